@@ -1,0 +1,39 @@
+# One word for each thing a contributor does. CI runs the same words.
+
+PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
+SCALE ?= quick
+
+.PHONY: help setup check lint types contracts test fix size proof-memory
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup:  ## make .venv and install quire with what developers need
+	python3 -m venv .venv
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet --editable '.[dev]'
+
+check: lint types contracts test  ## everything CI checks
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types:
+	$(PYTHON) -m mypy
+
+contracts:
+	$(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run()" --config pyproject.toml
+
+test:  ## the tests, with branch coverage of the core
+	$(PYTHON) -m pytest --cov --cov-report=term-missing:skip-covered
+
+fix:  ## format, and mend what the linter can mend
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+size:  ## lines and longest function, file by file
+	$(PYTHON) benchmarks/size.py
+
+proof-memory:  ## the KV memory's promises at scale; SCALE=quick|full
+	$(PYTHON) -m benchmarks.proof_memory --scale $(SCALE)

@@ -1,0 +1,6 @@
+"""The core decides and never computes. Standard library only; time and randomness are handed in.
+
+Reading order: `block_pool` (blocks and the free queue), `block_table` (one sequence's blocks), `prefix_tree`
+(names of blocks, and the tree they form), `kv_memory` (the one face of the three), `invariants` (everything
+that must always hold).
+"""

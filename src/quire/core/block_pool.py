@@ -1,0 +1,206 @@
+"""The blocks, their reference counts, and the free queue in eviction order. Knows no tokens and no tree.
+
+A block is an index. Everything about it sits at that index in a few flat arrays, so a pool of a million blocks
+is a handful of objects: the garbage collector has nothing to walk and no operation depends on the pool's size.
+
+Each block is in exactly one of three states, told by two facts:
+
+    references   named?
+        > 0      any      referenced   some block table or pin holds it
+          0      yes      cached       free, still in the prefix tree, can be hit or taken
+          0      no       blank        free, holds nothing of value
+
+Blocks with no references are in the free queue: one circular doubly linked list with two sentinels, so that no
+operation has an end case. Blocks are taken from the left.
+
+    ┌─► [NULL] ⇄ blank ⇄ blank ⇄ [border] ⇄ oldest cached ⇄ … ⇄ newest cached ◄─┐
+    └───────────────────────────────────────────────────────────────────────────┘
+
+Blank blocks come first: taking one costs nobody a hit. The null block, 0, is never handed out; a runner points
+padding rows at it, and here it serves as the first sentinel.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from quire.errors import ConfigError, InvariantError, OutOfBlocksError
+
+NULL_BLOCK = 0
+
+
+class Allocation(NamedTuple):
+    """Blocks now held once each by whoever asked."""
+
+    blocks: list[int]
+    evicted: list[int]
+    """Those of `blocks` that were cached: the tree must forget them, in this order, leaves first."""
+
+
+class BlockPool:
+    """Hands out blocks 1 to `num_blocks`, counts references, decides which block is taken next."""
+
+    __slots__ = (
+        "_border",
+        "_next",
+        "_prev",
+        "named",
+        "num_blank",
+        "num_blocks",
+        "num_cached",
+        "num_named",
+        "ref_count",
+    )
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ConfigError(f"a pool needs at least 1 block, {num_blocks} given; raise the memory budget")
+        self.num_blocks = num_blocks
+        self._border = num_blocks + 1
+        self.ref_count = array("i", bytes(4 * (num_blocks + 2)))
+        self.named = bytearray(num_blocks + 2)
+        self.num_named = 0
+        self.num_blank = num_blocks
+        self.num_cached = 0
+        # NULL ⇄ 1 ⇄ 2 ⇄ … ⇄ border ⇄ NULL
+        self._next = array("i", range(1, num_blocks + 3))
+        self._next[self._border] = NULL_BLOCK
+        self._prev = array("i", range(-1, num_blocks + 1))
+        self._prev[NULL_BLOCK] = self._border
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken: blank and cached."""
+        return self.num_blank + self.num_cached
+
+    @property
+    def num_referenced(self) -> int:
+        """Blocks that some table holds."""
+        return self.num_blocks - self.num_blank - self.num_cached
+
+    def allocate(self, count: int) -> Allocation:
+        """Take `count` blocks: blank ones first, then the least recently used cached ones.
+
+        This is the only place that decides which block is taken next.
+        """
+        if count > self.num_free:
+            raise OutOfBlocksError(count, self.num_free)
+        num_blank = min(count, self.num_blank)
+        blocks = self._take_after(NULL_BLOCK, num_blank)
+        evicted = self._take_after(self._border, count - num_blank)
+        self.num_blank -= num_blank
+        self.num_cached -= len(evicted)
+        blocks += evicted
+        return Allocation(blocks, evicted)
+
+    def retain(self, block: int) -> None:
+        """Add a reference; a cached block leaves the free queue. A blank one has nothing to retain: a bug."""
+        count = self._count(block)
+        if count == 0:
+            if not self.named[block]:
+                raise InvariantError(f"retain: block {block} is blank; it was released and forgotten")
+            self._unlink(block)
+            self.num_cached -= 1
+        self.ref_count[block] = count + 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop one reference of each block, in the order given: a table's last block first.
+
+        That order is what keeps a child ahead of its parent in the queue, so the oldest cached block is a leaf.
+        """
+        next_, prev, ref_count, named = self._next, self._prev, self.ref_count, self.named
+        num_blocks = self.num_blocks
+        for block in blocks:
+            # A negative index would wrap round to a stranger's block.
+            count = ref_count[block] - 1 if 0 < block <= num_blocks else -1
+            if count < 0:
+                raise InvariantError(f"release: block {block} is not held by anyone")
+            ref_count[block] = count
+            if count:
+                continue
+            if named[block]:
+                self.num_cached += 1
+                left, right = prev[NULL_BLOCK], NULL_BLOCK
+            else:
+                self.num_blank += 1
+                left, right = NULL_BLOCK, next_[NULL_BLOCK]
+            prev[block], next_[block] = left, right
+            next_[left] = prev[right] = block
+
+    def name(self, blocks: Sequence[int]) -> None:
+        """The tree named these blocks: when their last reference goes they are cached, not blank."""
+        for block in blocks:
+            if self._count(block) == 0 or self.named[block]:
+                raise InvariantError(f"name: block {block} must be referenced and not named yet")
+            self.named[block] = 1
+        self.num_named += len(blocks)
+
+    def unname(self, blocks: Sequence[int]) -> None:
+        """The tree forgot these blocks, which `allocate` or `take_cached` has just taken from the queue."""
+        for block in blocks:
+            if not self.named[block] or self.ref_count[block] == 0:
+                raise InvariantError(f"unname: block {block} must be named and taken from the queue first")
+            self.named[block] = 0
+        self.num_named -= len(blocks)
+
+    def take_cached(self, count: int) -> list[int]:
+        """Take up to `count` least recently used cached blocks and leave the blank ones: for eviction on demand."""
+        taken = self._take_after(self._border, min(count, self.num_cached))
+        self.num_cached -= len(taken)
+        return taken
+
+    def unname_all(self) -> None:
+        """Every cached block becomes blank: the border moves to the far end, and no block is visited."""
+        self._unlink(self._border)
+        last = self._prev[NULL_BLOCK]
+        self._prev[self._border], self._next[self._border] = last, NULL_BLOCK
+        self._next[last] = self._prev[NULL_BLOCK] = self._border
+        self.num_blank += self.num_cached
+        self.num_cached = 0
+        self.num_named = 0
+        self.named = bytearray(self.num_blocks + 2)
+
+    def free_queue(self) -> Iterable[int]:
+        """The free blocks in the order they would be taken. For checks and pictures; O(free)."""
+        block = self._next[NULL_BLOCK]
+        while block != NULL_BLOCK:
+            if block != self._border:
+                yield block
+            block = self._next[block]
+
+    def check_links(self) -> None:
+        """Every link has its opposite. Full check; O(free)."""
+        block = NULL_BLOCK
+        for _ in range(self.num_free + 2):
+            after = self._next[block]
+            if self._prev[after] != block:
+                raise InvariantError(f"free queue: {block} -> {after}, but {after} <- {self._prev[after]}")
+            block = after
+        if block != NULL_BLOCK:
+            raise InvariantError(f"free queue: not closed after {self.num_free} blocks and two sentinels")
+
+    def _count(self, block: int) -> int:
+        if not 0 < block <= self.num_blocks:
+            raise InvariantError(f"block ids go from 1 to {self.num_blocks}, {block} given")
+        return self.ref_count[block]
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+
+    def _take_after(self, sentinel: int, count: int) -> list[int]:
+        """Cut out the run of `count` blocks to the right of a sentinel: one relink, however long the run."""
+        next_, ref_count = self._next, self.ref_count
+        taken: list[int] = []
+        block = sentinel
+        for _ in range(count):
+            block = next_[block]
+            if ref_count[block]:
+                raise InvariantError(f"free queue: block {block} is queued and has {ref_count[block]} references")
+            ref_count[block] = 1
+            taken.append(block)
+        after = next_[block]
+        next_[sentinel] = after
+        self._prev[after] = sentinel
+        return taken

@@ -1,0 +1,451 @@
+"""The one face of pool, tables and tree. Everything that touches KV memory goes through the verbs of this file.
+
+    open ─► match ─► reserve ─► [the step runs] ─► commit ─► … ─► release
+              ▲         │                             │
+              └─────────┴── again, as tokens become known ──┘
+
+`match` takes the cached blocks and holds them, in one operation. `reserve` gets blocks for the tokens the next step
+will compute. `commit` tells what the step has written; only then do full blocks get names, so a block is visible only
+when it is true. `release` gives everything back, last block first. Nothing here touches KV data: where a shared block
+must be written, `reserve` plans the copy and the runner makes it.
+
+Time is handed in by `advance`, never read.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from quire.core.block_pool import BlockPool
+from quire.core.block_table import BlockTable, hit_cap, num_blocks_for, pack_tokens, unpack_tokens
+from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from quire.core.pins import Pin, Pins
+from quire.core.prefix_tree import BlockHasher, Divergence, Namespace, PrefixTree
+from quire.core.step import BlockCopy
+from quire.errors import ConfigError, InvariantError
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemoryConfig:
+    """Sizes and limits of one KV memory, fixed at start."""
+
+    num_blocks: int
+    """Blocks that can be handed out. The runner has one more: the null block, 0."""
+    block_size: int = 32
+    """Tokens in a block; a power of two."""
+    pin_share: float = 0.25
+    """The largest share of the pool that pins may hold."""
+    max_pin_s: float = 3600.0
+    """The longest time one pin may last."""
+    max_pins: int = 4096
+    """How many pins there may be at once, however few blocks they hold."""
+    num_evictions_remembered: int = 16_384
+    """How many evicted blocks can still be told from blocks never seen."""
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise ConfigError(f"num_blocks must be at least 1, {self.num_blocks} given; raise the memory budget")
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size must be a power of two, {self.block_size} given; 32 suits most models")
+        if not 0.0 <= self.pin_share <= 1.0:
+            raise ConfigError(f"pin_share must lie between 0 and 1, {self.pin_share} given")
+        if self.max_pin_s <= 0.0:
+            raise ConfigError(f"max_pin_s must be above 0, {self.max_pin_s} given")
+        if self.max_pins < 0:
+            raise ConfigError(f"max_pins must be at least 0, {self.max_pins} given; 0 forbids pins")
+        if self.num_evictions_remembered < 1:
+            raise ConfigError(f"num_evictions_remembered must be at least 1, {self.num_evictions_remembered} given")
+
+    @property
+    def pin_budget_blocks(self) -> int:
+        """How many blocks pins may hold."""
+        return int(self.num_blocks * self.pin_share)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """A picture of the memory. `hit_tokens` and `query_tokens` count each sequence once, when it uses what it found."""
+
+    num_blocks: int
+    num_referenced_blocks: int
+    num_cached_blocks: int
+    num_blank_blocks: int
+    num_named_blocks: int
+    num_pinned_blocks: int
+    num_open_tables: int
+    query_tokens: int
+    hit_tokens: int
+    num_evictions: int
+    num_block_copies: int
+    num_collisions: int
+    usage: float
+    """Share of the pool that is referenced, 0 to 1."""
+    fragmentation: float
+    """Share of slots in referenced blocks that hold no token, 0 to 1."""
+
+
+class KVMemory:
+    """Blocks for sequences, shared by content. See the verbs at the top of this file."""
+
+    def __init__(
+        self, config: KVMemoryConfig, hasher: BlockHasher, emit: Callable[[KVEvent], None] | None = None
+    ) -> None:
+        self.config = config
+        self.now_s = 0.0
+        self.pool = BlockPool(config.num_blocks)
+        self.tree = PrefixTree(config.num_blocks, config.block_size, hasher, config.num_evictions_remembered)
+        self.tables: dict[int, BlockTable] = {}
+        """Open tables by id; those of pins among them."""
+        self.in_flight: dict[bytes, int] = {}
+        """Digests that the step in flight completes, and by how many tables."""
+        self.pins = Pins(config.num_blocks, config.pin_budget_blocks, config.max_pins)
+        self._emit = emit
+        self._next_id = 1
+        self._query_tokens = 0
+        self._hit_tokens = 0
+        self._num_evictions = 0
+        self._num_block_copies = 0
+        self._num_collisions = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be taken now, cached ones included."""
+        return self.pool.num_free
+
+    def advance(self, now_s: float) -> None:
+        """Tell the time. Pins that have run out are dropped, a bounded number of blocks at a time."""
+        self.now_s = now_s
+        for table in self.pins.drop_expired(now_s):
+            self.release(table)
+
+    # -- one sequence --------------------------------------------------------------------------------------------------
+
+    def open(self, namespace: Namespace) -> BlockTable:
+        """An empty table for a sequence whose KV belongs to this namespace."""
+        return self._register(self.tree.open_root(namespace))
+
+    def match(self, table: BlockTable, tokens: Sequence[int]) -> int:
+        """Extend the table by the cached blocks that follow, hold them, and return how many tokens that gave.
+
+        `tokens` is all the sequence knows. At least its last token is left to compute. A table that stands inside a
+        block, or already has blocks to write into, gets nothing.
+        """
+        cap = hit_cap(len(tokens), self.config.block_size)
+        num_hit_tokens = self._match(table, tokens, cap)
+        if not table.has_queried:
+            table.has_queried = True
+            table.query_tokens = len(tokens)
+        table.query_hit_tokens += num_hit_tokens
+        return num_hit_tokens
+
+    def is_computing(self, table: BlockTable, tokens: Sequence[int]) -> bool:
+        """Whether the next block this table could hit is being written by the step in flight or being planned."""
+        index = len(table.blocks)
+        if table.num_computed != index * self.config.block_size or not table.is_naming:
+            return False
+        if index >= hit_cap(len(tokens), self.config.block_size):
+            return False
+        self._extend_digests(table, tokens, index + 1)
+        return table.digests[index] in self.in_flight
+
+    def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
+        """How many blocks `reserve` would take for the next `num_tokens` tokens, a copy of a shared block included."""
+        end = num_blocks_for(table.num_computed + num_tokens, self.config.block_size)
+        return max(0, end - len(table.blocks)) + (self._block_to_copy(table) is not None)
+
+    def reserve(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> BlockCopy | None:
+        """Get blocks for the next `num_tokens` of the known `tokens`; returns the copy to make first, if any.
+
+        The table is in flight until `commit`. Raises OutOfBlocksError, with nothing changed, if the pool is short.
+        """
+        self._check_open(table)
+        end = table.num_computed + num_tokens
+        if table.is_in_flight or num_tokens < 1 or end > len(tokens):
+            raise InvariantError(
+                f"reserve: table {table.table_id} must be at rest and [{table.num_computed}, {end}) lie within the "
+                f"{len(tokens)} known tokens"
+            )
+        block_size = self.config.block_size
+        if table.is_naming:
+            self._extend_digests(table, tokens, end // block_size)
+        source = self._block_to_copy(table)
+        num_new = max(0, num_blocks_for(end, block_size) - len(table.blocks))
+        taken = self._take(num_new + (source is not None))
+        copy = None
+        if source is not None:
+            # The source stays held until the step has returned: a block being read must not be handed out.
+            copy = BlockCopy(source, taken.pop())
+            table.copy_source = source
+            table.blocks[table.num_computed // block_size] = copy.dst
+            self._num_block_copies += 1
+        table.blocks += taken
+        if table.is_naming:
+            table.in_flight_digests = table.digests[table.num_computed // block_size : end // block_size]
+            in_flight = self.in_flight
+            for digest in table.in_flight_digests:
+                in_flight[digest] = in_flight.get(digest, 0) + 1
+        table.num_reserved = end
+        # A query counts once the sequence goes on with what it found; one that did not fit will ask again.
+        self._query_tokens += table.query_tokens
+        self._hit_tokens += table.query_hit_tokens
+        table.query_tokens = table.query_hit_tokens = 0
+        return copy
+
+    def commit(self, table: BlockTable, num_tokens: int) -> None:
+        """The step has returned and wrote the first `num_tokens` of what was reserved: 0 if the row failed.
+
+        Blocks that are now full get their names. Where an equal block is named already, the table takes that one and
+        gives up its own. Blocks of a failed row are never named.
+        """
+        self._check_open(table)
+        if not 0 <= num_tokens <= table.num_reserved - table.num_computed or not table.is_in_flight:
+            raise InvariantError(
+                f"commit: table {table.table_id} has {table.num_reserved - table.num_computed} tokens in flight, "
+                f"{num_tokens} given"
+            )
+        self._check_exclusive(table)
+        in_flight = self.in_flight
+        for digest in table.in_flight_digests:
+            count = in_flight.pop(digest) - 1
+            if count:
+                in_flight[digest] = count
+        table.in_flight_digests = []
+        first_full = table.num_computed // self.config.block_size
+        table.num_computed += num_tokens
+        is_cut_short = table.num_computed < table.num_reserved
+        table.num_reserved = table.num_computed
+        if table.copy_source is not None:
+            self.pool.release((table.copy_source,))
+            table.copy_source = None
+        num_full = table.num_computed // self.config.block_size
+        if is_cut_short:
+            # What was reserved beyond may come back as other tokens.
+            del table.digests[num_full:]
+            del table.packed_tokens[num_full * 4 * self.config.block_size :]
+        if table.is_naming and num_full > first_full:
+            self._name_blocks(table, first_full, num_full)
+
+    def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        """A second table over the first `num_tokens` computed tokens: every block shared, none copied.
+
+        Whoever first writes into a shared partial tail gets a copy of it from `reserve`.
+        """
+        self._check_open(table)
+        if table.is_in_flight or not 0 <= num_tokens <= table.num_computed:
+            raise InvariantError(
+                f"fork: table {table.table_id} must be at rest with {num_tokens} tokens computed, it has "
+                f"{table.num_computed}"
+            )
+        self.tree.share_root(table.root)
+        child = self._register(table.root)
+        child.blocks = table.blocks[: num_blocks_for(num_tokens, self.config.block_size)]
+        for block in child.blocks:
+            self.pool.retain(block)
+        child.num_computed = child.num_reserved = num_tokens
+        child.is_naming = table.is_naming
+        num_full = num_tokens // self.config.block_size
+        child.digests = table.digests[:num_full]
+        child.packed_tokens = table.packed_tokens[: num_full * 4 * self.config.block_size]
+        return child
+
+    def release(self, table: BlockTable) -> None:
+        """Give back everything the table holds, last block first. The only way out; the second call does nothing."""
+        if not table.is_open:
+            return
+        self._check_open(table)
+        if table.is_in_flight:
+            raise InvariantError(f"release: table {table.table_id} is being written by the step in flight")
+        self.pool.release(reversed(table.blocks))
+        self.tree.close_root(table.root)
+        del self.tables[table.table_id]
+        table.blocks = []
+        table.is_open = False
+
+    # -- the whole memory ----------------------------------------------------------------------------------------------
+
+    def pin(self, namespace: Namespace, tokens: Sequence[int], expires_s: float) -> Pin:
+        """Keep what is cached of this prefix until `expires_s`. A pin is a table that no sequence writes to."""
+        expires_s = min(expires_s, self.now_s + self.config.max_pin_s)
+        table = self.open(namespace)
+        num_tokens = self._match(table, tokens, len(tokens) // self.config.block_size)
+        try:
+            if num_tokens:
+                self.pins.hold(table, expires_s)
+        finally:
+            if table.table_id not in self.pins.tables:
+                self.release(table)
+        return Pin(table.table_id, num_tokens, expires_s)
+
+    def unpin(self, pin: Pin) -> None:
+        """Let go before the time. Doing it twice, or after the time, does nothing."""
+        table = self.pins.drop(pin.pin_id)
+        if table is not None:
+            self.release(table)
+
+    def evict(self, num_blocks: int) -> int:
+        """Forget up to this many least recently used cached blocks; returns how many there were to forget."""
+        taken = self.pool.take_cached(num_blocks)
+        if taken:
+            self._forget(taken)
+            self.pool.release(taken)
+        return len(taken)
+
+    def clear(self) -> None:
+        """Forget every cached block, for all tenants, and drop all pins. Sequences keep their blocks, unnamed."""
+        for table in self.pins.drop_all():
+            self.release(table)
+        for table in self.tables.values():
+            table.is_naming = table.is_naming and not table.blocks
+        self.pool.unname_all()
+        self.tree.clear()
+        if self._emit is not None:
+            self._emit(AllBlocksCleared())
+
+    def divergence(self, namespace: Namespace, tokens: Sequence[int]) -> Divergence:
+        """Why the next token of this prompt would not be reused. Changes nothing."""
+        return self.tree.divergence(namespace, tokens, self.in_flight)
+
+    def stats(self) -> MemoryStats:
+        """Counters and shares; walks the open tables, not the pool."""
+        pool, num_slots = self.pool, self.pool.num_referenced * self.config.block_size
+        return MemoryStats(
+            num_blocks=pool.num_blocks,
+            num_referenced_blocks=pool.num_referenced,
+            num_cached_blocks=pool.num_cached,
+            num_blank_blocks=pool.num_blank,
+            num_named_blocks=pool.num_named,
+            num_pinned_blocks=self.pins.num_pinned_blocks,
+            num_open_tables=len(self.tables),
+            query_tokens=self._query_tokens,
+            hit_tokens=self._hit_tokens,
+            num_evictions=self._num_evictions,
+            num_block_copies=self._num_block_copies,
+            num_collisions=self._num_collisions,
+            usage=pool.num_referenced / pool.num_blocks,
+            fragmentation=self._num_empty_slots() / num_slots if num_slots else 0.0,
+        )
+
+    # -- leaves --------------------------------------------------------------------------------------------------------
+
+    def _register(self, root: int) -> BlockTable:
+        table = BlockTable(self._next_id, root, self.config.block_size)
+        self.tables[table.table_id] = table
+        self._next_id += 1
+        return table
+
+    def _check_open(self, table: BlockTable) -> None:
+        if self.tables.get(table.table_id) is not table:
+            raise InvariantError(f"table {table.table_id} is not open in this memory: released, or another memory's")
+
+    def _check_exclusive(self, table: BlockTable) -> None:
+        """No block the step wrote is shared or named: promise 7, at the moment it would have been broken."""
+        block_size, ref_count, named = self.config.block_size, self.pool.ref_count, self.pool.named
+        last = num_blocks_for(table.num_reserved, block_size)
+        for block in table.blocks[table.num_computed // block_size : last]:
+            if ref_count[block] != 1 or named[block]:
+                raise InvariantError(f"commit: block {block} was written while {ref_count[block]} tables held it")
+
+    def _match(self, table: BlockTable, tokens: Sequence[int], cap: int) -> int:
+        self._check_open(table)
+        index = first = len(table.blocks)
+        if table.is_in_flight or table.num_computed != index * self.config.block_size:
+            return 0
+        while index < cap:
+            self._extend_digests(table, tokens, index + 1)
+            block = self.tree.find(table.digests[index], table.tokens_of(index), table.parent_of(index))
+            if block is None:
+                break
+            self.pool.retain(block)
+            table.blocks.append(block)
+            index += 1
+        table.num_computed = table.num_reserved = index * self.config.block_size
+        return (index - first) * self.config.block_size
+
+    def _extend_digests(self, table: BlockTable, tokens: Sequence[int], num_blocks: int) -> None:
+        """Let the table's digest chain reach over its first `num_blocks` full blocks."""
+        digests, child = table.digests, self.tree.hasher.child
+        first = len(digests)
+        if first >= num_blocks:
+            return
+        block_size = self.config.block_size
+        width = 4 * block_size
+        packed = pack_tokens(tokens[first * block_size : num_blocks * block_size])
+        table.packed_tokens += packed
+        digest = digests[-1] if digests else self.tree.digest_of(table.root)
+        for start in range(0, len(packed), width):
+            digest = child(digest, packed[start : start + width])
+            digests.append(digest)
+
+    def _block_to_copy(self, table: BlockTable) -> int | None:
+        """The block the next token falls in, if it is partly filled and may not be written in place."""
+        index, offset = divmod(table.num_computed, self.config.block_size)
+        if not offset:
+            return None
+        block = table.blocks[index]
+        return block if self.pool.ref_count[block] > 1 or self.pool.named[block] else None
+
+    def _take(self, count: int) -> list[int]:
+        allocation = self.pool.allocate(count)
+        if allocation.evicted:
+            self._forget(allocation.evicted)
+        return allocation.blocks
+
+    def _forget(self, blocks: Sequence[int]) -> None:
+        """The tree forgets these cached blocks, which have just been taken: leaves come first."""
+        digests = self.tree.forget(blocks, self.now_s)
+        self.pool.unname(blocks)
+        self._num_evictions += len(digests)
+        if self._emit is not None:
+            self._emit(BlockRemoved(tuple(digests)))
+
+    def _name_blocks(self, table: BlockTable, first: int, last: int) -> None:
+        """Name the full blocks `first` to `last` of a table whose earlier ones are named."""
+        first = self._adopt_named(table, first, last)
+        if first == last:
+            return
+        width = 4 * self.config.block_size
+        blocks, digests = table.blocks[first:last], table.digests[first:last]
+        packed = bytes(table.packed_tokens[first * width : last * width])
+        num_named = self.tree.name(blocks, digests, packed, table.parent_of(first))
+        self.pool.name(blocks[:num_named])
+        if num_named < len(blocks):
+            self._num_collisions += 1
+            table.is_naming = False
+        if self._emit is not None and num_named:
+            self._emit(self._stored(table, first, first + num_named))
+
+    def _adopt_named(self, table: BlockTable, index: int, last: int) -> int:
+        """Where an equal block is named already, take it and give up the own one; returns the first index without.
+
+        Equal tokens after an equal prefix are equal KV, bit for bit: one copy is enough. Below a block that is new
+        nothing can have been named before, so the equal ones come first.
+        """
+        while index < last:
+            named = self.tree.find(table.digests[index], table.tokens_of(index), table.parent_of(index))
+            if named is None:
+                break
+            self.pool.retain(named)
+            self.pool.release((table.blocks[index],))
+            table.blocks[index] = named
+            index += 1
+        return index
+
+    def _stored(self, table: BlockTable, first: int, last: int) -> BlockStored:
+        namespace, block_size = self.tree.namespace_of(table.root), self.config.block_size
+        packed = table.packed_tokens[first * 4 * block_size : last * 4 * block_size]
+        return BlockStored(
+            digests=tuple(table.digests[first:last]),
+            parent_digest=table.digests[first - 1] if first else None,
+            token_ids=unpack_tokens(bytes(packed)),
+            block_size=block_size,
+            adapter=namespace.adapter,
+            cache_group=namespace.cache_group,
+        )
+
+    def _num_empty_slots(self) -> int:
+        """Slots of referenced blocks that hold no token: only the blocks a sequence has not filled yet have any."""
+        block_size, num_filled = self.config.block_size, dict[int, int]()
+        for table in self.tables.values():
+            for index in range(table.num_computed // block_size, len(table.blocks)):
+                block, filled = table.blocks[index], max(0, table.num_computed - index * block_size)
+                num_filled[block] = max(filled, num_filled.get(block, 0))
+        return sum(block_size - filled for filled in num_filled.values())

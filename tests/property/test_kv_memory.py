@@ -1,0 +1,58 @@
+"""The memory under any order of operations. The same machines run longer in `make proof-memory`."""
+
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from quire.core.kv_memory import KVMemory, KVMemoryConfig
+from quire.core.prefix_tree import BlockHasher
+from tests.support.machine import KVMemoryMachine
+from tests.support.random_driver import RandomDriver
+from tests.support.reference_lru import ReferenceCache
+from tests.support.shadow import KEY, WeakHasher, namespace
+
+
+def test_every_promise_holds_after_any_order_of_operations() -> None:
+    run_state_machine_as_test(
+        KVMemoryMachine,
+        settings=settings(
+            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 5, 8, 21, 64, 300])
+@pytest.mark.parametrize("block_size", [1, 2, 4, 16])
+def test_random_operations_never_break_a_promise(num_blocks: int, block_size: int) -> None:
+    driver = RandomDriver(num_blocks * 100 + block_size, num_blocks, block_size, check_every=100)
+    driver.run(1500)
+    driver.rest()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_digest_of_eight_bits_never_serves_the_wrong_block(seed: int) -> None:
+    driver = RandomDriver(seed, 200, 2, hasher=WeakHasher(KEY), check_every=200)
+    driver.vocabulary = 50
+    driver.run(3000)
+    driver.rest()
+    assert driver.shadow.memory.stats().num_collisions > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hits_equal_those_of_a_dictionary_with_exact_leaf_lru(seed: int) -> None:
+    random, block_size, num_blocks = Random(seed), 2, 40
+    reference = ReferenceCache(num_blocks, block_size)
+    memory = KVMemory(KVMemoryConfig(num_blocks, block_size), BlockHasher(KEY))
+    for _ in range(3000):
+        tokens = tuple(random.choice((0, 0, 0, 1)) for _ in range(random.randint(1, 24)))
+        table = memory.open(namespace(block_size))
+        assert memory.match(table, tokens) == reference.lookup(tokens)
+        rest = len(tokens) - table.num_computed
+        memory.reserve(table, tokens, rest)
+        reference.run(tokens)
+        memory.commit(table, rest)
+        memory.release(table)
+        reference.release(tokens)
+    assert memory.stats().num_evictions > 1000

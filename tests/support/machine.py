@@ -1,0 +1,121 @@
+"""The hypothesis state machine of the KV memory: any verb in any order, every promise after every step."""
+
+from typing import ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from quire.core import invariants
+from quire.core.kv_memory import KVMemoryConfig
+from quire.errors import PinBudgetError
+from tests.support.shadow import Shadowed, ShadowedMemory, namespace
+
+TOKEN = st.integers(0, 1)
+PICK = st.integers(0, 1_000_000)
+
+
+class KVMemoryMachine(RuleBasedStateMachine):
+    """Pools of 1 to 64 blocks, blocks of 1 to 16 tokens, a vocabulary of two: everything meets everything."""
+
+    num_steps: ClassVar[int] = 0
+
+    @initialize(num_blocks=st.integers(1, 64), block_bits=st.integers(0, 4))
+    def start(self, num_blocks: int, block_bits: int) -> None:
+        self.size = 1 << block_bits
+        config = KVMemoryConfig(num_blocks, self.size, max_pin_s=8.0, num_evictions_remembered=4)
+        self.shadow = ShadowedMemory(config)
+        self.spaces = [namespace(self.size), namespace(self.size, "other")]
+        self.live: list[Shadowed] = []
+        self.now_s = 0.0
+
+    def resting(self) -> list[Shadowed]:
+        return [sequence for sequence in self.live if not sequence.table.is_in_flight]
+
+    @rule(space=PICK, blocks=st.lists(TOKEN, max_size=5), tail=st.lists(TOKEN, min_size=1, max_size=5))
+    def begin(self, space: int, blocks: list[int], tail: list[int]) -> None:
+        """A few blocks of one repeated token, then a tail: prefixes that others are likely to have, too."""
+        tokens = [token for token in blocks for _ in range(self.size)] + tail
+        self.live.append(self.shadow.begin(self.spaces[space % 2], tokens))
+
+    @precondition(lambda self: self.resting())
+    @rule(pick=PICK, token=TOKEN)
+    def append(self, pick: int, token: int) -> None:
+        sequence = self.resting()[pick % len(self.resting())]
+        sequence.append(token)
+
+    @precondition(lambda self: self.resting())
+    @rule(pick=PICK, num_tokens=st.integers(1, 40))
+    def reserve(self, pick: int, num_tokens: int) -> None:
+        sequence = self.resting()[pick % len(self.resting())]
+        if sequence.num_uncomputed:
+            self.shadow.reserve(sequence, min(num_tokens, sequence.num_uncomputed))
+
+    @precondition(lambda self: self.shadow.in_flight)
+    @rule(failed=st.sets(st.integers(0, 7), max_size=1))
+    def finish_step(self, failed: set[int]) -> None:
+        rows = list(self.shadow.in_flight)
+        self.shadow.finish_step(sorted(failed))
+        for index in failed:
+            if index < len(rows):
+                self.live.remove(rows[index])
+
+    @precondition(lambda self: self.resting())
+    @rule(pick=PICK)
+    def match_again(self, pick: int) -> None:
+        self.shadow.match(self.resting()[pick % len(self.resting())])
+
+    @precondition(lambda self: self.resting())
+    @rule(pick=PICK, at=PICK)
+    def fork(self, pick: int, at: int) -> None:
+        sequence = self.resting()[pick % len(self.resting())]
+        self.live.append(self.shadow.fork(sequence, at % (sequence.table.num_computed + 1)))
+
+    @precondition(lambda self: self.resting())
+    @rule(pick=PICK)
+    def release(self, pick: int) -> None:
+        sequence = self.resting()[pick % len(self.resting())]
+        self.shadow.release(sequence)
+        self.live.remove(sequence)
+
+    @rule(space=PICK, token=TOKEN, num_blocks=st.integers(0, 4), seconds=st.floats(0, 16))
+    def pin(self, space: int, token: int, num_blocks: int, seconds: float) -> None:
+        try:
+            pin = self.shadow.memory.pin(
+                self.spaces[space % 2], [token] * (num_blocks * self.size), self.now_s + seconds
+            )
+        except PinBudgetError:
+            return
+        self.shadow.pins.append(pin)
+
+    @precondition(lambda self: self.shadow.pins)
+    @rule(pick=PICK)
+    def unpin(self, pick: int) -> None:
+        self.shadow.memory.unpin(self.shadow.pins[pick % len(self.shadow.pins)])
+
+    @rule(seconds=st.floats(0, 8))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.shadow.memory.advance(self.now_s)
+
+    @rule(num_blocks=st.integers(0, 8))
+    def evict(self, num_blocks: int) -> None:
+        self.shadow.memory.evict(num_blocks)
+
+    @rule()
+    def clear(self) -> None:
+        self.shadow.memory.clear()
+
+    @invariant()
+    def every_promise_holds(self) -> None:
+        type(self).num_steps += 1
+        self.shadow.verify_all()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "shadow"):
+            return
+        self.shadow.finish_step()
+        for sequence in self.live:
+            self.shadow.release(sequence)
+        self.shadow.memory.advance(self.now_s + 1e6)
+        invariants.check_at_rest(self.shadow.memory)
+        assert not self.shadow.memory.pool.num_referenced

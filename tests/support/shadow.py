@@ -1,0 +1,198 @@
+"""A KV memory with a shadow: what each physical slot truly holds, and what is truly cached.
+
+Every slot of the pretended device holds a hash of the namespace and of all tokens up to its position. So a block that
+is stale, foreign, unwritten or written twice differs at once from what its sequence expects, and each promise of the
+memory becomes an equality. A second shadow is built from the KV events alone: the set of prefixes that a router
+listening to them would believe in.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+
+from quire.core import invariants
+from quire.core.block_table import BlockTable
+from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from quire.core.kv_memory import KVMemory, KVMemoryConfig
+from quire.core.pins import Pin
+from quire.core.prefix_tree import BlockHasher, Namespace
+from quire.errors import OutOfBlocksError
+
+KEY = bytes(range(32))
+
+
+class WeakHasher(BlockHasher):
+    """A digest of eight bits: every other block collides, and nothing may go wrong because of it."""
+
+    def root(self, namespace: Namespace) -> bytes:
+        return super().root(namespace)[:1] * 32
+
+    def child(self, parent_digest: bytes, packed_tokens: bytes) -> bytes:
+        return super().child(parent_digest, packed_tokens)[:1] * 32
+
+
+def namespace(block_size: int, cache_group: str = "group", adapter: str = "") -> Namespace:
+    return Namespace(1, "model", adapter, "layout", block_size, cache_group)
+
+
+class Shadowed:
+    """A sequence as its client sees it: tokens, and what their KV must be."""
+
+    __slots__ = ("contents", "namespace", "table", "tokens")
+
+    def __init__(self, namespace: Namespace, table: BlockTable, tokens: Sequence[int]) -> None:
+        self.namespace = namespace
+        self.table = table
+        self.tokens: list[int] = []
+        self.contents: list[int] = []
+        for token in tokens:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        before = self.contents[-1] if self.contents else hash(self.namespace)
+        self.tokens.append(token)
+        self.contents.append(hash((before, token)))
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.table.num_computed
+
+
+class Listener:
+    """Believes what the KV events say, as a router does."""
+
+    def __init__(self) -> None:
+        self.prefixes: dict[bytes, tuple[str, str, tuple[int, ...]]] = {}
+
+    def __call__(self, event: KVEvent) -> None:
+        if isinstance(event, AllBlocksCleared):
+            self.prefixes.clear()
+        elif isinstance(event, BlockRemoved):
+            for digest in event.digests:
+                del self.prefixes[digest]
+        else:
+            self._store(event)
+
+    def _store(self, event: BlockStored) -> None:
+        key = (event.adapter, event.cache_group)
+        before: tuple[int, ...] = ()
+        if event.parent_digest is not None:
+            parent = self.prefixes[event.parent_digest]  # KeyError: a child was announced before its parent
+            assert parent[:2] == key
+            before = parent[2]
+        for index, digest in enumerate(event.digests):
+            assert digest not in self.prefixes, "stored twice"
+            before += event.token_ids[index * event.block_size : (index + 1) * event.block_size]
+            self.prefixes[digest] = (*key, before)
+
+
+class ShadowedMemory:
+    """The verbs of KVMemory, each followed by the question whether the device would agree."""
+
+    def __init__(self, config: KVMemoryConfig, *, hasher: BlockHasher | None = None, listen: bool = True) -> None:
+        self.config = config
+        self.listener = Listener() if listen else None
+        self.memory = KVMemory(config, hasher or BlockHasher(KEY), self.listener)
+        self.device: dict[int, list[int]] = {}
+        self.sequences: dict[int, Shadowed] = {}
+        self.in_flight: list[Shadowed] = []
+        self.pins: list[Pin] = []
+        self._garbage = count(1)
+
+    def begin(self, namespace: Namespace, tokens: Sequence[int]) -> Shadowed:
+        sequence = Shadowed(namespace, self.memory.open(namespace), tokens)
+        self.sequences[sequence.table.table_id] = sequence
+        self.match(sequence)
+        return sequence
+
+    def match(self, sequence: Shadowed) -> int:
+        hit = self.memory.match(sequence.table, sequence.tokens)
+        assert hit % self.config.block_size == 0
+        assert hit == 0 or sequence.num_uncomputed >= 1, "a full hit leaves nothing to sample from"
+        self.verify(sequence)
+        return hit
+
+    def reserve(self, sequence: Shadowed, num_tokens: int) -> bool:
+        """False when the pool is short; the memory must then be as before."""
+        table, block_size = sequence.table, self.config.block_size
+        before = (list(table.blocks), self.memory.num_free_blocks)
+        needed = self.memory.num_blocks_needed(table, num_tokens)
+        copy, shortage = None, None
+        try:
+            copy = self.memory.reserve(table, sequence.tokens, num_tokens)
+        except OutOfBlocksError as error:
+            shortage = error
+        if shortage is not None:
+            assert (shortage.num_needed, shortage.num_free) == (needed, before[1])
+            assert needed > before[1]
+            assert before == (table.blocks, self.memory.num_free_blocks)
+            return False
+        assert needed == before[1] - self.memory.num_free_blocks
+        if copy is not None:
+            assert copy.src in before[0], "a copy must come from the table's own block"
+            self.device[copy.dst] = list(self.device[copy.src])
+        fresh = set(table.blocks) - set(before[0]) - ({copy.dst} if copy else set())
+        for block in fresh:
+            # Whatever was there is gone: reading it before it is written must be noticed.
+            self.device[block] = [-next(self._garbage)] * block_size
+        self.in_flight.append(sequence)
+        return True
+
+    def finish_step(self, failed: Sequence[int] = ()) -> None:
+        """The device runs what is in flight; rows whose index is in `failed` write garbage and report an error."""
+        for index, sequence in enumerate(self.in_flight):
+            table = sequence.table
+            start, end = table.num_computed, table.num_reserved
+            if index in failed:
+                self._write(table, start, [-next(self._garbage) for _ in range(end - start)])
+                self.memory.commit(table, 0)
+            else:
+                self._write(table, start, sequence.contents[start:end])
+                self.memory.commit(table, end - start)
+        done, self.in_flight = self.in_flight, []
+        for index, sequence in enumerate(done):
+            if index in failed:
+                self.release(sequence)
+            else:
+                self.verify(sequence)
+
+    def fork(self, sequence: Shadowed, num_tokens: int) -> Shadowed:
+        table = self.memory.fork(sequence.table, num_tokens)
+        child = Shadowed(sequence.namespace, table, sequence.tokens)
+        self.sequences[table.table_id] = child
+        self.verify(child)
+        return child
+
+    def release(self, sequence: Shadowed) -> None:
+        self.memory.release(sequence.table)
+        del self.sequences[sequence.table.table_id]
+
+    def verify(self, sequence: Shadowed) -> None:
+        """Every computed slot of this sequence holds exactly what it must."""
+        block_size, table = self.config.block_size, sequence.table
+        for index in range(0, table.num_computed, block_size):
+            expected = sequence.contents[index : min(index + block_size, table.num_computed)]
+            held = self.device[table.blocks[index // block_size]][: len(expected)]
+            assert held == expected, f"table {table.table_id}: wrong KV at {index}"
+
+    def verify_all(self) -> None:
+        """The promises, every live sequence, and what the events led a router to believe."""
+        invariants.check(self.memory)
+        for sequence in self.sequences.values():
+            self.verify(sequence)
+        if self.listener is not None:
+            assert len(self.listener.prefixes) == self.memory.pool.num_named
+            for digest, (_, _, tokens) in self.listener.prefixes.items():
+                block = self.memory.tree.named(digest)
+                assert block is not None
+                assert len(tokens) % self.config.block_size == 0
+
+    def _write(self, table: BlockTable, start: int, contents: list[int]) -> None:
+        block_size = self.config.block_size
+        position, end = start, start + len(contents)
+        while position < end:
+            index, offset = divmod(position, block_size)
+            run = min(block_size - offset, end - position)
+            self.device[table.blocks[index]][offset : offset + run] = contents[
+                position - start : position - start + run
+            ]
+            position += run

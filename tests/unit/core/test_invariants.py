@@ -1,0 +1,93 @@
+"""The checker itself: each promise is broken by hand, and the check must say so."""
+
+from collections.abc import Callable
+
+import pytest
+
+from quire.core import invariants
+from quire.core.kv_memory import KVMemory, KVMemoryConfig
+from quire.core.prefix_tree import BlockHasher
+from quire.errors import InvariantError
+from tests.support.shadow import KEY, namespace
+
+SPACE = namespace(block_size=2)
+
+
+def lively_memory() -> KVMemory:
+    """One sequence of blocks 1 to 3, in flight in block 4; a cached chain 5, 6; a pin on 5; the rest blank."""
+    memory = KVMemory(KVMemoryConfig(12, 2), BlockHasher(KEY))
+    running = memory.open(SPACE)
+    memory.reserve(running, list(range(6)), 6)
+    memory.commit(running, 6)
+    memory.reserve(running, list(range(7)), 1)
+    cached = memory.open(SPACE)
+    memory.reserve(cached, [9] * 4, 4)
+    memory.commit(cached, 4)
+    memory.release(cached)
+    memory.pin(SPACE, [9, 9], 100.0)
+    invariants.check(memory)
+    return memory
+
+
+def running(memory: KVMemory) -> list[int]:
+    return memory.tables[1].blocks
+
+
+def poke(memory: KVMemory, **changes: int) -> None:
+    for name, value in changes.items():
+        setattr(memory.pool, name, value)
+
+
+def also_held_by_the_pin(memory: KVMemory) -> None:
+    memory.pool.retain(4)
+    memory.tables[3].blocks.append(4)
+
+
+def copying_at_rest(memory: KVMemory) -> None:
+    memory.pool.retain(1)
+    memory.tables[3].copy_source = 1
+
+
+BREAKS: dict[str, Callable[[KVMemory], object]] = {
+    "5 referenced, 4 held": lambda m: running(m).pop(),
+    "block 1: 3 references, 1 holders": lambda m: m.pool.ref_count.__setitem__(1, 3),
+    "cached blocks counted": lambda m: poke(m, num_cached=0, num_blank=m.pool.num_free),
+    "the null block is referenced": lambda m: m.pool.ref_count.__setitem__(0, 1),
+    "tree and pool disagree": lambda m: m.pool.named.__setitem__(1, 0),
+    "its digest leads to": lambda m: m.tree._shards[0].__setitem__(m.tree.digest_of(1), 2),
+    "digest is not that of its tokens": lambda m: m.tree._records.__setitem__(1 * 40 + 32, 77),
+    "block 6 hangs under 3": lambda m: m.tree._first_child.__setitem__(3, 6),
+    "its parent 4 is not named": lambda m: m.tree._parent.__setitem__(6, 4),
+    "named blocks counted": lambda m: poke(m, num_named=1),
+    "names lead to": lambda m: m.tree._shards[0].__setitem__(bytes(32), 1),
+    "blocks hang in the tree": lambda m: m.tree._first_child.__setitem__(5, 0),
+    "tables counted": lambda m: setattr(m.tree._roots[0], "num_tables", 9),
+    "is kept by nobody": lambda m: setattr(m.tree._roots[m.tree.open_root(namespace(2, "x")) ^ -1], "num_tables", 0),
+    "computed beyond": lambda m: setattr(m.tables[1], "num_computed", 8),
+    "blocks for 99 tokens": lambda m: setattr(m.tables[1], "num_reserved", 99),
+    "copy source at rest": copying_at_rest,
+    "not in flight": lambda m: m.tables[1].in_flight_digests.append(bytes(32)),
+    "not those the tables are computing": lambda m: m.in_flight.__setitem__(bytes(32), 1),
+    "pins counted": lambda m: m.pins.pin_count.__setitem__(5, 4),
+    "pinned blocks counted": lambda m: setattr(m.pins, "num_pinned_blocks", 3),
+    "the budget is 0": lambda m: setattr(m.pins, "budget_blocks", 0),
+    "is being written and shared": also_held_by_the_pin,
+    "free queue": lambda m: m.pool._next.__setitem__(0, 9),
+}
+
+
+@pytest.mark.parametrize("complaint", BREAKS)
+def test_a_broken_promise_is_noticed(complaint: str) -> None:
+    memory = lively_memory()
+    BREAKS[complaint](memory)
+    with pytest.raises(InvariantError, match=complaint):
+        invariants.check(memory)
+
+
+def test_an_open_table_is_not_at_rest() -> None:
+    memory = lively_memory()
+    with pytest.raises(InvariantError, match=r"tables \[1, 3\] are still open"):
+        invariants.check_at_rest(memory)
+    memory.commit(memory.tables[1], 1)
+    memory.release(memory.tables[1])
+    invariants.check_at_rest(memory)
