@@ -86,12 +86,11 @@ class BlockPool:
         if count > self.num_free:
             raise OutOfBlocksError(count, self.num_free)
         num_blank = min(count, self.num_blank)
-        blocks = self._take_after(NULL_BLOCK, num_blank)
-        evicted = self._take_after(self._border, count - num_blank)
+        blocks = self._take_after(NULL_BLOCK, num_blank) if num_blank else []
+        evicted = self._take_after(self._border, count - num_blank) if count > num_blank else []
         self.num_blank -= num_blank
         self.num_cached -= len(evicted)
-        blocks += evicted
-        return Allocation(blocks, evicted)
+        return Allocation(blocks + evicted, evicted)
 
     def retain(self, block: int) -> None:
         """Add a reference; a cached block leaves the free queue. A blank one has nothing to retain: a bug."""

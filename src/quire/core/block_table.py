@@ -10,7 +10,7 @@ at rest the two are equal. A table is opened, changed and released by `KVMemory`
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from sys import byteorder
 from typing import NamedTuple
 
@@ -105,6 +105,23 @@ class BlockTable:
     def parent_of(self, index: int) -> int:
         """What the tree must show as the parent of the block at `index`: the block before it, or the root."""
         return self.blocks[index - 1] if index else self.root
+
+    def extend_digests(
+        self, tokens: Sequence[int], num_blocks: int, root: bytes, child: Callable[[bytes, bytes], bytes]
+    ) -> None:
+        """Name its first `num_blocks` full blocks of the known tokens, from where the digests end so far."""
+        digests, width = self.digests, 4 * self.block_size
+        packed = pack_tokens(tokens[len(digests) * self.block_size : num_blocks * self.block_size])
+        self.packed_tokens += packed
+        digest = digests[-1] if digests else root
+        for start in range(0, len(packed), width):
+            digest = child(digest, packed[start : start + width])
+            digests.append(digest)
+
+    def cut_digests(self, num_blocks: int) -> None:
+        """Forget the names beyond `num_blocks`: what follows may come back as other tokens."""
+        del self.digests[num_blocks:]
+        del self.packed_tokens[num_blocks * 4 * self.block_size :]
 
     def tokens_of(self, index: int) -> bytes:
         """The packed tokens of the full block at `index`."""

@@ -13,74 +13,15 @@ Time is handed in by `advance`, never read.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from quire.core.block_pool import BlockPool
-from quire.core.block_table import BlockTable, hit_cap, num_blocks_for, pack_tokens, unpack_tokens
+from quire.core.block_table import BlockTable, hit_cap, num_blocks_for, unpack_tokens
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from quire.core.kv_shapes import Block, KVMemoryConfig, MemoryStats
 from quire.core.pins import Pin, Pins
 from quire.core.prefix_tree import BlockHasher, Divergence, Namespace, PrefixTree
 from quire.core.step import BlockCopy
-from quire.errors import ConfigError, InvariantError
-
-
-@dataclass(frozen=True, slots=True)
-class KVMemoryConfig:
-    """Sizes and limits of one KV memory, fixed at start."""
-
-    num_blocks: int
-    """Blocks that can be handed out. The runner has one more: the null block, 0."""
-    block_size: int = 32
-    """Tokens in a block; a power of two."""
-    pin_share: float = 0.25
-    """The largest share of the pool that pins may hold."""
-    max_pin_s: float = 3600.0
-    """The longest time one pin may last."""
-    max_pins: int = 4096
-    """How many pins there may be at once, however few blocks they hold."""
-    num_evictions_remembered: int = 16_384
-    """How many evicted blocks can still be told from blocks never seen."""
-
-    def __post_init__(self) -> None:
-        if self.num_blocks < 1:
-            raise ConfigError(f"num_blocks must be at least 1, {self.num_blocks} given; raise the memory budget")
-        if self.block_size < 1 or self.block_size & (self.block_size - 1):
-            raise ConfigError(f"block_size must be a power of two, {self.block_size} given; 32 suits most models")
-        if not 0.0 <= self.pin_share <= 1.0:
-            raise ConfigError(f"pin_share must lie between 0 and 1, {self.pin_share} given")
-        if self.max_pin_s <= 0.0:
-            raise ConfigError(f"max_pin_s must be above 0, {self.max_pin_s} given")
-        if self.max_pins < 0:
-            raise ConfigError(f"max_pins must be at least 0, {self.max_pins} given; 0 forbids pins")
-        if self.num_evictions_remembered < 1:
-            raise ConfigError(f"num_evictions_remembered must be at least 1, {self.num_evictions_remembered} given")
-
-    @property
-    def pin_budget_blocks(self) -> int:
-        """How many blocks pins may hold."""
-        return int(self.num_blocks * self.pin_share)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryStats:
-    """A picture of the memory. `hit_tokens` and `query_tokens` count each sequence once, when it uses what it found."""
-
-    num_blocks: int
-    num_referenced_blocks: int
-    num_cached_blocks: int
-    num_blank_blocks: int
-    num_named_blocks: int
-    num_pinned_blocks: int
-    num_open_tables: int
-    query_tokens: int
-    hit_tokens: int
-    num_evictions: int
-    num_block_copies: int
-    num_collisions: int
-    usage: float
-    """Share of the pool that is referenced, 0 to 1."""
-    fragmentation: float
-    """Share of slots in referenced blocks that hold no token, 0 to 1."""
+from quire.errors import InvariantError
 
 
 class KVMemory:
@@ -218,9 +159,7 @@ class KVMemory:
             table.copy_source = None
         num_full = table.num_computed // self.config.block_size
         if is_cut_short:
-            # What was reserved beyond may come back as other tokens.
-            del table.digests[num_full:]
-            del table.packed_tokens[num_full * 4 * self.config.block_size :]
+            table.cut_digests(num_full)
         if table.is_naming and num_full > first_full:
             self._name_blocks(table, first_full, num_full)
 
@@ -304,6 +243,18 @@ class KVMemory:
         """Why the next token of this prompt would not be reused. Changes nothing."""
         return self.tree.divergence(namespace, tokens, self.in_flight)
 
+    def block(self, block_id: int) -> Block:
+        """What is known of one block."""
+        parent = self.tree.parent_of(block_id)
+        return Block(
+            block_id=block_id,
+            ref_count=self.pool.ref_count[block_id],
+            is_pinned=self.pins.pin_count[block_id] > 0,
+            digest=self.tree.digest_of(block_id) if parent else None,
+            token_ids=unpack_tokens(self.tree.tokens_of(block_id)) if parent else (),
+            parent_id=parent if parent > 0 else None,
+        )
+
     def stats(self) -> MemoryStats:
         """Counters and shares; walks the open tables, not the pool."""
         pool, num_slots = self.pool, self.pool.num_referenced * self.config.block_size
@@ -362,18 +313,8 @@ class KVMemory:
 
     def _extend_digests(self, table: BlockTable, tokens: Sequence[int], num_blocks: int) -> None:
         """Let the table's digest chain reach over its first `num_blocks` full blocks."""
-        digests, child = table.digests, self.tree.hasher.child
-        first = len(digests)
-        if first >= num_blocks:
-            return
-        block_size = self.config.block_size
-        width = 4 * block_size
-        packed = pack_tokens(tokens[first * block_size : num_blocks * block_size])
-        table.packed_tokens += packed
-        digest = digests[-1] if digests else self.tree.digest_of(table.root)
-        for start in range(0, len(packed), width):
-            digest = child(digest, packed[start : start + width])
-            digests.append(digest)
+        if len(table.digests) < num_blocks:
+            table.extend_digests(tokens, num_blocks, self.tree.digest_of(table.root), self.tree.hasher.child)
 
     def _block_to_copy(self, table: BlockTable) -> int | None:
         """The block the next token falls in, if it is partly filled and may not be written in place."""

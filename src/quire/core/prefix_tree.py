@@ -133,7 +133,8 @@ class EvictionLog:
         """These blocks have just been evicted."""
         if len(self._young) >= self._size:
             self._old, self._young = self._young, {}
-        self._young.update(dict.fromkeys(digests, now_s))
+        for digest in digests:
+            self._young[digest] = now_s
 
     def evicted_at_s(self, digest: bytes) -> float | None:
         """When it was last evicted, if that is still remembered."""
@@ -274,6 +275,7 @@ class PrefixTree:
         if not parent or (parent > 0 and not self._parent[parent]):
             raise InvariantError(f"name: the parent {parent} of block {blocks[0]} must be a root or a named block")
         shards, mask, records, parents = self._shards, self._shard_mask, self._records, self._parent
+        newer, older, first_child = self._newer, self._older, self._first_child
         record_width, width = self._record_width, self._width
         at = 0
         for index, (block, digest) in enumerate(zip(blocks, digests, strict=True)):
@@ -287,11 +289,16 @@ class PrefixTree:
             records[start : start + record_width] = digest + packed_tokens[at : at + width]
             at += width
             parents[block] = parent
-            older = self._first_child_of(parent)
-            self._older[block], self._newer[block] = older, 0
-            if older:
-                self._newer[older] = block
-            self._set_first_child(parent, block)
+            newer[block] = 0
+            if index:
+                # Its parent has just been named: it has no other child.
+                older[block] = 0
+                first_child[parent] = block
+            else:
+                sibling = older[block] = self._first_child_of(parent)
+                if sibling:
+                    newer[sibling] = block
+                self._set_first_child(parent, block)
             parent = block
         return len(blocks)
 
@@ -315,9 +322,11 @@ class PrefixTree:
                 newer[before] = after
             if after:
                 older[after] = before
+            elif parent > 0:
+                first_child[parent] = before
             else:
                 self._set_first_child(parent, before)
-                if parent < 0 and not before:
+                if not before:
                     self._drop_root_if_unused(parent)
         self.evictions.record(digests, now_s)
         return digests

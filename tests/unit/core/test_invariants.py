@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from quire.core import invariants
-from quire.core.kv_memory import KVMemory, KVMemoryConfig
+from quire.core.kv_memory import KVMemory
+from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.prefix_tree import BlockHasher
 from quire.errors import InvariantError
 from tests.support.shadow import KEY, namespace

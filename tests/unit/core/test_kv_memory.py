@@ -6,7 +6,8 @@ import pytest
 
 from quire.core import invariants
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from quire.core.kv_memory import KVMemory, KVMemoryConfig
+from quire.core.kv_memory import KVMemory
+from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.prefix_tree import BlockHasher
 from quire.core.step import BlockCopy
 from quire.errors import ConfigError, InvariantError, OutOfBlocksError
@@ -95,6 +96,18 @@ class TestHits:
         after = shadow.memory.stats()
         assert after.query_tokens - before.query_tokens == 9
         assert after.hit_tokens - before.hit_tokens == 8
+
+    def test_looking_again_later_adds_hits_and_no_second_query(self) -> None:
+        shadow = new_shadow(16)
+        late = shadow.begin(SPACE, list(range(13)))
+        assert shadow.reserve(late, 4)
+        shadow.finish_step()
+        computed(shadow, list(range(9)))
+        before = shadow.memory.stats()
+        assert shadow.match(late) == 4
+        assert shadow.reserve(late, 1)
+        after = shadow.memory.stats()
+        assert (after.query_tokens - before.query_tokens, after.hit_tokens - before.hit_tokens) == (0, 4)
 
     def test_whether_a_wanted_block_is_being_computed_can_be_asked(self) -> None:
         memory = KVMemory(KVMemoryConfig(8, 4), BlockHasher(KEY))
@@ -475,6 +488,19 @@ class TestEvents:
         self.compute([1, 2, 3])
         self.memory.evict(3)
         assert self.events == []
+
+
+class TestLooking:
+    def test_a_block_can_be_looked_at(self) -> None:
+        shadow = new_shadow()
+        first, second, tail = computed(shadow, list(range(9))).table.blocks
+        shadow.memory.pin(SPACE, [0, 1, 2, 3], 10.0)
+        seen = [shadow.memory.block(block) for block in (first, second, tail)]
+        assert [block.token_ids for block in seen] == [(0, 1, 2, 3), (4, 5, 6, 7), ()]
+        assert [block.parent_id for block in seen] == [None, first, None]
+        assert [block.ref_count for block in seen] == [2, 1, 1]
+        assert [block.is_pinned for block in seen] == [True, False, False]
+        assert [block.digest is None for block in seen] == [False, False, True]
 
 
 class TestStatistics:

@@ -3,7 +3,8 @@
 import pytest
 
 from quire.core import invariants
-from quire.core.kv_memory import KVMemory, KVMemoryConfig
+from quire.core.kv_memory import KVMemory
+from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.pins import UNPIN_BLOCKS_AT_ONCE
 from quire.core.prefix_tree import BlockHasher
 from quire.errors import PinBudgetError

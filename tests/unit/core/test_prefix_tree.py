@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from quire.core.block_table import pack_tokens
-from quire.core.kv_memory import KVMemory, KVMemoryConfig
+from quire.core.kv_memory import KVMemory
+from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.prefix_tree import (
     BlockHasher,
     EvictionLog,

@@ -1,0 +1,119 @@
+"""What every proof shares: bounds beside figures, one JSON object as the last line, a record of where it was run.
+
+A proof is a list of figures and the bounds they must keep. It talks on stderr; its last line on stdout is one JSON
+object whose values are numbers or true/false; its exit code is 1 if a bound does not hold. A full run is written to
+`benchmarks/results/` with the commit, the machine and the versions.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+
+Figure = int | float | bool
+
+
+@dataclass
+class Proof:
+    """Collects figures and judges them."""
+
+    name: str
+    scale: str
+    figures: dict[str, Figure] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        return self.scale == "full"
+
+    def sized(self, *, quick: int, full: int) -> int:
+        return full if self.is_full else quick
+
+    def report(self, key: str, value: Figure, bound: str = "reported", *, holds: bool = True) -> None:
+        """State a figure beside its bound in words; `holds` says whether it is kept."""
+        self.figures[key] = round(value, 6) if isinstance(value, float) else value
+        if not holds:
+            self.broken.append(key)
+        verdict = "ok" if holds else "BROKEN"
+        say(f"  {key:28} {self.figures[key]!s:>16}   {bound:40} {verdict}")
+
+    @contextmanager
+    def section(self, title: str) -> Iterator[None]:
+        say(f"{title} ...")
+        start = time.perf_counter()
+        yield
+        self.seconds[title] = round(time.perf_counter() - start, 1)
+        say(f"  ({self.seconds[title]} s)")
+
+    def finish(self) -> int:
+        """Write the record of a full run, print the JSON line, and return the exit code."""
+        if self.is_full:
+            RESULTS.mkdir(exist_ok=True)
+            record = {
+                "proof": self.name,
+                "scale": self.scale,
+                "figures": self.figures,
+                "broken": self.broken,
+                "seconds": self.seconds,
+                **circumstances(),
+            }
+            (RESULTS / f"proof-{self.name}.json").write_text(json.dumps(record, indent=2) + "\n")
+        if self.broken:
+            say(f"broken: {', '.join(self.broken)}")
+        print(json.dumps(self.figures), flush=True)
+        return 1 if self.broken else 0
+
+
+def run(name: str, prove: Callable[[Proof], None]) -> int:
+    parser = argparse.ArgumentParser(description=f"The proof of {name}.")
+    parser.add_argument("--scale", choices=("quick", "full"), default="quick")
+    proof = Proof(name, parser.parse_args().scale)
+    prove(proof)
+    return proof.finish()
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def circumstances() -> dict[str, object]:
+    """Commit, machine and versions: without them a number means nothing."""
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", "src", "tests", "benchmarks/*.py")),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": {
+            "processor": _cpu_model(),
+            "cores": os.cpu_count(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "system": platform.system(),
+        },
+        "versions": {"python": platform.python_version(), **_versions("quire", "hypothesis", "pytest")},
+    }
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    return {package: metadata.version(package) for package in packages}

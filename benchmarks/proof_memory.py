@@ -1,0 +1,497 @@
+"""`make proof-memory`: the promises of the KV memory at a scale no unit test has.
+
+Seeds are fresh in every run and printed when something breaks, so that it can be replayed.
+"""
+
+import gc
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from random import Random, SystemRandom
+
+from hypothesis import HealthCheck, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+from tests.mutants import memory as memory_mutants
+from tests.mutants.kill import survivors
+from tests.support.machine import KVMemoryMachine
+from tests.support.random_driver import RandomDriver
+from tests.support.reference_lru import ReferenceCache
+from tests.support.shadow import KEY, ShadowedMemory, WeakHasher, namespace
+
+from benchmarks.proof import Proof, run, say
+from quire.core import invariants
+from quire.core.kv_memory import KVMemory
+from quire.core.kv_shapes import KVMemoryConfig
+from quire.core.prefix_tree import BlockHasher, Divergence, MissReason, Namespace
+from quire.errors import InvariantError
+
+NUM_PROCESSES = os.cpu_count() or 1
+NUM_SEQUENCES_OF_A_SCALE_ROUND = 150
+
+
+def prove(proof: Proof) -> None:
+    with proof.section("random operations"):
+        random_operations(proof)
+    with proof.section("state machines"):
+        state_machines(proof)
+    with proof.section("mutants"):
+        mutants(proof)
+    with proof.section("weak digest"):
+        weak_digest(proof)
+    with proof.section("reference cache"):
+        reference_cache(proof)
+    with proof.section("namespaces"):
+        namespaces(proof)
+    with proof.section("misuse"):
+        misuse(proof)
+    with proof.section("divergence"):
+        divergence(proof)
+    with proof.section("speed and scale"):
+        speed_and_scale(proof)
+
+
+# -- random operations -------------------------------------------------------------------------------------------------
+
+
+def random_operations(proof: Proof) -> None:
+    num_ops = proof.sized(quick=200_000, full=20_000_000)
+    jobs = []
+    dice = SystemRandom()
+    # Most operations meet in small pools; a share of them runs in pools of 10,000 and 100,000 blocks, where each full
+    # check walks the whole pool.
+    for num_blocks, block_size, share in ((100_000, 4, 0.005), (100_000, 32, 0.005), (10_000, 2, 0.02)):
+        jobs.append((dice.getrandbits(63), num_blocks, block_size, int(num_ops * share) + 1))
+    left = num_ops - sum(job[3] for job in jobs)
+    chunk = proof.sized(quick=5_000, full=50_000)
+    while left > 0:
+        num_blocks = max(1, int(1000 ** dice.random()))
+        jobs.append((dice.getrandbits(63), num_blocks, dice.choice((1, 1, 2, 4, 8, 16, 32)), min(chunk, left)))
+        left -= chunk
+    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
+        results = list(pool.map(one_random_run, jobs))
+    done = sum(result[0] for result in results)
+    checks = sum(result[1] for result in results)
+    violations = [result[2] for result in results if result[2]]
+    for violation in violations[:5]:
+        say(violation)
+    proof.report("ops", done, f"at least {num_ops:,}", holds=done >= num_ops)
+    proof.report("full_checks", checks)
+    proof.report("violations", len(violations), "0", holds=not violations)
+
+
+def one_random_run(job: tuple[int, int, int, int]) -> tuple[int, int, str]:
+    number, num_blocks, block_size, num_ops = job
+    driver = RandomDriver(number, num_blocks, block_size, check_every=1000)
+    try:
+        driver.run(num_ops)
+        driver.rest()
+    except (InvariantError, AssertionError, IndexError, KeyError) as error:
+        return driver.num_ops, driver.num_checks, f"RandomDriver{(number, num_blocks, block_size)}: {error!r}"
+    return driver.num_ops, driver.num_checks, ""
+
+
+# -- state machines ----------------------------------------------------------------------------------------------------
+
+
+def state_machines(proof: Proof) -> None:
+    num_steps = proof.sized(quick=10_000, full=500_000)
+    dice = SystemRandom()
+    per_job = 5_000
+    jobs = [(dice.getrandbits(63), per_job) for _ in range(-(-num_steps // per_job))]
+    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
+        results = list(pool.map(one_state_machine, jobs))
+    failures = [result[1] for result in results if result[1]]
+    for failure in failures[:3]:
+        say(failure)
+    done = sum(result[0] for result in results)
+    proof.report("state_machine_steps", done, f"at least {num_steps:,}", holds=done >= num_steps)
+    proof.report("state_machine_failures", len(failures), "0", holds=not failures)
+
+
+def one_state_machine(job: tuple[int, int]) -> tuple[int, str]:
+    number, num_steps = job
+    start = KVMemoryMachine.num_steps
+    quiet = settings(
+        max_examples=50,
+        stateful_step_count=60,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+    )
+    while KVMemoryMachine.num_steps - start < num_steps:
+        number += 1
+
+        class Machine(KVMemoryMachine):
+            pass
+
+        try:
+            run_state_machine_as_test(seed(number)(Machine), settings=quiet)
+        except Exception as error:
+            return KVMemoryMachine.num_steps - start, f"state machine, seed {number}: {error!r}"
+    return KVMemoryMachine.num_steps - start, ""
+
+
+# -- mutants -----------------------------------------------------------------------------------------------------------
+
+
+def mutants(proof: Proof) -> None:
+    alive = survivors(memory_mutants.MUTANTS, memory_mutants.TESTS, jobs=NUM_PROCESSES)
+    for name in alive:
+        say(f"  survived: {name}")
+    total = len(memory_mutants.MUTANTS)
+    proof.report("mutants_total", total, "at least 25", holds=total >= 25)
+    proof.report("mutants_killed", total - len(alive), "all", holds=not alive)
+
+
+# -- weak digest, reference, namespaces --------------------------------------------------------------------------------
+
+
+def weak_digest(proof: Proof) -> None:
+    num_sequences = proof.sized(quick=5_000, full=100_000)
+    random = Random(SystemRandom().getrandbits(63))
+    shadow = ShadowedMemory(KVMemoryConfig(400, 2), hasher=WeakHasher(KEY), listen=False)
+    wrong = 0
+    for _ in range(num_sequences):
+        tokens = [random.randrange(20) for _ in range(random.randint(1, 24))]
+        try:
+            sequence = shadow.begin(namespace(2, random.choice("ab")), tokens)
+            shadow.reserve(sequence, sequence.num_uncomputed)
+            shadow.finish_step()
+            shadow.release(sequence)
+        except AssertionError:
+            wrong += 1
+    invariants.check_at_rest(shadow.memory)
+    stats = shadow.memory.stats()
+    proof.report("weak_digest_sequences", num_sequences)
+    proof.report(
+        "weak_digest_collisions",
+        stats.num_collisions,
+        "above 0: else nothing was tried",
+        holds=stats.num_collisions > 0,
+    )
+    proof.report("weak_digest_wrong", wrong, "0", holds=not wrong)
+
+
+def reference_cache(proof: Proof) -> None:
+    num_lookups = proof.sized(quick=20_000, full=300_000)
+    random = Random(SystemRandom().getrandbits(63))
+    block_size, num_blocks = 4, 300
+    space = namespace(block_size)
+    reference = ReferenceCache(num_blocks, block_size)
+    memory = KVMemory(KVMemoryConfig(num_blocks, block_size), BlockHasher(KEY))
+    prompts = [tuple(random.randrange(3) for _ in range(random.randint(1, 160))) for _ in range(60)]
+    false_hits = hit_tokens = reference_hit_tokens = 0
+    running: list[tuple[object, tuple[int, ...]]] = []
+    for _ in range(num_lookups):
+        # Some prompts are popular; each goes on in its own way after a while.
+        head = prompts[min(int(random.expovariate(0.1)), len(prompts) - 1)]
+        tokens = head[: random.randint(1, len(head))] + tuple(random.randrange(3) for _ in range(random.randint(0, 20)))
+        table = memory.open(space)
+        hit, expected = memory.match(table, tokens), reference.lookup(tokens)
+        hit_tokens += hit
+        reference_hit_tokens += expected
+        # A false hit is one the dictionary of token tuples does not know.
+        false_hits += hit > expected
+        rest = len(tokens) - table.num_computed
+        memory.reserve(table, tokens, rest)
+        reference.run(tokens)
+        memory.commit(table, rest)
+        running.append((table, tokens))
+        while len(running) > random.randint(0, 3):
+            done, its_tokens = running.pop(random.randrange(len(running)))
+            memory.release(done)  # type: ignore[arg-type]
+            reference.release(its_tokens)
+    loss = 1 - hit_tokens / reference_hit_tokens
+    proof.report("reference_lookups", num_lookups)
+    proof.report("reference_evictions", memory.stats().num_evictions)
+    proof.report("reference_mismatches", false_hits, "0 false hits", holds=not false_hits)
+    proof.report("lru_loss", loss, "at most 0.01 of exact leaf LRU's hits", holds=loss <= 0.01)
+
+
+def namespaces(proof: Proof) -> None:
+    num_lookups = proof.sized(quick=2_000, full=10_000)
+    random = Random(SystemRandom().getrandbits(63))
+    space = namespace(4)
+    leaks = controls = 0
+    changes: list[Callable[[], Namespace]] = [
+        lambda: replace(space, format_version=space.format_version + random.randint(1, 9)),
+        lambda: replace(space, model=f"model{random.random()}"),
+        lambda: replace(space, adapter=f"adapter{random.random()}"),
+        lambda: replace(space, kv_layout=f"layout{random.random()}"),
+        lambda: replace(space, cache_group=f"group{random.random()}"),
+    ]
+    for index in range(num_lookups):
+        memory = KVMemory(KVMemoryConfig(16, 4), BlockHasher(KEY))
+        tokens = [random.randrange(2) for _ in range(random.randint(9, 40))]
+        cache(memory, space, tokens)
+        if index % 6 == 5:
+            # Another block size is another pool: the same tokens, hashed under the changed namespace, find nothing.
+            other = replace(space, block_size=random.choice((1, 2, 8)))
+            hasher = memory.tree.hasher
+            packed = memory.tree.tokens_of(next(memory.tree.children(next(memory.tree.roots()))))
+            leaks += memory.tree.named(hasher.child(hasher.root(other), packed)) is not None
+        else:
+            leaks += memory.divergence(changes[index % 6](), tokens).num_cached_tokens > 0
+            table = memory.open(changes[index % 6]())
+            leaks += memory.match(table, tokens) > 0
+        controls += memory.divergence(space, tokens).num_cached_tokens > 0
+    proof.report("namespace_lookups", num_lookups)
+    proof.report("namespace_leaks", leaks, "0", holds=not leaks)
+    proof.report("namespace_controls", controls, "every unchanged namespace hits", holds=controls == num_lookups)
+
+
+def cache(memory: KVMemory, space: Namespace, tokens: list[int]) -> None:
+    """Compute a prompt and let it go: its full blocks stay cached."""
+    table = memory.open(space)
+    memory.match(table, tokens)
+    rest = len(tokens) - table.num_computed
+    memory.reserve(table, tokens, rest)
+    memory.commit(table, rest)
+    memory.release(table)
+
+
+# -- misuse ------------------------------------------------------------------------------------------------------------
+
+
+def misuse(proof: Proof) -> None:
+    num_injected = proof.sized(quick=2_000, full=10_000)
+    random = Random(SystemRandom().getrandbits(63))
+    kinds = [
+        double_release,
+        foreign_block,
+        foreign_table,
+        use_after_release,
+        write_to_a_shared_block,
+        fork_while_written,
+        release_while_written,
+    ]
+    caught = 0
+    for index in range(num_injected):
+        memory = KVMemory(KVMemoryConfig(32, 4), BlockHasher(KEY))
+        tokens = [random.randrange(2) for _ in range(random.randint(5, 40))]
+        attempt = kinds[index % len(kinds)](memory, tokens, random)
+        try:
+            attempt()
+        except InvariantError:
+            caught += 1
+    proof.report("misuse_injected", num_injected)
+    proof.report("misuse_caught", caught, "all raise at the call", holds=caught == num_injected)
+
+
+Attempt = Callable[[], object]
+
+
+def double_release(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, len(tokens))
+    memory.commit(table, len(tokens))
+    block = random.choice(table.blocks)
+    memory.release(table)
+    return lambda: memory.pool.release([block])
+
+
+def foreign_block(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    memory.reserve(memory.open(namespace(4)), tokens, len(tokens))
+    stranger = random.choice((-random.randint(0, 40), 33 + random.randint(0, 99), 32))
+    return lambda: memory.pool.release([stranger])
+
+
+def foreign_table(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    other = KVMemory(KVMemoryConfig(32, 4), BlockHasher(KEY))
+    table = other.open(namespace(4))
+    memory.open(namespace(4))
+    uses: list[Attempt] = [
+        lambda: memory.release(table),
+        lambda: memory.reserve(table, tokens, 1),
+        lambda: memory.match(table, tokens),
+    ]
+    return random.choice(uses)
+
+
+def use_after_release(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, len(tokens))
+    memory.commit(table, len(tokens))
+    memory.release(table)
+    uses: list[Attempt] = [
+        lambda: memory.match(table, tokens),
+        lambda: memory.reserve(table, tokens, 1),
+        lambda: memory.commit(table, 1),
+        lambda: memory.fork(table, 0),
+    ]
+    return random.choice(uses)
+
+
+def write_to_a_shared_block(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, len(tokens))
+    memory.pool.retain(random.choice(table.blocks))
+    return lambda: memory.commit(table, len(tokens))
+
+
+def fork_while_written(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, random.randint(1, len(tokens)))
+    return lambda: memory.fork(table, 0)
+
+
+def release_while_written(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, random.randint(1, len(tokens)))
+    return lambda: memory.release(table)
+
+
+# -- divergence --------------------------------------------------------------------------------------------------------
+
+
+def divergence(proof: Proof) -> None:
+    num_misses = proof.sized(quick=300, full=1_000)
+    random = Random(SystemRandom().getrandbits(63))
+    wrong = 0
+    for index in range(num_misses):
+        reason = list(MissReason)[index % len(MissReason)]
+        got, expected = constructed_miss(reason, random)
+        if got != expected:
+            wrong += 1
+            say(f"  {reason}: expected {expected}, got {got}")
+    proof.report("divergence_misses", num_misses)
+    proof.report("divergence_wrong", wrong, "0", holds=not wrong)
+
+
+def constructed_miss(reason: MissReason, random: Random) -> tuple[Divergence, Divergence]:
+    """A memory in which a prompt misses for exactly this reason after some cached blocks, among other things cached."""
+    size = random.choice((2, 4, 8, 32))
+    space, mine = namespace(size), [random.randint(0, 9) for _ in range(size * random.randint(0, 5))]
+    # The next block begins with tokens no other prompt has, so that nothing is shared by accident.
+    block = [100 + random.randint(0, 9) for _ in range(size)]
+    prompt = [*mine, *block, 7]
+    memory = KVMemory(KVMemoryConfig(400, size), BlockHasher(KEY))
+    for _ in range(random.randint(0, 5)):
+        cache(memory, namespace(size, "theirs"), prompt)
+        cache(memory, space, [200 + random.randint(0, 9) for _ in range(size * 3)])
+    cached = len(mine)
+    if reason is MissReason.OTHER_NAMESPACE:
+        others = (replace(space, model="m2"), replace(space, adapter="a2"), replace(space, kv_layout="l2"))
+        other = random.choice(others)
+        cache(memory, other, prompt)
+        return memory.divergence(space, prompt), Divergence(0, reason, other_namespace=other)
+    cache(memory, space, mine or [300] * size)
+    if reason is MissReason.TOO_SHORT:
+        prompt = mine + block[: random.randint(1, size)]
+        return memory.divergence(space, prompt), Divergence(cached, reason)
+    if reason is MissReason.EVICTED:
+        # The prompt is the least recently used of all: the first to go, leaf first.
+        memory = KVMemory(KVMemoryConfig(400, size), BlockHasher(KEY))
+        cache(memory, space, prompt)
+        cache(memory, space, [300] * size)
+        now_s = random.random() * 1000
+        memory.advance(now_s)
+        memory.evict(1)
+        return memory.divergence(space, prompt), Divergence(cached, reason, evicted_at_s=now_s)
+    if reason is MissReason.DIVERGED:
+        shared = random.randint(1, size - 1)
+        for at in {shared, random.randint(0, shared)}:
+            cache(memory, space, [*mine, *block[:at], 50, *block[at + 1 :]])
+        return memory.divergence(space, prompt), Divergence(cached, reason, first_different_token=cached + shared)
+    if reason is MissReason.COMPUTING:
+        table = memory.open(space)
+        memory.match(table, prompt)
+        memory.reserve(table, prompt, size)
+        return memory.divergence(space, prompt), Divergence(cached, reason)
+    return memory.divergence(space, prompt), Divergence(cached, reason)
+
+
+# -- speed and scale ---------------------------------------------------------------------------------------------------
+
+
+def speed_and_scale(proof: Proof) -> None:
+    num_rounds = proof.sized(quick=9, full=31)
+    large_size = proof.sized(quick=200_000, full=1_000_000)
+    small, large = full_pool(1_000), full_pool(large_size)
+    ratios, rates, pauses = [], [], []
+    gc.collect()
+    for index in range(num_rounds):
+        # The same sequences for both, one after the other, the order changing: the machine drifts.
+        pair = (small, large) if index % 2 else (large, small)
+        costs = {}
+        for memory in pair:
+            costs[id(memory)], longest = scale_round(memory, index)
+            if memory is large:
+                pauses.append(longest)
+        ratios.append(costs[id(large)] / costs[id(small)])
+        rates.append(block_rate(small, index))
+    ratio = statistics.median(ratios)
+    rate = statistics.median(rates)
+    proof.report("pool_scale_blocks", large_size)
+    proof.report("pool_scale_ratio", ratio, "at most 2", holds=ratio <= 2)
+    proof.report("pool_scale_ratio_p90", sorted(ratios)[int(len(ratios) * 0.9)])
+    proof.report("longest_pause_ms", max(pauses) * 1e3)
+    proof.report("median_longest_pause_ms", statistics.median(pauses) * 1e3)
+    proof.report("ops_per_s", rate, "reported; below 200,000 explain")
+    proof.report("ops_per_s_best", max(rates))
+    start = time.perf_counter()
+    large.clear()
+    proof.report("clear_ms", (time.perf_counter() - start) * 1e3)
+
+
+def full_pool(num_blocks: int) -> KVMemory:
+    """A memory in its steady state: every block cached, so that every allocation evicts."""
+    memory = KVMemory(KVMemoryConfig(num_blocks), BlockHasher(KEY))
+    random = Random(num_blocks)
+    while memory.pool.num_blank:
+        num_prompt_blocks = min(16, memory.pool.num_blank)
+        cache(memory, namespace(32), random.choices(range(50_000), k=32 * num_prompt_blocks))
+    return memory
+
+
+def scale_round(memory: KVMemory, number: int) -> tuple[float, float]:
+    """Seconds per sequence of a life with every verb in it, and the longest single verb."""
+    random, space = Random(number), namespace(32)
+    prompts = [random.choices(range(50_000), k=8 * 32 + 5) for _ in range(NUM_SEQUENCES_OF_A_SCALE_ROUND)]
+    longest = total = 0.0
+    clock = time.perf_counter
+    for tokens in prompts:
+        table = memory.open(space)
+        grown = [*tokens, *range(40)]
+        for verb in (
+            lambda table=table, tokens=tokens: memory.match(table, tokens),
+            lambda table=table, tokens=tokens: memory.reserve(table, tokens, len(tokens)),
+            lambda table=table, tokens=tokens: memory.commit(table, len(tokens)),
+            lambda table=table, tokens=tokens: memory.release(memory.fork(table, len(tokens) - 1)),
+            lambda table=table, grown=grown: memory.reserve(table, grown, 40),
+            lambda table=table: memory.commit(table, 40),
+            lambda table=table: memory.release(table),
+        ):
+            start = clock()
+            verb()
+            spent = clock() - start
+            total += spent
+            longest = max(longest, spent)
+        start = clock()
+        again = memory.open(space)
+        memory.match(again, tokens)
+        memory.release(again)
+        total += clock() - start
+    return total / len(prompts), longest
+
+
+def block_rate(memory: KVMemory, number: int) -> float:
+    """Blocks per second through allocate, commit and release, a 1,024-token prompt at a time, evicting as much."""
+    random, space = Random(-number), namespace(32)
+    prompts = [random.choices(range(50_000), k=1024) for _ in range(150)]
+    start = time.perf_counter()
+    for tokens in prompts:
+        table = memory.open(space)
+        memory.reserve(table, tokens, 1024)
+        memory.commit(table, 1024)
+        memory.release(table)
+    return 32 * len(prompts) / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    sys.exit(run("memory", prove))

@@ -1,0 +1,78 @@
+"""The frozen shapes of the KV memory: its settings, and the pictures it gives of itself. No behaviour."""
+
+from dataclasses import dataclass
+
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemoryConfig:
+    """Sizes and limits of one KV memory, fixed at start."""
+
+    num_blocks: int
+    """Blocks that can be handed out. The runner has one more: the null block, 0."""
+    block_size: int = 32
+    """Tokens in a block; a power of two."""
+    pin_share: float = 0.25
+    """The largest share of the pool that pins may hold."""
+    max_pin_s: float = 3600.0
+    """The longest time one pin may last."""
+    max_pins: int = 4096
+    """How many pins there may be at once, however few blocks they hold."""
+    num_evictions_remembered: int = 16_384
+    """How many evicted blocks can still be told from blocks never seen."""
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise ConfigError(f"num_blocks must be at least 1, {self.num_blocks} given; raise the memory budget")
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size must be a power of two, {self.block_size} given; 32 suits most models")
+        if not 0.0 <= self.pin_share <= 1.0:
+            raise ConfigError(f"pin_share must lie between 0 and 1, {self.pin_share} given")
+        if self.max_pin_s <= 0.0:
+            raise ConfigError(f"max_pin_s must be above 0, {self.max_pin_s} given")
+        if self.max_pins < 0:
+            raise ConfigError(f"max_pins must be at least 0, {self.max_pins} given; 0 forbids pins")
+        if self.num_evictions_remembered < 1:
+            raise ConfigError(f"num_evictions_remembered must be at least 1, {self.num_evictions_remembered} given")
+
+    @property
+    def pin_budget_blocks(self) -> int:
+        """How many blocks pins may hold."""
+        return int(self.num_blocks * self.pin_share)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block as it stands now, for people who look: the memory itself keeps flat arrays."""
+
+    block_id: int
+    ref_count: int
+    is_pinned: bool
+    digest: bytes | None
+    """None while the block is not named; then it has no tokens and no parent either."""
+    token_ids: tuple[int, ...]
+    parent_id: int | None
+    """The block before it; None for a first block."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """A picture of the memory. `hit_tokens` and `query_tokens` count a sequence once, when it uses what it found."""
+
+    num_blocks: int
+    num_referenced_blocks: int
+    num_cached_blocks: int
+    num_blank_blocks: int
+    num_named_blocks: int
+    num_pinned_blocks: int
+    num_open_tables: int
+    query_tokens: int
+    hit_tokens: int
+    num_evictions: int
+    num_block_copies: int
+    num_collisions: int
+    usage: float
+    """Share of the pool that is referenced, 0 to 1."""
+    fragmentation: float
+    """Share of slots in referenced blocks that hold no token, 0 to 1."""

@@ -1,0 +1,60 @@
+"""Test the tests: put one hand-written bug into a copy of the source, run the tests on it, and expect them to fail."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "quire"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One bug: in `file` the text `old`, which stands there exactly once, becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    def applied_to(self, text: str) -> str:
+        if text.count(self.old) != 1:
+            raise ValueError(f"mutant '{self.name}': its text stands {text.count(self.old)} times in {self.file}")
+        return text.replace(self.old, self.new)
+
+
+def survivors(mutants: Iterable[Mutant], tests: Sequence[str], *, jobs: int = 2) -> list[str]:
+    """The names of the mutants that these tests do not notice. The unchanged source must pass them first."""
+    if _fails(None, tests):
+        raise RuntimeError(f"the tests {list(tests)} fail without any mutant")
+    listed = list(mutants)
+    with ThreadPoolExecutor(jobs) as pool:
+        killed = list(pool.map(lambda mutant: _fails(mutant, tests), listed))
+    return [mutant.name for mutant, noticed in zip(listed, killed, strict=True) if not noticed]
+
+
+def _fails(mutant: Mutant | None, tests: Sequence[str]) -> bool:
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / "quire"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            file = copy / mutant.file
+            file.write_text(mutant.applied_to(file.read_text()))
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": folder, "QUIRE_TESTED_FROM": folder, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    if run.returncode not in (0, 1):
+        raise RuntimeError(f"pytest did not run: exit {run.returncode}\n{run.stdout}\n{run.stderr}")
+    return run.returncode == 1
