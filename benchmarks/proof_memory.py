@@ -24,9 +24,10 @@ from tests.support.shadow import KEY, ShadowedMemory, WeakHasher, namespace
 
 from benchmarks.proof import Proof, run, say
 from quire.core import invariants
+from quire.core.digests import BlockHasher, Namespace
 from quire.core.kv_memory import KVMemory
 from quire.core.kv_shapes import KVMemoryConfig
-from quire.core.prefix_tree import BlockHasher, Divergence, MissReason, Namespace
+from quire.core.prefix_tree import Divergence, MissReason
 from quire.errors import InvariantError
 
 NUM_PROCESSES = os.cpu_count() or 1

@@ -4,8 +4,8 @@ from tests.mutants.kill import Mutant
 
 TESTS = ("tests/unit/core", "tests/property/test_kv_memory.py")
 
-POOL, TABLE, TREE, PINS, MEMORY = (
-    f"core/{name}.py" for name in ("block_pool", "block_table", "prefix_tree", "pins", "kv_memory")
+POOL, TABLE, DIGESTS, TREE, PINS, MEMORY = (
+    f"core/{name}.py" for name in ("block_pool", "block_table", "digests", "prefix_tree", "pins", "kv_memory")
 )
 
 MUTANTS = [
@@ -53,12 +53,12 @@ MUTANTS = [
         "self._parent[block] == parent",
     ),
     Mutant("the parent is not compared", TREE, "return self._parent[block] == parent and ", "return "),
-    Mutant("the cache group is not in the name", TREE, "astuple(self)]", "astuple(self)[:-1]]"),
-    Mutant("fields run into each other", TREE, 'len(field).to_bytes(8, "little") + field', "field"),
+    Mutant("the cache group is not in the name", DIGESTS, "astuple(self)]", "astuple(self)[:-1]]"),
+    Mutant("fields run into each other", DIGESTS, 'len(field).to_bytes(8, "little") + field', "field"),
     Mutant(
-        "digests are not chained", TREE, "state.update(parent_digest + packed_tokens)", "state.update(packed_tokens)"
+        "digests are not chained", DIGESTS, "state.update(parent_digest + packed_tokens)", "state.update(packed_tokens)"
     ),
-    Mutant("the key is not used", TREE, 'key=key, person=b"quire.block"', 'person=b"quire.block"'),
+    Mutant("the key is not used", DIGESTS, 'key=key, person=b"quire.block"', 'person=b"quire.block"'),
     Mutant("an inner block is forgotten", TREE, "if first_child[block] or not parent:", "if not parent:"),
     Mutant(
         "a child is named before its parent",

@@ -8,8 +8,8 @@ from collections import Counter
 from random import Random
 
 from quire.core import invariants
+from quire.core.digests import BlockHasher
 from quire.core.kv_shapes import KVMemoryConfig
-from quire.core.prefix_tree import BlockHasher
 from quire.errors import PinBudgetError
 from tests.support.shadow import Shadowed, ShadowedMemory, namespace
 

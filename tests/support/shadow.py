@@ -11,11 +11,11 @@ from itertools import count
 
 from quire.core import invariants
 from quire.core.block_table import BlockTable
+from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.pins import Pin
-from quire.core.prefix_tree import BlockHasher, Namespace
 from quire.errors import OutOfBlocksError
 
 KEY = bytes(range(32))

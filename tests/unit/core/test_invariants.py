@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from quire.core import invariants
+from quire.core.digests import BlockHasher
 from quire.core.kv_memory import KVMemory
 from quire.core.kv_shapes import KVMemoryConfig
-from quire.core.prefix_tree import BlockHasher
 from quire.errors import InvariantError
 from tests.support.shadow import KEY, namespace
 

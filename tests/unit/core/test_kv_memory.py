@@ -5,10 +5,10 @@ import gc
 import pytest
 
 from quire.core import invariants
+from quire.core.digests import BlockHasher
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.kv_shapes import KVMemoryConfig
-from quire.core.prefix_tree import BlockHasher
 from quire.core.step import BlockCopy
 from quire.errors import ConfigError, InvariantError, OutOfBlocksError
 from tests.support.shadow import KEY, Shadowed, ShadowedMemory, WeakHasher, namespace

@@ -1,0 +1,33 @@
+"""What the documents say is still so: links lead somewhere, cited tests exist, examples print what is shown."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+
+
+def links(page: Path) -> list[str]:
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in link]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_every_cited_text_stands_in_it(page: Path) -> None:
+    for link in links(page):
+        target, _, cited = link.partition("#:~:text=")
+        target = target.partition("#")[0]
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name}: {link}"
+        if cited:
+            assert unquote(cited) in path.read_text(), f"{page.name}: {link}"
+
+
+def test_the_example_of_the_readme_prints_what_the_readme_shows() -> None:
+    run = subprocess.run([sys.executable, ROOT / "examples" / "shared_prefix.py"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() in (ROOT / "README.md").read_text()
