@@ -3,9 +3,14 @@
     QuireError
     ├── InvariantError            a bug in quire: a promise of the design does not hold
     ├── ConfigError               a setting breaks a rule; said before anything starts
+    ├── RequestError              a request that cannot be served, however empty the server
+    │   ├── DuplicateRequestError its id is that of a live request
+    │   └── RequestTooLargeError  it could not finish even alone
     └── CapacityError             something bounded is full
         ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
-        └── PinBudgetError        the pin would hold more of the pool than pins may
+        ├── PinBudgetError        the pin would hold more of the pool than pins may
+        ├── QueueFullError        the server's queue is full: come back later
+        └── TenantShareError      the tenant's share of the queue is full: come back later
 
 A bug raises `InvariantError`, never `assert`, because `python -O` strips assertions and a memory that lies
 must stop in production too. Everything else is the world being the world, and is handled where it is caught.
@@ -24,6 +29,22 @@ class ConfigError(QuireError, ValueError):
     """A setting breaks a rule. The message says the rule, the value given, and what to do."""
 
 
+class RequestError(QuireError):
+    """A request that cannot be served, however empty the server. Nothing has been queued."""
+
+
+class DuplicateRequestError(RequestError):
+    """The id belongs to a request that is still alive."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request ids must differ while they live, {request_id!r} is taken; choose another")
+        self.request_id = request_id
+
+
+class RequestTooLargeError(RequestError):
+    """The request could not finish even alone on this server."""
+
+
 class CapacityError(QuireError):
     """Something bounded is full."""
 
@@ -38,13 +59,25 @@ class OutOfBlocksError(CapacityError):
 
 
 class PinBudgetError(CapacityError):
-    """A pin would hold more blocks than the pin budget allows. Nothing has been pinned."""
+    """A pin would hold more than pins may: too many blocks, or one pin too many. Nothing has been pinned."""
 
-    def __init__(self, num_pinned: int, num_asked: int, budget: int) -> None:
+
+class QueueFullError(CapacityError):
+    """The server's queue is full for requests of this class."""
+
+    def __init__(self, num_waiting: int, limit: int) -> None:
+        super().__init__(f"the queue holds {limit} requests, {num_waiting} are waiting; try again later")
+        self.num_waiting = num_waiting
+        self.limit = limit
+
+
+class TenantShareError(CapacityError):
+    """The tenant has as many requests waiting as its share of the queue allows."""
+
+    def __init__(self, tenant: str, num_waiting: int, limit: int) -> None:
         super().__init__(
-            f"pins may hold {budget} blocks, {num_pinned} are pinned and this pin would add {num_asked}; "
-            "unpin something, or raise pin_share"
+            f"tenant {tenant!r} may have {limit} requests waiting, {num_waiting} are; wait for some to start"
         )
-        self.num_pinned = num_pinned
-        self.num_asked = num_asked
-        self.budget = budget
+        self.tenant = tenant
+        self.num_waiting = num_waiting
+        self.limit = limit

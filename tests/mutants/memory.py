@@ -77,7 +77,12 @@ MUTANTS = [
     Mutant("a namespace is kept for ever", TREE, "if record.num_tables == 0 and", "if False and"),
     Mutant("evictions are not remembered", TREE, "        self.evictions.record(digests, now_s)\n", ""),
     Mutant("the eviction log grows", TREE, "if len(self._young) >= self._size:", "if False:"),
-    Mutant("another tenant explains a miss", TREE, "other.cache_group == namespace.cache_group and ", ""),
+    Mutant(
+        "another tenant explains a miss",
+        TREE,
+        "self._slots_of_group.get(namespace.cache_group, {})",
+        "{s: n for g in self._slots_of_group.values() for s, n in g.items()}",
+    ),
     Mutant("the divergence is one token off", TREE, "num_cached + shared)", "num_cached + shared + 1)"),
     Mutant("a block in flight reads as first seen", TREE, "if digest in in_flight:", "if False:"),
     # -- tables --
@@ -90,10 +95,10 @@ MUTANTS = [
     ),
     Mutant("token ids lose their order", TABLE, 'packed = array("I", tokens)', 'packed = array("I", sorted(tokens))'),
     # -- pins --
-    Mutant("pins have no budget", PINS, "self.num_pinned_blocks + num_fresh > self.budget_blocks or ", ""),
+    Mutant("pins have no budget", PINS, "if self.num_pinned_blocks + num_fresh > self.budget_blocks:", "if False:"),
     Mutant("a pin ends one moment late", PINS, "self._expiries[0][0] <= now_s", "self._expiries[0][0] < now_s"),
     Mutant("unpinned blocks stay counted", PINS, "            self.pin_count[block] -= 1\n", ""),
-    Mutant("all pins end in one step", PINS, " and num_blocks < UNPIN_BLOCKS_AT_ONCE", ""),
+    Mutant("all pins end in one step", PINS, "num_left = UNPIN_BLOCKS_AT_ONCE", "num_left = 1 << 30"),
     # -- the memory --
     Mutant(
         "named before written",
@@ -139,7 +144,9 @@ MUTANTS = [
         "table.blocks[: num_blocks_for(num_tokens, self.config.block_size)]",
         "table.blocks[: num_tokens // self.config.block_size]",
     ),
-    Mutant("a fork names below unnamed blocks", MEMORY, "child.is_naming = table.is_naming", "child.is_naming = True"),
+    Mutant(
+        "a fork names below unnamed blocks", MEMORY, "child.is_naming = num_full == 0 or ", "child.is_naming = True or "
+    ),
     Mutant("naming goes on after a collision", MEMORY, "            table.is_naming = False\n", ""),
     Mutant(
         "naming goes on after a clear",
@@ -148,7 +155,40 @@ MUTANTS = [
         "            pass\n",
     ),
     Mutant("a digest stays in flight", MEMORY, "count = in_flight.pop(digest) - 1", "count = in_flight.pop(digest)"),
-    Mutant("rejected tokens keep their digests", MEMORY, "        if is_cut_short:\n", "        if False:\n"),
+    Mutant(
+        "tokens that changed keep their digests",
+        MEMORY,
+        "        if len(table.digests) > num_full:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "a failed match forgets what it holds",
+        MEMORY,
+        "            index += 1\n            table.num",
+        "            index += 1\n        table.num",
+    ),
+    Mutant(
+        "events name the wrong parent",
+        MEMORY,
+        "parent_digest=table.digests[first - 1] if",
+        "parent_digest=table.digests[0] if",
+    ),
+    Mutant("a resumed sequence counts its own blocks as hits", MEMORY, "        table.is_counted = False\n", ""),
+    Mutant(
+        "the older of two evictions is told",
+        TREE,
+        "return self._old.get(digest) if at_s is None else at_s",
+        "return self._old.get(digest, at_s)",
+    ),
+    Mutant(
+        "half of the evictions are forgotten early",
+        TREE,
+        "self._old, self._young = self._young, {}",
+        "self._old, self._young = {}, {}",
+    ),
+    Mutant("a clear reads as an eviction", TREE, "        self.evictions.clear()\n", ""),
+    Mutant("only the newest sibling is looked at", TREE, "SIBLINGS_COMPARED = 16", "SIBLINGS_COMPARED = 2"),
+    Mutant("only the newest namespace is looked at", TREE, "NAMESPACES_COMPARED = 16", "NAMESPACES_COMPARED = 1"),
     Mutant("used after release", MEMORY, "if self.tables.get(table.table_id) is not table:", "if False:"),
     Mutant(
         "released while being written",
@@ -158,10 +198,5 @@ MUTANTS = [
     ),
     Mutant("a write into a shared block unnoticed", MEMORY, "        self._check_exclusive(table)\n", ""),
     Mutant("a release leaves the table open", MEMORY, "        del self.tables[table.table_id]\n", ""),
-    Mutant(
-        "queries are counted before they lead anywhere",
-        MEMORY,
-        "        if not table.has_queried:\n",
-        "        if True:\n",
-    ),
+    Mutant("a query is counted twice", MEMORY, "0 if table.has_queried else len(tokens)", "len(tokens)"),
 ]

@@ -52,13 +52,20 @@ class KVMemoryMachine(RuleBasedStateMachine):
             self.shadow.reserve(sequence, min(num_tokens, sequence.num_uncomputed))
 
     @precondition(lambda self: self.shadow.in_flight)
-    @rule(failed=st.sets(st.integers(0, 7), max_size=1))
-    def finish_step(self, failed: set[int]) -> None:
-        rows = list(self.shadow.in_flight)
-        self.shadow.finish_step(sorted(failed))
-        for index in failed:
-            if index < len(rows):
-                self.live.remove(rows[index])
+    @rule(pick=PICK, short=st.integers(0, 6), dies=st.booleans())
+    def finish_row(self, pick: int, short: int, dies: bool) -> None:
+        """A row returns: whole, without its last few tokens, or with nothing at all."""
+        sequence = self.shadow.in_flight[pick % len(self.shadow.in_flight)]
+        num_tokens = sequence.table.num_reserved - sequence.table.num_computed
+        self.shadow.finish_row(sequence, max(0, num_tokens - short))
+        if short and dies:
+            self.shadow.release(sequence)
+            self.live.remove(sequence)
+
+    @precondition(lambda self: self.resting())
+    @rule(pick=PICK, tokens=st.lists(TOKEN, min_size=1, max_size=20))
+    def replace_uncomputed(self, pick: int, tokens: list[int]) -> None:
+        self.resting()[pick % len(self.resting())].replace_uncomputed(tokens)
 
     @precondition(lambda self: self.resting())
     @rule(pick=PICK)

@@ -48,18 +48,30 @@ class RandomDriver:
 
     def run(self, num_ops: int) -> None:
         end, next_check = self.num_ops + num_ops, self.num_ops + self.check_every
-        actions = [self.begin] * 2 + [self.step] * 5
+        actions = [self.begin] * 2 + [self.reserve] * 5 + [self.finish_rows] * 5
         actions += [self.finish, self.fork, self.preempt, self.cancel, self.pin, self.tick]
         while self.num_ops < end:
             self.random.choice(actions)()
             if self.random.random() < 0.01:
-                self.random.choice((self.evict, self.clear, self.unpin))()
+                self.random.choice((self.evict, self.clear, self.unpin, self.ask))()
             if self.num_ops >= next_check:
                 self.check()
                 next_check = self.num_ops + self.check_every
 
+    def fill(self) -> None:
+        """Bring a large pool to its steady state: no blank block, so that whoever takes one evicts."""
+        size, spaces = self.shadow.config.block_size, self.namespaces
+        while self.shadow.memory.pool.num_blank:
+            num_blocks = min(512, self.shadow.memory.pool.num_blank)
+            tokens = [self.random.randrange(1 << 31) for _ in range(num_blocks * size)]
+            sequence = self.shadow.begin(self.random.choice(spaces), tokens)
+            assert self.shadow.reserve(sequence, len(tokens))
+            self.shadow.finish_step()
+            self.shadow.release(sequence)
+
     def rest(self) -> None:
         """Release everything; nothing may remain but cached blocks."""
+        self.shadow.finish_step()
         for sequence in list(self.live):
             self._release(sequence)
         self.shadow.memory.advance(self.now_s + 1e6)
@@ -88,34 +100,54 @@ class RandomDriver:
         self.ops["open"] += 1
         self.ops["hit"] += 1
 
-    def step(self) -> None:
-        """Reserve for some, let others look for hits meanwhile, then commit or fail each row."""
-        self.random.shuffle(self.live)
-        for sequence in self.live[: self.random.randint(1, 6)]:
-            if not sequence.table.is_open:
-                continue  # preempted to make room for one before it
+    def reserve(self) -> None:
+        """Some sequences get blocks for what they know, or for a part of it; the rows stay in flight for a while."""
+        for sequence in self.random.sample(self.live, min(len(self.live), self.random.randint(1, 4))):
+            if not sequence.table.is_open or sequence.table.is_in_flight:
+                continue  # preempted to make room for one before it, or being written
             if not sequence.num_uncomputed:
                 sequence.append(self.random.randrange(self.vocabulary))
             if self.random.random() < 0.3:
                 self.shadow.match(sequence)
+                self.shadow.memory.is_computing(sequence.table, sequence.tokens)
                 self.ops["hit"] += 1
             chunk = self.random.choice((1, self.shadow.config.block_size, sequence.num_uncomputed))
             self.ops["allocate"] += 1
             if not self.shadow.reserve(sequence, min(chunk, sequence.num_uncomputed)):
                 self.random.choice((self.preempt, self.cancel))()
-        if self.random.random() < 0.2:
-            self.begin()
-        rows = len(self.shadow.in_flight)
-        failed = [row for row in range(rows) if self.random.random() < 0.02]
-        gone = [self.shadow.in_flight[row] for row in failed]
-        self.shadow.finish_step(failed)
-        self.live = [sequence for sequence in self.live if sequence not in gone]
-        self.ops["commit"] += rows - len(failed)
-        self.ops["failed_row"] += len(failed)
+
+    def finish_rows(self) -> None:
+        """Some rows return: whole, in part, or failed; and what was not accepted may come back as other tokens."""
+        rows = self.shadow.in_flight
+        for sequence in self.random.sample(rows, self.random.randint(0, len(rows))):
+            num_tokens = sequence.table.num_reserved - sequence.table.num_computed
+            dice = self.random.random()
+            if dice < 0.9:
+                self.shadow.finish_row(sequence, num_tokens)
+                self.ops["commit"] += 1
+            else:
+                self.shadow.finish_row(sequence, self.random.randrange(num_tokens))
+                self.ops["failed_row"] += 1
+                if dice < 0.93:
+                    self._release(sequence)
+                elif dice < 0.97:
+                    self.replace(sequence)
+
+    def replace(self, sequence: Shadowed) -> None:
+        sequence.replace_uncomputed([self.random.randrange(self.vocabulary) for _ in range(sequence.num_uncomputed)])
+        self.ops["replace"] += 1
+
+    def ask(self) -> None:
+        """Questions that must change nothing."""
+        space, tokens = self.random.choice(self.prompts)
+        self.shadow.memory.divergence(space, tokens)
+        self.shadow.memory.stats()
+        self.ops["ask"] += 1
 
     def fork(self) -> None:
-        if self.live and len(self.live) < self.max_sequences:
-            sequence = self.random.choice(self.live)
+        resting = self._resting()
+        if resting and len(self.live) < self.max_sequences:
+            sequence = self.random.choice(resting)
             computed = sequence.table.num_computed
             at = self.random.choice((computed, max(0, computed - 1), self.random.randint(0, computed)))
             self.live.append(self.shadow.fork(sequence, at))
@@ -129,7 +161,7 @@ class RandomDriver:
 
     def preempt(self) -> None:
         """Release a victim and let it start again with what it knows."""
-        resting = [sequence for sequence in self.live if not sequence.table.is_in_flight]
+        resting = self._resting()
         if resting:
             victim = self.random.choice(resting)
             self._release(victim)
@@ -169,10 +201,13 @@ class RandomDriver:
             self.ops["clear"] += 1
 
     def _release_one(self, kind: str) -> None:
-        resting = [sequence for sequence in self.live if not sequence.table.is_in_flight]
+        resting = self._resting()
         if resting:
             self._release(self.random.choice(resting))
             self.ops[kind] += 1
+
+    def _resting(self) -> list[Shadowed]:
+        return [sequence for sequence in self.live if not sequence.table.is_in_flight]
 
     def _release(self, sequence: Shadowed) -> None:
         self.shadow.release(sequence)

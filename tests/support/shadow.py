@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from quire.core import invariants
-from quire.core.block_table import BlockTable
+from quire.core.block_table import BlockTable, pack_tokens
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.core.kv_memory import KVMemory
@@ -52,6 +52,12 @@ class Shadowed:
         before = self.contents[-1] if self.contents else hash(self.namespace)
         self.tokens.append(token)
         self.contents.append(hash((before, token)))
+
+    def replace_uncomputed(self, tokens: Sequence[int]) -> None:
+        """What was known beyond the computed tokens turns out to be something else."""
+        del self.tokens[self.table.num_computed :], self.contents[self.table.num_computed :]
+        for token in tokens:
+            self.append(token)
 
     @property
     def num_uncomputed(self) -> int:
@@ -139,22 +145,23 @@ class ShadowedMemory:
         return True
 
     def finish_step(self, failed: Sequence[int] = ()) -> None:
-        """The device runs what is in flight; rows whose index is in `failed` write garbage and report an error."""
-        for index, sequence in enumerate(self.in_flight):
-            table = sequence.table
-            start, end = table.num_computed, table.num_reserved
-            if index in failed:
-                self._write(table, start, [-next(self._garbage) for _ in range(end - start)])
-                self.memory.commit(table, 0)
-            else:
-                self._write(table, start, sequence.contents[start:end])
-                self.memory.commit(table, end - start)
-        done, self.in_flight = self.in_flight, []
+        """The device runs what is in flight; rows whose index is in `failed` fail, and their sequences end."""
+        done = list(self.in_flight)
         for index, sequence in enumerate(done):
+            table = sequence.table
+            self.finish_row(sequence, 0 if index in failed else table.num_reserved - table.num_computed)
             if index in failed:
                 self.release(sequence)
-            else:
-                self.verify(sequence)
+
+    def finish_row(self, sequence: Shadowed, num_tokens: int) -> None:
+        """One row returns: its first `num_tokens` are written, the rest is garbage."""
+        table = sequence.table
+        start, end = table.num_computed, table.num_reserved
+        garbage = [-next(self._garbage) for _ in range(end - start - num_tokens)]
+        self._write(table, start, sequence.contents[start : start + num_tokens] + garbage)
+        self.memory.commit(table, num_tokens)
+        self.in_flight.remove(sequence)
+        self.verify(sequence)
 
     def fork(self, sequence: Shadowed, num_tokens: int) -> Shadowed:
         table = self.memory.fork(sequence.table, num_tokens)
@@ -181,11 +188,20 @@ class ShadowedMemory:
         for sequence in self.sequences.values():
             self.verify(sequence)
         if self.listener is not None:
-            assert len(self.listener.prefixes) == self.memory.pool.num_named
-            for digest, (_, _, tokens) in self.listener.prefixes.items():
-                block = self.memory.tree.named(digest)
-                assert block is not None
-                assert len(tokens) % self.config.block_size == 0
+            self._verify_listener(self.listener)
+
+    def _verify_listener(self, listener: Listener) -> None:
+        """A router that heard every event believes in exactly the named blocks, each after its true prefix."""
+        tree, size = self.memory.tree, self.config.block_size
+        assert len(listener.prefixes) == self.memory.pool.num_named
+        believed = {prefix: digest for digest, prefix in listener.prefixes.items()}
+        for digest, (adapter, group, tokens) in listener.prefixes.items():
+            parent = believed.get((adapter, group, tokens[:-size]))
+            if len(tokens) == size:
+                parent = tree.hasher.root(namespace(size, group, adapter))
+            assert parent is not None
+            assert digest == tree.hasher.child(parent, pack_tokens(tokens[-size:]))
+            assert tree.named(digest) is not None
 
     def _write(self, table: BlockTable, start: int, contents: list[int]) -> None:
         block_size = self.config.block_size

@@ -81,7 +81,7 @@ class BlockPool:
     def allocate(self, count: int) -> Allocation:
         """Take `count` blocks: blank ones first, then the least recently used cached ones.
 
-        This is the only place that decides which block is taken next.
+        Which block somebody gets is decided here and nowhere else; `take_cached` empties the same end of the queue.
         """
         if count > self.num_free:
             raise OutOfBlocksError(count, self.num_free)

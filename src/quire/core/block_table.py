@@ -58,6 +58,7 @@ class BlockTable:
         "digests",
         "has_queried",
         "in_flight_digests",
+        "is_counted",
         "is_naming",
         "is_open",
         "num_computed",
@@ -78,7 +79,7 @@ class BlockTable:
         self.num_computed = 0
         self.num_reserved = 0
         self.digests: list[bytes] = []
-        """Digests of its leading full blocks, as far as anyone has asked; never beyond the known tokens."""
+        """Digests of its leading full blocks. Those beyond `num_computed` are guesses, made anew by each verb."""
         self.packed_tokens = bytearray()
         """The tokens those digests were made from."""
         self.in_flight_digests: list[bytes] = []
@@ -87,6 +88,8 @@ class BlockTable:
         """False once a block could not be named: what follows an unnamed block has no parent to stand under."""
         self.copy_source: int | None = None
         """The shared block the step in flight copies from: held until the step returns."""
+        self.is_counted = True
+        """Whether what it finds enters the statistics: not when the same sequence has asked before."""
         self.has_queried = False
         self.query_tokens = 0
         self.query_hit_tokens = 0

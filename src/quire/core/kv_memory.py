@@ -41,6 +41,7 @@ class KVMemory:
         """Digests that the step in flight completes, and by how many tables."""
         self.pins = Pins(config.num_blocks, config.pin_budget_blocks, config.max_pins)
         self._emit = emit
+        """Called in the middle of operations: it must neither raise nor call back. Appending to a list is right."""
         self._next_id = 1
         self._query_tokens = 0
         self._hit_tokens = 0
@@ -56,14 +57,23 @@ class KVMemory:
     def advance(self, now_s: float) -> None:
         """Tell the time. Pins that have run out are dropped, a bounded number of blocks at a time."""
         self.now_s = now_s
-        for table in self.pins.drop_expired(now_s):
-            self.release(table)
+        self.tree.sweep()
+        for table, blocks in self.pins.take_expired(now_s):
+            self.pool.release(blocks)
+            if not table.blocks:
+                self.release(table)
 
     # -- one sequence --------------------------------------------------------------------------------------------------
 
     def open(self, namespace: Namespace) -> BlockTable:
         """An empty table for a sequence whose KV belongs to this namespace."""
         return self._register(self.tree.open_root(namespace))
+
+    def reopen(self, namespace: Namespace) -> BlockTable:
+        """The same for a sequence that has asked before: what it finds now is its own, and counts as no hit."""
+        table = self.open(namespace)
+        table.is_counted = False
+        return table
 
     def match(self, table: BlockTable, tokens: Sequence[int]) -> int:
         """Extend the table by the cached blocks that follow, hold them, and return how many tokens that gave.
@@ -73,24 +83,27 @@ class KVMemory:
         """
         cap = hit_cap(len(tokens), self.config.block_size)
         num_hit_tokens = self._match(table, tokens, cap)
-        if not table.has_queried:
+        if table.is_counted:
+            table.query_tokens += 0 if table.has_queried else len(tokens)
+            table.query_hit_tokens += num_hit_tokens
             table.has_queried = True
-            table.query_tokens = len(tokens)
-        table.query_hit_tokens += num_hit_tokens
         return num_hit_tokens
 
     def is_computing(self, table: BlockTable, tokens: Sequence[int]) -> bool:
         """Whether the next block this table could hit is being written by the step in flight or being planned."""
+        self._check_open(table)
         index = len(table.blocks)
         if table.num_computed != index * self.config.block_size or not table.is_naming:
             return False
         if index >= hit_cap(len(tokens), self.config.block_size):
             return False
+        self._forget_guesses(table)
         self._extend_digests(table, tokens, index + 1)
         return table.digests[index] in self.in_flight
 
     def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
         """How many blocks `reserve` would take for the next `num_tokens` tokens, a copy of a shared block included."""
+        self._check_open(table)
         end = num_blocks_for(table.num_computed + num_tokens, self.config.block_size)
         return max(0, end - len(table.blocks)) + (self._block_to_copy(table) is not None)
 
@@ -107,6 +120,7 @@ class KVMemory:
                 f"{len(tokens)} known tokens"
             )
         block_size = self.config.block_size
+        self._forget_guesses(table)
         if table.is_naming:
             self._extend_digests(table, tokens, end // block_size)
         source = self._block_to_copy(table)
@@ -153,14 +167,11 @@ class KVMemory:
         table.in_flight_digests = []
         first_full = table.num_computed // self.config.block_size
         table.num_computed += num_tokens
-        is_cut_short = table.num_computed < table.num_reserved
         table.num_reserved = table.num_computed
         if table.copy_source is not None:
             self.pool.release((table.copy_source,))
             table.copy_source = None
         num_full = table.num_computed // self.config.block_size
-        if is_cut_short:
-            table.cut_digests(num_full)
         if table.is_naming and num_full > first_full:
             self._name_blocks(table, first_full, num_full)
 
@@ -181,8 +192,8 @@ class KVMemory:
         for block in child.blocks:
             self.pool.retain(block)
         child.num_computed = child.num_reserved = num_tokens
-        child.is_naming = table.is_naming
         num_full = num_tokens // self.config.block_size
+        child.is_naming = num_full == 0 or bool(self.pool.named[child.blocks[num_full - 1]])
         child.digests = table.digests[:num_full]
         child.packed_tokens = table.packed_tokens[: num_full * 4 * self.config.block_size]
         return child
@@ -204,10 +215,11 @@ class KVMemory:
 
     def pin(self, namespace: Namespace, tokens: Sequence[int], expires_s: float) -> Pin:
         """Keep what is cached of this prefix until `expires_s`. A pin is a table that no sequence writes to."""
-        expires_s = min(expires_s, self.now_s + self.config.max_pin_s)
-        table = self.open(namespace)
-        num_tokens = self._match(table, tokens, len(tokens) // self.config.block_size)
+        limit_s = self.now_s + self.config.max_pin_s
+        expires_s = expires_s if expires_s <= limit_s else limit_s
+        table = self.reopen(namespace)
         try:
+            num_tokens = self._match(table, tokens, len(tokens) // self.config.block_size)
             if num_tokens:
                 self.pins.hold(table, expires_s)
         finally:
@@ -294,13 +306,17 @@ class KVMemory:
         last = num_blocks_for(table.num_reserved, block_size)
         for block in table.blocks[table.num_computed // block_size : last]:
             if ref_count[block] != 1 or named[block]:
-                raise InvariantError(f"commit: block {block} was written while {ref_count[block]} tables held it")
+                raise InvariantError(
+                    f"commit: block {block} was written while it had {ref_count[block]} references"
+                    + " and a name" * named[block]
+                )
 
     def _match(self, table: BlockTable, tokens: Sequence[int], cap: int) -> int:
         self._check_open(table)
         index = first = len(table.blocks)
         if table.is_in_flight or table.num_computed != index * self.config.block_size:
             return 0
+        self._forget_guesses(table)
         while index < cap:
             self._extend_digests(table, tokens, index + 1)
             block = self.tree.find(table.digests[index], table.tokens_of(index), table.parent_of(index))
@@ -309,13 +325,19 @@ class KVMemory:
             self.pool.retain(block)
             table.blocks.append(block)
             index += 1
-        table.num_computed = table.num_reserved = index * self.config.block_size
+            table.num_computed = table.num_reserved = index * self.config.block_size
         return (index - first) * self.config.block_size
 
     def _extend_digests(self, table: BlockTable, tokens: Sequence[int], num_blocks: int) -> None:
         """Let the table's digest chain reach over its first `num_blocks` full blocks."""
         if len(table.digests) < num_blocks:
             table.extend_digests(tokens, num_blocks, self.tree.digest_of(table.root), self.tree.hasher.child)
+
+    def _forget_guesses(self, table: BlockTable) -> None:
+        """Names beyond what is computed were made from tokens that may have changed since: make them anew."""
+        num_full = table.num_computed // self.config.block_size
+        if len(table.digests) > num_full:
+            table.cut_digests(num_full)
 
     def _block_to_copy(self, table: BlockTable) -> int | None:
         """The block the next token falls in, if it is partly filled and may not be written in place."""
@@ -385,9 +407,9 @@ class KVMemory:
 
     def _num_empty_slots(self) -> int:
         """Slots of referenced blocks that hold no token: only the blocks a sequence has not filled yet have any."""
-        block_size, num_filled = self.config.block_size, dict[int, int]()
+        block_size, named, num_filled = self.config.block_size, self.pool.named, dict[int, int]()
         for table in self.tables.values():
             for index in range(table.num_computed // block_size, len(table.blocks)):
                 block, filled = table.blocks[index], max(0, table.num_computed - index * block_size)
-                num_filled[block] = max(filled, num_filled.get(block, 0))
+                num_filled[block] = max(block_size * named[block], filled, num_filled.get(block, 0))
         return sum(block_size - filled for filled in num_filled.values())

@@ -1,6 +1,7 @@
 """The frozen shapes of the KV memory: its settings, and the pictures it gives of itself. No behaviour."""
 
 from dataclasses import dataclass
+from math import inf
 
 from quire.errors import ConfigError
 
@@ -29,8 +30,8 @@ class KVMemoryConfig:
             raise ConfigError(f"block_size must be a power of two, {self.block_size} given; 32 suits most models")
         if not 0.0 <= self.pin_share <= 1.0:
             raise ConfigError(f"pin_share must lie between 0 and 1, {self.pin_share} given")
-        if self.max_pin_s <= 0.0:
-            raise ConfigError(f"max_pin_s must be above 0, {self.max_pin_s} given")
+        if not 0.0 < self.max_pin_s < inf:
+            raise ConfigError(f"max_pin_s must be above 0 and finite, {self.max_pin_s} given")
         if self.max_pins < 0:
             raise ConfigError(f"max_pins must be at least 0, {self.max_pins} given; 0 forbids pins")
         if self.num_evictions_remembered < 1:
@@ -58,7 +59,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """A picture of the memory. `hit_tokens` and `query_tokens` count a sequence once, when it uses what it found."""
+    """A picture of the memory. `hit_tokens` and `query_tokens` count a table once, when it uses what it found."""
 
     num_blocks: int
     num_referenced_blocks: int

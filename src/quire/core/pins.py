@@ -39,8 +39,13 @@ class Pins:
     def hold(self, table: BlockTable, expires_s: float) -> None:
         """Take the table in, or raise PinBudgetError and leave it to the caller."""
         num_fresh = sum(self.pin_count[block] == 0 for block in table.blocks)
-        if self.num_pinned_blocks + num_fresh > self.budget_blocks or len(self.tables) >= self.max_pins:
-            raise PinBudgetError(self.num_pinned_blocks, num_fresh, self.budget_blocks)
+        if len(self.tables) >= self.max_pins:
+            raise PinBudgetError(f"there may be {self.max_pins} pins and that many there are; unpin something")
+        if self.num_pinned_blocks + num_fresh > self.budget_blocks:
+            raise PinBudgetError(
+                f"pins may hold {self.budget_blocks} blocks, {self.num_pinned_blocks} are pinned and this pin would "
+                f"add {num_fresh}; unpin something, or raise pin_share"
+            )
         for block in table.blocks:
             self.pin_count[block] += 1
         self.num_pinned_blocks += num_fresh
@@ -52,23 +57,34 @@ class Pins:
         table = self.tables.pop(pin_id, None)
         if table is None:
             return None
-        for block in table.blocks:
-            self.pin_count[block] -= 1
-            self.num_pinned_blocks -= self.pin_count[block] == 0
+        self._uncount(table.blocks)
         if len(self._expiries) > 2 * len(self.tables) + 64:
             # Pins ended by hand leave their expiry behind; sweep before those outnumber the living.
             self._expiries = [entry for entry in self._expiries if entry[1] in self.tables]
             heapify(self._expiries)
         return table
 
-    def drop_expired(self, now_s: float) -> Iterator[BlockTable]:
-        """The tables whose time is over; about `UNPIN_BLOCKS_AT_ONCE` blocks a call, so that no step waits for many."""
-        num_blocks = 0
-        while self._expiries and self._expiries[0][0] <= now_s and num_blocks < UNPIN_BLOCKS_AT_ONCE:
-            table = self.drop(heappop(self._expiries)[1])
-            if table is not None:
-                num_blocks += len(table.blocks)
-                yield table
+    def take_expired(self, now_s: float) -> Iterator[tuple[BlockTable, list[int]]]:
+        """What pins whose time is over give back: table and blocks, last block first.
+
+        About `UNPIN_BLOCKS_AT_ONCE` blocks a call, from the tail of a long pin if need be, so that no step waits for
+        many. A table that comes empty has ended.
+        """
+        num_left = UNPIN_BLOCKS_AT_ONCE
+        while self._expiries and self._expiries[0][0] <= now_s and num_left > 0:
+            table = self.tables.get(self._expiries[0][1])
+            if table is None:
+                heappop(self._expiries)
+                continue
+            blocks = table.blocks[-num_left:]
+            del table.blocks[-num_left:]
+            table.num_computed = table.num_reserved = len(table.blocks) * table.block_size
+            self._uncount(blocks)
+            num_left -= len(blocks)
+            if not table.blocks:
+                heappop(self._expiries)
+                del self.tables[table.table_id]
+            yield table, blocks[::-1]
 
     def drop_all(self) -> list[BlockTable]:
         """Every table, at once."""
@@ -79,3 +95,8 @@ class Pins:
                 self.pin_count[block] = 0
         self.num_pinned_blocks = 0
         return tables
+
+    def _uncount(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.pin_count[block] -= 1
+            self.num_pinned_blocks -= self.pin_count[block] == 0

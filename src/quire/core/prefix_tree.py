@@ -18,6 +18,7 @@ from quire.core.digests import DIGEST_BYTES, BlockHasher, Namespace
 from quire.errors import InvariantError
 
 BLOCKS_PER_SHARD = 1024
+SHARDS_SWEPT_AT_ONCE = 4
 SIBLINGS_COMPARED = 16
 NAMESPACES_COMPARED = 16
 
@@ -58,7 +59,7 @@ class Divergence:
 
 
 class EvictionLog:
-    """Remembers at least the last `size` evicted digests, and not many more than twice as many.
+    """Remembers at least the last `size` evicted digests, and at most twice as many.
 
     Two generations instead of a queue: forgetting costs nothing per entry.
     """
@@ -75,9 +76,9 @@ class EvictionLog:
 
     def record(self, digests: Sequence[bytes], now_s: float) -> None:
         """These blocks have just been evicted."""
-        if len(self._young) >= self._size:
-            self._old, self._young = self._young, {}
         for digest in digests:
+            if len(self._young) >= self._size:
+                self._old, self._young = self._young, {}
             self._young[digest] = now_s
 
     def evicted_at_s(self, digest: bytes) -> float | None:
@@ -111,7 +112,6 @@ class PrefixTree:
         self.evictions = EvictionLog(num_evictions_remembered)
         self._num_blocks = num_blocks
         self._width = 4 * block_size
-        # A named block's record: its digest, then its packed tokens.
         self._record_width = DIGEST_BYTES + self._width
         num_shards = 1
         while num_shards * BLOCKS_PER_SHARD < num_blocks:
@@ -119,19 +119,27 @@ class PrefixTree:
         self._shard_mask = num_shards - 1
         self._roots: list[Root | None] = []
         self._slot_of: dict[Namespace, int] = {}
+        self._slots_of_group: dict[str, dict[int, Namespace]] = {}
         self._free_slots: list[int] = []
-        self._reset()
+        rows = num_blocks + 1
+        self._records = bytearray(self._record_width * rows)
+        """Digest and packed tokens of each named block; of others, whatever was there."""
+        self._newer = array("i", bytes(4 * rows))
+        self._older = array("i", bytes(4 * rows))
+        self._discarded: list[dict[bytes, int]] = []
+        self._forget_all()
 
-    def _reset(self) -> None:
+    def _forget_all(self) -> None:
         rows = self._num_blocks + 1
         # One dictionary of a million names would stop a step for tens of milliseconds whenever it grows. Many small
         # ones grow one at a time; with bytes for keys and integers for values the garbage collector skips them.
         self._shards: list[dict[bytes, int]] = [{} for _ in range(self._shard_mask + 1)]
-        self._records = bytearray(self._record_width * rows)
         self._parent = array("i", bytes(4 * rows))
         self._first_child = array("i", bytes(4 * rows))
-        self._newer = array("i", bytes(4 * rows))
-        self._older = array("i", bytes(4 * rows))
+
+    def sweep(self) -> None:
+        """Give back a little of what `clear` put aside: freeing a million names at once would stop everyone."""
+        del self._discarded[-SHARDS_SWEPT_AT_ONCE:]
 
     # -- roots ---------------------------------------------------------------------------------------------------------
 
@@ -143,10 +151,11 @@ class PrefixTree:
                 raise InvariantError(
                     f"a namespace of {namespace.block_size}-token blocks in a pool of {self.block_size}-token blocks"
                 )
-            slot = self._free_slots.pop() if self._free_slots else len(self._roots)
             root = Root(namespace, self.hasher.root(namespace))
+            slot = self._free_slots.pop() if self._free_slots else len(self._roots)
             self._roots[slot : slot + 1] = [root]
             self._slot_of[namespace] = slot
+            self._slots_of_group.setdefault(namespace.cache_group, {})[slot] = namespace
         self._root(~slot).num_tables += 1
         return ~slot
 
@@ -172,7 +181,10 @@ class PrefixTree:
     def _drop_root_if_unused(self, root: int) -> None:
         record = self._root(root)
         if record.num_tables == 0 and record.first_child == 0:
-            del self._slot_of[record.namespace]
+            group = self._slots_of_group[record.namespace.cache_group]
+            del self._slot_of[record.namespace], group[~root]
+            if not group:
+                del self._slots_of_group[record.namespace.cache_group]
             self._roots[~root] = None
             self._free_slots.append(~root)
 
@@ -277,7 +289,8 @@ class PrefixTree:
 
     def clear(self) -> None:
         """Forget every name at once. Roots with open tables stay; nothing is remembered as evicted."""
-        self._reset()
+        self._discarded += filter(None, self._shards)
+        self._forget_all()
         self.evictions.clear()
         for slot, root in enumerate(self._roots):
             if root is not None:
@@ -314,8 +327,8 @@ class PrefixTree:
         """How far these tokens are cached, and the first reason of `MissReason` that holds for the next block."""
         packed = pack_tokens(tokens)
         cap = hit_cap(len(tokens), self.block_size)
-        root = self._slot_of.get(namespace)
-        node = None if root is None else ~root
+        slot = self._slot_of.get(namespace)
+        node = None if slot is None else ~slot
         digest = self.hasher.root(namespace)
         num_hits = 0
         next_tokens = b""
@@ -350,12 +363,9 @@ class PrefixTree:
 
     def _same_tokens_elsewhere(self, namespace: Namespace, packed_tokens: bytes) -> Namespace | None:
         """A namespace of the same cache group that has this first block: another model, adapter or format."""
-        candidates = (
-            (other, ~slot)
-            for other, slot in reversed(self._slot_of.items())
-            if other.cache_group == namespace.cache_group and other != namespace
-        )
-        for other, root in islice(candidates, NAMESPACES_COMPARED):
+        group = self._slots_of_group.get(namespace.cache_group, {})
+        for slot, other in islice(reversed(group.items()), NAMESPACES_COMPARED):
+            root = ~slot
             digest = self.hasher.child(self._root(root).digest, packed_tokens)
             if self.find(digest, packed_tokens, root) is not None:
                 return other

@@ -164,6 +164,40 @@ class TestNames:
         assert memory.divergence(SPACE, [1, 2, 3, 4, 5, 6, 9, 9, 0]).num_cached_tokens == 8
         assert memory.divergence(SPACE, [1, 2, 3, 4, 5, 6, 7, 8, 0]).num_cached_tokens == 4
 
+    def test_tokens_that_change_before_they_are_computed_are_named_as_what_they_became(self) -> None:
+        for look in ("reserve", "match", "is_computing"):
+            memory = KVMemory(KVMemoryConfig(4, 4), BlockHasher(KEY))
+            hog, table = memory.open(SPACE), memory.open(SPACE)
+            memory.reserve(hog, [7] * 12, 12)
+            guess, truth = [1, 2, 3, 4, 5], [1, 2, 9, 9, 9]
+            if look == "reserve":
+                with pytest.raises(OutOfBlocksError):
+                    memory.reserve(table, guess, 5)
+            elif look == "match":
+                memory.match(table, guess)
+            else:
+                memory.is_computing(table, guess)
+            memory.reserve(table, truth, 4)
+            memory.commit(table, 4)
+            assert memory.divergence(SPACE, guess).num_cached_tokens == 0, look
+            assert memory.divergence(SPACE, truth).num_cached_tokens == 4, look
+
+    def test_a_bad_token_in_the_middle_leaves_everything_in_order(self) -> None:
+        memory = KVMemory(KVMemoryConfig(16, 4), BlockHasher(KEY))
+        table = memory.open(SPACE)
+        memory.reserve(table, [1] * 8, 8)
+        memory.commit(table, 8)
+        memory.release(table)
+        table = memory.open(SPACE)
+        with pytest.raises(OverflowError):
+            memory.match(table, [1] * 8 + [2**32] * 4 + [1])
+        assert table.num_computed == 8
+        invariants.check(memory)
+        with pytest.raises(OverflowError):
+            memory.pin(SPACE, [1] * 4 + [-1] * 4, 10.0)
+        assert len(memory.tables) == 1
+        invariants.check(memory)
+
     def test_a_sequence_whose_digest_collides_stops_naming_and_stays_right(self) -> None:
         shadow = ShadowedMemory(KVMemoryConfig(4096, 1), hasher=WeakHasher(KEY))
         space = namespace(1)
@@ -330,6 +364,8 @@ class TestMisuse:
             lambda: memory.reserve(table, [1], 1),
             lambda: memory.commit(table, 0),
             lambda: memory.fork(table, 0),
+            lambda: memory.is_computing(table, [1]),
+            lambda: memory.num_blocks_needed(table, 1),
         ):
             with pytest.raises(InvariantError, match="not open"):
                 use()
@@ -372,7 +408,7 @@ class TestMisuse:
         sequence = shadow.begin(SPACE, list(range(5)))
         shadow.reserve(sequence, 5)
         shadow.memory.pool.retain(sequence.table.blocks[1])
-        with pytest.raises(InvariantError, match="written while 2 tables held it"):
+        with pytest.raises(InvariantError, match="written while it had 2 references"):
             shadow.memory.commit(sequence.table, 5)
 
     def test_a_write_into_a_named_block_is_noticed(self) -> None:
@@ -380,7 +416,7 @@ class TestMisuse:
         sequence = shadow.begin(SPACE, list(range(5)))
         shadow.reserve(sequence, 5)
         shadow.memory.pool.name([sequence.table.blocks[0]])
-        with pytest.raises(InvariantError, match="was written while"):
+        with pytest.raises(InvariantError, match="1 references and a name"):
             shadow.memory.commit(sequence.table, 5)
 
     def test_tokens_out_of_range_change_nothing(self) -> None:
@@ -399,6 +435,7 @@ class TestMisuse:
             ("pin_share", 1.5),
             ("pin_share", -0.1),
             ("max_pin_s", 0.0),
+            ("max_pin_s", float("nan")),
             ("max_pins", -1),
             ("num_evictions_remembered", 0),
         ],
@@ -431,6 +468,18 @@ class TestClear:
         assert shadow.reserve(running, 4)
         shadow.finish_step()
         assert shadow.memory.stats().num_named_blocks == 0
+        shadow.verify_all()
+
+    def test_a_fork_of_nothing_names_as_a_new_sequence_does(self) -> None:
+        shadow = new_shadow(16)
+        running = computed(shadow, [2] * 9)
+        shadow.memory.clear()
+        child = shadow.fork(running, 3)
+        assert shadow.reserve(child, child.num_uncomputed)
+        shadow.finish_step()
+        assert shadow.memory.stats().num_named_blocks == 2
+        grandchild = shadow.fork(running, 5)
+        assert not grandchild.table.is_naming
         shadow.verify_all()
 
     def test_a_sequence_that_holds_nothing_yet_names_as_before(self) -> None:
@@ -515,6 +564,21 @@ class TestStatistics:
         child.append(1)
         assert shadow.reserve(child, 1)
         assert shadow.memory.stats().num_open_tables == 2
+
+    def test_a_full_block_is_full_for_whoever_shares_it(self) -> None:
+        shadow = new_shadow(8)
+        shadow.fork(computed(shadow, list(range(8))), 7)
+        assert shadow.memory.stats().fragmentation == 0.0
+
+    def test_a_sequence_that_asks_again_counts_no_second_time(self) -> None:
+        shadow = new_shadow(8)
+        shadow.release(computed(shadow, list(range(9))))
+        before = shadow.memory.stats()
+        again = shadow.memory.reopen(SPACE)
+        assert shadow.memory.match(again, list(range(9))) == 8
+        shadow.memory.reserve(again, list(range(9)), 1)
+        after = shadow.memory.stats()
+        assert (before.query_tokens, before.hit_tokens) == (after.query_tokens, after.hit_tokens)
 
     def test_at_rest_nothing_is_left_of_a_tenant_but_cached_blocks(self) -> None:
         shadow = new_shadow(8)

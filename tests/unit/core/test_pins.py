@@ -61,6 +61,12 @@ def test_a_pin_never_outlives_the_longest_time_allowed() -> None:
     assert memory.pin(SPACE, [1] * 8, expires_s=1e9).expires_s == 105.0
 
 
+def test_a_moment_that_is_not_a_number_is_the_longest_time_allowed() -> None:
+    memory = new_memory(max_pin_s=5.0)
+    cache(memory, [1] * 8)
+    assert memory.pin(SPACE, [1] * 8, expires_s=float("nan")).expires_s == 5.0
+
+
 def test_a_pin_can_be_let_go_early_and_twice() -> None:
     memory = new_memory()
     cache(memory, [1] * 8)
@@ -109,7 +115,7 @@ def test_the_number_of_pins_is_bounded_however_few_blocks_they_hold() -> None:
     cache(memory, [1] * 4)
     memory.pin(SPACE, [1] * 4, expires_s=10.0)
     memory.pin(SPACE, [1] * 4, expires_s=10.0)
-    with pytest.raises(PinBudgetError):
+    with pytest.raises(PinBudgetError, match="there may be 2 pins"):
         memory.pin(SPACE, [1] * 4, expires_s=10.0)
 
 
@@ -143,3 +149,27 @@ def test_many_pins_that_end_together_are_released_a_bounded_number_at_a_time() -
         memory.advance(11.0)
         left.append(len(memory.pins.tables))
     assert left == [3, 1, 0]
+
+
+def test_a_long_pin_is_released_from_its_tail_in_slices() -> None:
+    memory = new_memory(num_blocks=3 * UNPIN_BLOCKS_AT_ONCE, pin_share=1.0)
+    length = 2 * UNPIN_BLOCKS_AT_ONCE + 10
+    cache(memory, [1] * 4 * length)
+    memory.pin(SPACE, [1] * 4 * length, expires_s=10.0)
+    left = []
+    for _ in range(3):
+        memory.advance(11.0)
+        left.append(memory.stats().num_pinned_blocks)
+        invariants.check(memory)
+    assert left == [UNPIN_BLOCKS_AT_ONCE + 10, 10, 0]
+    invariants.check_at_rest(memory)
+
+
+def test_a_pin_dropped_by_hand_leaves_no_trace_in_what_expires() -> None:
+    memory = new_memory()
+    cache(memory, [1] * 4)
+    cache(memory, [2] * 4)
+    memory.unpin(memory.pin(SPACE, [1] * 4, expires_s=5.0))
+    memory.pin(SPACE, [2] * 4, expires_s=6.0)
+    memory.advance(7.0)
+    assert memory.stats().num_pinned_blocks == 0

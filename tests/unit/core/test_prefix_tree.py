@@ -28,6 +28,11 @@ def name_chain(tree: PrefixTree, blocks: list[int], tokens: list[int], parent: i
     return digests
 
 
+def name_chain_of_one(tree: PrefixTree, token: int, root: int) -> None:
+    packed = pack_tokens([token])
+    tree.name([token], [tree.hasher.child(tree.digest_of(root), packed)], packed, root)
+
+
 def compute(memory: KVMemory, space: Namespace, tokens: list[int]) -> None:
     table = memory.open(space)
     memory.match(table, tokens)
@@ -104,6 +109,16 @@ def test_a_root_is_dropped_with_its_last_table_and_its_place_is_used_again() -> 
     with pytest.raises(InvariantError, match="used after it was closed"):
         tree.digest_of(first)
     assert tree.open_root(namespace(2, "other")) == first
+
+
+def test_a_namespace_that_cannot_be_encoded_costs_no_place() -> None:
+    tree = new_tree()
+    tree.close_root(tree.open_root(SPACE))
+    for _ in range(3):
+        with pytest.raises(UnicodeEncodeError):
+            tree.open_root(namespace(2, "\ud800"))
+    tree.open_root(SPACE)
+    assert len(tree._roots) == 1
 
 
 def test_a_root_stays_while_a_block_hangs_under_it() -> None:
@@ -185,6 +200,19 @@ def test_clearing_forgets_every_name_and_keeps_open_roots() -> None:
     assert list(tree.roots()) == [root]
 
 
+def test_what_a_clear_forgets_is_given_back_a_little_at_a_time() -> None:
+    tree = PrefixTree(20_000, 1, BlockHasher(KEY), 16)
+    root = tree.open_root(namespace(1))
+    for block in range(1, 20_001):
+        name_chain_of_one(tree, block, root)
+    tree.clear()
+    left = [len(tree._discarded)]
+    while tree._discarded:
+        tree.sweep()
+        left.append(len(tree._discarded))
+    assert left == [32, 28, 24, 20, 16, 12, 8, 4, 0]
+
+
 def test_the_index_is_cut_in_small_pieces_so_that_no_growth_stops_a_step() -> None:
     assert len(new_tree(8)._shards) == 1
     assert len(new_tree(100_000)._shards) == 128
@@ -195,11 +223,15 @@ def test_the_eviction_log_remembers_the_latest_and_stays_bounded() -> None:
     for index in range(100):
         log.record([bytes([index])], float(index))
         assert len(log) <= 8
-    assert log.evicted_at_s(bytes([99])) == 99.0
-    assert log.evicted_at_s(bytes([96])) == 96.0
+        for recent in range(max(0, index - 3), index + 1):
+            assert log.evicted_at_s(bytes([recent])) == float(recent), "at least the last four"
     assert log.evicted_at_s(bytes([3])) is None
+    log.record([bytes([98])], 1000.0)
+    assert log.evicted_at_s(bytes([98])) == 1000.0, "the later of two evictions"
+    log.record([bytes([index]) for index in range(50)], 2000.0)
+    assert len(log) <= 8, "however many at once"
     log.clear()
-    assert log.evicted_at_s(bytes([99])) is None
+    assert log.evicted_at_s(bytes([49])) is None
 
 
 def test_shared_tokens_are_counted_from_the_front() -> None:
@@ -293,6 +325,25 @@ class TestWhyAPrefixMissed:
         compute(self.memory, namespace(2, adapter="lora"), [1, 2, 3, 4])
         compute(self.memory, SPACE, [1, 2])
         assert self.reason([1, 2, 3, 4, 5]) == (2, MissReason.FIRST_SEEN)
+
+    def test_an_older_sibling_can_be_the_closest(self) -> None:
+        memory = KVMemory(KVMemoryConfig(64, 4), BlockHasher(KEY))
+        compute(memory, namespace(4), [1, 2, 3, 4])
+        for other in range(10, 20):
+            compute(memory, namespace(4), [1, other, other, other])
+        assert memory.divergence(namespace(4), [1, 2, 3, 5, 5]).first_different_token == 3
+
+    def test_an_older_namespace_of_the_same_tenant_is_found(self) -> None:
+        compute(self.memory, namespace(2, adapter="first"), [1, 2])
+        for index in range(3):
+            compute(self.memory, namespace(2, adapter=f"later{index}"), [8, 9])
+        assert self.reason([1, 2, 3]) == (0, MissReason.OTHER_NAMESPACE)
+
+    def test_after_a_clear_nothing_counts_as_evicted(self) -> None:
+        compute(self.memory, SPACE, [1, 2])
+        self.memory.evict(1)
+        self.memory.clear()
+        assert self.reason([1, 2, 3]) == (0, MissReason.FIRST_SEEN)
 
     def test_asking_changes_nothing(self) -> None:
         compute(self.memory, SPACE, [1, 2, 3, 4])
