@@ -5,7 +5,7 @@
     ├── ConfigError               a setting breaks a rule; said before anything starts
     ├── RequestError              a request that cannot be served, however empty the server
     │   ├── DuplicateRequestError its id is that of a live request
-    │   └── RequestTooLargeError  it could not finish even alone
+    │   └── RequestTooLargeError  it could not finish even alone, or asks for nothing
     └── CapacityError             something bounded is full
         ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
         ├── PinBudgetError        the pin would hold more of the pool than pins may

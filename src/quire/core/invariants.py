@@ -1,13 +1,15 @@
-"""Everything that must always hold of the KV memory (the promises of the design), as one function anyone may call.
+"""Everything that must always hold of the KV memory and of the scheduler, as functions anyone may call.
 
-`check(memory)` walks the whole pool: for tests, proofs and idle moments. What can be told in O(1) is checked all the
-time, inside the operations themselves.
+`check(memory)` walks the whole pool, `check_scheduler(scheduler)` everybody who waits or runs: for tests, proofs and
+idle moments. What can be told in O(1) is checked all the time, inside the operations themselves.
 """
 
 from collections import Counter
 
 from quire.core.block_table import BlockTable, num_blocks_for
 from quire.core.kv_memory import KVMemory
+from quire.core.request import SequenceStatus
+from quire.core.scheduler import Scheduler
 from quire.errors import InvariantError
 
 
@@ -31,6 +33,45 @@ def check_at_rest(memory: KVMemory) -> None:
         memory.pool.num_referenced == memory.pins.num_pinned_blocks,
         f"at rest: {memory.pool.num_referenced} blocks are referenced, {memory.pins.num_pinned_blocks} pinned",
     )
+
+
+def check_scheduler(scheduler: Scheduler) -> None:
+    """Who waits, who runs, and what is counted of them, agree with each other and with the memory."""
+    running, waiting = scheduler.running, list(scheduler.queue)
+    keys = [sequence.key for sequence in running]
+    _require(keys == sorted(keys), "running: not in order of urgency")
+    for sequence in running:
+        is_sound = sequence.status is SequenceStatus.RUNNING and sequence.table is not None
+        _require(is_sound and sequence.num_uncomputed >= 1, f"running: sequence {sequence.sequence_id} cannot run")
+    for sequence in waiting:
+        is_sound = sequence.status is SequenceStatus.WAITING and sequence.table is None
+        _require(is_sound, f"waiting: sequence {sequence.sequence_id} holds blocks or runs")
+    tables = {sequence.table.table_id for sequence in running if sequence.table is not None}
+    _require(tables == set(scheduler.memory.tables) - set(scheduler.memory.pins.tables), "tables without a sequence")
+    num_places = sum(1 + len(sequence.siblings) for sequence in running)
+    _require(num_places == scheduler.num_places, f"{scheduler.num_places} places counted, {num_places} taken")
+    _require(num_places <= scheduler.config.max_running, f"{num_places} places taken")
+    unborn = [sibling for sequence in (*running, *waiting) for sibling in sequence.siblings]
+    alive = Counter(sequence.sequence_id for sequence in (*running, *waiting, *unborn))
+    expected = Counter(
+        sequence.sequence_id
+        for live in scheduler.live.values()
+        for sequence in live.sequences
+        if sequence.status is not SequenceStatus.FINISHED
+    )
+    _require(alive == expected, "a sequence is nowhere, or in two places")
+    _check_tenants(scheduler)
+
+
+def _check_tenants(scheduler: Scheduler) -> None:
+    num_live: Counter[str] = Counter()
+    for live in scheduler.live.values():
+        num_live[live.request.tenant] += live.num_unfinished
+    num_waiting = Counter(sequence.request.tenant for sequence in scheduler.queue if sequence.num_preemptions == 0)
+    for tenant in scheduler.queue.tenants.values():
+        counted = (tenant.num_live, tenant.num_waiting)
+        found = (num_live[tenant.name], num_waiting[tenant.name])
+        _require(counted == found, f"tenant {tenant.name!r}: {counted} live and waiting counted, {found} found")
 
 
 def _require(holds: bool, message: str) -> None:

@@ -1,0 +1,167 @@
+"""A runner without tensors that notices every wrong block.
+
+Each KV slot holds a 64-bit value made from its token, its position and the slot before it, which is read *through the
+block table*. The next token is a hash of every slot up to the sequence's length, read the same way, and of the sampling
+parameters. So a block that is stale, aliased, unwritten or foreign, a position off by one, a wrong seed or a lost
+penalty changes the text at once, and what a real model would show by luck is shown by equality.
+
+`answer_alone` is the same model without blocks, batches or caches: what every request must get.
+"""
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import count
+
+from quire.backends.protocol import Capacity, PendingStep
+from quire.core.request import SamplingParams
+from quire.core.step import RowResult, Sampling, StepPlan, StepResult, TokenLogprobs, WorkItem
+from quire.errors import InvariantError
+
+SLOT_BYTES = 8
+MASK = (1 << 64) - 1
+
+
+def slot_value(before: int, token_id: int, position: int) -> int:
+    """What the slot at `position` holds after the slot before it."""
+    mixed = (before ^ (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9)) & MASK
+    mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & MASK
+    return mixed ^ mixed >> 32
+
+
+@lru_cache(maxsize=4096)
+def _encoded(params: SamplingParams) -> bytes:
+    return repr(params).encode()
+
+
+def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int) -> int:
+    """The token that follows these slots: a pure function of them and of everything sampling may depend on."""
+    params = sampling.params
+    state = blake2b(slots, digest_size=8)
+    state.update(_encoded(params))
+    state.update(repr((sampling.num_prompt_tokens, sampling.known_tokens)).encode())
+    if params.temperature > 0.0:
+        state.update(repr((sampling.seed, sampling.sequence_index, sampling.position)).encode())
+    for attempt in count():
+        token_id = (int.from_bytes(state.digest(), "little") + attempt) % vocabulary_size
+        is_too_early = sampling.num_output_tokens < params.min_tokens and token_id in params.stop_token_ids
+        if not is_too_early or attempt > vocabulary_size:
+            return token_id
+    raise InvariantError("unreachable: the loop above has no end")
+
+
+def answer_alone(
+    prompt: Sequence[int], params: SamplingParams, seed: int, vocabulary_size: int, sequence_index: int = 0
+) -> list[int]:
+    """What the oracle answers with nobody else around: no blocks, no chunks, no cache."""
+    slots, tokens, value = array("Q"), list(prompt), 0
+    for position, token_id in enumerate(tokens):
+        value = slot_value(value, token_id, position)
+        slots.append(value)
+    while len(tokens) - len(prompt) < params.max_tokens:
+        known = tuple(tokens) if params.needs_known_tokens else None
+        sampling = Sampling(params, seed, sequence_index, len(tokens), len(prompt), known)
+        token_id = next_token(slots.tobytes(), sampling, vocabulary_size)
+        tokens.append(token_id)
+        if len(tokens) - len(prompt) > params.min_tokens and token_id in params.stop_token_ids:
+            break
+        value = slot_value(value, token_id, len(tokens) - 1)
+        slots.append(value)
+    return tokens[len(prompt) :]
+
+
+class OracleRunner:
+    """Pretends to be a model. Slots of a new pool hold garbage, so that reading one before writing it shows."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        size = capacity.block_size
+        self._blocks = [
+            array("Q", [slot_value(0xDEAD, block, offset) for offset in range(size)])
+            for block in range(capacity.num_blocks + 1)
+        ]
+        self._is_closed = False
+
+    @property
+    def capacity(self) -> Capacity:
+        """Fixed at load."""
+        return self._capacity
+
+    def start(self, plan: StepPlan) -> PendingStep:
+        """The oracle computes when it is waited for."""
+        return _OracleStep(self, plan)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Copies first, then every row."""
+        if self._is_closed:
+            raise InvariantError("the runner is closed")
+        num_tokens = sum(len(item.token_ids) for item in plan.items)
+        if num_tokens > self._capacity.max_step_tokens:
+            raise InvariantError(f"a step may feed {self._capacity.max_step_tokens} tokens, {num_tokens} given")
+        for copy in plan.copies:
+            self._blocks[copy.dst] = self._blocks[copy.src][:]
+        for item in plan.items:
+            self._write(item)
+        return StepResult(plan.step, {item.sequence_id: self._row(item) for item in plan.items})
+
+    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
+        """A block is its slots, each 8 bytes, in the machine's own order."""
+        return [self._blocks[block].tobytes() for block in block_ids]
+
+    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
+        """Put such bytes back."""
+        for block, content in zip(block_ids, data, strict=True):
+            self._blocks[block] = array("Q", content)
+
+    def close(self) -> None:
+        """Give the blocks back."""
+        self._is_closed = True
+        self._blocks = []
+
+    def _write(self, item: WorkItem) -> None:
+        size, blocks, table = self._capacity.block_size, self._blocks, item.block_ids
+        position = item.first_position
+        value = blocks[table[(position - 1) // size]][(position - 1) % size] if position else 0
+        for token_id in item.token_ids:
+            value = slot_value(value, token_id, position)
+            blocks[table[position // size]][position % size] = value
+            position += 1
+
+    def _row(self, item: WorkItem) -> RowResult:
+        slots = self._slots(item, item.first_position + len(item.token_ids))
+        prompt_logprobs = tuple(
+            self._logprobs(slots[: SLOT_BYTES * (item.first_position + at + 1)], target, item.num_prompt_alternatives)
+            for at, target in enumerate(item.prompt_targets)
+        )
+        sampling = item.sampling
+        if sampling is None:
+            return RowResult((), (), prompt_logprobs)
+        token_id = next_token(slots, sampling, self._capacity.vocabulary_size)
+        wanted = sampling.params.logprobs
+        logprobs = () if wanted is None else (self._logprobs(slots, token_id, wanted),)
+        return RowResult((token_id,), logprobs, prompt_logprobs)
+
+    def _slots(self, item: WorkItem, length: int) -> bytes:
+        """Every slot of the sequence up to its length, through its block table and never beyond."""
+        if item.sampling is None and not item.prompt_targets:
+            return b""
+        num_blocks = -(-length // self._capacity.block_size)
+        joined = b"".join([self._blocks[block].tobytes() for block in item.block_ids[:num_blocks]])
+        return joined[: length * SLOT_BYTES]
+
+    def _logprobs(self, slots: bytes, token_id: int, num_alternatives: int) -> TokenLogprobs:
+        digest = blake2b(slots, digest_size=8, salt=token_id.to_bytes(8, "little")).digest()
+        logprob = -int.from_bytes(digest, "little") / 2.0**60
+        size = self._capacity.vocabulary_size
+        others = tuple(((token_id + 1 + at) % size, logprob - 1.0 - at) for at in range(num_alternatives))
+        return TokenLogprobs(token_id, logprob, 1, others)
+
+
+class _OracleStep:
+    def __init__(self, runner: OracleRunner, plan: StepPlan) -> None:
+        self._runner = runner
+        self._plan = plan
+
+    def wait(self) -> StepResult:
+        return self._runner.run(self._plan)

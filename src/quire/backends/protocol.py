@@ -1,0 +1,58 @@
+"""The contract between the core and whatever computes. A runner executes plans; it keeps no other state than KV.
+
+Asynchronous from the first day: `start` returns at once with something to wait for. One step is in flight at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.core.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a runner can hold, fixed when it is loaded."""
+
+    num_blocks: int
+    """Blocks that can be handed out: ids 1 to this. Block 0, the null block, comes on top; nobody's KV lives there."""
+    block_size: int
+    max_sequence_tokens: int
+    max_step_tokens: int
+    """The most tokens one step can feed, over all its items."""
+    vocabulary_size: int
+    num_kv_bytes: int
+    """Size of one block in the byte layout of `read_blocks`."""
+
+
+class PendingStep(Protocol):
+    """A step on its way."""
+
+    def wait(self) -> StepResult:
+        """Block until the step is done. A row that failed carries its error; a step that failed raises."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes steps. Every row's result depends on that row alone: its tokens, its blocks, its parameters."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """Fixed at load."""
+        ...
+
+    def start(self, plan: StepPlan) -> PendingStep:
+        """Begin a step: first all copies, in their order, each of a whole block; then the items."""
+        ...
+
+    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
+        """The KV of whole blocks, each in the runner's documented layout: how tiers take blocks away."""
+        ...
+
+    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
+        """Put such bytes back, perhaps into other blocks."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. Doing it twice does nothing."""
+        ...

@@ -1,0 +1,117 @@
+"""The scheduler's choices as pure functions: how many tokens, who may displace whom, when a sequence is done.
+
+No state, no side effects: each can be read, tested and argued about alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.core.block_table import num_blocks_for
+from quire.core.kv_shapes import KVMemoryConfig
+from quire.core.request import FinishReason, PriorityClass, Request, Sequence
+from quire.core.scheduler_shapes import SchedulerConfig
+from quire.errors import RequestTooLargeError
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What a newcomer lacks; zero or less is enough."""
+
+    num_places: int
+    num_blocks: int
+    num_freed_by: Callable[[Sequence], int]
+    """How many blocks come free, at least, when a running sequence gives up its own."""
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is room already."""
+        return self.num_places <= 0 and self.num_blocks <= 0
+
+
+RANK = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
+PROTECTED_AFTER = 3
+"""A sequence preempted this often is not displaced by newcomers any more."""
+
+
+def chunk_length(num_computed: int, num_known: int, budget: int, block_size: int, fork_point: int | None) -> int:
+    """How many tokens to compute next: all that are known, or what the budget allows up to a border.
+
+    A chunk ends on a block border, at the last known token, or at the fork point; so a block that others may be waiting
+    for is never left half written by one who could have finished it. 0: the budget does not reach the next border.
+    """
+    end = num_known if fork_point is None or num_computed >= fork_point else fork_point
+    if end - num_computed <= budget:
+        return end - num_computed
+    return max(0, (num_computed + budget) // block_size * block_size - num_computed)
+
+
+def may_displace(newcomer: Sequence, victim: Sequence) -> bool:
+    """Whether a waiting sequence may take a running one's place: of a lower class, with a later key, not protected."""
+    return (
+        RANK[newcomer.request.priority] < RANK[victim.request.priority]
+        and newcomer.key < victim.key
+        and victim.num_preemptions < PROTECTED_AFTER
+    )
+
+
+def victims_for(newcomer: Sequence, running: list[Sequence], shortage: Shortage) -> list[Sequence]:
+    """The running sequences, latest key first, whose places and blocks a newcomer needs; none if that is not enough.
+
+    `running` comes in order of urgency.
+    """
+    chosen: list[Sequence] = []
+    num_places, num_blocks = shortage.num_places, shortage.num_blocks
+    for victim in reversed(running):
+        if num_places <= 0 and num_blocks <= 0:
+            break
+        if may_displace(newcomer, victim):
+            chosen.append(victim)
+            num_places -= 1 + len(victim.siblings)
+            num_blocks -= shortage.num_freed_by(victim)
+    return chosen if num_places <= 0 and num_blocks <= 0 else []
+
+
+def finish_reason(sequence: Sequence, max_sequence_tokens: int) -> FinishReason | None:
+    """Whether the last token ended the sequence. Limits count from the client's prompt, whatever happened since."""
+    params, num_output = sequence.request.params, sequence.num_output_tokens
+    if num_output == 0:
+        return None
+    if num_output > params.min_tokens and sequence.tokens[-1] in params.stop_token_ids:
+        return FinishReason.STOP
+    if num_output >= params.max_tokens or len(sequence.tokens) >= max_sequence_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def blocks_to_finish_alone(request: Request, max_sequence_tokens: int, block_size: int) -> int:
+    """The most blocks all continuations together can ever hold, with nobody else to share with.
+
+    The last token produced is never computed. Full blocks of the prompt, less its last token, are shared by all
+    continuations; when they part, the source of the copies is held for one step more.
+    """
+    num_tokens = min(len(request.prompt) + request.params.max_tokens, max_sequence_tokens) - 1
+    num_blocks = num_blocks_for(max(num_tokens, len(request.prompt)), block_size)
+    num_shared = (len(request.prompt) - 1) // block_size
+    num_sequences = len(request.continuations)
+    return num_shared + num_sequences * (num_blocks - num_shared) + (num_sequences > 1)
+
+
+def check_request(request: Request, scheduler: SchedulerConfig, memory: KVMemoryConfig) -> None:
+    """Refuse what could never finish: no prompt, too long, too many continuations, or too large for the pool."""
+    limit, num_prompt, num_sequences = scheduler.max_sequence_tokens, len(request.prompt), len(request.continuations)
+    if num_prompt == 0 or num_sequences == 0:
+        raise RequestTooLargeError("a request needs at least one prompt token and one continuation; it has none")
+    if num_prompt >= limit:
+        raise RequestTooLargeError(f"a sequence may have {limit} tokens, the prompt alone has {num_prompt}; shorten it")
+    if num_sequences > scheduler.max_running:
+        raise RequestTooLargeError(
+            f"{scheduler.max_running} sequences may run at once, {num_sequences} continuations are asked for; "
+            "ask for fewer"
+        )
+    num_blocks = blocks_to_finish_alone(request, limit, memory.block_size)
+    num_usable = memory.num_blocks - memory.pin_budget_blocks
+    if num_blocks > num_usable:
+        raise RequestTooLargeError(
+            f"{num_usable} blocks of {memory.block_size} tokens are there to run in, {num_blocks} may be needed; "
+            "shorten the prompt, ask for fewer tokens, or give the server more memory"
+        )

@@ -1,0 +1,170 @@
+"""What a client asked, and the sequences that answer it. Plain data and legal status moves; decides nothing.
+
+A **request** asks for one or more continuations of a prompt. Each continuation becomes a **sequence**: the prompt, the
+tokens sampled so far, and a block table while it runs.
+
+    WAITING ──► RUNNING ──► FINISHED
+       ▲           │            ▲
+       └─preempted─┘            │
+       └──── cancelled, late ───┘
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from quire.core.block_table import BlockTable
+from quire.core.digests import Namespace
+from quire.errors import InvariantError
+
+
+class PriorityClass(Enum):
+    """How urgent a request is. Worth a head start in the queue, never more: see `waiting_queue`."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class FinishReason(Enum):
+    """Why a sequence, or a whole request, ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+LEGAL_MOVES = {
+    (SequenceStatus.WAITING, SequenceStatus.RUNNING),
+    (SequenceStatus.RUNNING, SequenceStatus.WAITING),
+    (SequenceStatus.WAITING, SequenceStatus.FINISHED),
+    (SequenceStatus.RUNNING, SequenceStatus.FINISHED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Every value is valid: the door has checked it."""
+
+    max_tokens: int = 16
+    """How many tokens may be produced, counted from the end of the client's prompt."""
+    temperature: float = 1.0
+    """0 takes the likeliest token."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    """Stop tokens cannot be chosen before this many tokens have been produced."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the sequence; the model's own end-of-text tokens are among them unless the client asked not."""
+    logprobs: int | None = None
+    """How many alternatives to report beside the chosen token; None reports nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens. Such a request reads no cached block: it needs every row computed."""
+
+    @property
+    def needs_known_tokens(self) -> bool:
+        """Whether choosing a token needs the tokens before it."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One of the answers a request asks for; after a crash, with the tokens it had already."""
+
+    index: int = 0
+    produced: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked, as the door lets it in."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    namespace: Namespace
+    arrival_s: float
+    params: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    """Drawn by the door if the client gave none, so that a crash changes nothing."""
+    tenant: str = "default"
+    priority: PriorityClass = PriorityClass.NORMAL
+    continuations: tuple[Continuation, ...] = (Continuation(),)
+    """One for each answer still wanted."""
+    deadline_s: float | None = None
+
+
+class Sequence:
+    """One continuation on its way: known tokens, computed tokens, and the blocks that hold them."""
+
+    __slots__ = (
+        "finish_reason",
+        "index",
+        "key",
+        "num_cached_tokens",
+        "num_charged",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "request",
+        "sequence_id",
+        "siblings",
+        "status",
+        "table",
+        "tokens",
+    )
+
+    def __init__(self, sequence_id: int, request: Request, continuation: Continuation, key: tuple[float, int]) -> None:
+        self.sequence_id = sequence_id
+        self.request = request
+        self.index = continuation.index
+        self.key = key
+        """Urgency: smaller is more urgent, equal for no two sequences, constant for life."""
+        self.tokens = [*request.prompt, *continuation.produced]
+        self.num_prompt_tokens = len(request.prompt)
+        self.table: BlockTable | None = None
+        self.status = SequenceStatus.WAITING
+        self.siblings: list[Sequence] = []
+        """Continuations that begin once this one has computed all of the prompt but its last token."""
+        self.num_cached_tokens = 0
+        """Prompt tokens that were not computed before the first preemption."""
+        self.num_charged = 0
+        """Tokens up to here have been computed or charged before: doing it again is free."""
+        self.num_preemptions = 0
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens produced since the client's prompt, before and after any crash."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Known tokens whose KV is not there yet; at least one while it lives."""
+        return len(self.tokens) - (self.table.num_computed if self.table is not None else 0)
+
+    @property
+    def fork_point(self) -> int | None:
+        """Where its siblings branch off; None when it has none to wait for it."""
+        return self.num_prompt_tokens - 1 if self.siblings else None
+
+    def move(self, status: SequenceStatus) -> None:
+        """Change status, if the move is legal."""
+        if (self.status, status) not in LEGAL_MOVES:
+            raise InvariantError(f"sequence {self.sequence_id} cannot go from {self.status.value} to {status.value}")
+        self.status = status

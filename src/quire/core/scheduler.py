@@ -1,0 +1,431 @@
+"""Plans steps and applies their results. Time is handed in, never read; the device is somebody else's business.
+
+**No phases.** A sequence has computed tokens and known tokens, and every step lets the first catch up with the second
+under a token budget. A long prompt, a token just sampled, a resume after preemption, a resume after a crash, several
+continuations of one prompt: all are "some tokens not computed yet". There is no prefill phase and no decode phase.
+
+    submit ─► waiting queue ─► plan: admit, then give tokens, most urgent first ─► runner ─► apply: commit, stop, fork
+
+A step is planned in order of urgency. Whoever runs out of blocks makes the latest key yield, perhaps itself; so the
+most urgent sequence always gets on, and ends. Who needs a block that another writes in this very step waits for it and
+matches it at the next plan: N equal cold prompts are computed once.
+"""
+
+from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush
+
+from quire.core.block_table import BlockTable, num_blocks_for
+from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.kv_memory import KVMemory
+from quire.core.policy import Shortage, check_request, chunk_length, finish_reason, may_displace, victims_for
+from quire.core.request import FinishReason, Request, Sequence, SequenceStatus
+from quire.core.scheduler_shapes import Live, SchedulerConfig, SchedulerStats
+from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, StepResult, WorkItem
+from quire.core.waiting_queue import WaitingQueue
+from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
+
+
+class Scheduler:
+    """One model's sequences on one KV memory."""
+
+    def __init__(self, config: SchedulerConfig, memory: KVMemory) -> None:
+        config.check(memory.config.block_size)
+        self.config = config
+        self.memory = memory
+        self.queue = WaitingQueue(config.queue)
+        self.running: list[Sequence] = []
+        """In order of urgency."""
+        self.live: dict[str, Live] = {}
+        self.in_flight: StepPlan | None = None
+        self.stats = SchedulerStats()
+        self.num_places = 0
+        """Places taken of `max_running`: running sequences and the siblings they will have."""
+        self._planned: list[Sequence] = []
+        self._num_watermark_blocks = int(config.watermark * memory.config.num_blocks)
+        self._deadlines: list[tuple[float, str]] = []
+        self._dropped: list[int] = []
+        self._cancelled: list[str] = []
+        self._events: list[RequestEvent] = []
+        self._now_s = 0.0
+        self._next_sequence_id = 1
+
+    # -- requests come and go ------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request, or raise RequestError or CapacityError and change nothing."""
+        self._check(request)
+        self.queue.check_room(request.tenant, request.priority)
+        self.restore(request)
+
+    def restore(self, request: Request) -> None:
+        """Queue a request that was let in before, with the tokens it had: a crash must not send it away."""
+        self._check(request)
+        first_id = self._next_sequence_id
+        self._next_sequence_id += len(request.continuations)
+        sequences = [
+            Sequence(first_id + at, request, one, self.queue.key(request.arrival_s, request.priority, first_id + at))
+            for at, one in enumerate(request.continuations)
+        ]
+        self.live[request.request_id] = Live(request, sequences, len(sequences))
+        self.queue.enter(request.tenant, len(sequences))
+        reasons = [finish_reason(sequence, self.config.max_sequence_tokens) for sequence in sequences]
+        unfinished = [sequence for sequence, reason in zip(sequences, reasons, strict=True) if reason is None]
+        if unfinished:
+            leader = unfinished[0]
+            leader.siblings = unfinished[1:]
+            self.queue.add(leader)
+            if request.deadline_s is not None:
+                heappush(self._deadlines, (request.deadline_s, request.request_id))
+        for sequence, reason in zip(sequences, reasons, strict=True):
+            if reason is not None:
+                self._finish(sequence, reason)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request in whatever state; while a step is in flight, when it has returned. Ignores unknown ids."""
+        live = self.live.get(request_id)
+        if live is None:
+            return
+        live.is_cancelled = True
+        if self.in_flight is None:
+            self._end(request_id, FinishReason.CANCELLED)
+        else:
+            self._cancelled.append(request_id)
+
+    def preempt_latest(self) -> None:
+        """Make the least urgent running sequence yield, if any: for tests and operators, never needed to get on."""
+        if self.in_flight is None and self.running:
+            self._preempt(self.running[-1])
+
+    def take_events(self) -> list[RequestEvent]:
+        """What has happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def plan(self, now_s: float) -> StepPlan:
+        """What the next step computes. A plan with items is in flight until `apply`; an empty one is not."""
+        if self.in_flight is not None:
+            raise InvariantError(f"plan: step {self.in_flight.step} has not returned")
+        self._now_s = now_s
+        self.memory.advance(now_s)
+        self._end_late()
+        self._admit()
+
+        items: list[WorkItem] = []
+        copies: list[BlockCopy] = []
+        planned: list[Sequence] = []
+        # One token for everyone who needs just one; what is left goes in chunks to the others, most urgent first.
+        running = [(sequence, sequence.num_uncomputed == 1) for sequence in self.running]
+        budget = self.config.max_step_tokens - sum(is_single for _, is_single in running)
+        for sequence, is_single in running:
+            num_tokens = self._num_tokens_for(sequence, budget, is_single)
+            if num_tokens == 0 or not self._reserve(sequence, num_tokens, copies):
+                continue
+            if not is_single:
+                budget -= num_tokens
+            items.append(self._work_item(sequence, num_tokens))
+            planned.append(sequence)
+
+        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), tuple(self._dropped))
+        if items:
+            self.stats.num_steps += 1
+            self._dropped = []
+            self.in_flight, self._planned = plan, planned
+        return plan
+
+    def apply(self, result: StepResult, now_s: float) -> list[RequestEvent]:
+        """Take in what the step returned: commit, accept tokens, end and fork sequences. Returns all events so far."""
+        plan = self.in_flight
+        if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
+            raise InvariantError(f"apply: the result of step {result.step} does not answer the plan in flight")
+        self.in_flight = None
+        self._now_s = now_s
+        for item, sequence in zip(plan.items, self._planned, strict=True):
+            self._apply_row(sequence, item, result.rows[item.sequence_id])
+        self._planned = []
+        cancelled, self._cancelled = self._cancelled, []
+        for request_id in cancelled:
+            self._end(request_id, FinishReason.CANCELLED)
+        return self.take_events()
+
+    # -- who runs ------------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Start who is next, as long as it would get tokens in this step and has a place and blocks."""
+        while (head := self.queue.head()) is not None and self._has_place(head) and self._reaches(head):
+            namespace = head.request.namespace
+            head.table = self.memory.reopen(namespace) if head.num_preemptions else self.memory.open(namespace)
+            self._match(head)
+            shortage = self._shortage(head)
+            victims = victims_for(head, self.running, shortage)
+            if not shortage.is_none and not victims:
+                # Not skipped: the head waits, and everybody behind it.
+                self.memory.release(head.table)
+                head.table = None
+                return
+            for victim in victims:
+                self._preempt(victim)
+            self._start(head)
+
+    def _has_place(self, head: Sequence) -> bool:
+        """Whether there is a place, or somebody who might give one up."""
+        is_free = self.num_places + 1 + len(head.siblings) <= self.config.max_running
+        return is_free or any(may_displace(head, sequence) for sequence in self.running)
+
+    def _reaches(self, head: Sequence) -> bool:
+        """Whether this step's budget reaches the head after all who are more urgent."""
+        budget = self.config.max_step_tokens
+        for sequence in self.running:
+            num_uncomputed = sequence.num_uncomputed
+            budget -= 1 if num_uncomputed == 1 else num_uncomputed * (sequence.key < head.key)
+        return budget >= min(self.memory.config.block_size, len(head.tokens))
+
+    def _shortage(self, head: Sequence) -> Shortage:
+        """What the head lacks, the needs of those who run already set aside."""
+        num_needed = self._num_blocks_wanted(head)
+        if self.running:
+            num_needed += self._num_watermark_blocks
+            num_needed += sum(self._num_blocks_wanted(sequence) for sequence in self.running)
+        return Shortage(
+            num_places=self.num_places + 1 + len(head.siblings) - self.config.max_running,
+            num_blocks=num_needed - self.memory.num_free_blocks,
+            num_freed_by=self._num_freed_by,
+        )
+
+    def _num_blocks_wanted(self, sequence: Sequence) -> int:
+        """Blocks it still needs for the tokens it knows; with siblings, for theirs as well."""
+        num_uncomputed, block_size = sequence.num_uncomputed, self.memory.config.block_size
+        num_blocks = self.memory.num_blocks_needed(_table(sequence), num_uncomputed)
+        num_shared = (sequence.num_prompt_tokens - 1) // block_size
+        for sibling in sequence.siblings:
+            num_blocks += num_blocks_for(len(sibling.tokens), block_size) - num_shared
+        return num_blocks
+
+    def _num_freed_by(self, sequence: Sequence) -> int:
+        ref_count = self.memory.pool.ref_count
+        return sum(ref_count[block] == 1 for block in _table(sequence).blocks)
+
+    def _start(self, sequence: Sequence) -> None:
+        self.queue.remove(sequence)
+        sequence.move(SequenceStatus.RUNNING)
+        self.num_places += 1 + len(sequence.siblings)
+        insort(self.running, sequence, key=_urgency)
+        live = self.live[sequence.request.request_id]
+        if not live.is_admitted:
+            live.is_admitted = True
+            wait_s = self._now_s - live.request.arrival_s
+            self._events.append(Admitted(live.request.request_id, self._now_s, wait_s, sequence.num_cached_tokens))
+        self._fork_if_due(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Give its blocks back, named and most recently used, and let it wait again with the key it has."""
+        self._stop_running(sequence)
+        sequence.move(SequenceStatus.WAITING)
+        sequence.num_preemptions += 1
+        self.stats.num_preemptions += 1
+        self.queue.put_back(sequence)
+        self._events.append(Preempted(sequence.request.request_id, sequence.index, self._now_s))
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        at = bisect_left(self.running, sequence.key, key=_urgency)
+        if self.running[at] is not sequence:
+            raise InvariantError(f"sequence {sequence.sequence_id} is not where its key says among the running")
+        del self.running[at]
+        self.num_places -= 1 + len(sequence.siblings)
+        self.memory.release(_table(sequence))
+        sequence.table = None
+        self._dropped.append(sequence.sequence_id)
+
+    # -- what it computes ----------------------------------------------------------------------------------------------
+
+    def _num_tokens_for(self, sequence: Sequence, budget: int, is_single: bool) -> int:
+        if sequence.table is None:
+            return 0  # it yielded to someone more urgent in this very plan
+        if is_single:
+            return 1
+        self._match(sequence)
+        table, tokens = sequence.table, sequence.tokens
+        num_tokens = chunk_length(
+            table.num_computed, len(tokens), budget, self.memory.config.block_size, sequence.fork_point
+        )
+        is_waiting = sequence.num_uncomputed > 1 and self._reads_cache(sequence)
+        return 0 if is_waiting and self.memory.is_computing(table, tokens) else num_tokens
+
+    def _reserve(self, sequence: Sequence, num_tokens: int, copies: list[BlockCopy]) -> bool:
+        """Get blocks; while there are none the latest key yields. False if that is the sequence itself."""
+        while sequence.table is not None:
+            try:
+                copy = self.memory.reserve(sequence.table, sequence.tokens, num_tokens)
+            except OutOfBlocksError:
+                # In order of urgency the latest key has not been planned yet: nothing in flight is touched.
+                self._preempt(self.running[-1])
+                continue
+            if copy is not None:
+                copies.append(copy)
+            return True
+        return False
+
+    def _work_item(self, sequence: Sequence, num_tokens: int) -> WorkItem:
+        table, tokens, request = _table(sequence), sequence.tokens, sequence.request
+        first, params = table.num_computed, request.params
+        end = first + num_tokens
+        sampling: Sampling | None = None
+        if end == len(tokens):
+            known = tuple(tokens) if params.needs_known_tokens else None
+            sampling = Sampling(params, request.seed, sequence.index, end, sequence.num_prompt_tokens, known)
+        targets = () if self._reads_cache(sequence) else request.prompt[first + 1 : end + 1]
+        fed, blocks = tuple(tokens[first:end]), tuple(table.blocks)
+        return WorkItem(sequence.sequence_id, fed, first, blocks, sampling, targets, params.prompt_logprobs or 0)
+
+    def _match(self, sequence: Sequence) -> None:
+        """Take what the cache has by now; tokens found before the first preemption count as cached for the client."""
+        if not self._reads_cache(sequence):
+            return
+        table = _table(sequence)
+        before = table.num_computed
+        if self.memory.match(table, sequence.tokens) and sequence.num_preemptions == 0:
+            num_prompt = sequence.num_prompt_tokens
+            sequence.num_cached_tokens += min(table.num_computed, num_prompt) - min(before, num_prompt)
+
+    def _reads_cache(self, sequence: Sequence) -> bool:
+        """Not while it owes its client the log-probabilities of prompt tokens: those need every row computed."""
+        request = sequence.request
+        if request.params.prompt_logprobs is None:
+            return True
+        return self.live[request.request_id].num_prompt_reported >= len(request.prompt)
+
+    # -- what came of it -----------------------------------------------------------------------------------------------
+
+    def _apply_row(self, sequence: Sequence, item: WorkItem, row: RowResult) -> None:
+        num_tokens = len(item.token_ids)
+        if row.error is not None:
+            self.memory.commit(_table(sequence), 0)
+            self._finish(sequence, FinishReason.ERROR, row.error)
+            return
+        if len(row.token_ids) != (item.sampling is not None):
+            raise InvariantError(f"apply: sequence {item.sequence_id} got {len(row.token_ids)} tokens")
+        self.memory.commit(_table(sequence), num_tokens)
+        self._account(sequence, item.first_position, item.first_position + num_tokens, len(row.token_ids))
+        if self.live[sequence.request.request_id].is_cancelled:
+            return
+        if row.prompt_logprobs:
+            self._report_prompt(sequence, item.first_position, row)
+        for at, token_id in enumerate(row.token_ids):
+            sequence.tokens.append(token_id)
+            logprobs = row.logprobs[at] if row.logprobs else None
+            self._events.append(
+                Token(
+                    sequence.request.request_id,
+                    sequence.index,
+                    self._now_s,
+                    token_id,
+                    sequence.num_output_tokens,
+                    logprobs,
+                )
+            )
+        self._fork_if_due(sequence)
+        reason = finish_reason(sequence, self.config.max_sequence_tokens) if row.token_ids else None
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _account(self, sequence: Sequence, first: int, end: int, num_output_tokens: int) -> None:
+        """Charge the tenant for prompt tokens computed for the first time and for tokens produced."""
+        stats, num_prompt, charged = self.stats, sequence.num_prompt_tokens, sequence.num_charged
+        num_new_prompt = max(0, min(end, num_prompt) - max(first, charged))
+        stats.num_computed_tokens += end - first
+        stats.num_recomputed_tokens += max(0, min(end, charged) - first)
+        stats.num_output_tokens += num_output_tokens
+        sequence.num_charged = max(charged, end)
+        if num_new_prompt or num_output_tokens:
+            self.queue.charge(sequence.request.tenant, num_new_prompt, num_output_tokens)
+
+    def _report_prompt(self, sequence: Sequence, first: int, row: RowResult) -> None:
+        """Each prompt position is reported once, however often it is computed."""
+        live = self.live[sequence.request.request_id]
+        num_known = max(0, live.num_prompt_reported - first - 1)
+        fresh = row.prompt_logprobs[num_known:]
+        if fresh:
+            live.num_prompt_reported = first + 1 + num_known + len(fresh)
+            self._events.append(PromptLogprobs(live.request.request_id, first + 1 + num_known, fresh))
+
+    def _fork_if_due(self, sequence: Sequence) -> None:
+        """At the prompt's last token the siblings branch off, each to compute that token for itself."""
+        point, table = sequence.fork_point, _table(sequence)
+        if point is None or table.num_computed < point:
+            return
+        siblings, sequence.siblings = sequence.siblings, []
+        for sibling in siblings:
+            sibling.table = self.memory.fork(table, point)
+            sibling.num_charged = point
+            sibling.move(SequenceStatus.RUNNING)
+            insort(self.running, sibling, key=_urgency)
+
+    # -- how it ends ---------------------------------------------------------------------------------------------------
+
+    def _end_late(self) -> None:
+        while self._deadlines and self._deadlines[0][0] <= self._now_s:
+            deadline_s, request_id = heappop(self._deadlines)
+            live = self.live.get(request_id)
+            if live is not None and live.request.deadline_s == deadline_s:
+                self._end(request_id, FinishReason.DEADLINE)
+
+    def _end(self, request_id: str, reason: FinishReason) -> None:
+        """End all of a request that has not ended by itself."""
+        live = self.live.get(request_id)
+        for sequence in live.sequences if live is not None else ():
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._finish(sequence, reason)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence, and the siblings that would have branched off it."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._stop_running(sequence)
+        elif sequence in self.queue:
+            self.queue.remove(sequence)
+        sequence.move(SequenceStatus.FINISHED)
+        sequence.finish_reason = reason
+        siblings, sequence.siblings = sequence.siblings, []
+        request = sequence.request
+        live = self.live[request.request_id]
+        self.queue.leave(request.tenant)
+        self._events.append(
+            SequenceFinished(request.request_id, sequence.index, self._now_s, reason, sequence.num_output_tokens, error)
+        )
+        for sibling in siblings:
+            self._finish(sibling, reason, error)
+        live.num_unfinished -= 1
+        if live.num_unfinished == 0:
+            self._finish_request(live)
+
+    def _finish_request(self, live: Live) -> None:
+        del self.live[live.request.request_id]
+        self.stats.num_finished += 1
+        self._events.append(
+            Finished(
+                live.request.request_id,
+                self._now_s,
+                len(live.request.prompt),
+                live.sequences[0].num_cached_tokens,
+                sum(sequence.num_output_tokens for sequence in live.sequences),
+            )
+        )
+        if len(self._deadlines) > 2 * len(self.live) + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.live]
+            heapify(self._deadlines)
+
+    def _check(self, request: Request) -> None:
+        if request.request_id in self.live:
+            raise DuplicateRequestError(request.request_id)
+        check_request(request, self.config, self.memory.config)
+
+
+def _urgency(sequence: Sequence) -> tuple[float, int]:
+    return sequence.key
+
+
+def _table(sequence: Sequence) -> BlockTable:
+    """The table of a sequence that runs."""
+    if sequence.table is None:
+        raise InvariantError(f"sequence {sequence.sequence_id} has no blocks: it does not run")
+    return sequence.table

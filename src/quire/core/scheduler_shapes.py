@@ -1,0 +1,61 @@
+"""The scheduler's settings, its totals, and what it keeps of a request. Data without behaviour."""
+
+from dataclasses import dataclass, field
+
+from quire.core.request import Request, Sequence
+from quire.core.waiting_queue import QueueConfig
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one scheduler, fixed at start."""
+
+    max_step_tokens: int = 256
+    max_running: int = 64
+    """Sequences that run at once; a request for n continuations needs n places."""
+    max_sequence_tokens: int = 1 << 30
+    """The longest sequence, prompt and output together."""
+    watermark: float = 0.01
+    """Share of the pool that admission leaves free for those who run already."""
+    queue: QueueConfig = field(default_factory=QueueConfig)
+
+    def check(self, block_size: int) -> None:
+        """Refuse a token budget with which a step could fail to make progress."""
+        needed = self.max_running + block_size
+        if self.max_step_tokens < needed:
+            raise ConfigError(
+                f"max_step_tokens must be at least max_running + block size = {needed}, {self.max_step_tokens} given; "
+                "raise it, or lower max_running"
+            )
+        if self.max_running < 1 or not 0.0 <= self.watermark < 1.0 or self.max_sequence_tokens < 2:
+            raise ConfigError(
+                f"max_running must be at least 1, watermark in [0, 1), max_sequence_tokens at least 2; "
+                f"{self.max_running}, {self.watermark}, {self.max_sequence_tokens} given"
+            )
+
+
+@dataclass(slots=True)
+class Live:
+    """A request from submission to its last event."""
+
+    request: Request
+    sequences: list[Sequence]
+    num_unfinished: int
+    num_prompt_reported: int = 1
+    """Prompt positions below this have had their log-probabilities reported; the first has none."""
+    is_admitted: bool = False
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Totals since the start."""
+
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    """Of those, computed before by the same sequence: the price of preemption."""
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    num_finished: int = 0

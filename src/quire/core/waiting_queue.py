@@ -1,0 +1,249 @@
+"""Who waits, and who is next. Classes are head starts, tenants go by service received; everything is bounded.
+
+    key = arrival - head start of the class          constant for life: no clock, no re-sorting
+
+    next class    the one whose oldest waiting key is smallest
+    next tenant   inside that class, the one served least so far, over its weight
+    next request  of that tenant and class, the one with the smallest key
+
+Service only grows. So a heap of tenants by service may hold values that are out of date, as long as they are too small:
+what comes out on top is looked at again, and pushed back if it has grown.
+
+Whoever calls checks for room and takes the place with nothing in between. A preempted sequence comes back without
+asking: it was let in once.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from quire.core.request import PriorityClass, Sequence
+from quire.errors import ConfigError, InvariantError, QueueFullError, TenantShareError
+
+OUTPUT_TOKEN_COST = 4
+"""An output token costs a tenant as much as this many computed prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """Bounds and weights, fixed at start."""
+
+    max_requests: int = 512
+    high_head_start_s: float = 60.0
+    normal_head_start_s: float = 20.0
+    low_head_start_s: float = 0.0
+    class_reserve: float = 0.1
+    """Share of the queue kept for each class, so that a flood of one cannot shut out the others."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Tenants by name; they share the queue, and the service, in proportion. Others have weight 1 together."""
+
+    def __post_init__(self) -> None:
+        if self.max_requests < 1:
+            raise ConfigError(f"max_requests must be at least 1, {self.max_requests} given")
+        if not 0.0 <= self.class_reserve <= 1.0 / len(PriorityClass):
+            raise ConfigError(f"class_reserve must lie between 0 and a third, {self.class_reserve} given")
+        for tenant, weight in self.tenant_weights.items():
+            if not weight > 0.0:
+                raise ConfigError(f"a tenant's weight must be above 0, {weight} given for {tenant!r}")
+
+    def head_start_s(self, priority: PriorityClass) -> float:
+        """How many seconds a class is worth."""
+        return {
+            PriorityClass.HIGH: self.high_head_start_s,
+            PriorityClass.NORMAL: self.normal_head_start_s,
+            PriorityClass.LOW: self.low_head_start_s,
+        }[priority]
+
+    def weight_of(self, tenant: str) -> float:
+        """A tenant's weight in service."""
+        return self.tenant_weights.get(tenant, 1.0)
+
+    def share_of(self, tenant: str) -> int:
+        """How many requests of this tenant may wait at once."""
+        total = sum(self.tenant_weights.values()) + (tenant not in self.tenant_weights)
+        return max(1, int(self.max_requests * self.weight_of(tenant) / total))
+
+
+class Tenant:
+    """Service received so far, and how many of its requests wait and sequences live."""
+
+    __slots__ = ("name", "num_live", "num_waiting", "service", "weight")
+
+    def __init__(self, name: str, weight: float) -> None:
+        self.name = name
+        self.weight = weight
+        self.service = 0.0
+        self.num_waiting = 0
+        self.num_live = 0
+
+
+SequenceKey = tuple[float, int]
+
+
+class ClassQueue:
+    """The waiting sequences of one class. Removed ones stay in the heaps until they surface or are swept."""
+
+    __slots__ = ("_by_age", "_by_service", "_by_tenant", "_pushed", "num_reserved", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, Sequence] = {}
+        self.num_reserved = 0
+        """Those of `waiting` that count against the bound: all but the preempted."""
+        self._by_age: list[tuple[SequenceKey, Sequence]] = []
+        self._by_tenant: dict[str, list[tuple[SequenceKey, Sequence]]] = {}
+        self._by_service: list[tuple[float, SequenceKey, str]] = []
+        self._pushed: dict[str, tuple[float, SequenceKey]] = {}
+        """What `_by_service` last got for a tenant: any other entry of that tenant is out of date."""
+
+    def add(self, sequence: Sequence, tenant: Tenant) -> None:
+        """Let a sequence wait."""
+        self.waiting[sequence.sequence_id] = sequence
+        heappush(self._by_age, (sequence.key, sequence))
+        heappush(self._by_tenant.setdefault(tenant.name, []), (sequence.key, sequence))
+        self._push(tenant)
+
+    def oldest_key(self) -> SequenceKey | None:
+        """The smallest key that waits; None if nobody does."""
+        return self._oldest_of(self._by_age)
+
+    def next(self, tenants: Mapping[str, Tenant]) -> Sequence:
+        """The least served tenant's oldest sequence. Somebody must be waiting."""
+        while True:
+            service, key, name = self._by_service[0]
+            if self._pushed.get(name) == (service, key):
+                queue = self._by_tenant.get(name, [])
+                oldest = self._oldest_of(queue)
+                if oldest == key and tenants[name].service == service:
+                    return queue[0][1]
+                del self._pushed[name]
+                heappop(self._by_service)
+                if oldest is None:
+                    self._by_tenant.pop(name, None)
+                else:
+                    self._push(tenants[name])
+            else:
+                heappop(self._by_service)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It starts, or will never start."""
+        del self.waiting[sequence.sequence_id]
+        if len(self._by_age) > 2 * len(self.waiting) + 64:
+            self._sweep()
+
+    def _oldest_of(self, heap: list[tuple[SequenceKey, Sequence]]) -> SequenceKey | None:
+        while heap and heap[0][1].sequence_id not in self.waiting:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def _push(self, tenant: Tenant) -> None:
+        key = self._oldest_of(self._by_tenant[tenant.name])
+        if key is None:  # pragma: no cover - called only while the tenant has somebody waiting
+            raise InvariantError(f"tenant {tenant.name!r} has nobody waiting")
+        entry = (tenant.service, key)
+        pushed = self._pushed.get(tenant.name)
+        if pushed is None or entry < pushed:
+            self._pushed[tenant.name] = entry
+            heappush(self._by_service, (*entry, tenant.name))
+
+    def _sweep(self) -> None:
+        """Build the heaps anew from those who wait: once for every so many removals, so O(1) for each."""
+        self._by_age = [entry for entry in self._by_age if entry[1].sequence_id in self.waiting]
+        heapify(self._by_age)
+        for name, queue in list(self._by_tenant.items()):
+            kept = [entry for entry in queue if entry[1].sequence_id in self.waiting]
+            heapify(kept)
+            if kept:
+                self._by_tenant[name] = kept
+            else:
+                del self._by_tenant[name]
+                self._pushed.pop(name, None)
+        self._by_service = [entry for entry in self._by_service if self._pushed.get(entry[2]) == entry[:2]]
+        heapify(self._by_service)
+
+
+class WaitingQueue:
+    """All that waits, in the order it will start."""
+
+    def __init__(self, config: QueueConfig) -> None:
+        self.config = config
+        self.tenants: dict[str, Tenant] = {}
+        self._classes = {priority: ClassQueue() for priority in PriorityClass}
+        self._reserve = int(config.max_requests * config.class_reserve)
+
+    def __len__(self) -> int:
+        return sum(len(queue.waiting) for queue in self._classes.values())
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for queue in self._classes.values():
+            yield from queue.waiting.values()
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.sequence_id in self._classes[sequence.request.priority].waiting
+
+    def key(self, arrival_s: float, priority: PriorityClass, sequence_id: int) -> SequenceKey:
+        """A sequence's urgency: smaller is sooner, and no two are equal."""
+        return (arrival_s - self.config.head_start_s(priority), sequence_id)
+
+    def check_room(self, tenant_name: str, priority: PriorityClass) -> None:
+        """Raise if a new request of this tenant and class has no place."""
+        tenant = self.tenants.get(tenant_name)
+        num_waiting, share = tenant.num_waiting if tenant else 0, self.config.share_of(tenant_name)
+        if num_waiting >= share:
+            raise TenantShareError(tenant_name, num_waiting, share)
+        num_reserved = {kind: queue.num_reserved for kind, queue in self._classes.items()}
+        # Places kept for the other classes that they do not use yet are not ours to take.
+        num_kept = sum(max(0, self._reserve - count) for kind, count in num_reserved.items() if kind is not priority)
+        limit = self.config.max_requests - num_kept
+        if sum(num_reserved.values()) >= limit:
+            raise QueueFullError(sum(num_reserved.values()), limit)
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a place, which `check_room` has found to be there; a request let in before a crash does not ask."""
+        request = sequence.request
+        tenant = self.tenants[request.tenant]
+        tenant.num_waiting += 1
+        queue = self._classes[request.priority]
+        queue.num_reserved += 1
+        queue.add(sequence, tenant)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """A preempted sequence waits again, with the key it always had."""
+        request = sequence.request
+        self._classes[request.priority].add(sequence, self.tenants[request.tenant])
+
+    def head(self) -> Sequence | None:
+        """Who starts next. It is not skipped for one that would fit."""
+        oldest = [(key, queue) for queue in self._classes.values() if (key := queue.oldest_key()) is not None]
+        if not oldest:
+            return None
+        _, queue = min(oldest, key=lambda pair: pair[0])
+        return queue.next(self.tenants)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It starts, or is cancelled: its place is free."""
+        request = sequence.request
+        queue = self._classes[request.priority]
+        queue.remove(sequence)
+        if sequence.num_preemptions == 0:
+            queue.num_reserved -= 1
+            self.tenants[request.tenant].num_waiting -= 1
+
+    def charge(self, tenant_name: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """The tenant has received this much service."""
+        tenant = self.tenants[tenant_name]
+        tenant.service += (num_prompt_tokens + OUTPUT_TOKEN_COST * num_output_tokens) / tenant.weight
+
+    def leave(self, tenant_name: str) -> None:
+        """One of the tenant's sequences ended."""
+        self.tenants[tenant_name].num_live -= 1
+
+    def enter(self, name: str, num_sequences: int) -> None:
+        """A tenant's request begins its life with this many sequences; each ends with `leave`."""
+        tenant = self.tenants.get(name)
+        if tenant is None:
+            tenant = self.tenants[name] = Tenant(name, self.config.weight_of(name))
+        if tenant.num_live == 0:
+            # Who was away has not saved up service: it returns level with the least served of those at work.
+            active = [other.service for other in self.tenants.values() if other.num_live]
+            tenant.service = max(tenant.service, min(active, default=0.0))
+        tenant.num_live += num_sequences

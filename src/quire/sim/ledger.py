@@ -1,0 +1,129 @@
+"""What each pretended client is owed, what it has got, and whether the two agree."""
+
+from dataclasses import dataclass, field
+
+from quire.backends.oracle import answer_alone
+from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.request import Continuation, FinishReason, Request
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request as its client sees it."""
+
+    request: Request
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+    num_prompt_logprobs: int = 0
+    next_prompt_position: int = 1
+    """Where this worker's next report must begin; a new worker begins anew."""
+    first_admitted_s: float | None = None
+    first_token_s: float | None = None
+    num_preemptions: int = 0
+    finished: Finished | None = None
+
+
+class Ledger:
+    """Collects events and complaints."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.open: dict[str, Entry] = {}
+        """Those without their last event."""
+        self.complaints: list[str] = []
+        self._vocabulary_size = vocabulary_size
+
+    def add(self, request: Request) -> None:
+        """A request was accepted."""
+        entry = Entry(request, {one.index: [] for one in request.continuations})
+        self.entries[request.request_id] = self.open[request.request_id] = entry
+
+    def take(self, event: RequestEvent) -> None:
+        """Enter one event in the books."""
+        entry = self.open.get(event.request_id)
+        if entry is None:
+            self.complaints.append(f"{event.request_id}: {type(event).__name__} after the end")
+        elif isinstance(event, Token):
+            self._take_token(entry, event)
+        elif isinstance(event, SequenceFinished):
+            if event.sequence_index in entry.reasons:
+                self.complaints.append(f"{event.request_id}: continuation {event.sequence_index} ended twice")
+            entry.reasons[event.sequence_index] = event.reason
+        elif isinstance(event, Finished):
+            entry.finished = event
+            del self.open[event.request_id]
+            self._settle(entry)
+        elif isinstance(event, Preempted):
+            entry.num_preemptions += 1
+        elif isinstance(event, Admitted):
+            if entry.first_admitted_s is None:
+                entry.first_admitted_s = event.at_s
+        else:
+            self._take_prompt_logprobs(entry, event)
+
+    def unfinished(self) -> list[Request]:
+        """What must be asked again after a crash: prompt, and the tokens each continuation has."""
+        again = []
+        for entry in self.open.values():
+            request = entry.request
+            left = tuple(
+                Continuation(one.index, tuple(entry.tokens[one.index]))
+                for one in request.continuations
+                if one.index not in entry.reasons
+            )
+            entry.next_prompt_position = 1
+            again.append(_replaced(request, left))
+        return again
+
+    def _take_token(self, entry: Entry, event: Token) -> None:
+        tokens = entry.tokens[event.sequence_index]
+        tokens.append(event.token_id)
+        if entry.first_token_s is None:
+            entry.first_token_s = event.at_s
+        if event.num_output_tokens != len(tokens):
+            self.complaints.append(f"{event.request_id}: token {event.num_output_tokens} came as number {len(tokens)}")
+        if event.sequence_index in entry.reasons:
+            self.complaints.append(f"{event.request_id}: a token after continuation {event.sequence_index} ended")
+        if (event.logprobs is None) != (entry.request.params.logprobs is None):
+            self.complaints.append(f"{event.request_id}: logprobs missing or unasked")
+
+    def _take_prompt_logprobs(self, entry: Entry, event: PromptLogprobs) -> None:
+        if event.first_position != entry.next_prompt_position:
+            self.complaints.append(f"{event.request_id}: prompt logprobs from {event.first_position} came out of order")
+        entry.next_prompt_position += len(event.logprobs)
+        entry.num_prompt_logprobs = max(entry.num_prompt_logprobs, entry.next_prompt_position - 1)
+
+    def _settle(self, entry: Entry) -> None:
+        """Compare with the same request run alone: equal, or a beginning of it where it was cut off."""
+        request = entry.request
+        if set(entry.reasons) != set(entry.tokens):
+            self.complaints.append(f"{request.request_id}: ended with continuations {sorted(entry.reasons)} only")
+        is_whole = False
+        for index, reason in entry.reasons.items():
+            alone = answer_alone(request.prompt, request.params, request.seed, self._vocabulary_size, index)
+            got = entry.tokens[index]
+            is_cut = reason in (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
+            is_whole = is_whole or not is_cut
+            if got != (alone[: len(got)] if is_cut else alone):
+                self.complaints.append(f"{request.request_id}: continuation {index} got {got}, alone it gets {alone}")
+            stops = bool(got) and got[-1] in request.params.stop_token_ids and len(got) > request.params.min_tokens
+            if not is_cut and (reason is FinishReason.STOP) != stops:
+                self.complaints.append(f"{request.request_id}: continuation {index} ended by {reason.value}")
+        wanted = len(request.prompt) - 1 if request.params.prompt_logprobs is not None else 0
+        if is_whole and entry.num_prompt_logprobs != wanted:
+            self.complaints.append(f"{request.request_id}: {entry.num_prompt_logprobs} prompt logprobs, not {wanted}")
+
+
+def _replaced(request: Request, continuations: tuple[Continuation, ...]) -> Request:
+    return Request(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        namespace=request.namespace,
+        arrival_s=request.arrival_s,
+        params=request.params,
+        seed=request.seed,
+        tenant=request.tenant,
+        priority=request.priority,
+        continuations=continuations,
+        deadline_s=request.deadline_s,
+    )

@@ -1,0 +1,245 @@
+"""The loop: submit, disturb, plan, run, apply; and move the clock by what the step would have taken.
+
+Everything random comes from one seed, and every event goes into a digest: the same seed gives the same log.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+from random import Random
+
+from quire.backends.oracle import OracleRunner
+from quire.core import invariants
+from quire.core.digests import BlockHasher, Namespace
+from quire.core.events import RequestEvent
+from quire.core.kv_memory import KVMemory
+from quire.core.request import Continuation, PriorityClass, Request, SamplingParams
+from quire.core.scheduler import Scheduler
+from quire.errors import CapacityError, ConfigError, DuplicateRequestError, PinBudgetError, RequestTooLargeError
+from quire.sim.faults import FaultRates, FaultyRunner, RunnerCrashError
+from quire.sim.ledger import Ledger
+from quire.sim.report import Report, Totals
+from quire.sim.shape import Shape, small_shape
+from quire.workload.requests import Ask
+from quire.workload.scenarios import SCENARIOS
+
+WEDGED_AFTER_S = 5.0
+RETRY_AFTER_S = 1.0
+CHECK_EVERY_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """Which workload, on what server, with which faults."""
+
+    scenario: str
+    seed: int
+    num_requests: int
+    shape: Shape
+    faults: FaultRates
+
+
+def configured(scenario: str, seed: int, num_requests: int | None = None) -> SimConfig:
+    """The simulation a name and a seed stand for. Chaos draws its server and its faults; others are as they are."""
+    if scenario not in SCENARIOS:
+        raise ConfigError(f"there is no scenario {scenario!r}; choose one of {', '.join(SCENARIOS)}")
+    if scenario != "chaos":
+        weights = dict.fromkeys(("greedy", "a", "b", "c", "d"), 1.0) if scenario == "tenants" else {}
+        return SimConfig(scenario, seed, num_requests or 400, Shape(tenant_weights=weights), FaultRates())
+    random = Random(f"shape {seed}")
+    count = num_requests or int(200 * 10 ** random.random())
+    return SimConfig(scenario, seed, count, small_shape(random, num_tenants=5), FaultRates.drawn(random))
+
+
+class Simulation:
+    """One run. `run()` ends when every client has its last event, and says what happened."""
+
+    def __init__(self, config: SimConfig) -> None:
+        self.config = config
+        self.ledger = Ledger(config.shape.vocabulary_size)
+        self.totals = Totals()
+        self.now_s = 0.0
+        self._random = Random(f"faults {config.seed}")
+        self._log = blake2b(digest_size=16)
+        asks = SCENARIOS[config.scenario].asks(Random(f"asks {config.seed}"), config.num_requests)
+        self._arrivals = [(ask.arrival_s, number, ask) for number, ask in enumerate(asks)]
+        heapify(self._arrivals)
+        self._num_tries: Counter[str] = Counter()
+        self._cancels: list[tuple[float, str]] = []
+        self._stuck_since_s: float | None = None
+        self._build()
+
+    def run(self) -> Report:
+        """Until nothing is left to come and nothing is left to answer."""
+        while self._arrivals or self.scheduler.live:
+            self._step()
+            if self._is_wedged() or self.ledger.complaints:
+                break
+        else:
+            self._come_to_rest()
+        return Report(self.config, self.totals, self.ledger, self._log.hexdigest(), self.now_s)
+
+    def _build(self) -> None:
+        """A fresh worker: nothing survives from the one before."""
+        shape = self.config.shape
+        self.memory = KVMemory(shape.memory(), BlockHasher(bytes(32)))
+        self.scheduler = Scheduler(shape.scheduler(), self.memory)
+        self.runner = FaultyRunner(OracleRunner(shape.capacity()), self.config.faults, self._random)
+
+    def _step(self) -> None:
+        self._submit_due()
+        self._disturb()
+        plan = self.scheduler.plan(self.now_s)
+        if not plan.items:
+            self._take(self.scheduler.take_events())
+            self._wait_for_something()
+            return
+        self._stuck_since_s = None
+        self._cancel_due()
+        try:
+            result = self.runner.run(plan)
+        except RunnerCrashError:
+            self._recover()
+            return
+        self.now_s += self.config.shape.duration_s(sum(len(item.token_ids) for item in plan.items))
+        self._take(self.scheduler.apply(result, self.now_s))
+        if self.scheduler.stats.num_steps % CHECK_EVERY_STEPS == 0:
+            invariants.check(self.memory)
+
+    # -- clients -------------------------------------------------------------------------------------------------------
+
+    def _submit_due(self) -> None:
+        while self._arrivals and self._arrivals[0][0] <= self.now_s:
+            _, number, ask = heappop(self._arrivals)
+            request = self._request(ask)
+            try:
+                self.scheduler.submit(request)
+            except RequestTooLargeError:
+                self.totals.num_refused += 1
+                continue
+            except CapacityError:
+                # The answer to too much is "later", and a well-behaved client comes back.
+                self.totals.num_turned_away += 1
+                self._num_tries[ask.name] += 1
+                delay_s = RETRY_AFTER_S * 2 ** min(6, self._num_tries[ask.name])
+                heappush(self._arrivals, (self.now_s + delay_s, number, ask))
+                continue
+            self.ledger.add(request)
+            self._plan_misbehaviour(request)
+
+    def _request(self, ask: Ask) -> Request:
+        shape = self.config.shape
+        return Request(
+            request_id=ask.name,
+            prompt=ask.prompt,
+            namespace=Namespace(1, "oracle", "", "slots", shape.block_size, ask.tenant),
+            arrival_s=self.now_s,
+            params=self._params(ask),
+            seed=ask.seed,
+            tenant=ask.tenant,
+            priority=PriorityClass(ask.priority),
+            continuations=tuple(Continuation(index) for index in range(ask.num_continuations)),
+            deadline_s=None if ask.timeout_s is None else self.now_s + ask.timeout_s,
+        )
+
+    def _params(self, ask: Ask) -> SamplingParams:
+        if self.config.scenario != "chaos":
+            return SamplingParams(max_tokens=ask.max_tokens, stop_token_ids=frozenset({0}))
+        dice = Random(ask.seed)
+        return SamplingParams(
+            max_tokens=ask.max_tokens,
+            stop_token_ids=frozenset({0}),
+            min_tokens=dice.choice((0, 0, 2)),
+            frequency_penalty=dice.choice((0.0, 0.0, 0.5)),
+            logprobs=dice.choice((None, None, 2)),
+            prompt_logprobs=dice.choice((None,) * 9 + (1,)),
+        )
+
+    def _plan_misbehaviour(self, request: Request) -> None:
+        faults, random = self.config.faults, self._random
+        if random.random() < faults.cancel_per_request:
+            heappush(self._cancels, (self.now_s + random.expovariate(2.0), request.request_id))
+        if random.random() < faults.duplicate_per_request:
+            try:
+                self.scheduler.submit(request)
+            except DuplicateRequestError:
+                self.totals.num_duplicates += 1
+            else:
+                self.ledger.complaints.append(f"{request.request_id}: the same id was accepted twice")
+
+    def _cancel_due(self) -> None:
+        while self._cancels and self._cancels[0][0] <= self.now_s:
+            self.scheduler.cancel(heappop(self._cancels)[1])
+            self.totals.num_cancels += 1
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def _disturb(self) -> None:
+        faults, random = self.config.faults, self._random
+        if random.random() < 0.5:
+            self._cancel_due()
+        if faults.preempt_per_step and random.random() < faults.preempt_per_step:
+            self.scheduler.preempt_latest()
+        if faults.squeeze_per_step and random.random() < faults.squeeze_per_step:
+            self._squeeze()
+        if faults.time_jump_per_step and random.random() < faults.time_jump_per_step:
+            self.now_s += random.choice((-1.0, 1.0)) * random.random() * 3600.0
+
+    def _squeeze(self) -> None:
+        entry = self._random.choice(list(self.ledger.entries.values())) if self.ledger.entries else None
+        dice = self._random.random()
+        if dice < 0.05:
+            self.memory.clear()
+        elif dice < 0.5 or entry is None:
+            self.memory.evict(self._random.randint(1, self.config.shape.num_blocks))
+        else:
+            request = entry.request
+            try:
+                self.memory.pin(request.namespace, request.prompt, self.now_s + 10 * self._random.random())
+            except PinBudgetError:
+                self.totals.num_pins_refused += 1
+
+    def _recover(self) -> None:
+        """The worker is gone. A new one gets every open request again, with the tokens it had."""
+        self.totals.absorb(self.scheduler.stats, self.memory.stats())
+        self.totals.num_crashes += 1
+        self.now_s += 1.0
+        cancelled = {request_id for request_id, live in self.scheduler.live.items() if live.is_cancelled}
+        self._build()
+        for request in self.ledger.unfinished():
+            self.scheduler.restore(request)
+        for request_id in sorted(cancelled):
+            self.scheduler.cancel(request_id)
+
+    # -- the clock and the books ---------------------------------------------------------------------------------------
+
+    def _take(self, events: list[RequestEvent]) -> None:
+        for event in events:
+            self._log.update(repr(event).encode())
+            self.ledger.take(event)
+
+    def _wait_for_something(self) -> None:
+        """Nothing to compute: go to the next moment at which there could be."""
+        if self.scheduler.live:
+            self.totals.num_idle_steps += 1
+            self._stuck_since_s = self.now_s if self._stuck_since_s is None else self._stuck_since_s
+            self.now_s += 0.1
+        elif self._arrivals:
+            self.now_s = max(self.now_s, self._arrivals[0][0])
+
+    def _is_wedged(self) -> bool:
+        self.totals.is_wedged = self._stuck_since_s is not None and self.now_s - self._stuck_since_s > WEDGED_AFTER_S
+        return self.totals.is_wedged
+
+    def _come_to_rest(self) -> None:
+        self.memory.advance(self.now_s + 1e9)
+        while self.memory.pins.tables:
+            self.memory.advance(self.now_s + 1e9)
+        invariants.check_at_rest(self.memory)
+        self.totals.absorb(self.scheduler.stats, self.memory.stats())
+        for tenant in self.scheduler.queue.tenants.values():
+            if tenant.num_live or tenant.num_waiting:
+                self.ledger.complaints.append(f"at rest {tenant.name} still counts as waiting or alive")
+        if self.ledger.open:
+            self.ledger.complaints.append(f"lost: {sorted(self.ledger.open)[:5]} never got a last event")

@@ -1,0 +1,157 @@
+"""The oracle passes the kit, and a runner with any one fault does not."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from quire.backends import conformance
+from quire.backends.conformance import ConformanceError, check_all
+from quire.backends.oracle import OracleRunner, answer_alone
+from quire.backends.protocol import Capacity
+from quire.core.request import SamplingParams
+from quire.core.step import BlockCopy, StepPlan, StepResult
+from quire.errors import InvariantError
+from tests.support.server import VOCABULARY, Server
+
+
+def capacity(block_size: int = 4) -> Capacity:
+    return Capacity(48, block_size, 1 << 20, 256, VOCABULARY, 8 * block_size)
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 32])
+def test_the_oracle_keeps_the_contract(block_size: int) -> None:
+    assert check_all(lambda: OracleRunner(capacity(block_size))) == [check.__name__ for check in conformance.CHECKS]
+
+
+class Broken(OracleRunner):
+    """An oracle whose plan or result is bent on the way."""
+
+    bend_plan: Callable[[StepPlan], StepPlan] = staticmethod(lambda plan: plan)
+    bend_result: Callable[[StepResult], StepResult] = staticmethod(lambda result: result)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        return type(self).bend_result(super().run(type(self).bend_plan(plan)))
+
+
+def bent(**functions: object) -> type[Broken]:
+    return type("Bent", (Broken,), {name: staticmethod(function) for name, function in functions.items()})  # type: ignore[arg-type]
+
+
+def without_copies(plan: StepPlan) -> StepPlan:
+    return plan._replace(copies=())
+
+
+def with_copies_in_reverse(plan: StepPlan) -> StepPlan:
+    return plan._replace(copies=plan.copies[::-1])
+
+
+def with_blocks_in_order(plan: StepPlan) -> StepPlan:
+    return plan._replace(items=tuple(item._replace(block_ids=tuple(sorted(item.block_ids))) for item in plan.items))
+
+
+def one_position_late(plan: StepPlan) -> StepPlan:
+    def late(item_first: int) -> int:
+        return max(0, item_first - 1)
+
+    return plan._replace(items=tuple(item._replace(first_position=late(item.first_position)) for item in plan.items))
+
+
+def with_the_first_seed(plan: StepPlan) -> StepPlan:
+    items = [item._replace(sampling=item.sampling._replace(seed=0)) if item.sampling else item for item in plan.items]
+    return plan._replace(items=tuple(items))
+
+
+def with_another_step(result: StepResult) -> StepResult:
+    return result._replace(step=result.step + 1)
+
+
+def without_a_row(result: StepResult) -> StepResult:
+    return result._replace(rows=dict(list(result.rows.items())[1:]))
+
+
+def with_two_tokens(result: StepResult) -> StepResult:
+    return result._replace(rows={key: row._replace(token_ids=row.token_ids * 2) for key, row in result.rows.items()})
+
+
+def without_logprobs(result: StepResult) -> StepResult:
+    return result._replace(rows={key: row._replace(logprobs=()) for key, row in result.rows.items()})
+
+
+def with_failed_rows(result: StepResult) -> StepResult:
+    return result._replace(rows={key: row._replace(error="no") for key, row in result.rows.items()})
+
+
+def depending_on_company(result: StepResult) -> StepResult:
+    shift = len(result.rows) - 1
+    return result._replace(
+        rows={
+            key: row._replace(token_ids=tuple((token + shift) % VOCABULARY for token in row.token_ids))
+            for key, row in result.rows.items()
+        }
+    )
+
+
+class Greedy(OracleRunner):
+    """Reads the whole last block, not just what the sequence has written."""
+
+    def _slots(self, item: object, length: int) -> bytes:
+        return super()._slots(item, -(-length // 4) * 4)  # type: ignore[arg-type]
+
+
+class Forgetful(OracleRunner):
+    """Takes blocks back without keeping them."""
+
+    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [
+        bent(bend_plan=without_copies),
+        bent(bend_plan=with_copies_in_reverse),
+        bent(bend_plan=with_blocks_in_order),
+        bent(bend_plan=one_position_late),
+        bent(bend_plan=with_the_first_seed),
+        bent(bend_result=with_another_step),
+        bent(bend_result=without_a_row),
+        bent(bend_result=with_two_tokens),
+        bent(bend_result=without_logprobs),
+        bent(bend_result=with_failed_rows),
+        bent(bend_result=depending_on_company),
+        Greedy,
+        Forgetful,
+    ],
+)
+def test_a_runner_with_a_fault_fails_the_kit(runner: type[OracleRunner]) -> None:
+    with pytest.raises(ConformanceError):
+        check_all(lambda: runner(capacity()))
+
+
+def test_a_runner_too_small_for_the_kit_is_told_so() -> None:
+    with pytest.raises(ConformanceError, match="needs 48 blocks of 4 tokens or more"):
+        check_all(lambda: OracleRunner(capacity(block_size=2)))
+
+
+def test_a_closed_runner_does_not_run() -> None:
+    runner = OracleRunner(capacity())
+    runner.close()
+    with pytest.raises(InvariantError, match="closed"):
+        runner.start(StepPlan(1, (BlockCopy(1, 2),), (), ())).wait()
+
+
+def test_a_step_over_the_budget_is_refused() -> None:
+    server = Server()
+    server.ask([1, 2, 3], 1)
+    plan = server.plan()
+    small = OracleRunner(Capacity(64, 4, 100, 2, VOCABULARY, 32))
+    with pytest.raises(InvariantError, match="may feed 2 tokens, 3 given"):
+        small.start(plan).wait()
+
+
+def test_alone_means_alone() -> None:
+    params = SamplingParams(max_tokens=30, stop_token_ids=frozenset({7}), min_tokens=3)
+    server = Server(num_blocks=100)
+    server.ask([1, 2, 3], 30, stop_token_ids=frozenset({7}), min_tokens=3)
+    server.run()
+    assert server.ledger.entries["r1"].tokens[0] == answer_alone([1, 2, 3], params, 1, VOCABULARY)

@@ -1,0 +1,15 @@
+"""The scheduler under any order of operations. The same machine runs longer in `make proof-scheduler`."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.support.scheduler_machine import SchedulerMachine
+
+
+def test_every_request_gets_its_answer_after_any_order_of_operations() -> None:
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

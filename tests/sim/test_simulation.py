@@ -1,0 +1,109 @@
+"""Whole lives of small servers, with everything going wrong. Thousands of seeds run in `make proof-scheduler`."""
+
+import pytest
+
+from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.request import FinishReason, Request, SamplingParams
+from quire.core.scheduler import Scheduler
+from quire.errors import ConfigError
+from quire.sim.ledger import Ledger
+from quire.sim.simulation import Simulation, configured
+from quire.workload.scenarios import SCENARIOS
+from tests.support.shadow import namespace
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_chaos_gives_every_client_what_it_would_have_got_alone(seed: int) -> None:
+    report = Simulation(configured("chaos", seed, 150)).run()
+    assert report.violations == [], report.replay
+    assert report.totals.num_idle_steps == 0
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_the_same_seed_gives_the_same_log(seed: int) -> None:
+    digests = {Simulation(configured("chaos", seed, 120)).run().log_digest for _ in range(2)}
+    assert len(digests) == 1
+    assert Simulation(configured("chaos", seed + 1, 120)).run().log_digest not in digests
+
+
+@pytest.mark.parametrize("scenario", sorted(set(SCENARIOS) - {"chaos"}))
+def test_every_scenario_runs_clean(scenario: str) -> None:
+    report = Simulation(configured(scenario, 1, 60)).run()
+    assert report.violations == []
+    assert sum(report.reasons().values()) == 60
+
+
+def test_agents_that_start_together_share_what_they_have_in_common() -> None:
+    totals = Simulation(configured("agents", 5, 64)).run().totals
+    assert totals.hit_tokens / totals.query_tokens > 0.7
+
+
+def test_the_modest_tenants_do_not_wait_for_the_greedy_one() -> None:
+    waits = {row.who: row.p95_s for row in Simulation(configured("tenants", 3, 300)).run().waits()}
+    assert max(waits[tenant] for tenant in "abcd") < waits["greedy"] / 4
+
+
+def test_an_unknown_scenario_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="no scenario 'quiet'; choose one of chaos"):
+        configured("quiet", 1)
+
+
+def test_a_server_that_does_nothing_is_called_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scheduler, "_admit", lambda self: None)
+    report = Simulation(configured("chat", 1, 3)).run()
+    assert report.violations == ["wedged: something waits and nothing runs"]
+    assert report.totals.num_idle_steps > 0
+    assert report.replay == "quire sim --scenario chat --seed 1 --requests 3"
+
+
+class TestLedger:
+    """The books themselves: each wrong must be noticed."""
+
+    def setup_method(self) -> None:
+        self.ledger = Ledger(50)
+        self.request = Request("r", (1, 2, 3), namespace(4), 0.0, SamplingParams(max_tokens=2))
+        self.ledger.add(self.request)
+
+    def complaint(self, *events: RequestEvent) -> str:
+        for event in events:
+            self.ledger.take(event)
+        return " ".join(self.ledger.complaints)
+
+    def test_a_wrong_token(self) -> None:
+        ended = SequenceFinished("r", 0, 1.0, FinishReason.LENGTH, 2, None)
+        tokens = [Token("r", 0, 1.0, 0, 1, None), Token("r", 0, 1.0, 0, 2, None)]
+        assert "alone it gets" in self.complaint(*tokens, ended, Finished("r", 1.0, 3, 0, 2))
+
+    def test_a_wrong_beginning_of_a_cancelled_answer(self) -> None:
+        ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 1, None)
+        assert "alone it gets" in self.complaint(Token("r", 0, 1.0, 0, 1, None), ended, Finished("r", 1.0, 3, 0, 1))
+
+    def test_a_wrong_reason(self) -> None:
+        ended = SequenceFinished("r", 0, 1.0, FinishReason.STOP, 0, None)
+        assert "ended by stop" in self.complaint(ended, Finished("r", 1.0, 3, 0, 0))
+
+    def test_an_event_after_the_end(self) -> None:
+        ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 0, None)
+        last = Finished("r", 1.0, 3, 0, 0)
+        assert "Finished after the end" in self.complaint(ended, last, last)
+
+    def test_an_end_without_all_continuations(self) -> None:
+        assert "ended with continuations [] only" in self.complaint(Finished("r", 1.0, 3, 0, 0))
+
+    def test_a_continuation_that_ends_twice_and_speaks_after(self) -> None:
+        ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 0, None)
+        complaint = self.complaint(ended, ended, Token("r", 0, 1.0, 0, 1, None))
+        assert "ended twice" in complaint
+        assert "a token after" in complaint
+
+    def test_a_lost_token_and_unasked_logprobs(self) -> None:
+        complaint = self.complaint(Token("r", 0, 1.0, 0, 2, ()))  # type: ignore[arg-type]
+        assert "token 2 came as number 1" in complaint
+        assert "logprobs missing or unasked" in complaint
+
+    def test_prompt_logprobs_out_of_order(self) -> None:
+        assert "out of order" in self.complaint(PromptLogprobs("r", 2, ()))
+
+    def test_the_first_start_counts(self) -> None:
+        assert self.complaint(Admitted("r", 1.0, 1.0, 0), Admitted("r", 9.0, 9.0, 0)) == ""
+        assert self.ledger.entries["r"].first_admitted_s == 1.0

@@ -1,0 +1,127 @@
+"""A scheduler on an oracle, small enough to know by heart, and a ledger that knows what each request is owed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quire.backends.oracle import OracleRunner
+from quire.backends.protocol import Capacity
+from quire.core import invariants
+from quire.core.digests import BlockHasher, Namespace
+from quire.core.events import RequestEvent
+from quire.core.kv_memory import KVMemory
+from quire.core.kv_shapes import KVMemoryConfig
+from quire.core.request import Continuation, PriorityClass, Request, SamplingParams
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.step import RowResult, StepPlan, StepResult
+from quire.sim.ledger import Ledger
+
+VOCABULARY = 50
+
+
+class Server:
+    """One step takes one second. Every event is checked against what the request would get alone."""
+
+    def __init__(self, num_blocks: int = 64, block_size: int = 4, **settings: object) -> None:
+        config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 8, **settings})  # type: ignore[arg-type]
+        self.namespace = Namespace(1, "oracle", "", "slots", block_size, "group")
+        self.memory = KVMemory(KVMemoryConfig(num_blocks, block_size), BlockHasher(bytes(32)))
+        self.scheduler = Scheduler(config, self.memory)
+        capacity = Capacity(num_blocks, block_size, 1 << 30, config.max_step_tokens, VOCABULARY, 8 * block_size)
+        self.runner = OracleRunner(capacity)
+        self.ledger = Ledger(VOCABULARY)
+        self.now_s = 0.0
+        self.log: list[RequestEvent] = []
+        self.plans: list[StepPlan] = []
+        self._next_name = 0
+
+    def ask(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        n: int = 1,
+        priority: PriorityClass = PriorityClass.NORMAL,
+        tenant: str = "default",
+        timeout_s: float | None = None,
+        produced: Sequence[Sequence[int]] | None = None,
+        **params: object,
+    ) -> str:
+        """Submit a request; returns its id."""
+        self._next_name += 1
+        name = f"r{self._next_name}"
+        answers = produced or [()] * n
+        request = Request(
+            request_id=name,
+            prompt=tuple(prompt),
+            namespace=replace(self.namespace, cache_group=tenant),
+            arrival_s=self.now_s,
+            params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
+            seed=self._next_name,
+            tenant=tenant,
+            priority=priority,
+            continuations=tuple(Continuation(index, tuple(answer)) for index, answer in enumerate(answers)),
+            deadline_s=None if timeout_s is None else self.now_s + timeout_s,
+        )
+        if produced is None:
+            self.scheduler.submit(request)
+        else:
+            self.scheduler.restore(request)
+        self.ledger.add(request)
+        for index, answer in enumerate(answers):
+            self.ledger.entries[name].tokens[index] = list(answer)
+        return name
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.plan(self.now_s)
+        if plan.items:
+            self.plans.append(plan)
+        else:
+            self.take(self.scheduler.take_events())
+        return plan
+
+    def finish(self, plan: StepPlan, failed: Sequence[int] = ()) -> None:
+        """The step returns; rows of these sequence ids fail."""
+        result = self.runner.start(plan).wait()
+        rows = {key: RowResult(error="broken") if key in failed else row for key, row in result.rows.items()}
+        self.now_s += 1.0
+        self.take(self.scheduler.apply(StepResult(plan.step, rows), self.now_s))
+        self.check()
+
+    def step(self) -> StepPlan:
+        plan = self.plan()
+        if plan.items:
+            self.finish(plan)
+        return plan
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Until everybody has an answer."""
+        for _ in range(max_steps):
+            if not self.scheduler.live:
+                self.take(self.scheduler.take_events())
+                invariants.check_at_rest(self.memory)
+                return
+            assert self.step().items or not self.scheduler.live, "nothing runs though somebody waits"
+        raise AssertionError("it does not end")
+
+    def take(self, events: list[RequestEvent]) -> None:
+        self.log += events
+        for event in events:
+            self.ledger.take(event)
+        assert not self.ledger.complaints, self.ledger.complaints
+
+    def check(self) -> None:
+        invariants.check(self.memory)
+        if self.scheduler.in_flight is None:
+            invariants.check_scheduler(self.scheduler)
+
+    def events(self, kind: type) -> list[RequestEvent]:
+        return [event for event in self.log if isinstance(event, kind)]
+
+    @property
+    def running(self) -> list[str]:
+        return [sequence.request.request_id for sequence in self.scheduler.running]
+
+    @property
+    def num_computed(self) -> int:
+        return self.scheduler.stats.num_computed_tokens

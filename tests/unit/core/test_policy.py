@@ -1,0 +1,100 @@
+"""The pure choices."""
+
+import pytest
+
+from quire.core.policy import Shortage, blocks_to_finish_alone, chunk_length, may_displace, victims_for
+from quire.core.request import Continuation, PriorityClass, Request, SamplingParams, Sequence
+from tests.support.shadow import namespace
+
+HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
+
+
+def sequence(number: int, priority: PriorityClass = LOW, key: float = 0.0, num_siblings: int = 0) -> Sequence:
+    request = Request(f"r{number}", (1, 2), namespace(4), 0.0, priority=priority)
+    made = Sequence(number, request, Continuation(), (key, number))
+    made.siblings = [Sequence(100 + at, request, Continuation(at + 1), (key, 100 + at)) for at in range(num_siblings)]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("computed", "known", "budget", "fork_point", "expected"),
+    [
+        (0, 10, 64, None, 10),  # all that is known
+        (0, 10, 7, None, 4),  # cut at a border
+        (2, 10, 7, None, 6),  # the border counts from the start of the sequence
+        (2, 10, 1, None, 0),  # the budget does not reach the next border
+        (9, 10, 1, None, 1),  # a single token
+        (0, 10, 64, 9, 9),  # the fork point
+        (9, 10, 64, 9, 1),  # beyond it
+        (0, 10, 0, None, 0),
+    ],
+)
+def test_a_chunk_ends_on_a_border_at_the_last_token_or_at_the_fork(
+    computed: int, known: int, budget: int, fork_point: int | None, expected: int
+) -> None:
+    assert chunk_length(computed, known, budget, 4, fork_point) == expected
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "victim", "allowed"),
+    [
+        ((HIGH, 0.0), (LOW, 1.0), True),
+        ((NORMAL, 0.0), (LOW, 1.0), True),
+        ((HIGH, 1.0), (LOW, 0.0), False),  # a later key
+        ((HIGH, 0.0), (HIGH, 1.0), False),  # the same class
+        ((LOW, 0.0), (HIGH, 1.0), False),  # a higher class
+    ],
+)
+def test_a_newcomer_displaces_a_lower_class_with_a_later_key(
+    newcomer: tuple[PriorityClass, float], victim: tuple[PriorityClass, float], allowed: bool
+) -> None:
+    assert may_displace(sequence(1, *newcomer), sequence(2, *victim)) is allowed
+
+
+def test_after_three_preemptions_a_sequence_is_protected_from_newcomers() -> None:
+    victim = sequence(2, LOW, 1.0)
+    victim.num_preemptions = 2
+    assert may_displace(sequence(1, HIGH), victim)
+    victim.num_preemptions = 3
+    assert not may_displace(sequence(1, HIGH), victim)
+
+
+def test_the_latest_key_yields_first_and_no_more_yield_than_needed() -> None:
+    running = [sequence(number, LOW, float(number)) for number in (2, 3, 4)]
+    chosen = victims_for(sequence(1, HIGH), running, Shortage(1, 5, lambda _: 5))
+    assert chosen == [running[2]]
+    assert victims_for(sequence(1, HIGH), running, Shortage(2, 0, lambda _: 0)) == [running[2], running[1]]
+
+
+def test_nobody_yields_if_that_is_not_enough() -> None:
+    running = [sequence(2, LOW, 2.0), sequence(3, HIGH, 3.0)]
+    assert victims_for(sequence(1, HIGH), running, Shortage(2, 0, lambda _: 0)) == []
+    assert victims_for(sequence(1, HIGH), running, Shortage(0, 9, lambda _: 4)) == []
+
+
+def test_a_victim_gives_up_the_places_of_its_siblings_too() -> None:
+    running = [sequence(2, LOW, 2.0), sequence(3, LOW, 3.0, num_siblings=2)]
+    assert victims_for(sequence(1, HIGH), running, Shortage(3, 0, lambda _: 0)) == [running[1]]
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "n", "expected"),
+    [
+        (1, 1, 1, 1),  # the last token is never computed
+        (4, 1, 1, 1),
+        (4, 2, 1, 2),
+        (8, 9, 1, 4),
+        (9, 1, 2, 2 + 2 * 1 + 1),  # two shared, a tail each, and the source of the copies
+        (9, 9, 3, 2 + 3 * 3 + 1),
+    ],
+)
+def test_what_a_request_may_need_alone(num_prompt: int, max_tokens: int, n: int, expected: int) -> None:
+    continuations = tuple(Continuation(index) for index in range(n))
+    params = SamplingParams(max_tokens=max_tokens)
+    request = Request("r", (1,) * num_prompt, namespace(4), 0.0, params, continuations=continuations)
+    assert blocks_to_finish_alone(request, 1 << 30, 4) == expected
+
+
+def test_a_limit_on_length_bounds_what_a_request_may_need() -> None:
+    request = Request("r", (1,) * 4, namespace(4), 0.0, SamplingParams(max_tokens=1000))
+    assert blocks_to_finish_alone(request, 9, 4) == 2

@@ -1,0 +1,45 @@
+"""Sequences and their legal moves."""
+
+import pytest
+
+from quire.core.request import Continuation, Request, SamplingParams, Sequence, SequenceStatus
+from quire.errors import InvariantError
+from tests.support.shadow import namespace
+
+REQUEST = Request("r", (1, 2, 3), namespace(4), 0.0)
+
+
+def test_limits_count_from_the_clients_prompt() -> None:
+    sequence = Sequence(1, REQUEST, Continuation(0, (7, 8)), (0.0, 1))
+    assert sequence.tokens == [1, 2, 3, 7, 8]
+    assert (sequence.num_prompt_tokens, sequence.num_output_tokens) == (3, 2)
+
+
+def test_siblings_branch_off_before_the_last_prompt_token() -> None:
+    leader = Sequence(1, REQUEST, Continuation(0), (0.0, 1))
+    assert leader.fork_point is None
+    leader.siblings = [Sequence(2, REQUEST, Continuation(1), (0.0, 2))]
+    assert leader.fork_point == 2
+
+
+def test_a_finished_sequence_does_not_move_again() -> None:
+    sequence = Sequence(1, REQUEST, Continuation(0), (0.0, 1))
+    sequence.move(SequenceStatus.RUNNING)
+    sequence.move(SequenceStatus.WAITING)
+    sequence.move(SequenceStatus.FINISHED)
+    for status in SequenceStatus:
+        with pytest.raises(InvariantError, match="cannot go from finished"):
+            sequence.move(status)
+
+
+@pytest.mark.parametrize(
+    ("params", "needs"),
+    [
+        (SamplingParams(), False),
+        (SamplingParams(repetition_penalty=1.1), True),
+        (SamplingParams(presence_penalty=0.1), True),
+        (SamplingParams(frequency_penalty=0.1), True),
+    ],
+)
+def test_only_penalties_need_the_known_tokens(params: SamplingParams, needs: bool) -> None:
+    assert params.needs_known_tokens is needs

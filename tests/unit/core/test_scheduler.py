@@ -1,0 +1,547 @@
+"""The scheduler on the oracle: every answer is compared with that of the same request alone."""
+
+import pytest
+
+from quire.core import invariants
+from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, SequenceFinished, Token
+from quire.core.policy import PROTECTED_AFTER
+from quire.core.request import FinishReason, PriorityClass
+from quire.core.step import RowResult, StepResult
+from quire.core.waiting_queue import QueueConfig
+from quire.errors import (
+    ConfigError,
+    DuplicateRequestError,
+    InvariantError,
+    QueueFullError,
+    RequestTooLargeError,
+    TenantShareError,
+)
+from tests.support.server import Server
+
+HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
+
+
+def reasons(server: Server) -> dict[str, FinishReason]:
+    return {event.request_id: event.reason for event in server.log if isinstance(event, SequenceFinished)}
+
+
+class TestNoPhases:
+    def test_a_request_gets_what_it_gets_alone(self) -> None:
+        server = Server()
+        server.ask(range(1, 12), 7)
+        server.run()
+        assert [type(event) for event in server.log] == [Admitted, *[Token] * 7, SequenceFinished, Finished]
+
+    def test_a_long_prompt_comes_in_chunks_that_end_on_block_borders(self) -> None:
+        server = Server(max_step_tokens=14, max_running=8)
+        server.ask(range(30), 2)
+        server.run()
+        fed = [len(plan.items[0].token_ids) for plan in server.plans]
+        assert fed == [12, 12, 6, 1]
+
+    def test_new_prompts_and_running_answers_share_a_step(self) -> None:
+        server = Server()
+        server.ask([1, 2, 3], 9)
+        server.step()
+        server.ask([4, 5, 6, 7], 2)
+        plan = server.step()
+        assert [len(item.token_ids) for item in plan.items] == [1, 4]
+        server.run()
+
+    def test_no_step_feeds_more_than_the_budget(self) -> None:
+        server = Server(num_blocks=200, max_step_tokens=20, max_running=8)
+        for index in range(20):
+            server.ask([index] * (1 + 3 * index), 5)
+        server.run()
+        assert max(sum(len(item.token_ids) for item in plan.items) for plan in server.plans) <= 20
+
+    def test_whoever_needs_one_token_gets_it_however_long_the_prompts_of_others(self) -> None:
+        server = Server(num_blocks=200, max_step_tokens=16, max_running=8)
+        talking = server.ask([1], 30)
+        server.step()
+        server.ask(range(100), 1, priority=HIGH)
+        for _ in range(5):
+            plan = server.step()
+            assert {len(item.token_ids) for item in plan.items} >= {1}, talking
+        server.run()
+
+    def test_an_empty_server_plans_nothing(self) -> None:
+        server = Server()
+        plan = server.plan()
+        assert plan.items == ()
+        assert server.scheduler.in_flight is None
+
+    def test_a_step_that_has_not_returned_forbids_the_next(self) -> None:
+        server = Server()
+        server.ask([1, 2])
+        server.plan()
+        with pytest.raises(InvariantError, match="step 1 has not returned"):
+            server.plan()
+
+    def test_a_result_must_answer_the_plan(self) -> None:
+        server = Server()
+        with pytest.raises(InvariantError, match="does not answer"):
+            server.scheduler.apply(StepResult(1, {}), 0.0)
+        server.ask([1, 2])
+        plan = server.plan()
+        rows = server.runner.start(plan).wait().rows
+        for step, wrong in ((plan.step + 1, rows), (plan.step, {})):
+            with pytest.raises(InvariantError, match="does not answer"):
+                server.scheduler.apply(StepResult(step, wrong), 0.0)
+        with pytest.raises(InvariantError, match="got 0 tokens"):
+            server.scheduler.apply(StepResult(plan.step, {1: RowResult()}), 0.0)
+
+    def test_a_budget_that_could_stall_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"max_running \+ block size = 12, 11 given"):
+            Server(block_size=4, max_running=8, max_step_tokens=11)
+
+    @pytest.mark.parametrize(("setting", "value"), [("max_running", 0), ("watermark", 1.0), ("max_sequence_tokens", 1)])
+    def test_settings_out_of_range_are_refused(self, setting: str, value: float) -> None:
+        with pytest.raises(ConfigError, match="given"):
+            Server(64, 4, **{setting: value})
+
+
+class TestStops:
+    def test_by_a_stop_token(self) -> None:
+        server = Server(num_blocks=200)
+        server.ask([1, 2, 3], 200, stop_token_ids=frozenset(range(0, 50, 5)))
+        server.run()
+        assert reasons(server) == {"r1": FinishReason.STOP}
+
+    def test_not_by_a_stop_token_before_min_tokens(self) -> None:
+        server = Server(num_blocks=200)
+        server.ask([1, 2, 3], 40, stop_token_ids=frozenset(range(40)), min_tokens=20)
+        server.run()
+        (finished,) = server.events(SequenceFinished)
+        assert isinstance(finished, SequenceFinished)
+        assert finished.num_output_tokens > 20
+
+    def test_by_length(self) -> None:
+        server = Server()
+        server.ask([1, 2, 3], 3)
+        server.run()
+        assert reasons(server) == {"r1": FinishReason.LENGTH}
+
+    def test_by_the_longest_sequence_there_may_be(self) -> None:
+        server = Server(max_sequence_tokens=9)
+        server.ask([1] * 5, 4)
+        server.run()
+        with pytest.raises(RequestTooLargeError, match="may have 9 tokens, the prompt alone has 9"):
+            server.ask([1] * 9, 4)
+
+    def test_by_a_row_error_which_touches_nobody_else(self) -> None:
+        server = Server()
+        server.ask([1, 2, 3, 4, 5], 4)
+        server.ask([1, 2, 3, 4, 5], 4)
+        plan = server.plan()
+        server.finish(plan, failed=[plan.items[0].sequence_id])
+        server.run()
+        assert reasons(server) == {"r1": FinishReason.ERROR, "r2": FinishReason.LENGTH}
+        (event,) = [event for event in server.log if isinstance(event, SequenceFinished) and event.error]
+        assert event.error == "broken"
+
+    def test_a_failed_rows_blocks_are_never_hit(self) -> None:
+        server = Server()
+        server.ask(range(9), 2)
+        plan = server.plan()
+        server.finish(plan, failed=[1])
+        assert server.memory.stats().num_named_blocks == 0
+
+    def test_by_cancel_while_waiting_running_and_in_flight(self) -> None:
+        server = Server(max_running=1, max_step_tokens=8)
+        for _ in range(3):
+            server.ask([1, 2, 3], 50)
+        server.scheduler.cancel("r3")
+        server.take(server.scheduler.take_events())
+        server.step()
+        server.scheduler.cancel("r1")
+        server.take(server.scheduler.take_events())
+        server.check()
+        plan = server.plan()
+        server.scheduler.cancel("r2")
+        server.scheduler.cancel("r2")
+        assert server.memory.pool.num_referenced > 0, "a step in flight keeps its blocks"
+        server.finish(plan)
+        invariants.check_at_rest(server.memory)
+        assert set(reasons(server).values()) == {FinishReason.CANCELLED}
+        assert len(server.events(Finished)) == 3
+
+    def test_cancelling_what_is_gone_or_unknown_does_nothing(self) -> None:
+        server = Server()
+        name = server.ask([1], 1)
+        server.run()
+        server.scheduler.cancel(name)
+        server.scheduler.cancel("never seen")
+        assert server.scheduler.take_events() == []
+
+    def test_a_request_that_ends_by_itself_in_the_step_it_is_cancelled_in_ends_once(self) -> None:
+        server = Server()
+        server.ask([1, 2], 1)
+        plan = server.plan()
+        server.scheduler.cancel("r1")
+        server.finish(plan)
+        assert reasons(server) == {"r1": FinishReason.CANCELLED}
+        assert len(server.events(Finished)) == 1
+
+    def test_by_its_deadline_waiting_or_running(self) -> None:
+        server = Server(max_running=1, max_step_tokens=8)
+        server.ask([1, 2, 3], 50, timeout_s=3.0)
+        server.ask([1, 2, 3], 50, timeout_s=2.0)
+        server.ask([4], 1)
+        server.run()
+        assert reasons(server) == {
+            "r1": FinishReason.DEADLINE,
+            "r2": FinishReason.DEADLINE,
+            "r3": FinishReason.LENGTH,
+        }
+
+    def test_the_deadline_of_a_request_that_is_over_is_forgotten(self) -> None:
+        server = Server()
+        for _ in range(200):
+            server.ask([1], 1, timeout_s=1000.0)
+            server.run()
+        assert len(server.scheduler._deadlines) <= 66
+        server.now_s += 2000.0
+        assert server.plan().items == ()
+
+
+class TestSharing:
+    def test_equal_cold_prompts_that_come_together_are_computed_once(self) -> None:
+        server = Server(num_blocks=200, max_step_tokens=64, max_running=8)
+        for _ in range(8):
+            server.ask(range(40), 2)
+        server.run()
+        assert server.num_computed == 40 + 7 * 4 + 8 * 1
+
+    def test_who_waits_for_a_block_of_this_step_matches_it_at_the_next(self) -> None:
+        server = Server()
+        server.ask(range(9), 3)
+        server.ask(range(9), 3)
+        first, second = server.step(), server.step()
+        assert [len(item.token_ids) for item in first.items] == [9]
+        assert sorted(len(item.token_ids) for item in second.items) == [1, 1]
+        server.run()
+
+    def test_a_single_token_never_waits(self) -> None:
+        server = Server()
+        server.ask([1], 1)
+        server.ask([1], 1)
+        assert len(server.step().items) == 2
+
+    def test_cached_tokens_are_told(self) -> None:
+        server = Server()
+        server.ask(range(9), 1)
+        server.run()
+        server.ask(range(9), 1)
+        server.run()
+        first, second = server.events(Finished)
+        assert isinstance(first, Finished)
+        assert isinstance(second, Finished)
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
+
+    def test_tokens_found_while_others_compute_them_count_as_cached(self) -> None:
+        server = Server()
+        server.ask(range(9), 1)
+        server.ask(range(9), 1)
+        server.run()
+        cached = [event.num_cached_tokens for event in server.log if isinstance(event, Finished)]
+        assert sorted(cached) == [0, 8]
+
+    def test_prompt_logprobs_read_no_cached_block_and_are_told_once(self) -> None:
+        server = Server(max_step_tokens=12, max_running=4)
+        server.ask(range(11), 2)
+        server.run()
+        computed = server.num_computed
+        server.ask(range(11), 2, prompt_logprobs=1, n=2)
+        server.step()
+        server.scheduler.preempt_latest()
+        server.run()
+        assert server.num_computed - computed >= 11
+        reported = [event for event in server.log if isinstance(event, PromptLogprobs)]
+        assert [entry.token_id for event in reported for entry in event.logprobs] == list(range(1, 11))
+
+    def test_a_resumed_request_for_prompt_logprobs_may_read_what_it_has_reported(self) -> None:
+        server = Server()
+        server.ask(range(9), 6, prompt_logprobs=0)
+        server.step()
+        server.scheduler.preempt_latest()
+        server.run()
+        assert server.scheduler.stats.num_recomputed_tokens <= 4
+
+
+class TestContinuations:
+    def test_several_continuations_share_every_full_block(self) -> None:
+        server = Server(num_blocks=100)
+        server.ask(range(22), 5, n=4)
+        server.step()
+        tables = [sequence.table for sequence in server.scheduler.running]
+        assert len(tables) == 4
+        assert len({tuple(table.blocks[:5]) for table in tables if table}) == 1
+        server.run()
+        assert server.memory.stats().num_block_copies <= 4
+
+    def test_the_fork_waits_for_all_of_the_prompt_but_its_last_token(self) -> None:
+        server = Server()
+        server.ask(range(10), 2, n=2)
+        first, second = server.step(), server.step()
+        assert [len(item.token_ids) for item in first.items] == [9]
+        assert [item.token_ids for item in second.items] == [(9,), (9,)]
+        assert len(second.copies) == 2, "each gets its own tail"
+        server.run()
+
+    def test_a_prompt_of_one_token_forks_at_once(self) -> None:
+        server = Server()
+        server.ask([5], 3, n=3)
+        assert len(server.step().items) == 3
+        server.run()
+
+    def test_a_cached_prompt_forks_at_once(self) -> None:
+        server = Server()
+        server.ask(range(9), 1)
+        server.run()
+        server.ask(range(9), 3, n=2)
+        assert len(server.step().items) == 2
+        server.run()
+
+    def test_a_request_needs_a_place_for_each_continuation(self) -> None:
+        server = Server(max_running=3, max_step_tokens=16)
+        server.ask([1, 2], 5, n=2)
+        server.ask([3, 4], 5, n=2)
+        server.ask([5, 6], 5)
+        server.step()
+        assert set(server.running) == {"r1"}, "the head does not fit and is not skipped"
+        server.run()
+        with pytest.raises(RequestTooLargeError, match="3 sequences may run at once, 4 continuations"):
+            server.ask([1], 1, n=4)
+
+    def test_what_ends_the_leader_before_the_fork_ends_all(self) -> None:
+        server = Server(max_step_tokens=12, max_running=8)
+        server.ask(range(30), 5, n=3)
+        plan = server.plan()
+        server.finish(plan, failed=[1])
+        assert len(server.events(SequenceFinished)) == 3
+        assert len(server.events(Finished)) == 1
+        server.ask(range(30), 5, n=3)
+        server.step()
+        server.scheduler.cancel("r2")
+        server.take(server.scheduler.take_events())
+        server.check()
+        assert len(server.events(SequenceFinished)) == 6
+
+    def test_one_continuation_may_fail_alone(self) -> None:
+        server = Server()
+        server.ask(range(10), 6, n=3)
+        server.step()
+        plan = server.plan()
+        server.finish(plan, failed=[plan.items[1].sequence_id])
+        server.run()
+        by_index = {event.sequence_index: event.reason for event in server.log if isinstance(event, SequenceFinished)}
+        assert by_index == {0: FinishReason.LENGTH, 1: FinishReason.ERROR, 2: FinishReason.LENGTH}
+
+    def test_a_preempted_continuation_comes_back_alone(self) -> None:
+        server = Server()
+        server.ask(range(10), 6, n=3)
+        server.step()
+        server.step()
+        server.scheduler.preempt_latest()
+        server.run()
+        assert server.scheduler.stats.num_preemptions == 1
+
+
+class TestPressure:
+    def test_the_latest_key_yields_and_the_most_urgent_finishes_first(self) -> None:
+        server = Server(num_blocks=12, max_running=4, max_step_tokens=32)
+        for _ in range(4):
+            server.ask([1, 2, 3, 4], 20)
+        server.run()
+        ended = [event.request_id for event in server.log if isinstance(event, Finished)]
+        assert ended[0] == "r1"
+        preempted = {event.request_id for event in server.log if isinstance(event, Preempted)}
+        assert preempted
+        assert "r1" not in preempted
+
+    def test_one_that_yields_in_the_middle_of_a_plan_is_not_planned(self) -> None:
+        server = Server(num_blocks=13, max_running=4, max_step_tokens=32)
+        for first in range(4):
+            server.ask([first] * 4, 20)
+        while not server.events(Preempted):
+            plan = server.step()
+        assert len(plan.items) == 3, "the second takes the fourth one's blocks, and the third takes the rest"
+        server.run()
+
+    def test_a_preempted_sequence_recomputes_less_than_a_block(self) -> None:
+        server = Server(num_blocks=64)
+        server.ask(range(20), 9)
+        for _ in range(4):
+            server.step()
+        server.scheduler.preempt_latest()
+        server.run()
+        assert server.scheduler.stats.num_recomputed_tokens < 4
+
+    def test_an_urgent_newcomer_displaces_a_running_low_one(self) -> None:
+        server = Server(max_running=2, max_step_tokens=16)
+        server.ask([1], 30, priority=LOW)
+        server.ask([2], 30, priority=LOW)
+        server.step()
+        server.ask([3], 2, priority=HIGH)
+        server.step()
+        assert server.running == ["r3", "r1"]
+        server.run()
+
+    def test_a_newcomer_displaces_for_blocks_as_well(self) -> None:
+        server = Server(num_blocks=16, max_running=4, max_step_tokens=64)
+        server.ask(range(40), 4, priority=LOW)
+        server.step()
+        server.ask(range(100, 140), 2, priority=HIGH)
+        server.step()
+        assert server.running[0] == "r2"
+        server.run()
+
+    def test_nobody_is_displaced_in_vain(self) -> None:
+        server = Server(num_blocks=20, max_running=4, max_step_tokens=64)
+        server.ask(range(40), 8, priority=HIGH)
+        server.ask([1], 8, priority=LOW)
+        server.step()
+        server.ask(range(100, 140), 2, priority=HIGH)
+        server.step()
+        assert set(server.running) == {"r1", "r2"}
+        server.run()
+
+    def test_a_sequence_is_displaced_three_times_at_most(self) -> None:
+        server = Server(max_running=1, max_step_tokens=16)
+        server.ask([1], 60, priority=LOW)
+        for _ in range(6):
+            while server.running != ["r1"]:
+                server.step()
+            server.ask([2], 2, priority=HIGH)
+            server.step()
+        server.run()
+        low = [event for event in server.log if isinstance(event, Preempted) and event.request_id == "r1"]
+        assert len(low) == PROTECTED_AFTER
+
+    def test_a_head_that_does_not_fit_is_not_skipped(self) -> None:
+        server = Server(num_blocks=16, max_running=4, max_step_tokens=64)
+        server.ask(range(30), 8)
+        server.step()
+        server.ask(range(100, 140), 2)
+        server.ask([7], 2)
+        server.step()
+        assert server.running == ["r1"]
+        server.run()
+        admitted = [event.request_id for event in server.log if isinstance(event, Admitted)]
+        assert admitted == ["r1", "r2", "r3"]
+
+    def test_a_head_that_this_steps_budget_does_not_reach_waits_in_the_queue(self) -> None:
+        server = Server(num_blocks=200, max_step_tokens=16, max_running=8)
+        server.ask(range(60), 2)
+        server.ask(range(100, 160), 2)
+        server.step()
+        assert server.running == ["r1"]
+        server.run()
+
+    def test_what_could_not_finish_alone_is_refused_at_once(self) -> None:
+        server = Server(num_blocks=16)
+        with pytest.raises(RequestTooLargeError, match="12 blocks of 4 tokens are there to run in, 13 may be needed"):
+            server.ask([1] * 48, 5)
+        server.ask([1] * 40, 8)
+        server.run()
+        with pytest.raises(RequestTooLargeError, match="at least one prompt token"):
+            server.ask([], 5)
+
+    def test_a_full_queue_says_whose_fault_it_is(self) -> None:
+        weights = {"a": 1.0, "b": 1.0}
+        server = Server(queue=QueueConfig(max_requests=10, class_reserve=0.0, tenant_weights=weights))
+        for _ in range(5):
+            server.ask([1], 1, tenant="a")
+        with pytest.raises(TenantShareError):
+            server.ask([1], 1, tenant="a")
+        for _ in range(5):
+            server.ask([1], 1, tenant="b")
+        with pytest.raises(QueueFullError):
+            server.ask([1], 1, tenant="c")
+        server.run()
+
+    def test_an_id_in_use_is_refused(self) -> None:
+        server = Server()
+        server.ask([1], 2)
+        with pytest.raises(DuplicateRequestError, match="'r1' is taken"):
+            server.scheduler.submit(server.ledger.entries["r1"].request)
+        server.run()
+
+
+class TestCrash:
+    def test_a_request_resumed_with_its_tokens_goes_on_as_if_nothing_had_happened(self) -> None:
+        server = Server()
+        server.ask(range(7), 12, frequency_penalty=0.5, stop_token_ids=frozenset({3}))
+        for _ in range(5):
+            server.step()
+        had = list(server.ledger.entries["r1"].tokens[0])
+        fresh = Server()
+        fresh.ask(range(7), 12, produced=[had], frequency_penalty=0.5, stop_token_ids=frozenset({3}))
+        fresh.run()
+        server.run()
+        assert fresh.ledger.entries["r1"].tokens == server.ledger.entries["r1"].tokens
+
+    def test_continuations_resume_each_with_its_own_tokens(self) -> None:
+        server = Server()
+        server.ask(range(10), 12, n=3)
+        for _ in range(6):
+            server.step()
+        had = [server.ledger.entries["r1"].tokens[index] for index in range(3)]
+        fresh = Server()
+        fresh.ask(range(10), 12, produced=had)
+        fresh.run()
+        server.run()
+        assert fresh.ledger.entries["r1"].tokens == server.ledger.entries["r1"].tokens
+
+    def test_a_crash_sends_nobody_away(self) -> None:
+        server = Server(queue=QueueConfig(max_requests=2, class_reserve=0.0))
+        for _ in range(5):
+            server.ask([1, 2], 2, produced=[[]])
+        server.run()
+        assert len(server.events(Finished)) == 5
+
+    def test_an_answer_that_was_complete_ends_at_once(self) -> None:
+        server = Server()
+        server.ask([1, 2], 6)
+        server.run()
+        whole = server.ledger.entries["r1"].tokens[0]
+        fresh = Server()
+        fresh.ask([1, 2], 6, produced=[whole], timeout_s=1.0)
+        fresh.take(fresh.scheduler.take_events())
+        assert reasons(fresh) == {"r1": FinishReason.LENGTH}
+        assert not fresh.scheduler.live
+        fresh.check()
+
+
+class TestChecks:
+    def test_the_order_of_running_sequences_is_checked(self) -> None:
+        server = Server()
+        server.ask([1], 5)
+        server.ask([2], 5)
+        server.step()
+        server.scheduler.running.reverse()
+        with pytest.raises(InvariantError, match="order of urgency"):
+            invariants.check_scheduler(server.scheduler)
+        with pytest.raises(InvariantError, match="not where its key says"):
+            server.scheduler.cancel("r1")
+
+    def test_a_sequence_in_no_place_is_noticed(self) -> None:
+        server = Server()
+        server.ask([1], 5)
+        server.step()
+        sequence = server.scheduler.running[0]
+        table, sequence.table = sequence.table, None
+        with pytest.raises(InvariantError, match="has no blocks"):
+            server.scheduler._fork_if_due(sequence)
+        sequence.table = table
+        server.scheduler.live["r1"].sequences.append(sequence)
+        with pytest.raises(InvariantError, match="nowhere, or in two places"):
+            invariants.check_scheduler(server.scheduler)
+
+    def test_counted_tenants_are_checked(self) -> None:
+        server = Server()
+        server.ask([1], 5)
+        server.scheduler.queue.tenants["default"].num_live = 9
+        with pytest.raises(InvariantError, match=r"\(9, 1\) live and waiting counted, \(1, 1\) found"):
+            invariants.check_scheduler(server.scheduler)

@@ -1,0 +1,203 @@
+"""Who is next, and who does not get in."""
+
+import pytest
+
+from quire.core.request import Continuation, PriorityClass, Request, Sequence
+from quire.core.waiting_queue import QueueConfig, WaitingQueue
+from quire.errors import ConfigError, QueueFullError, TenantShareError
+from tests.support.shadow import namespace
+
+HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
+
+
+class Waiting:
+    """A queue with names for sequences."""
+
+    def __init__(self, **settings: object) -> None:
+        self.queue = WaitingQueue(QueueConfig(**settings))  # type: ignore[arg-type]
+        self.sequences: dict[str, Sequence] = {}
+
+    def add(self, name: str, at_s: float = 0.0, priority: PriorityClass = NORMAL, tenant: str = "t") -> Sequence:
+        request = Request(name, (1,), namespace(4), at_s, tenant=tenant, priority=priority)
+        number = len(self.sequences) + 1
+        sequence = Sequence(number, request, Continuation(), self.queue.key(at_s, priority, number))
+        self.queue.check_room(tenant, priority)
+        self.queue.enter(tenant, 1)
+        self.queue.add(sequence)
+        self.sequences[name] = sequence
+        return sequence
+
+    def pop(self) -> str | None:
+        head = self.queue.head()
+        if head is None:
+            return None
+        self.queue.remove(head)
+        return head.request.request_id
+
+    def order(self) -> list[str]:
+        names = []
+        while (name := self.pop()) is not None:
+            names.append(name)
+        return names
+
+
+def test_first_come_first_served_within_a_class() -> None:
+    waiting = Waiting()
+    for name, at_s in (("b", 2.0), ("a", 1.0), ("c", 3.0)):
+        waiting.add(name, at_s)
+    assert waiting.order() == ["a", "b", "c"]
+    assert waiting.pop() is None
+
+
+def test_a_class_is_a_head_start_and_no_more() -> None:
+    waiting = Waiting()
+    waiting.add("low", 0.0, LOW)
+    waiting.add("normal in time", 19.9, NORMAL)
+    waiting.add("normal too late", 20.1, NORMAL)
+    waiting.add("high in time", 59.9, HIGH)
+    waiting.add("high too late", 60.1, HIGH)
+    assert waiting.order() == ["normal in time", "high in time", "low", "normal too late", "high too late"]
+
+
+def test_inside_a_class_the_least_served_tenant_goes_first() -> None:
+    waiting = Waiting()
+    for at in range(3):
+        waiting.add(f"a{at}", float(at), tenant="a")
+        waiting.add(f"b{at}", 10.0 + at, tenant="b")
+    waiting.queue.charge("a", 100, 0)
+    assert waiting.pop() == "b0"
+    waiting.queue.charge("b", 0, 50)
+    assert waiting.order() == ["a0", "a1", "a2", "b1", "b2"]
+
+
+def test_weights_divide_service() -> None:
+    waiting = Waiting(tenant_weights={"heavy": 4.0, "light": 1.0})
+    waiting.add("h", tenant="heavy")
+    waiting.add("l", tenant="light")
+    waiting.queue.charge("heavy", 300, 0)
+    waiting.queue.charge("light", 100, 0)
+    assert waiting.order() == ["h", "l"]
+
+
+def test_an_output_token_costs_four_prompt_tokens() -> None:
+    waiting = Waiting()
+    waiting.add("a", tenant="a")
+    waiting.queue.charge("a", 10, 5)
+    assert waiting.queue.tenants["a"].service == 30.0
+
+
+def test_service_orders_tenants_only_inside_the_class_that_is_next() -> None:
+    waiting = Waiting()
+    waiting.add("served high", 0.0, HIGH, tenant="a")
+    waiting.add("unserved low", 0.0, LOW, tenant="b")
+    waiting.queue.charge("a", 1000, 0)
+    assert waiting.order() == ["served high", "unserved low"]
+
+
+def test_a_returning_tenant_has_saved_up_nothing() -> None:
+    waiting = Waiting()
+    waiting.add("a", tenant="a")
+    waiting.queue.charge("a", 500, 0)
+    waiting.add("b", tenant="b")
+    assert waiting.queue.tenants["b"].service == 500.0
+    waiting.queue.leave("b")
+    waiting.queue.remove(waiting.sequences["b"])
+    waiting.queue.charge("b", 100, 0)
+    waiting.add("b again", tenant="b")
+    assert waiting.queue.tenants["b"].service == 600.0, "and loses nothing either"
+
+
+def test_a_preempted_sequence_comes_back_to_where_its_key_says() -> None:
+    waiting = Waiting()
+    waiting.add("first", 0.0)
+    waiting.add("second", 1.0)
+    victim = waiting.queue.head()
+    assert victim is not None
+    waiting.queue.remove(victim)
+    victim.num_preemptions += 1
+    waiting.queue.put_back(victim)
+    assert victim in waiting.queue
+    assert waiting.order() == ["first", "second"]
+    assert waiting.queue.tenants["t"].num_waiting == 0
+
+
+def test_the_queue_is_full_when_its_places_are_taken() -> None:
+    waiting = Waiting(max_requests=3, class_reserve=0.0)
+    for name in "abc":
+        waiting.add(name)
+    with pytest.raises(TenantShareError, match="may have 3 requests waiting, 3 are"):
+        waiting.add("d")
+    with pytest.raises(QueueFullError, match="holds 3 requests, 3 are waiting"):
+        waiting.add("e", tenant="other")
+    waiting.pop()
+    waiting.add("f")
+
+
+def test_a_flood_of_one_class_leaves_room_for_the_others() -> None:
+    waiting = Waiting(max_requests=20)
+    for index in range(16):
+        waiting.add(f"high{index}", priority=HIGH)
+    with pytest.raises(QueueFullError, match="holds 16 requests, 16 are waiting"):
+        waiting.add("one more", priority=HIGH)
+    for index in range(2):
+        waiting.add(f"low{index}", priority=LOW)
+        waiting.add(f"normal{index}", priority=NORMAL)
+    for priority in PriorityClass:
+        with pytest.raises((QueueFullError, TenantShareError)):
+            waiting.add(f"last {priority}", priority=priority)
+
+
+def test_tenants_share_the_queue_by_weight() -> None:
+    waiting = Waiting(max_requests=20, tenant_weights={"a": 3.0, "b": 1.0})
+    for index in range(15):
+        waiting.add(f"a{index}", priority=list(PriorityClass)[index % 3], tenant="a")
+    with pytest.raises(TenantShareError, match="'a' may have 15"):
+        waiting.add("one more", tenant="a")
+    for index in range(5):
+        waiting.add(f"b{index}", priority=list(PriorityClass)[index % 3], tenant="b")
+    with pytest.raises(TenantShareError, match="'b' may have 5"):
+        waiting.add("b5", tenant="b")
+
+
+def test_refusing_changes_nothing() -> None:
+    waiting = Waiting(max_requests=1, class_reserve=0.0)
+    waiting.add("a")
+    for _ in range(3):
+        with pytest.raises(TenantShareError):
+            waiting.add("b")
+    assert len(waiting.queue) == 1
+    assert waiting.order() == ["a"]
+
+
+def test_removed_sequences_do_not_pile_up() -> None:
+    waiting = Waiting(max_requests=100_000, class_reserve=0.0)
+    for index in range(2000):
+        waiting.add(f"keep{index}", tenant=f"t{index % 7}") if index % 20 == 0 else None
+        waiting.queue.remove(waiting.add(f"gone{index}", float(-index), tenant=f"g{index}"))
+    queue = waiting.queue._classes[NORMAL]
+    assert len(queue._by_age) <= 2 * 100 + 65
+    assert len(queue._by_tenant) <= 2 * 100 + 65
+    assert len(queue._by_service) <= 300
+    assert len(waiting.order()) == 100
+
+
+def test_a_tenant_whose_requests_all_went_is_forgotten_by_the_class() -> None:
+    waiting = Waiting()
+    waiting.queue.remove(waiting.add("a", tenant="a"))
+    waiting.add("b", tenant="b")
+    assert waiting.order() == ["b"]
+    waiting.add("a again", tenant="a")
+    assert waiting.order() == ["a again"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"max_requests": 0}, "max_requests must be at least 1, 0 given"),
+        ({"class_reserve": 0.4}, "class_reserve must lie between 0 and a third, 0.4 given"),
+        ({"tenant_weights": {"a": 0.0}}, "weight must be above 0, 0.0 given for 'a'"),
+    ],
+)
+def test_a_setting_that_breaks_a_rule_is_refused(settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        QueueConfig(**settings)  # type: ignore[arg-type]
