@@ -3,7 +3,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 SCALE ?= quick
 
-.PHONY: help setup check lint types contracts test fix size proof-memory
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -37,3 +37,6 @@ size:  ## lines and longest function, file by file
 
 proof-memory:  ## the KV memory's promises at scale; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_memory --scale $(SCALE)
+
+proof-scheduler:  ## scheduler, queue and oracle at scale; SCALE=quick|full
+	$(PYTHON) -m benchmarks.proof_scheduler --scale $(SCALE)

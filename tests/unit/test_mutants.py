@@ -4,11 +4,13 @@ import ast
 
 import pytest
 
-from tests.mutants import memory
+from tests.mutants import memory, scheduler
 from tests.mutants.kill import SOURCE, Mutant
 
+MUTANTS = [*memory.MUTANTS, *scheduler.MUTANTS]
 
-@pytest.mark.parametrize("mutant", memory.MUTANTS, ids=lambda mutant: mutant.name)
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_applies_once_and_is_still_python(mutant: Mutant) -> None:
     text = (SOURCE / mutant.file).read_text()
     changed = mutant.applied_to(text)
@@ -16,4 +18,4 @@ def test_every_mutant_applies_once_and_is_still_python(mutant: Mutant) -> None:
 
 
 def test_no_two_mutants_have_the_same_name() -> None:
-    assert len({mutant.name for mutant in memory.MUTANTS}) == len(memory.MUTANTS)
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

@@ -120,22 +120,23 @@ class KVMemory:
                 f"{len(tokens)} known tokens"
             )
         block_size = self.config.block_size
+        first_full, num_full = table.num_computed // block_size, end // block_size
         self._forget_guesses(table)
-        if table.is_naming:
-            self._extend_digests(table, tokens, end // block_size)
+        if table.is_naming and num_full > first_full:
+            self._extend_digests(table, tokens, num_full)
         source = self._block_to_copy(table)
-        num_new = max(0, num_blocks_for(end, block_size) - len(table.blocks))
-        taken = self._take(num_new + (source is not None))
+        num_taken = max(0, num_blocks_for(end, block_size) - len(table.blocks)) + (source is not None)
+        taken = self._take(num_taken) if num_taken else []
         copy = None
         if source is not None:
             # The source stays held until the step has returned: a block being read must not be handed out.
             copy = BlockCopy(source, taken.pop())
             table.copy_source = source
-            table.blocks[table.num_computed // block_size] = copy.dst
+            table.blocks[first_full] = copy.dst
             self._num_block_copies += 1
         table.blocks += taken
-        if table.is_naming:
-            table.in_flight_digests = table.digests[table.num_computed // block_size : end // block_size]
+        if table.is_naming and num_full > first_full:
+            table.in_flight_digests = table.digests[first_full:num_full]
             in_flight = self.in_flight
             for digest in table.in_flight_digests:
                 in_flight[digest] = in_flight.get(digest, 0) + 1
@@ -159,12 +160,8 @@ class KVMemory:
                 f"{num_tokens} given"
             )
         self._check_exclusive(table)
-        in_flight = self.in_flight
-        for digest in table.in_flight_digests:
-            count = in_flight.pop(digest) - 1
-            if count:
-                in_flight[digest] = count
-        table.in_flight_digests = []
+        if table.in_flight_digests:
+            self._leave_flight(table)
         first_full = table.num_computed // self.config.block_size
         table.num_computed += num_tokens
         table.num_reserved = table.num_computed
@@ -299,6 +296,14 @@ class KVMemory:
     def _check_open(self, table: BlockTable) -> None:
         if self.tables.get(table.table_id) is not table:
             raise InvariantError(f"table {table.table_id} is not open in this memory: released, or another memory's")
+
+    def _leave_flight(self, table: BlockTable) -> None:
+        in_flight = self.in_flight
+        for digest in table.in_flight_digests:
+            count = in_flight.pop(digest) - 1
+            if count:
+                in_flight[digest] = count
+        table.in_flight_digests = []
 
     def _check_exclusive(self, table: BlockTable) -> None:
         """No block the step wrote is shared or named: promise 7, at the moment it would have been broken."""

@@ -324,17 +324,21 @@ class Scheduler:
                     logprobs,
                 )
             )
-        self._fork_if_due(sequence)
+        if sequence.siblings:
+            self._fork_if_due(sequence)
         reason = finish_reason(sequence, self.config.max_sequence_tokens) if row.token_ids else None
         if reason is not None:
             self._finish(sequence, reason)
 
     def _account(self, sequence: Sequence, first: int, end: int, num_output_tokens: int) -> None:
         """Charge the tenant for prompt tokens computed for the first time and for tokens produced."""
-        stats, num_prompt, charged = self.stats, sequence.num_prompt_tokens, sequence.num_charged
-        num_new_prompt = max(0, min(end, num_prompt) - max(first, charged))
+        stats, charged = self.stats, sequence.num_charged
+        num_new_prompt = 0
+        if first < sequence.num_prompt_tokens:
+            num_new_prompt = max(0, min(end, sequence.num_prompt_tokens) - max(first, charged))
+        if first < charged:
+            stats.num_recomputed_tokens += min(end, charged) - first
         stats.num_computed_tokens += end - first
-        stats.num_recomputed_tokens += max(0, min(end, charged) - first)
         stats.num_output_tokens += num_output_tokens
         sequence.num_charged = max(charged, end)
         if num_new_prompt or num_output_tokens:

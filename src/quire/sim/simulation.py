@@ -26,6 +26,7 @@ from quire.workload.scenarios import SCENARIOS
 
 WEDGED_AFTER_S = 5.0
 RETRY_AFTER_S = 1.0
+TRIES_A_STEP = 4
 CHECK_EVERY_STEPS = 64
 
 
@@ -110,7 +111,10 @@ class Simulation:
     # -- clients -------------------------------------------------------------------------------------------------------
 
     def _submit_due(self) -> None:
+        num_turned_away = self.totals.num_turned_away
         while self._arrivals and self._arrivals[0][0] <= self.now_s:
+            if self.totals.num_turned_away - num_turned_away >= TRIES_A_STEP:
+                return  # the others see that it is full
             _, number, ask = heappop(self._arrivals)
             request = self._request(ask)
             try:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire.core.policy import Shortage, blocks_to_finish_alone, chunk_length, may_displace, victims_for
-from quire.core.request import Continuation, PriorityClass, Request, SamplingParams, Sequence
+from quire.core.policy import Shortage, blocks_to_finish_alone, chunk_length, finish_reason, may_displace, victims_for
+from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams, Sequence
 from tests.support.shadow import namespace
 
 HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
@@ -75,6 +75,26 @@ def test_nobody_yields_if_that_is_not_enough() -> None:
 def test_a_victim_gives_up_the_places_of_its_siblings_too() -> None:
     running = [sequence(2, LOW, 2.0), sequence(3, LOW, 3.0, num_siblings=2)]
     assert victims_for(sequence(1, HIGH), running, Shortage(3, 0, lambda _: 0)) == [running[1]]
+
+
+@pytest.mark.parametrize(
+    ("produced", "expected"),
+    [
+        ((), None),
+        ((9,), None),  # a stop token, but too early
+        ((5, 9), None),
+        ((5, 5, 9), FinishReason.STOP),
+        ((5, 5, 5), None),
+        ((5, 5, 5, 5), FinishReason.LENGTH),
+        ((5, 5, 5, 9), FinishReason.STOP),
+    ],
+)
+def test_a_sequence_ends_by_a_stop_token_after_min_tokens_or_by_length(
+    produced: tuple[int, ...], expected: FinishReason | None
+) -> None:
+    params = SamplingParams(max_tokens=4, min_tokens=2, stop_token_ids=frozenset({9}))
+    request = Request("r", (1, 9), namespace(4), 0.0, params)
+    assert finish_reason(Sequence(1, request, Continuation(0, produced), (0.0, 1)), 100) is expected
 
 
 @pytest.mark.parametrize(

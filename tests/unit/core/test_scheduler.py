@@ -195,6 +195,15 @@ class TestStops:
             "r3": FinishReason.LENGTH,
         }
 
+    def test_an_old_deadline_does_not_end_a_new_request_of_the_same_name(self) -> None:
+        server = Server()
+        server.ask([1], 1, timeout_s=3.0)
+        server.run()
+        server._next_name = 0
+        server.ask([1], 8, timeout_s=100.0)
+        server.run()
+        assert reasons(server) == {"r1": FinishReason.LENGTH}
+
     def test_the_deadline_of_a_request_that_is_over_is_forgotten(self) -> None:
         server = Server()
         for _ in range(200):
@@ -377,6 +386,65 @@ class TestPressure:
         server.scheduler.preempt_latest()
         server.run()
         assert server.scheduler.stats.num_recomputed_tokens < 4
+
+    def test_what_is_computed_again_or_found_again_is_free(self) -> None:
+        server = Server()
+        server.ask(range(10), 6)
+        for _ in range(3):
+            server.step()
+            server.scheduler.preempt_latest()
+            server.memory.clear()
+        server.run()
+        assert server.scheduler.stats.num_recomputed_tokens > 20
+        assert server.scheduler.queue.tenants["default"].service == 10 + 4 * 6
+        (finished,) = server.events(Finished)
+        assert isinstance(finished, Finished)
+        assert finished.num_cached_tokens == 0
+
+    def test_what_a_resumed_sequence_finds_of_its_own_counts_as_no_hit(self) -> None:
+        server = Server()
+        server.ask(range(10), 6)
+        server.step()
+        server.scheduler.preempt_latest()
+        server.run()
+        stats = server.memory.stats()
+        assert (stats.query_tokens, stats.hit_tokens) == (10, 0)
+        (finished,) = server.events(Finished)
+        assert isinstance(finished, Finished)
+        assert finished.num_cached_tokens == 0
+
+    def test_the_runner_is_told_whose_state_it_may_drop(self) -> None:
+        server = Server()
+        server.ask([1], 1)
+        server.ask([2], 9)
+        server.step()
+        server.scheduler.preempt_latest()
+        assert server.step().dropped_sequence_ids == (1, 2)
+        assert server.step().dropped_sequence_ids == ()
+
+    def test_admission_leaves_the_watermark_free(self) -> None:
+        server = Server(num_blocks=20, watermark=0.25, max_running=4)
+        server.ask(range(20), 1)
+        server.step()
+        server.ask(range(100, 120), 4)
+        server.run()
+        server.ask(range(200, 240), 4)
+        server.step()
+        server.ask(range(300, 320), 4)
+        server.step()
+        assert server.running == ["r3"], "5 blocks would be enough, but not 5 above the watermark"
+        server.run()
+
+    def test_admission_sets_aside_what_those_who_run_still_need(self) -> None:
+        server = Server(num_blocks=24, max_step_tokens=24, max_running=4)
+        server.ask(range(64), 1)
+        server.step()
+        server.scheduler.running[0].num_preemptions = PROTECTED_AFTER
+        server.ask(range(100, 134), 1, priority=HIGH)
+        server.step()
+        assert server.running == ["r1"], "there are 18 free blocks, but r1 needs 10 of them"
+        server.run()
+        assert server.scheduler.stats.num_preemptions == 0
 
     def test_an_urgent_newcomer_displaces_a_running_low_one(self) -> None:
         server = Server(max_running=2, max_step_tokens=16)

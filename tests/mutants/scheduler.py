@@ -1,0 +1,195 @@
+"""Bugs of queue, policy and scheduler, one small change each."""
+
+from tests.mutants.kill import Mutant
+
+TESTS = (
+    "tests/unit/core/test_request.py",
+    "tests/unit/core/test_policy.py",
+    "tests/unit/core/test_waiting_queue.py",
+    "tests/unit/core/test_scheduler.py",
+    "tests/property/test_scheduler.py",
+    "tests/sim",
+)
+
+QUEUE, POLICY, REQUEST, SCHEDULER = (f"core/{name}.py" for name in ("waiting_queue", "policy", "request", "scheduler"))
+
+MUTANTS = [
+    # -- the queue --
+    Mutant(
+        "a class is a handicap", QUEUE, "arrival_s - self.config.head_start_s", "arrival_s + self.config.head_start_s"
+    ),
+    Mutant("the youngest class goes first", QUEUE, "_, queue = min(oldest", "_, queue = max(oldest"),
+    Mutant("service received does not count", QUEUE, "tenant.service += (", "tenant.service += 0.0 * ("),
+    Mutant(
+        "service is remembered from when it was small",
+        QUEUE,
+        "if oldest == key and tenants[name].service == service:",
+        "if oldest == key:",
+    ),
+    Mutant("weights do not count", QUEUE, "num_output_tokens) / tenant.weight", "num_output_tokens) / 1.0"),
+    Mutant("output is as cheap as input", QUEUE, "OUTPUT_TOKEN_COST = 4", "OUTPUT_TOKEN_COST = 1"),
+    Mutant(
+        "absence is saved up",
+        QUEUE,
+        "tenant.service = max(tenant.service, min(active, default=0.0))",
+        "tenant.service += 0.0",
+    ),
+    Mutant(
+        "nothing is kept for other classes",
+        QUEUE,
+        "limit = self.config.max_requests - num_kept",
+        "limit = self.config.max_requests",
+    ),
+    Mutant("a tenant may fill the queue", QUEUE, "if num_waiting >= share:", "if False:"),
+    Mutant(
+        "one request too many",
+        QUEUE,
+        "if sum(num_reserved.values()) >= limit:",
+        "if sum(num_reserved.values()) > limit:",
+    ),
+    Mutant(
+        "a preempted sequence frees a place twice",
+        QUEUE,
+        "        if sequence.num_preemptions == 0:\n",
+        "        if True:\n",
+    ),
+    Mutant("who is gone stays in the heaps", QUEUE, "if len(self._by_age) > 2 * len(self.waiting) + 64:", "if False:"),
+    # -- the policy --
+    Mutant(
+        "chunks end anywhere",
+        POLICY,
+        "return max(0, (num_computed + budget) // block_size * block_size - num_computed)",
+        "return budget",
+    ),
+    Mutant(
+        "a chunk runs past the fork",
+        POLICY,
+        "end = num_known if fork_point is None or num_computed >= fork_point else fork_point",
+        "end = num_known",
+    ),
+    Mutant(
+        "equals displace each other",
+        POLICY,
+        "RANK[newcomer.request.priority] < RANK",
+        "RANK[newcomer.request.priority] <= RANK",
+    ),
+    Mutant("a later key displaces an earlier one", POLICY, "        and newcomer.key < victim.key\n", ""),
+    Mutant(
+        "nobody is ever protected", POLICY, "victim.num_preemptions < PROTECTED_AFTER", "victim.num_preemptions < 99"
+    ),
+    Mutant(
+        "displaced in vain", POLICY, "return chosen if num_places <= 0 and num_blocks <= 0 else []", "return chosen"
+    ),
+    Mutant("stopped too early", POLICY, "if num_output > params.min_tokens and", "if"),
+    Mutant("one token too many", POLICY, "num_output >= params.max_tokens", "num_output > params.max_tokens"),
+    Mutant(
+        "continuations are thought to share everything",
+        POLICY,
+        "num_sequences * (num_blocks - num_shared)",
+        "(num_blocks - num_shared)",
+    ),
+    # -- sequences --
+    Mutant(
+        "the fork comes one token late",
+        REQUEST,
+        "return self.num_prompt_tokens - 1 if",
+        "return self.num_prompt_tokens if",
+    ),
+    Mutant(
+        "limits count from the resumed prompt",
+        REQUEST,
+        "self.num_prompt_tokens = len(request.prompt)",
+        "self.num_prompt_tokens = len(self.tokens)",
+    ),
+    # -- the scheduler --
+    Mutant("single tokens are not set aside", SCHEDULER, "- sum(is_single for _, is_single in running)", ""),
+    Mutant("chunks cost no budget", SCHEDULER, "                budget -= num_tokens\n", "                pass\n"),
+    Mutant(
+        "equal cold prompts are computed side by side",
+        SCHEDULER,
+        "return 0 if is_waiting and self.memory.is_computing(table, tokens) else num_tokens",
+        "return num_tokens",
+    ),
+    Mutant(
+        "the most urgent yields",
+        SCHEDULER,
+        "                self._preempt(self.running[-1])\n",
+        "                self._preempt(self.running[0])\n",
+    ),
+    Mutant("a preempted sequence keeps its blocks", SCHEDULER, "        self.memory.release(_table(sequence))\n", ""),
+    Mutant("places are not given back", SCHEDULER, "        self.num_places -= 1 + len(sequence.siblings)\n", ""),
+    Mutant(
+        "siblings need no place", SCHEDULER, "self.num_places += 1 + len(sequence.siblings)", "self.num_places += 1"
+    ),
+    Mutant(
+        "cancelled blocks are freed in flight",
+        SCHEDULER,
+        "        if self.in_flight is None:\n            self._end",
+        "        if True:\n            self._end",
+    ),
+    Mutant(
+        "a cancel in flight is forgotten",
+        SCHEDULER,
+        "            self._cancelled.append(request_id)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a failed row is committed",
+        SCHEDULER,
+        "self.memory.commit(_table(sequence), 0)",
+        "self.memory.commit(_table(sequence), num_tokens)",
+    ),
+    Mutant("what is computed again is charged again", SCHEDULER, "- max(first, charged))", "- first)"),
+    Mutant("own blocks count as cached", SCHEDULER, " and sequence.num_preemptions == 0:", ":"),
+    Mutant("deadlines pass", SCHEDULER, "        self._end_late()\n", ""),
+    Mutant("an old deadline ends a new request", SCHEDULER, " and live.request.deadline_s == deadline_s:", ":"),
+    Mutant(
+        "prompt logprobs read the cache",
+        SCHEDULER,
+        "        if request.params.prompt_logprobs is None:\n",
+        "        if True:\n",
+    ),
+    Mutant(
+        "no block is left for those who run", SCHEDULER, "            num_needed += self._num_watermark_blocks\n", ""
+    ),
+    Mutant(
+        "what others still need is given away",
+        SCHEDULER,
+        "            num_needed += sum(self._num_blocks_wanted(sequence) for sequence in self.running)\n",
+        "",
+    ),
+    Mutant("one seed for all", SCHEDULER, "Sampling(params, request.seed,", "Sampling(params, 0,"),
+    Mutant("one continuation for all", SCHEDULER, "request.seed, sequence.index, end", "request.seed, 0, end"),
+    Mutant(
+        "penalties see no tokens",
+        SCHEDULER,
+        "known = tuple(tokens) if params.needs_known_tokens else None",
+        "known = None",
+    ),
+    Mutant(
+        "the request ends with its first continuation",
+        SCHEDULER,
+        "        if live.num_unfinished == 0:\n",
+        "        if live.num_unfinished >= 0:\n",
+    ),
+    Mutant(
+        "resumed sequences count as hits",
+        SCHEDULER,
+        "self.memory.reopen(namespace) if head.num_preemptions else self",
+        "self",
+    ),
+    Mutant("the runner keeps what is over", SCHEDULER, "        self._dropped.append(sequence.sequence_id)\n", ""),
+    Mutant(
+        "everybody is admitted at once",
+        SCHEDULER,
+        "self._has_place(head) and self._reaches(head)",
+        "self._has_place(head)",
+    ),
+    Mutant("a head that does not fit is started", SCHEDULER, "if not shortage.is_none and not victims:", "if False:"),
+    Mutant(
+        "a complete answer is asked again",
+        SCHEDULER,
+        "finish_reason(sequence, self.config.max_sequence_tokens) for sequence in sequences",
+        "None for sequence in sequences",
+    ),
+]
