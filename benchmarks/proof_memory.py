@@ -4,7 +4,6 @@ Seeds are fresh in every run and printed when something breaks, so that it can b
 """
 
 import gc
-import os
 import statistics
 import sys
 import time
@@ -14,15 +13,7 @@ from dataclasses import replace
 from random import Random, SystemRandom
 from typing import NamedTuple
 
-from hypothesis import HealthCheck, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
-from tests.mutants import memory as memory_mutants
-from tests.mutants.kill import survivors
-from tests.support.machine import KVMemoryMachine
-from tests.support.random_driver import RandomDriver
-from tests.support.reference_lru import ReferenceCache
-from tests.support.shadow import KEY, Shadowed, ShadowedMemory, WeakHasher, namespace
-
+from benchmarks.machinery import NUM_PROCESSES, mutants, state_machines
 from benchmarks.proof import Proof, run, say
 from quire.core import invariants
 from quire.core.digests import BlockHasher, Namespace
@@ -30,8 +21,12 @@ from quire.core.kv_memory import KVMemory
 from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.errors import InvariantError, QuireError
+from tests.mutants import memory as memory_mutants
+from tests.support.machine import KVMemoryMachine
+from tests.support.random_driver import RandomDriver
+from tests.support.reference_lru import ReferenceCache
+from tests.support.shadow import KEY, Shadowed, ShadowedMemory, WeakHasher, namespace
 
-NUM_PROCESSES = os.cpu_count() or 1
 NUM_SEQUENCES_OF_A_SCALE_ROUND = 150
 
 
@@ -39,9 +34,9 @@ def prove(proof: Proof) -> None:
     with proof.section("random operations"):
         random_operations(proof)
     with proof.section("state machines"):
-        state_machines(proof)
+        state_machines(proof, KVMemoryMachine, proof.sized(quick=10_000, full=500_000))
     with proof.section("mutants"):
-        mutants(proof)
+        mutants(proof, memory_mutants.MUTANTS, memory_mutants.TESTS, at_least=25)
     with proof.section("weak digest"):
         weak_digest(proof)
     with proof.section("reference cache"):
@@ -107,60 +102,6 @@ def one_random_run(job: tuple[int, int, int, int]) -> RandomRun:
     except (QuireError, AssertionError, IndexError, KeyError, ValueError) as error:
         violation = f"RandomDriver{(number, num_blocks, block_size)}: {error!r}"
     return RandomRun(driver.num_ops, driver.num_checks, driver.shadow.memory.stats().num_evictions, violation)
-
-
-# -- state machines ----------------------------------------------------------------------------------------------------
-
-
-def state_machines(proof: Proof) -> None:
-    num_steps = proof.sized(quick=10_000, full=500_000)
-    dice = SystemRandom()
-    per_job = 5_000
-    jobs = [(dice.getrandbits(63), per_job) for _ in range(-(-num_steps // per_job))]
-    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
-        results = list(pool.map(one_state_machine, jobs))
-    failures = [result[1] for result in results if result[1]]
-    for failure in failures[:3]:
-        say(failure)
-    done = sum(result[0] for result in results)
-    proof.report("state_machine_steps", done, f"at least {num_steps:,}", holds=done >= num_steps)
-    proof.report("state_machine_failures", len(failures), "0", holds=not failures)
-
-
-def one_state_machine(job: tuple[int, int]) -> tuple[int, str]:
-    number, num_steps = job
-    start = KVMemoryMachine.num_steps
-    quiet = settings(
-        max_examples=50,
-        stateful_step_count=60,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=True,
-    )
-    while KVMemoryMachine.num_steps - start < num_steps:
-        number += 1
-
-        class Machine(KVMemoryMachine):
-            pass
-
-        try:
-            run_state_machine_as_test(seed(number)(Machine), settings=quiet)
-        except Exception as error:
-            return KVMemoryMachine.num_steps - start, f"state machine, seed {number}: {error!r}"
-    return KVMemoryMachine.num_steps - start, ""
-
-
-# -- mutants -----------------------------------------------------------------------------------------------------------
-
-
-def mutants(proof: Proof) -> None:
-    alive = survivors(memory_mutants.MUTANTS, memory_mutants.TESTS, jobs=NUM_PROCESSES)
-    for name in alive:
-        say(f"  survived: {name}")
-    total = len(memory_mutants.MUTANTS)
-    proof.report("mutants_total", total, "at least 25", holds=total >= 25)
-    proof.report("mutants_killed", total - len(alive), "all", holds=not alive)
 
 
 # -- weak digest, reference, namespaces --------------------------------------------------------------------------------

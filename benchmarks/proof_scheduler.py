@@ -3,7 +3,6 @@
 Seeds are fresh in every run; a failing one is printed as the `quire sim` line that replays it.
 """
 
-import os
 import statistics
 import sys
 import time
@@ -13,13 +12,7 @@ from itertools import combinations
 from random import Random, SystemRandom
 from typing import NamedTuple
 
-from hypothesis import HealthCheck, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
-from tests.mutants import scheduler as scheduler_mutants
-from tests.mutants.kill import survivors
-from tests.support.scheduler_machine import SchedulerMachine
-from tests.support.server import Server
-
+from benchmarks.machinery import NUM_PROCESSES, mutants, state_machines
 from benchmarks.proof import Proof, run, say
 from quire.core import invariants
 from quire.core.digests import BlockHasher, Namespace
@@ -33,8 +26,10 @@ from quire.core.step import RowResult, StepPlan, StepResult
 from quire.core.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
 from quire.errors import CapacityError, QuireError
 from quire.sim.simulation import Simulation, configured
+from tests.mutants import scheduler as scheduler_mutants
+from tests.support.scheduler_machine import SchedulerMachine
+from tests.support.server import Server
 
-NUM_PROCESSES = os.cpu_count() or 1
 HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
 
 
@@ -44,9 +39,10 @@ def prove(proof: Proof) -> None:
     with proof.section("replays"):
         replays(proof)
     with proof.section("mutants"):
-        mutants(proof)
+        chosen = scheduler_mutants.MUTANTS if proof.is_full else scheduler_mutants.MUTANTS[::4]
+        mutants(proof, chosen, scheduler_mutants.TESTS, at_least=proof.sized(quick=10, full=20))
     with proof.section("state machines"):
-        state_machines(proof)
+        state_machines(proof, SchedulerMachine, proof.sized(quick=10_000, full=500_000))
     with proof.section("a cold prompt shared, a fork, a preemption"):
         cold_shared(proof)
         fork_copies(proof)
@@ -133,53 +129,6 @@ def replays(proof: Proof) -> None:
     proof.report("replay_seeds", num_seeds)
     proof.report("replay_distinct_logs", len(set(first)), "one for each seed", holds=len(set(first)) == num_seeds)
     proof.report("replay_mismatches", mismatches, "0", holds=not mismatches)
-
-
-# -- the tests themselves ----------------------------------------------------------------------------------------------
-
-
-def mutants(proof: Proof) -> None:
-    chosen = scheduler_mutants.MUTANTS if proof.is_full else scheduler_mutants.MUTANTS[::4]
-    alive = survivors(chosen, scheduler_mutants.TESTS, jobs=NUM_PROCESSES)
-    for name in alive:
-        say(f"  survived: {name}")
-    bound = proof.sized(quick=10, full=20)
-    proof.report("mutants_total", len(chosen), f"at least {bound}", holds=len(chosen) >= bound)
-    proof.report("mutants_killed", len(chosen) - len(alive), "all", holds=not alive)
-
-
-def state_machines(proof: Proof) -> None:
-    num_steps = proof.sized(quick=10_000, full=500_000)
-    dice = SystemRandom()
-    per_job = 5_000
-    jobs = [(dice.getrandbits(63), per_job) for _ in range(-(-num_steps // per_job))]
-    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
-        results = list(pool.map(one_state_machine, jobs))
-    failures = [story for _, story in results if story]
-    for story in failures[:3]:
-        say(story)
-    done = sum(count for count, _ in results)
-    proof.report("state_machine_steps", done, f"at least {num_steps:,}", holds=done >= num_steps)
-    proof.report("state_machine_failures", len(failures), "0", holds=not failures)
-
-
-def one_state_machine(job: tuple[int, int]) -> tuple[int, str]:
-    number, num_steps = job
-    start = SchedulerMachine.num_steps
-    quiet = settings(
-        max_examples=50, stateful_step_count=60, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
-    while SchedulerMachine.num_steps - start < num_steps:
-        number += 1
-
-        class Machine(SchedulerMachine):
-            pass
-
-        try:
-            run_state_machine_as_test(seed(number)(Machine), settings=quiet)
-        except Exception as error:
-            return SchedulerMachine.num_steps - start, f"state machine, seed {number}: {error!r}"
-    return SchedulerMachine.num_steps - start, ""
 
 
 # -- small exact cases -------------------------------------------------------------------------------------------------

@@ -7,6 +7,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from quire import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
@@ -31,3 +35,18 @@ def test_the_example_of_the_readme_prints_what_the_readme_shows() -> None:
     run = subprocess.run([sys.executable, ROOT / "examples" / "shared_prefix.py"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() in (ROOT / "README.md").read_text()
+
+
+def test_the_guide_tells_of_every_option_what_the_help_tells() -> None:
+    guide = " ".join((ROOT / "docs" / "guides" / "simulate.md").read_text().split())
+    command = typer.main.get_command(cli.app).commands["sim"]  # type: ignore[attr-defined]
+    for option in command.params:
+        assert option.opts[0] in guide
+        assert (option.help or "") in guide, option.opts
+
+
+def test_the_waits_shown_in_the_readme_are_those_the_command_prints() -> None:
+    out = CliRunner().invoke(cli.app, ["sim", "--scenario", "tenants", "--seed", "3"]).stdout
+    rows = [line for line in out.splitlines() if line.startswith(("│ a ", "│ b ", "│ c ", "│ d ", "│ greedy "))]
+    assert len(rows) == 5
+    assert "\n".join(rows) in (ROOT / "README.md").read_text()

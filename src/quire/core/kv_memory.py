@@ -335,8 +335,7 @@ class KVMemory:
 
     def _extend_digests(self, table: BlockTable, tokens: Sequence[int], num_blocks: int) -> None:
         """Let the table's digest chain reach over its first `num_blocks` full blocks."""
-        if len(table.digests) < num_blocks:
-            table.extend_digests(tokens, num_blocks, self.tree.digest_of(table.root), self.tree.hasher.child)
+        table.extend_digests(tokens, num_blocks, self.tree.digest_of(table.root), self.tree.hasher.child)
 
     def _forget_guesses(self, table: BlockTable) -> None:
         """Names beyond what is computed were made from tokens that may have changed since: make them anew."""

@@ -1,7 +1,7 @@
 """What a simulation came to, as numbers and as lines a person reads."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from quire.core.kv_shapes import MemoryStats
@@ -13,15 +13,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Totals:
+class Totals(SchedulerStats):
     """Counters over the whole run, every worker's added up."""
 
-    num_steps: int = 0
-    num_computed_tokens: int = 0
-    num_recomputed_tokens: int = 0
-    num_output_tokens: int = 0
-    num_preemptions: int = 0
-    num_finished: int = 0
     query_tokens: int = 0
     hit_tokens: int = 0
     num_evictions: int = 0
@@ -39,12 +33,8 @@ class Totals:
 
     def absorb(self, scheduler: SchedulerStats, memory: MemoryStats) -> None:
         """Add what one worker did in its life."""
-        self.num_steps += scheduler.num_steps
-        self.num_computed_tokens += scheduler.num_computed_tokens
-        self.num_recomputed_tokens += scheduler.num_recomputed_tokens
-        self.num_output_tokens += scheduler.num_output_tokens
-        self.num_preemptions += scheduler.num_preemptions
-        self.num_finished += scheduler.num_finished
+        for one in fields(SchedulerStats):
+            setattr(self, one.name, getattr(self, one.name) + getattr(scheduler, one.name))
         self.query_tokens += memory.query_tokens
         self.hit_tokens += memory.hit_tokens
         self.num_evictions += memory.num_evictions
