@@ -322,7 +322,7 @@ def waiting_times(proof: Proof) -> None:
     flood = Flood(proof.sized(quick=600, full=10_000), num_tenants, max_requests)
     flood.run()
     running, share = flood.MAX_RUNNING, flood.queue.share_of(flood.tenants[0])
-    num_later = (num_tenants - 1) * (3 * running + share)
+    num_later = num_tenants * (num_tenants - 1) * len(PriorityClass) * (3 * running + share)
     num_starts = 4 * (max_requests + running - 1 + num_later)
     breaches, tightest = 0, 0.0
     for start in flood.starts:

@@ -1,6 +1,7 @@
 """The oracle passes the kit, and a runner with any one fault does not."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,33 @@ def with_the_first_seed(plan: StepPlan) -> StepPlan:
     return plan._replace(items=tuple(items))
 
 
+def without_known_tokens(plan: StepPlan) -> StepPlan:
+    items = [
+        item._replace(sampling=item.sampling._replace(sequence_index=0)) if item.sampling else item
+        for item in plan.items
+    ]
+    return plan._replace(items=tuple(items))
+
+
+def with_constant_logprobs(result: StepResult) -> StepResult:
+    shift = len(result.rows)
+    rows = {
+        key: row._replace(logprobs=tuple(entry._replace(logprob=-1.0 * shift) for entry in row.logprobs))
+        for key, row in result.rows.items()
+    }
+    return result._replace(rows=rows)
+
+
+def with_any_token(plan: StepPlan) -> StepPlan:
+    items = [
+        item._replace(sampling=item.sampling._replace(params=replace(item.sampling.params, allowed_token_ids=None)))
+        if item.sampling
+        else item
+        for item in plan.items
+    ]
+    return plan._replace(items=tuple(items))
+
+
 def with_another_step(result: StepResult) -> StepResult:
     return result._replace(step=result.step + 1)
 
@@ -98,6 +126,21 @@ class Greedy(OracleRunner):
         return super()._slots(item, -(-length // 4) * 4)  # type: ignore[arg-type]
 
 
+class Scribbler(OracleRunner):
+    """Leaves a mark in a block that is not its own."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.write_blocks([40], [bytes([plan.step % 256]) * 32])
+        return super().run(plan)
+
+
+class Timid(OracleRunner):
+    """Promises more tokens in a step than it can do."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        return super().run(plan._replace(items=plan.items[:6]))
+
+
 class Forgetful(OracleRunner):
     """Takes blocks back without keeping them."""
 
@@ -113,6 +156,9 @@ class Forgetful(OracleRunner):
         bent(bend_plan=with_blocks_in_order),
         bent(bend_plan=one_position_late),
         bent(bend_plan=with_the_first_seed),
+        bent(bend_plan=without_known_tokens),
+        bent(bend_plan=with_any_token),
+        bent(bend_result=with_constant_logprobs),
         bent(bend_result=with_another_step),
         bent(bend_result=without_a_row),
         bent(bend_result=with_two_tokens),
@@ -120,6 +166,8 @@ class Forgetful(OracleRunner):
         bent(bend_result=with_failed_rows),
         bent(bend_result=depending_on_company),
         Greedy,
+        Scribbler,
+        Timid,
         Forgetful,
     ],
 )
@@ -147,6 +195,19 @@ def test_a_step_over_the_budget_is_refused() -> None:
     small = OracleRunner(Capacity(64, 4, 100, 2, VOCABULARY, 32))
     with pytest.raises(InvariantError, match="may feed 2 tokens, 3 given"):
         small.start(plan).wait()
+
+
+def test_a_block_written_and_read_in_one_step_is_noticed() -> None:
+    runner = OracleRunner(capacity())
+    server = Server()
+    server.ask(range(9), 1)
+    item = server.plan().items[0]
+    twice = item._replace(sequence_id=2)
+    with pytest.raises(InvariantError, match="written by two rows"):
+        runner.start(StepPlan(1, (), (item, twice), ())).wait()
+    reader = item._replace(sequence_id=3, first_position=8, token_ids=(1,), block_ids=(*item.block_ids[:2], 9))
+    with pytest.raises(InvariantError, match="read by another"):
+        runner.start(StepPlan(1, (), (item, reader), ())).wait()
 
 
 def test_alone_means_alone() -> None:

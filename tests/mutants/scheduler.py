@@ -28,12 +28,7 @@ MUTANTS = [
     ),
     Mutant("weights do not count", QUEUE, "num_output_tokens) / tenant.weight", "num_output_tokens) / 1.0"),
     Mutant("output is as cheap as input", QUEUE, "OUTPUT_TOKEN_COST = 4", "OUTPUT_TOKEN_COST = 1"),
-    Mutant(
-        "absence is saved up",
-        QUEUE,
-        "tenant.service = max(tenant.service, min(active, default=0.0))",
-        "tenant.service += 0.0",
-    ),
+    Mutant("absence is saved up", QUEUE, "tenant.service = max(tenant.service, level)", "tenant.service += 0.0"),
     Mutant(
         "nothing is kept for other classes",
         QUEUE,
@@ -78,7 +73,10 @@ MUTANTS = [
         "nobody is ever protected", POLICY, "victim.num_preemptions < PROTECTED_AFTER", "victim.num_preemptions < 99"
     ),
     Mutant(
-        "displaced in vain", POLICY, "return chosen if num_places <= 0 and num_blocks <= 0 else []", "return chosen"
+        "displaced in vain",
+        POLICY,
+        "    if not is_enough(chosen):\n        return None\n",
+        "    if not is_enough(chosen):\n        return chosen\n",
     ),
     Mutant("stopped too early", POLICY, "if num_output > params.min_tokens and", "if"),
     Mutant("one token too many", POLICY, "num_output >= params.max_tokens", "num_output > params.max_tokens"),
@@ -150,13 +148,16 @@ MUTANTS = [
         "        if True:\n",
     ),
     Mutant(
-        "no block is left for those who run", SCHEDULER, "            num_needed += self._num_watermark_blocks\n", ""
+        "no block is left for those who run",
+        SCHEDULER,
+        "num_blocks += self._num_watermark_blocks + needs.num_blocks",
+        "num_blocks += needs.num_blocks",
     ),
     Mutant(
         "what others still need is given away",
         SCHEDULER,
-        "            num_needed += sum(self._num_blocks_wanted(sequence) for sequence in self.running)\n",
-        "",
+        "num_blocks += self._num_watermark_blocks + needs.num_blocks",
+        "num_blocks += self._num_watermark_blocks",
     ),
     Mutant("one seed for all", SCHEDULER, "Sampling(params, request.seed,", "Sampling(params, 0,"),
     Mutant("one continuation for all", SCHEDULER, "request.seed, sequence.index, end", "request.seed, 0, end"),
@@ -179,17 +180,72 @@ MUTANTS = [
         "self",
     ),
     Mutant("the runner keeps what is over", SCHEDULER, "        self._dropped.append(sequence.sequence_id)\n", ""),
+    Mutant("everybody is admitted at once", SCHEDULER, " and self._reaches(head, needs):", ":"),
     Mutant(
-        "everybody is admitted at once",
+        "a head that does not fit is started",
         SCHEDULER,
-        "self._has_place(head) and self._reaches(head)",
-        "self._has_place(head)",
+        "            if victims is None:\n",
+        "            if victims is None and False:\n",
     ),
-    Mutant("a head that does not fit is started", SCHEDULER, "if not shortage.is_none and not victims:", "if False:"),
     Mutant(
         "a complete answer is asked again",
         SCHEDULER,
         "finish_reason(sequence, self.config.max_sequence_tokens) for sequence in sequences",
         "None for sequence in sequences",
+    ),
+    Mutant("who is not needed yields as well", POLICY, "            chosen = others\n", "            pass\n"),
+    Mutant(
+        "a victim's own needs count against the newcomer",
+        SCHEDULER,
+        "            num_blocks -= sum(self._num_blocks_wanted(victim) for victim in victims)\n",
+        "",
+    ),
+    Mutant(
+        "blocks that victims share come free for nobody",
+        SCHEDULER,
+        "ref_count[block] == count for block",
+        "ref_count[block] == 1 for block",
+    ),
+    Mutant(
+        "cached tokens are added up while the head waits",
+        SCHEDULER,
+        "                head.num_cached_tokens = num_cached\n",
+        "",
+    ),
+    Mutant(
+        "prompt logprobs begin anew after each preemption",
+        SCHEDULER,
+        "tokens = tokens[: self.live[sequence.request.request_id].num_prompt_reported]",
+        "return",
+    ),
+    Mutant(
+        "a clock that goes back lets newcomers pass",
+        SCHEDULER,
+        "self._latest_arrival_s = max(self._latest_arrival_s, request.arrival_s)",
+        "self._latest_arrival_s = request.arrival_s",
+    ),
+    Mutant(
+        "a newcomer to an idle server starts from nothing",
+        QUEUE,
+        "default=self._service_when_last_left)",
+        "default=0.0)",
+    ),
+    Mutant(
+        "a returning tenant is level with the least served who runs",
+        QUEUE,
+        " for other in active if other.num_waiting)",
+        " for other in active)",
+    ),
+    Mutant(
+        "unlisted tenants have a share each",
+        QUEUE,
+        'return tenant if tenant in self.tenant_weights else ""',
+        "return tenant",
+    ),
+    Mutant(
+        "the queue holds on to who is gone",
+        QUEUE,
+        "        if not self.waiting:\n            # At",
+        "        if False:\n            # At",
     ),
 ]

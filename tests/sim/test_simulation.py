@@ -5,7 +5,8 @@ import pytest
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, Request, SamplingParams
 from quire.core.scheduler import Scheduler
-from quire.errors import ConfigError
+from quire.core.waiting_queue import WaitingQueue
+from quire.errors import ConfigError, InvariantError
 from quire.sim.ledger import Ledger
 from quire.sim.simulation import Simulation, configured
 from quire.workload.scenarios import SCENARIOS
@@ -41,6 +42,38 @@ def test_agents_that_start_together_share_what_they_have_in_common() -> None:
 def test_the_modest_tenants_do_not_wait_for_the_greedy_one() -> None:
     waits = {row.who: row.p95_s for row in Simulation(configured("tenants", 3, 300)).run().waits()}
     assert max(waits[tenant] for tenant in "abcd") < waits["greedy"] / 4
+
+
+def test_the_line_that_replays_a_run_replays_it() -> None:
+    for seed in range(100, 104):
+        config = configured("chaos", seed)
+        assert configured("chaos", seed, config.num_requests) == config
+        assert configured("chaos", seed, 7).shape == config.shape
+
+
+def test_a_bug_in_the_middle_of_a_run_is_told_with_the_line_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Scheduler) -> None:
+        raise InvariantError("something is wrong")
+
+    monkeypatch.setattr(Scheduler, "_end_late", broken)
+    (violation,) = Simulation(configured("chat", 1, 3)).run().violations
+    assert "something is wrong" in violation
+
+
+def test_a_run_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.sim.simulation.STEPS_PER_REQUEST", 1)
+    assert "it has not come to an end" in Simulation(configured("chat", 1, 30)).run().violations[0]
+
+
+def test_a_later_request_that_starts_first_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = WaitingQueue.head
+
+    def last_first(self: WaitingQueue) -> object:
+        return max(self, key=lambda sequence: sequence.key) if len(self) else original(self)
+
+    monkeypatch.setattr(WaitingQueue, "head", last_first)
+    report = Simulation(configured("flood", 1, 200)).run()
+    assert "started before" in report.violations[0]
 
 
 def test_an_unknown_scenario_is_refused_by_name() -> None:
@@ -83,6 +116,7 @@ class TestLedger:
         assert "ended by stop" in self.complaint(ended, Finished("r", 1.0, 3, 0, 0))
 
     def test_an_event_after_the_end(self) -> None:
+        self.ledger.cancelled("r")
         ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 0, None)
         last = Finished("r", 1.0, 3, 0, 0)
         assert "Finished after the end" in self.complaint(ended, last, last)
@@ -103,6 +137,31 @@ class TestLedger:
 
     def test_prompt_logprobs_out_of_order(self) -> None:
         assert "out of order" in self.complaint(PromptLogprobs("r", 2, ()))
+
+    def ended_by(self, reason: FinishReason) -> str:
+        return self.complaint(SequenceFinished("r", 0, 1.0, reason, 0, None), Finished("r", 1.0, 3, 0, 0))
+
+    def test_an_ending_that_nobody_caused(self) -> None:
+        assert "nobody cancelled it" in self.ended_by(FinishReason.CANCELLED)
+
+    def test_a_deadline_that_was_not_there(self) -> None:
+        assert "ended by its deadline None" in self.ended_by(FinishReason.DEADLINE)
+
+    def test_an_error_without_a_failed_row(self) -> None:
+        assert "none of its rows failed" in self.ended_by(FinishReason.ERROR)
+
+    def test_a_cancelled_request_that_goes_on(self) -> None:
+        self.ledger.cancelled("r")
+        self.ledger.cancelled("gone")
+        complaint = self.complaint(Token("r", 0, 1.0, 0, 1, None))
+        assert "a token after it was cancelled" in complaint
+        assert "a token before it was admitted" in complaint
+        assert "cancelled, and ended by ['length']" in self.ended_by(FinishReason.LENGTH)
+
+    def test_a_wrong_bill(self) -> None:
+        self.ledger.cancelled("r")
+        ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 0, None)
+        assert "tokens of output" in self.complaint(ended, Finished("r", 1.0, 3, 64, 0))
 
     def test_the_first_start_counts(self) -> None:
         assert self.complaint(Admitted("r", 1.0, 1.0, 0), Admitted("r", 9.0, 9.0, 0)) == ""

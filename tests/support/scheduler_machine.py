@@ -76,7 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def cancel(self, pick: int) -> None:
         names = sorted(self.server.scheduler.live)
-        self.server.scheduler.cancel(names[pick % len(names)])
+        self.server.cancel(names[pick % len(names)])
 
     @rule()
     def preempt(self) -> None:
@@ -113,6 +113,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.server._next_name = old._next_name
         for request in old.ledger.unfinished():
             self.server.scheduler.restore(request)
+        for name, entry in old.ledger.open.items():
+            if entry.is_cancelled:
+                self.server.scheduler.cancel(name)
 
     @invariant()
     def every_promise_holds(self) -> None:

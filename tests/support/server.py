@@ -72,6 +72,10 @@ class Server:
             self.ledger.entries[name].tokens[index] = list(answer)
         return name
 
+    def cancel(self, name: str) -> None:
+        self.scheduler.cancel(name)
+        self.ledger.cancelled(name)
+
     def plan(self) -> StepPlan:
         plan = self.scheduler.plan(self.now_s)
         if plan.items:
@@ -83,6 +87,9 @@ class Server:
     def finish(self, plan: StepPlan, failed: Sequence[int] = ()) -> None:
         """The step returns; rows of these sequence ids fail."""
         result = self.runner.start(plan).wait()
+        for sequence in self.scheduler.running:
+            if sequence.sequence_id in failed:
+                self.ledger.spoiled(sequence.request.request_id)
         rows = {key: RowResult(error="broken") if key in failed else row for key, row in result.rows.items()}
         self.now_s += 1.0
         self.take(self.scheduler.apply(StepResult(plan.step, rows), self.now_s))

@@ -66,7 +66,10 @@ class Desk:
 class Job:
     """What stays the same over a sequence's life."""
 
-    def __init__(self, sequence_id: int, num_prompt: int, params: SamplingParams, seed: int = 0) -> None:
+    def __init__(
+        self, sequence_id: int, num_prompt: int, params: SamplingParams, seed: int = 0, index: int = 0
+    ) -> None:
+        self.index = index
         self.sequence_id = sequence_id
         self.num_prompt = num_prompt
         self.params = params
@@ -77,7 +80,7 @@ class Job:
         sampling = None
         if end == len(tokens):
             known = tuple(tokens) if self.params.needs_known_tokens else None
-            sampling = Sampling(self.params, self.seed, 0, end, self.num_prompt, known)
+            sampling = Sampling(self.params, self.seed, self.index, end, self.num_prompt, known)
         return WorkItem(self.sequence_id, tuple(tokens[first:end]), first, tuple(blocks), sampling, (), 0)
 
 
@@ -241,6 +244,98 @@ def stop_tokens_wait_for_min_tokens(make_runner: MakeRunner) -> None:
     _require(got == [0, 0, 0], f"{got}: a stop token among the first three")
 
 
+def continuations_draw_differently(make_runner: MakeRunner) -> None:
+    """Seed, continuation and position name the number that is drawn: another continuation, another answer."""
+
+    def answer(index: int) -> tuple[int, ...]:
+        desk = Desk(make_runner)
+        tokens = _prompt(desk, 5)
+        job = Job(1, len(tokens), SamplingParams(), index=index)
+        return tuple(desk.generate(tokens, [1, 2, 3, 4], 4, job))
+
+    _require(answer(3) == answer(3), "the same continuation gave two answers")
+    _require(len({answer(index) for index in range(8)}) > 1, "eight continuations gave one answer")
+
+
+def choices_can_be_narrowed(make_runner: MakeRunner) -> None:
+    """The one allowed token comes out, a banned one never does, and the likeliest of one is the likeliest of all."""
+    desk = Desk(make_runner)
+    tokens = _prompt(desk, 5)
+
+    def answer(params: SamplingParams) -> list[int]:
+        return Desk(make_runner).generate(tokens, [1, 2, 3, 4], 4, Job(1, len(tokens), params))
+
+    _require(answer(SamplingParams(allowed_token_ids=(7,))) == [7] * 4, "a token that was not allowed")
+    greedy = answer(SamplingParams(temperature=0.0))
+    banned = answer(SamplingParams(temperature=0.0, banned_token_ids=tuple(set(greedy))))
+    _require(not set(greedy) & set(banned), f"banned {greedy}, got {banned}")
+    _require(answer(SamplingParams(top_k=1)) == greedy, "the likeliest of one is another than at temperature 0")
+
+
+def the_largest_step_runs(make_runner: MakeRunner) -> None:
+    """As many tokens as the capacity says, in many rows, each as it would be alone."""
+    desk = Desk(make_runner)
+    capacity = desk.capacity
+    rows = min(16, capacity.num_blocks // 2)
+    length = min(capacity.max_step_tokens // rows, capacity.num_blocks // rows * capacity.block_size)
+    span = desk.num_blocks_for(length)
+    prompts = [_prompt(desk, length, salt) for salt in range(rows)]
+    tables = [list(range(1 + at * span, 1 + (at + 1) * span)) for at in range(rows)]
+    items = [_job(at, prompt).item(prompt, tables[at], 0, length) for at, prompt in enumerate(prompts)]
+    together = desk.run(items)
+    for at in (0, rows - 1):
+        alone = Desk(make_runner).run([items[at]])[at]
+        _require(alone == together[at], f"row {at} of {rows}: alone {alone}, in the largest step {together[at]}")
+
+
+def a_step_leaves_other_blocks_alone(make_runner: MakeRunner) -> None:
+    """Blocks that no row writes and no copy fills hold what they held."""
+    desk = Desk(make_runner)
+    tokens = _prompt(desk, 3)
+    others = [block for block in range(1, desk.capacity.num_blocks + 1) if block not in (5, 6)]
+    desk.feed(_prompt(desk, 9, 1), [1, 2, 3], [9], _job(9, tokens))
+    before = desk.runner.read_blocks(others)
+    desk.feed(tokens, [5], [1, 2], _job(1, tokens))
+    desk.run([], [BlockCopy(5, 6)])
+    _require(desk.runner.read_blocks(others) == before, "a block changed that nobody wrote")
+
+
+def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
+    """Of the chosen token and of the prompt: the same alone, in a batch, and in chunks."""
+
+    def items(desk: Desk, ends: Sequence[int]) -> list[WorkItem]:
+        tokens, made, first = _prompt(desk, 9), [], 0
+        job = Job(1, len(tokens), SamplingParams(logprobs=2))
+        for end in ends:
+            item = job.item(tokens, [1, 2, 3], first, end)
+            made.append(item._replace(prompt_targets=tuple(tokens[first + 1 : end + 1]), num_prompt_alternatives=1))
+            first = end
+        return made
+
+    desk = Desk(make_runner)
+    whole = desk.run(items(desk, [9]))[1]
+    desk = Desk(make_runner)
+    other = _prompt(desk, 6, 5)
+    company = desk.run([*items(desk, [9]), _job(2, other).item(other, [4, 5], 0, 6)])[1]
+    _require(company == whole, f"alone {whole}, in company {company}")
+    desk = Desk(make_runner)
+    parts = [desk.run([item])[1] for item in items(desk, [4, 8, 9])]
+    joined = tuple(entry for part in parts for entry in part.prompt_logprobs)
+    _require(joined == whole.prompt_logprobs, f"whole {whole.prompt_logprobs}, in chunks {joined}")
+    _require(parts[-1].logprobs == whole.logprobs, f"whole {whole.logprobs}, in chunks {parts[-1].logprobs}")
+
+
+def a_dropped_sequence_leaves_nothing_behind(make_runner: MakeRunner) -> None:
+    """An id that was dropped may come back as another sequence."""
+    desk = Desk(make_runner)
+    first, second = _prompt(desk, 6, 1), _prompt(desk, 7, 2)
+    expected = Desk(make_runner).feed(second, [3, 4], [7], _job(1, second)).token_ids
+    desk.feed(first, [1, 2], [6], _job(1, first))
+    item = _job(1, second).item(second, [3, 4], 0, 7)
+    row = desk.runner.start(StepPlan(99, (), (item,), (1,))).wait().rows[1]
+    _require(row.token_ids == expected, f"expected {expected}, after another of the same id {row.token_ids}")
+
+
 def logprobs_come_as_asked(make_runner: MakeRunner) -> None:
     """For the chosen token and for prompt tokens, with as many alternatives as wanted, none above 0."""
     desk = Desk(make_runner)
@@ -276,6 +371,12 @@ CHECKS: tuple[Callable[[MakeRunner], None], ...] = (
     nothing_beyond_a_sequence_is_read,
     blocks_can_be_carried_away_and_back,
     the_seed_decides,
+    continuations_draw_differently,
+    choices_can_be_narrowed,
+    the_largest_step_runs,
+    a_step_leaves_other_blocks_alone,
+    logprobs_do_not_depend_on_company,
+    a_dropped_sequence_leaves_nothing_behind,
     stop_tokens_wait_for_min_tokens,
     logprobs_come_as_asked,
     closing_twice_does_nothing,

@@ -10,9 +10,9 @@ penalty changes the text at once, and what a real model would show by luck is sh
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import count
 
 from quire.backends.protocol import Capacity, PendingStep
 from quire.core.request import SamplingParams
@@ -32,23 +32,28 @@ def slot_value(before: int, token_id: int, position: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _encoded(params: SamplingParams) -> bytes:
-    return repr(params).encode()
+    # Greedy by temperature and greedy by top-k are one thing.
+    is_greedy = params.temperature == 0.0 or params.top_k == 1
+    return repr(replace(params, temperature=0.0, top_k=0) if is_greedy else params).encode()
 
 
 def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int) -> int:
     """The token that follows these slots: a pure function of them and of everything sampling may depend on."""
     params = sampling.params
+    is_greedy = params.temperature == 0.0 or params.top_k == 1
     state = blake2b(slots, digest_size=8)
     state.update(_encoded(params))
     state.update(repr((sampling.num_prompt_tokens, sampling.known_tokens)).encode())
-    if params.temperature > 0.0:
+    if not is_greedy:
         state.update(repr((sampling.seed, sampling.sequence_index, sampling.position)).encode())
-    for attempt in count():
-        token_id = (int.from_bytes(state.digest(), "little") + attempt) % vocabulary_size
+    candidates = range(vocabulary_size) if params.allowed_token_ids is None else params.allowed_token_ids
+    start = int.from_bytes(state.digest(), "little")
+    for attempt in range(len(candidates)):
+        token_id = candidates[(start + attempt) % len(candidates)]
         is_too_early = sampling.num_output_tokens < params.min_tokens and token_id in params.stop_token_ids
-        if not is_too_early or attempt > vocabulary_size:
+        if not is_too_early and token_id not in params.banned_token_ids:
             return token_id
-    raise InvariantError("unreachable: the loop above has no end")
+    return candidates[start % len(candidates)]
 
 
 def answer_alone(
@@ -99,6 +104,7 @@ class OracleRunner:
         num_tokens = sum(len(item.token_ids) for item in plan.items)
         if num_tokens > self._capacity.max_step_tokens:
             raise InvariantError(f"a step may feed {self._capacity.max_step_tokens} tokens, {num_tokens} given")
+        self._check_writes(plan)
         for copy in plan.copies:
             self._blocks[copy.dst] = self._blocks[copy.src][:]
         for item in plan.items:
@@ -118,6 +124,20 @@ class OracleRunner:
         """Give the blocks back."""
         self._is_closed = True
         self._blocks = []
+
+    def _check_writes(self, plan: StepPlan) -> None:
+        """A block that one row writes in this step is nobody else's: not read, not written, not copied to."""
+        size = self._capacity.block_size
+        writer: dict[int, int] = {}
+        for item in plan.items:
+            first, last = item.first_position // size, (item.first_position + len(item.token_ids) - 1) // size
+            for block in item.block_ids[first : last + 1]:
+                if writer.setdefault(block, item.sequence_id) != item.sequence_id:
+                    raise InvariantError(f"block {block} is written by two rows of one step")
+        for item in plan.items:
+            for block in item.block_ids:
+                if writer.get(block, item.sequence_id) != item.sequence_id:
+                    raise InvariantError(f"block {block} is written by one row and read by another in one step")
 
     def _write(self, item: WorkItem) -> None:
         size, blocks, table = self._capacity.block_size, self._blocks, item.block_ids

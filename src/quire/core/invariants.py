@@ -67,7 +67,10 @@ def _check_tenants(scheduler: Scheduler) -> None:
     num_live: Counter[str] = Counter()
     for live in scheduler.live.values():
         num_live[live.request.tenant] += live.num_unfinished
-    num_waiting = Counter(sequence.request.tenant for sequence in scheduler.queue if sequence.num_preemptions == 0)
+    num_waiting = Counter(sequence.request.tenant for sequence in scheduler.queue)
+    num_reserved = sum(sequence.num_preemptions == 0 for sequence in scheduler.queue)
+    counted_reserved = scheduler.queue.num_reserved
+    _require(counted_reserved == num_reserved, f"{counted_reserved} places of the queue counted, {num_reserved} taken")
     for tenant in scheduler.queue.tenants.values():
         counted = (tenant.num_live, tenant.num_waiting)
         found = (num_live[tenant.name], num_waiting[tenant.name])

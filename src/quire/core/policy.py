@@ -4,29 +4,12 @@ No state, no side effects: each can be read, tested and argued about alone.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from quire.core.block_table import num_blocks_for
 from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.request import FinishReason, PriorityClass, Request, Sequence
 from quire.core.scheduler_shapes import SchedulerConfig
 from quire.errors import RequestTooLargeError
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """What a newcomer lacks; zero or less is enough."""
-
-    num_places: int
-    num_blocks: int
-    num_freed_by: Callable[[Sequence], int]
-    """How many blocks come free, at least, when a running sequence gives up its own."""
-
-    @property
-    def is_none(self) -> bool:
-        """Whether there is room already."""
-        return self.num_places <= 0 and self.num_blocks <= 0
-
 
 RANK = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 PROTECTED_AFTER = 3
@@ -54,21 +37,26 @@ def may_displace(newcomer: Sequence, victim: Sequence) -> bool:
     )
 
 
-def victims_for(newcomer: Sequence, running: list[Sequence], shortage: Shortage) -> list[Sequence]:
-    """The running sequences, latest key first, whose places and blocks a newcomer needs; none if that is not enough.
+def victims_for(
+    newcomer: Sequence, running: list[Sequence], is_enough: Callable[[list[Sequence]], bool]
+) -> list[Sequence] | None:
+    """Who yields so that a newcomer fits: latest keys first, nobody who is not needed; None if it cannot be done.
 
-    `running` comes in order of urgency.
+    `running` comes in order of urgency; `is_enough` says whether the newcomer would fit without these.
     """
     chosen: list[Sequence] = []
-    num_places, num_blocks = shortage.num_places, shortage.num_blocks
     for victim in reversed(running):
-        if num_places <= 0 and num_blocks <= 0:
+        if is_enough(chosen):
             break
         if may_displace(newcomer, victim):
             chosen.append(victim)
-            num_places -= 1 + len(victim.siblings)
-            num_blocks -= shortage.num_freed_by(victim)
-    return chosen if num_places <= 0 and num_blocks <= 0 else []
+    if not is_enough(chosen):
+        return None
+    for victim in chosen[::-1]:
+        others = [one for one in chosen if one is not victim]
+        if is_enough(others):
+            chosen = others
+    return chosen
 
 
 def finish_reason(sequence: Sequence, max_sequence_tokens: int) -> FinishReason | None:

@@ -12,14 +12,16 @@ matches it at the next plan: N equal cold prompts are computed once.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from quire.core.block_table import BlockTable, num_blocks_for
 from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.kv_memory import KVMemory
-from quire.core.policy import Shortage, check_request, chunk_length, finish_reason, may_displace, victims_for
+from quire.core.policy import check_request, chunk_length, finish_reason, may_displace, victims_for
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus
-from quire.core.scheduler_shapes import Live, SchedulerConfig, SchedulerStats
+from quire.core.scheduler_shapes import Live, Needs, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, StepResult, WorkItem
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
@@ -47,6 +49,7 @@ class Scheduler:
         self._cancelled: list[str] = []
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
+        self._latest_arrival_s = -inf
         self._next_sequence_id = 1
 
     # -- requests come and go ------------------------------------------------------------------------------------------
@@ -55,15 +58,20 @@ class Scheduler:
         """Queue a request, or raise RequestError or CapacityError and change nothing."""
         self._check(request)
         self.queue.check_room(request.tenant, request.priority)
-        self.restore(request)
+        # A clock that goes back must not let newcomers pass those who wait.
+        self._latest_arrival_s = max(self._latest_arrival_s, request.arrival_s)
+        self._enter(request, self._latest_arrival_s)
 
     def restore(self, request: Request) -> None:
         """Queue a request that was let in before, with the tokens it had: a crash must not send it away."""
         self._check(request)
+        self._enter(request, request.arrival_s)
+
+    def _enter(self, request: Request, arrival_s: float) -> None:
         first_id = self._next_sequence_id
         self._next_sequence_id += len(request.continuations)
         sequences = [
-            Sequence(first_id + at, request, one, self.queue.key(request.arrival_s, request.priority, first_id + at))
+            Sequence(first_id + at, request, one, self.queue.key(arrival_s, request.priority, first_id + at))
             for at, one in enumerate(request.continuations)
         ]
         self.live[request.request_id] = Live(request, sequences, len(sequences))
@@ -153,58 +161,66 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start who is next, as long as it would get tokens in this step and has a place and blocks."""
-        while (head := self.queue.head()) is not None and self._has_place(head) and self._reaches(head):
+        needs = Needs.of(self.running, self._num_blocks_wanted)
+        while (head := self.queue.head()) is not None and self._has_place(head) and self._reaches(head, needs):
             namespace = head.request.namespace
             head.table = self.memory.reopen(namespace) if head.num_preemptions else self.memory.open(namespace)
+            num_cached = head.num_cached_tokens
             self._match(head)
-            shortage = self._shortage(head)
-            victims = victims_for(head, self.running, shortage)
-            if not shortage.is_none and not victims:
+            victims = victims_for(head, self.running, lambda victims: self._fits(head, needs, victims))  # noqa: B023
+            if victims is None:
                 # Not skipped: the head waits, and everybody behind it.
                 self.memory.release(head.table)
                 head.table = None
+                head.num_cached_tokens = num_cached
                 return
             for victim in victims:
                 self._preempt(victim)
             self._start(head)
+            needs = (
+                Needs.of(self.running, self._num_blocks_wanted)
+                if victims
+                else needs.with_one_more(head, self._num_blocks_wanted(head))
+            )
 
     def _has_place(self, head: Sequence) -> bool:
         """Whether there is a place, or somebody who might give one up."""
         is_free = self.num_places + 1 + len(head.siblings) <= self.config.max_running
         return is_free or any(may_displace(head, sequence) for sequence in self.running)
 
-    def _reaches(self, head: Sequence) -> bool:
+    def _reaches(self, head: Sequence, needs: Needs) -> bool:
         """Whether this step's budget reaches the head after all who are more urgent."""
-        budget = self.config.max_step_tokens
-        for sequence in self.running:
-            num_uncomputed = sequence.num_uncomputed
-            budget -= 1 if num_uncomputed == 1 else num_uncomputed * (sequence.key < head.key)
+        budget = self.config.max_step_tokens - needs.num_tokens_before(head.key)
         return budget >= min(self.memory.config.block_size, len(head.tokens))
 
-    def _shortage(self, head: Sequence) -> Shortage:
-        """What the head lacks, the needs of those who run already set aside."""
-        num_needed = self._num_blocks_wanted(head)
-        if self.running:
-            num_needed += self._num_watermark_blocks
-            num_needed += sum(self._num_blocks_wanted(sequence) for sequence in self.running)
-        return Shortage(
-            num_places=self.num_places + 1 + len(head.siblings) - self.config.max_running,
-            num_blocks=num_needed - self.memory.num_free_blocks,
-            num_freed_by=self._num_freed_by,
-        )
+    def _fits(self, head: Sequence, needs: Needs, victims: list[Sequence]) -> bool:
+        """Whether there are places and blocks for the head if these give up theirs.
+
+        Set aside is what those who stay still need, and the watermark; that is waived while nothing else runs.
+        """
+        num_places = self.num_places + 1 + len(head.siblings)
+        num_places -= sum(1 + len(victim.siblings) for victim in victims)
+        if num_places > self.config.max_running:
+            return False
+        num_blocks = self._num_blocks_wanted(head)
+        if len(self.running) > len(victims):
+            num_blocks += self._num_watermark_blocks + needs.num_blocks
+            num_blocks -= sum(self._num_blocks_wanted(victim) for victim in victims)
+        return num_blocks <= self.memory.num_free_blocks + self._num_freed_by(victims)
 
     def _num_blocks_wanted(self, sequence: Sequence) -> int:
         """Blocks it still needs for the tokens it knows; with siblings, for theirs as well."""
-        num_uncomputed, block_size = sequence.num_uncomputed, self.memory.config.block_size
-        num_blocks = self.memory.num_blocks_needed(_table(sequence), num_uncomputed)
-        num_shared = (sequence.num_prompt_tokens - 1) // block_size
-        for sibling in sequence.siblings:
-            num_blocks += num_blocks_for(len(sibling.tokens), block_size) - num_shared
+        num_blocks = self.memory.num_blocks_needed(_table(sequence), sequence.num_uncomputed)
+        if sequence.siblings:
+            block_size = self.memory.config.block_size
+            num_shared = (sequence.num_prompt_tokens - 1) // block_size
+            num_blocks += sum(num_blocks_for(len(one.tokens), block_size) - num_shared for one in sequence.siblings)
         return num_blocks
 
-    def _num_freed_by(self, sequence: Sequence) -> int:
-        ref_count = self.memory.pool.ref_count
-        return sum(ref_count[block] == 1 for block in _table(sequence).blocks)
+    def _num_freed_by(self, victims: list[Sequence]) -> int:
+        """Blocks that nobody holds once all of these have let go."""
+        held = Counter(block for victim in victims for block in _table(victim).blocks)
+        return sum(self.memory.pool.ref_count[block] == count for block, count in held.items())
 
     def _start(self, sequence: Sequence) -> None:
         self.queue.remove(sequence)
@@ -280,11 +296,12 @@ class Scheduler:
 
     def _match(self, sequence: Sequence) -> None:
         """Take what the cache has by now; tokens found before the first preemption count as cached for the client."""
+        table, tokens = _table(sequence), sequence.tokens
         if not self._reads_cache(sequence):
-            return
-        table = _table(sequence)
+            # What it owes its client must be computed; what it has reported may be found.
+            tokens = tokens[: self.live[sequence.request.request_id].num_prompt_reported]
         before = table.num_computed
-        if self.memory.match(table, sequence.tokens) and sequence.num_preemptions == 0:
+        if self.memory.match(table, tokens) and sequence.num_preemptions == 0:
             num_prompt = sequence.num_prompt_tokens
             sequence.num_cached_tokens += min(table.num_computed, num_prompt) - min(before, num_prompt)
 
@@ -410,7 +427,7 @@ class Scheduler:
                 live.request.request_id,
                 self._now_s,
                 len(live.request.prompt),
-                live.sequences[0].num_cached_tokens,
+                max(sequence.num_cached_tokens for sequence in live.sequences),
                 sum(sequence.num_output_tokens for sequence in live.sequences),
             )
         )

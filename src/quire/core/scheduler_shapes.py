@@ -1,5 +1,6 @@
 """The scheduler's settings, its totals, and what it keeps of a request. Data without behaviour."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire.core.request import Request, Sequence
@@ -59,3 +60,36 @@ class SchedulerStats:
     num_output_tokens: int = 0
     num_preemptions: int = 0
     num_finished: int = 0
+
+
+class Needs:
+    """What those who run still need, added up once for a round of admissions."""
+
+    __slots__ = ("_chunks", "_num_singles", "num_blocks")
+
+    def __init__(self) -> None:
+        self.num_blocks = 0
+        """For the tokens they know."""
+        self._num_singles = 0
+        self._chunks: list[tuple[tuple[float, int], int]] = []
+
+    @staticmethod
+    def of(running: list[Sequence], num_blocks_wanted: Callable[[Sequence], int]) -> "Needs":
+        """The needs of all who run."""
+        needs = Needs()
+        for sequence in running:
+            needs.with_one_more(sequence, num_blocks_wanted(sequence))
+        return needs
+
+    def with_one_more(self, sequence: Sequence, num_blocks: int) -> "Needs":
+        """Add one who has just started."""
+        self.num_blocks += num_blocks
+        if sequence.num_uncomputed == 1:
+            self._num_singles += 1
+        else:
+            self._chunks.append((sequence.key, sequence.num_uncomputed))
+        return self
+
+    def num_tokens_before(self, key: tuple[float, int]) -> int:
+        """Tokens of a step that go to others first: one to everybody who needs one, and all chunks more urgent."""
+        return self._num_singles + sum(num_tokens for other, num_tokens in self._chunks if other < key)

@@ -13,6 +13,7 @@ Whoever calls checks for room and takes the place with nothing in between. A pre
 asking: it was let in once.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -35,7 +36,8 @@ class QueueConfig:
     class_reserve: float = 0.1
     """Share of the queue kept for each class, so that a flood of one cannot shut out the others."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    """Tenants by name; they share the queue, and the service, in proportion. Others have weight 1 together."""
+    """Tenants by name; they share the queue, and the service, in proportion. All others share the queue as one of
+    weight 1, and have weight 1 each in service."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 1:
@@ -63,9 +65,13 @@ class QueueConfig:
         total = sum(self.tenant_weights.values()) + (tenant not in self.tenant_weights)
         return max(1, int(self.max_requests * self.weight_of(tenant) / total))
 
+    def group_of(self, tenant: str) -> str:
+        """Whose share of the queue the tenant uses: its own, or that of all who are not listed."""
+        return tenant if tenant in self.tenant_weights else ""
+
 
 class Tenant:
-    """Service received so far, and how many of its requests wait and sequences live."""
+    """Service received so far, and how many of its sequences wait and live."""
 
     __slots__ = ("name", "num_live", "num_waiting", "service", "weight")
 
@@ -127,7 +133,10 @@ class ClassQueue:
     def remove(self, sequence: Sequence) -> None:
         """It starts, or will never start."""
         del self.waiting[sequence.sequence_id]
-        if len(self._by_age) > 2 * len(self.waiting) + 64:
+        if not self.waiting:
+            # At rest nothing is left of anybody.
+            self._by_age, self._by_tenant, self._by_service, self._pushed = [], {}, [], {}
+        elif len(self._by_age) > 2 * len(self.waiting) + 64:
             self._sweep()
 
     def _oldest_of(self, heap: list[tuple[SequenceKey, Sequence]]) -> SequenceKey | None:
@@ -167,11 +176,21 @@ class WaitingQueue:
     def __init__(self, config: QueueConfig) -> None:
         self.config = config
         self.tenants: dict[str, Tenant] = {}
+        self._active: dict[str, Tenant] = {}
+        """Those with something alive."""
         self._classes = {priority: ClassQueue() for priority in PriorityClass}
         self._reserve = int(config.max_requests * config.class_reserve)
+        self._num_in_group: Counter[str] = Counter()
+        """Places taken of each share of the queue."""
+        self._service_when_last_left = 0.0
 
     def __len__(self) -> int:
         return sum(len(queue.waiting) for queue in self._classes.values())
+
+    @property
+    def num_reserved(self) -> int:
+        """Places taken: everybody who waits but the preempted."""
+        return sum(queue.num_reserved for queue in self._classes.values())
 
     def __iter__(self) -> Iterator[Sequence]:
         for queue in self._classes.values():
@@ -186,8 +205,8 @@ class WaitingQueue:
 
     def check_room(self, tenant_name: str, priority: PriorityClass) -> None:
         """Raise if a new request of this tenant and class has no place."""
-        tenant = self.tenants.get(tenant_name)
-        num_waiting, share = tenant.num_waiting if tenant else 0, self.config.share_of(tenant_name)
+        num_waiting = self._num_in_group[self.config.group_of(tenant_name)]
+        share = self.config.share_of(tenant_name)
         if num_waiting >= share:
             raise TenantShareError(tenant_name, num_waiting, share)
         num_reserved = {kind: queue.num_reserved for kind, queue in self._classes.items()}
@@ -200,16 +219,19 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Take a place, which `check_room` has found to be there; a request let in before a crash does not ask."""
         request = sequence.request
-        tenant = self.tenants[request.tenant]
-        tenant.num_waiting += 1
+        self._num_in_group[self.config.group_of(request.tenant)] += 1
         queue = self._classes[request.priority]
         queue.num_reserved += 1
-        queue.add(sequence, tenant)
+        self._wait(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
         """A preempted sequence waits again, with the key it always had."""
-        request = sequence.request
-        self._classes[request.priority].add(sequence, self.tenants[request.tenant])
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        tenant = self.tenants[sequence.request.tenant]
+        tenant.num_waiting += 1
+        self._classes[sequence.request.priority].add(sequence, tenant)
 
     def head(self) -> Sequence | None:
         """Who starts next. It is not skipped for one that would fit."""
@@ -224,9 +246,10 @@ class WaitingQueue:
         request = sequence.request
         queue = self._classes[request.priority]
         queue.remove(sequence)
+        self.tenants[request.tenant].num_waiting -= 1
         if sequence.num_preemptions == 0:
             queue.num_reserved -= 1
-            self.tenants[request.tenant].num_waiting -= 1
+            self._num_in_group[self.config.group_of(request.tenant)] -= 1
 
     def charge(self, tenant_name: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """The tenant has received this much service."""
@@ -235,7 +258,11 @@ class WaitingQueue:
 
     def leave(self, tenant_name: str) -> None:
         """One of the tenant's sequences ended."""
-        self.tenants[tenant_name].num_live -= 1
+        tenant = self.tenants[tenant_name]
+        tenant.num_live -= 1
+        if tenant.num_live == 0:
+            del self._active[tenant_name]
+            self._service_when_last_left = tenant.service
 
     def enter(self, name: str, num_sequences: int) -> None:
         """A tenant's request begins its life with this many sequences; each ends with `leave`."""
@@ -243,7 +270,12 @@ class WaitingQueue:
         if tenant is None:
             tenant = self.tenants[name] = Tenant(name, self.config.weight_of(name))
         if tenant.num_live == 0:
-            # Who was away has not saved up service: it returns level with the least served of those at work.
-            active = [other.service for other in self.tenants.values() if other.num_live]
-            tenant.service = max(tenant.service, min(active, default=0.0))
+            # Who was away has not saved up service: it returns level with the least served of those who wait, or
+            # else of those who run, or else with whoever left last.
+            active = list(self._active.values())
+            level = min((other.service for other in active if other.num_waiting), default=None)
+            if level is None:
+                level = min((other.service for other in active), default=self._service_when_last_left)
+            tenant.service = max(tenant.service, level)
+            self._active[name] = tenant
         tenant.num_live += num_sequences

@@ -1,5 +1,6 @@
 """What each pretended client is owed, what it has got, and whether the two agree."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from quire.backends.oracle import answer_alone
@@ -20,6 +21,8 @@ class Entry:
     first_admitted_s: float | None = None
     first_token_s: float | None = None
     num_preemptions: int = 0
+    is_cancelled: bool = False
+    num_spoiled_rows: int = 0
     finished: Finished | None = None
 
 
@@ -61,6 +64,15 @@ class Ledger:
         else:
             self._take_prompt_logprobs(entry, event)
 
+    def cancelled(self, request_id: str) -> None:
+        """The client went away: the request must end now, and may end so."""
+        if request_id in self.open:
+            self.open[request_id].is_cancelled = True
+
+    def spoiled(self, request_id: str) -> None:
+        """One row of the request failed: it may end in an error, and nothing else may."""
+        self.open[request_id].num_spoiled_rows += 1
+
     def unfinished(self) -> list[Request]:
         """What must be asked again after a crash: prompt, and the tokens each continuation has."""
         again = []
@@ -77,6 +89,10 @@ class Ledger:
 
     def _take_token(self, entry: Entry, event: Token) -> None:
         tokens = entry.tokens[event.sequence_index]
+        if entry.first_admitted_s is None:
+            self.complaints.append(f"{event.request_id}: a token before it was admitted")
+        if entry.is_cancelled:
+            self.complaints.append(f"{event.request_id}: a token after it was cancelled")
         tokens.append(event.token_id)
         if entry.first_token_s is None:
             entry.first_token_s = event.at_s
@@ -109,9 +125,40 @@ class Ledger:
             stops = bool(got) and got[-1] in request.params.stop_token_ids and len(got) > request.params.min_tokens
             if not is_cut and (reason is FinishReason.STOP) != stops:
                 self.complaints.append(f"{request.request_id}: continuation {index} ended by {reason.value}")
+        self._settle_reasons(entry)
+        self._settle_usage(entry)
         wanted = len(request.prompt) - 1 if request.params.prompt_logprobs is not None else 0
         if is_whole and entry.num_prompt_logprobs != wanted:
             self.complaints.append(f"{request.request_id}: {entry.num_prompt_logprobs} prompt logprobs, not {wanted}")
+
+    def _settle_reasons(self, entry: Entry) -> None:
+        """Nothing ends by a fault that did not happen."""
+        reasons, deadline_s = Counter(entry.reasons.values()), entry.request.deadline_s
+        name, ended_s = entry.request.request_id, entry.finished.at_s if entry.finished else 0.0
+        if reasons[FinishReason.CANCELLED] and not entry.is_cancelled:
+            self.complaints.append(f"{name}: ended as cancelled, and nobody cancelled it")
+        if entry.is_cancelled and not reasons[FinishReason.CANCELLED]:
+            self.complaints.append(f"{name}: cancelled, and ended by {sorted(reason.value for reason in reasons)}")
+        if reasons[FinishReason.DEADLINE] and (deadline_s is None or ended_s < deadline_s):
+            self.complaints.append(f"{name}: ended by its deadline {deadline_s} at {ended_s}")
+        if reasons[FinishReason.ERROR] and not entry.num_spoiled_rows:
+            self.complaints.append(f"{name}: ended in an error, and none of its rows failed")
+
+    def _settle_usage(self, entry: Entry) -> None:
+        """What the client is told it used."""
+        finished, request = entry.finished, entry.request
+        if finished is None:
+            return
+        num_output = sum(len(tokens) for tokens in entry.tokens.values())
+        size = request.namespace.block_size
+        is_sound = (
+            finished.num_prompt_tokens == len(request.prompt)
+            and finished.num_output_tokens <= num_output
+            and 0 <= finished.num_cached_tokens < max(1, len(request.prompt))
+            and finished.num_cached_tokens % size == 0
+        )
+        if not is_sound:
+            self.complaints.append(f"{request.request_id}: {finished} for {num_output} tokens of output")
 
 
 def _replaced(request: Request, continuations: tuple[Continuation, ...]) -> Request:

@@ -16,7 +16,14 @@ from quire.core.events import RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.request import Continuation, PriorityClass, Request, SamplingParams
 from quire.core.scheduler import Scheduler
-from quire.errors import CapacityError, ConfigError, DuplicateRequestError, PinBudgetError, RequestTooLargeError
+from quire.errors import (
+    CapacityError,
+    ConfigError,
+    DuplicateRequestError,
+    PinBudgetError,
+    QuireError,
+    RequestTooLargeError,
+)
 from quire.sim.faults import FaultRates, FaultyRunner, RunnerCrashError
 from quire.sim.ledger import Ledger
 from quire.sim.report import Report, Totals
@@ -27,6 +34,7 @@ from quire.workload.scenarios import SCENARIOS
 WEDGED_AFTER_S = 5.0
 RETRY_AFTER_S = 1.0
 TRIES_A_STEP = 4
+STEPS_PER_REQUEST = 2000
 CHECK_EVERY_STEPS = 64
 
 
@@ -49,8 +57,10 @@ def configured(scenario: str, seed: int, num_requests: int | None = None) -> Sim
         weights = dict.fromkeys(("greedy", "a", "b", "c", "d"), 1.0) if scenario == "tenants" else {}
         return SimConfig(scenario, seed, num_requests or 400, Shape(tenant_weights=weights), FaultRates())
     random = Random(f"shape {seed}")
-    count = num_requests or int(200 * 10 ** random.random())
-    return SimConfig(scenario, seed, count, small_shape(random, num_tenants=5), FaultRates.drawn(random))
+    drawn = int(200 * 10 ** random.random())  # drawn in any case: a given number must not change the server
+    return SimConfig(
+        scenario, seed, num_requests or drawn, small_shape(random, num_tenants=5), FaultRates.drawn(random)
+    )
 
 
 class Simulation:
@@ -73,12 +83,19 @@ class Simulation:
 
     def run(self) -> Report:
         """Until nothing is left to come and nothing is left to answer."""
-        while self._arrivals or self.scheduler.live:
-            self._step()
-            if self._is_wedged() or self.ledger.complaints:
-                break
-        else:
-            self._come_to_rest()
+        num_steps = 0
+        try:
+            while self._arrivals or self.scheduler.live:
+                self._step()
+                num_steps += 1
+                if num_steps > STEPS_PER_REQUEST * (self.config.num_requests + 10):
+                    self.ledger.complaints.append(f"after {num_steps} steps it has not come to an end")
+                if self._is_wedged() or self.ledger.complaints:
+                    break
+            else:
+                self._come_to_rest()
+        except (QuireError, IndexError, KeyError, ValueError) as error:
+            self.ledger.complaints.append(f"at {self.now_s:.3f} s: {error!r}")
         return Report(self.config, self.totals, self.ledger, self._log.hexdigest(), self.now_s)
 
     def _build(self) -> None:
@@ -86,6 +103,7 @@ class Simulation:
         shape = self.config.shape
         self.memory = KVMemory(shape.memory(), BlockHasher(bytes(32)))
         self.scheduler = Scheduler(shape.scheduler(), self.memory)
+        self._ran_before: set[int] = set()
         self.runner = FaultyRunner(OracleRunner(shape.capacity()), self.config.faults, self._random)
 
     def _step(self) -> None:
@@ -97,6 +115,7 @@ class Simulation:
             self._wait_for_something()
             return
         self._stuck_since_s = None
+        self._check_order()
         self._cancel_due()
         try:
             result = self.runner.run(plan)
@@ -104,9 +123,31 @@ class Simulation:
             self._recover()
             return
         self.now_s += self.config.shape.duration_s(sum(len(item.token_ids) for item in plan.items))
+        spoiled = [item.sequence_id for item in plan.items if result.rows[item.sequence_id].error is not None]
+        for sequence in self.scheduler.running:
+            if sequence.sequence_id in spoiled:
+                self.ledger.spoiled(sequence.request.request_id)
         self._take(self.scheduler.apply(result, self.now_s))
         if self.scheduler.stats.num_steps % CHECK_EVERY_STEPS == 0:
             invariants.check(self.memory)
+            invariants.check_scheduler(self.scheduler)
+
+    def _check_order(self) -> None:
+        """With one tenant nobody who has never run waits while someone of a later key has just started."""
+        if len(self.scheduler.queue.tenants) > 1:
+            return
+        waiting = min((one.key for one in self.scheduler.queue if not one.num_preemptions), default=None)
+        started = self._started_keys()
+        if waiting is not None and started and max(started) > waiting:
+            self.ledger.complaints.append(f"a request of key {max(started)} started before one of {waiting}")
+
+    def _started_keys(self) -> list[tuple[float, int]]:
+        """Keys of those who run now and did not at the last look, and were never preempted."""
+        running = {one.sequence_id: one for one in self.scheduler.running}
+        fresh = [one for key, one in running.items() if key not in self._ran_before and not one.num_preemptions]
+        self._ran_before = set(running)
+        # Siblings start with their leader's place.
+        return [one.key for one in fresh if one.index == one.request.continuations[0].index]
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
@@ -174,7 +215,9 @@ class Simulation:
 
     def _cancel_due(self) -> None:
         while self._cancels and self._cancels[0][0] <= self.now_s:
-            self.scheduler.cancel(heappop(self._cancels)[1])
+            request_id = heappop(self._cancels)[1]
+            self.scheduler.cancel(request_id)
+            self.ledger.cancelled(request_id)
             self.totals.num_cancels += 1
 
     # -- faults --------------------------------------------------------------------------------------------------------
@@ -209,12 +252,14 @@ class Simulation:
         self.totals.absorb(self.scheduler.stats, self.memory.stats())
         self.totals.num_crashes += 1
         self.now_s += 1.0
-        cancelled = {request_id for request_id, live in self.scheduler.live.items() if live.is_cancelled}
+        # What died with the worker includes endings it had decided and not told: the books know who was cancelled.
+        cancelled = [request_id for request_id, entry in self.ledger.open.items() if entry.is_cancelled]
         self._build()
         for request in self.ledger.unfinished():
             self.scheduler.restore(request)
-        for request_id in sorted(cancelled):
+        for request_id in cancelled:
             self.scheduler.cancel(request_id)
+        self._take(self.scheduler.take_events())
 
     # -- the clock and the books ---------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.core.policy import Shortage, blocks_to_finish_alone, chunk_length, finish_reason, may_displace, victims_for
+from quire.core.policy import blocks_to_finish_alone, chunk_length, finish_reason, may_displace, victims_for
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams, Sequence
 from tests.support.shadow import namespace
 
@@ -61,20 +61,19 @@ def test_after_three_preemptions_a_sequence_is_protected_from_newcomers() -> Non
 
 def test_the_latest_key_yields_first_and_no_more_yield_than_needed() -> None:
     running = [sequence(number, LOW, float(number)) for number in (2, 3, 4)]
-    chosen = victims_for(sequence(1, HIGH), running, Shortage(1, 5, lambda _: 5))
-    assert chosen == [running[2]]
-    assert victims_for(sequence(1, HIGH), running, Shortage(2, 0, lambda _: 0)) == [running[2], running[1]]
+    assert victims_for(sequence(1, HIGH), running, lambda gone: len(gone) >= 1) == [running[2]]
+    assert victims_for(sequence(1, HIGH), running, lambda gone: len(gone) >= 2) == [running[2], running[1]]
+    assert victims_for(sequence(1, HIGH), running, lambda gone: True) == []
+
+
+def test_who_turns_out_not_to_be_needed_is_spared() -> None:
+    running = [sequence(number, LOW, float(number)) for number in (2, 3, 4)]
+    assert victims_for(sequence(1, HIGH), running, lambda gone: running[1] in gone) == [running[1]]
 
 
 def test_nobody_yields_if_that_is_not_enough() -> None:
     running = [sequence(2, LOW, 2.0), sequence(3, HIGH, 3.0)]
-    assert victims_for(sequence(1, HIGH), running, Shortage(2, 0, lambda _: 0)) == []
-    assert victims_for(sequence(1, HIGH), running, Shortage(0, 9, lambda _: 4)) == []
-
-
-def test_a_victim_gives_up_the_places_of_its_siblings_too() -> None:
-    running = [sequence(2, LOW, 2.0), sequence(3, LOW, 3.0, num_siblings=2)]
-    assert victims_for(sequence(1, HIGH), running, Shortage(3, 0, lambda _: 0)) == [running[1]]
+    assert victims_for(sequence(1, HIGH), running, lambda gone: len(gone) >= 2) is None
 
 
 @pytest.mark.parametrize(

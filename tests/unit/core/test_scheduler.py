@@ -151,15 +151,15 @@ class TestStops:
         server = Server(max_running=1, max_step_tokens=8)
         for _ in range(3):
             server.ask([1, 2, 3], 50)
-        server.scheduler.cancel("r3")
+        server.cancel("r3")
         server.take(server.scheduler.take_events())
         server.step()
-        server.scheduler.cancel("r1")
+        server.cancel("r1")
         server.take(server.scheduler.take_events())
         server.check()
         plan = server.plan()
-        server.scheduler.cancel("r2")
-        server.scheduler.cancel("r2")
+        server.cancel("r2")
+        server.cancel("r2")
         assert server.memory.pool.num_referenced > 0, "a step in flight keeps its blocks"
         server.finish(plan)
         invariants.check_at_rest(server.memory)
@@ -170,15 +170,15 @@ class TestStops:
         server = Server()
         name = server.ask([1], 1)
         server.run()
-        server.scheduler.cancel(name)
-        server.scheduler.cancel("never seen")
+        server.cancel(name)
+        server.cancel("never seen")
         assert server.scheduler.take_events() == []
 
     def test_a_request_that_ends_by_itself_in_the_step_it_is_cancelled_in_ends_once(self) -> None:
         server = Server()
         server.ask([1, 2], 1)
         plan = server.plan()
-        server.scheduler.cancel("r1")
+        server.cancel("r1")
         server.finish(plan)
         assert reasons(server) == {"r1": FinishReason.CANCELLED}
         assert len(server.events(Finished)) == 1
@@ -248,6 +248,22 @@ class TestSharing:
         assert isinstance(second, Finished)
         assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
 
+    def test_cached_tokens_are_told_once_however_often_the_head_did_not_fit(self) -> None:
+        server = Server(num_blocks=24, max_running=4)
+        server.ask(range(9), 1)
+        server.run()
+        server.ask([7] * 40, 20)
+        server.step()
+        server.ask([*range(9), *range(100, 120)], 4)
+        for _ in range(6):
+            server.step()
+        assert server.running == ["r2"]
+        server.run()
+        last = [event for event in server.log if isinstance(event, Finished) and event.request_id == "r3"]
+        assert last[0].num_cached_tokens in (0, 8)
+        admitted = [event for event in server.log if isinstance(event, Admitted) and event.request_id == "r3"]
+        assert admitted[0].num_cached_tokens == last[0].num_cached_tokens
+
     def test_tokens_found_while_others_compute_them_count_as_cached(self) -> None:
         server = Server()
         server.ask(range(9), 1)
@@ -268,6 +284,17 @@ class TestSharing:
         assert server.num_computed - computed >= 11
         reported = [event for event in server.log if isinstance(event, PromptLogprobs)]
         assert [entry.token_id for event in reported for entry in event.logprobs] == list(range(1, 11))
+
+    def test_prompt_logprobs_get_on_however_often_they_are_preempted(self) -> None:
+        server = Server(max_step_tokens=8, max_running=1)
+        server.ask([token % 50 for token in range(60)], 2, prompt_logprobs=0)
+        for step in range(200):
+            if not server.scheduler.live:
+                break
+            if step % 3 == 2:
+                server.scheduler.preempt_latest()
+            server.step()
+        assert not server.scheduler.live
 
     def test_a_resumed_request_for_prompt_logprobs_may_read_what_it_has_reported(self) -> None:
         server = Server()
@@ -332,7 +359,7 @@ class TestContinuations:
         assert len(server.events(Finished)) == 1
         server.ask(range(30), 5, n=3)
         server.step()
-        server.scheduler.cancel("r2")
+        server.cancel("r2")
         server.take(server.scheduler.take_events())
         server.check()
         assert len(server.events(SequenceFinished)) == 6
@@ -355,6 +382,52 @@ class TestContinuations:
         server.scheduler.preempt_latest()
         server.run()
         assert server.scheduler.stats.num_preemptions == 1
+
+
+class TestDisplacement:
+    """What a newcomer needs is counted against what the whole set of victims would set free."""
+
+    def test_a_victim_in_the_middle_of_its_prompt_no_longer_needs_the_rest(self) -> None:
+        server = Server(num_blocks=340, max_step_tokens=64, max_running=4)
+        server.ask([token % 50 for token in range(800)], 4, priority=LOW)
+        server.step()
+        server.ask([7 + token % 40 for token in range(600)], 4, priority=HIGH)
+        server.step()
+        assert server.running == ["r2"]
+        server.run()
+
+    def test_blocks_the_victims_share_among_themselves_come_free_with_the_last(self) -> None:
+        server = Server(num_blocks=60, max_step_tokens=64, max_running=8)
+        for last in range(4):
+            server.ask([*range(80), last], 30, priority=LOW)
+        for _ in range(4):
+            server.step()
+        assert len(server.running) == 4
+        server.ask(range(100, 260), 4, priority=HIGH)
+        server.step()
+        assert server.running[0] == "r5"
+        server.run()
+
+    def test_the_watermark_is_waived_if_nobody_is_left_running(self) -> None:
+        server = Server(num_blocks=40, watermark=0.3, max_running=4)
+        server.ask([1] * 20, 90, priority=LOW)
+        server.step()
+        server.ask(range(100), 4, priority=HIGH)
+        server.step()
+        assert server.running == ["r2"]
+        server.run()
+
+    def test_who_is_not_needed_goes_on(self) -> None:
+        server = Server(num_blocks=100, max_step_tokens=120, max_running=8)
+        server.ask(range(100), 30, priority=LOW)
+        server.step()
+        server.ask(range(200, 300), 30, priority=LOW)
+        server.step()
+        server.ask(range(400, 600), 4, priority=HIGH)
+        server.step()
+        preempted = [event.request_id for event in server.log if isinstance(event, Preempted)]
+        server.run()
+        assert preempted in ([], ["r2"])
 
 
 class TestPressure:
@@ -499,6 +572,18 @@ class TestPressure:
         admitted = [event.request_id for event in server.log if isinstance(event, Admitted)]
         assert admitted == ["r1", "r2", "r3"]
 
+    def test_a_clock_that_goes_back_lets_nobody_pass(self) -> None:
+        server = Server(max_running=1, max_step_tokens=8)
+        server.now_s = 5000.0
+        server.ask([1], 4)
+        server.ask([2], 4)
+        server.step()
+        server.now_s -= 3600.0
+        server.ask([3], 4)
+        server.run()
+        admitted = [event.request_id for event in server.log if isinstance(event, Admitted)]
+        assert admitted == ["r1", "r2", "r3"]
+
     def test_a_head_that_this_steps_budget_does_not_reach_waits_in_the_queue(self) -> None:
         server = Server(num_blocks=200, max_step_tokens=16, max_running=8)
         server.ask(range(60), 2)
@@ -592,7 +677,7 @@ class TestChecks:
         with pytest.raises(InvariantError, match="order of urgency"):
             invariants.check_scheduler(server.scheduler)
         with pytest.raises(InvariantError, match="not where its key says"):
-            server.scheduler.cancel("r1")
+            server.cancel("r1")
 
     def test_a_sequence_in_no_place_is_noticed(self) -> None:
         server = Server()

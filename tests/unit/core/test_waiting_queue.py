@@ -100,8 +100,8 @@ def test_a_returning_tenant_has_saved_up_nothing() -> None:
     waiting.queue.charge("a", 500, 0)
     waiting.add("b", tenant="b")
     assert waiting.queue.tenants["b"].service == 500.0
-    waiting.queue.leave("b")
     waiting.queue.remove(waiting.sequences["b"])
+    waiting.queue.leave("b")
     waiting.queue.charge("b", 100, 0)
     waiting.add("b again", tenant="b")
     assert waiting.queue.tenants["b"].service == 600.0, "and loses nothing either"
@@ -127,7 +127,7 @@ def test_the_queue_is_full_when_its_places_are_taken() -> None:
         waiting.add(name)
     with pytest.raises(TenantShareError, match="may have 3 requests waiting, 3 are"):
         waiting.add("d")
-    with pytest.raises(QueueFullError, match="holds 3 requests, 3 are waiting"):
+    with pytest.raises(TenantShareError, match="may have 3 requests waiting, 3 are"):
         waiting.add("e", tenant="other")
     waiting.pop()
     waiting.add("f")
@@ -201,3 +201,46 @@ def test_a_tenant_whose_requests_all_went_is_forgotten_by_the_class() -> None:
 def test_a_setting_that_breaks_a_rule_is_refused(settings: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         QueueConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_newcomer_to_an_idle_server_does_not_start_from_nothing() -> None:
+    waiting = Waiting()
+    waiting.add("a", tenant="a")
+    waiting.queue.charge("a", 1000, 0)
+    waiting.pop()
+    waiting.queue.leave("a")
+    waiting.add("b", tenant="b")
+    waiting.add("a again", 1.0, tenant="a")
+    assert waiting.queue.tenants["b"].service == 1000.0
+
+
+def test_a_returning_tenant_is_level_with_those_who_wait_not_with_one_who_only_runs() -> None:
+    waiting = Waiting()
+    waiting.add("modest", tenant="modest")
+    waiting.pop()
+    waiting.add("busy", tenant="busy")
+    waiting.queue.charge("busy", 700, 0)
+    waiting.add("new", tenant="new")
+    assert waiting.queue.tenants["new"].service == 700.0
+    waiting.order()
+    waiting.add("newer", tenant="newer")
+    assert waiting.queue.tenants["newer"].service == 0.0, "nobody waits: level with the least served who runs"
+
+
+def test_tenants_that_are_not_listed_share_one_share() -> None:
+    waiting = Waiting(max_requests=30, class_reserve=0.0, tenant_weights={"paid": 8.0, "team": 1.0})
+    for index in range(3):
+        waiting.add(f"anon{index}", tenant=f"anon{index}")
+    with pytest.raises(TenantShareError, match="may have 3 requests waiting, 3 are"):
+        waiting.add("one more", tenant="somebody")
+    for index in range(24):
+        waiting.add(f"paid{index}", tenant="paid")
+
+
+def test_at_rest_the_queue_holds_on_to_nobody() -> None:
+    waiting = Waiting()
+    for index in range(5):
+        waiting.add(f"r{index}", tenant=f"t{index}")
+    waiting.order()
+    queue = waiting.queue._classes[NORMAL]
+    assert (queue._by_age, queue._by_tenant, queue._by_service, queue._pushed) == ([], {}, [], {})
