@@ -389,11 +389,12 @@ class TestDisplacement:
 
     def test_a_victim_in_the_middle_of_its_prompt_no_longer_needs_the_rest(self) -> None:
         server = Server(num_blocks=340, max_step_tokens=64, max_running=4)
+        server.ask([1], 100, priority=HIGH)
         server.ask([token % 50 for token in range(800)], 4, priority=LOW)
         server.step()
-        server.ask([7 + token % 40 for token in range(600)], 4, priority=HIGH)
+        server.ask([7 + token % 40 for token in range(660)], 4, priority=HIGH)
         server.step()
-        assert server.running == ["r2"]
+        assert server.running == ["r1", "r3"]
         server.run()
 
     def test_blocks_the_victims_share_among_themselves_come_free_with_the_last(self) -> None:
@@ -403,7 +404,7 @@ class TestDisplacement:
         for _ in range(4):
             server.step()
         assert len(server.running) == 4
-        server.ask(range(100, 260), 4, priority=HIGH)
+        server.ask(range(100, 276), 4, priority=HIGH)
         server.step()
         assert server.running[0] == "r5"
         server.run()
