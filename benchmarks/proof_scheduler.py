@@ -25,7 +25,8 @@ from quire.core.scheduler_shapes import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.core.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
 from quire.errors import CapacityError, QuireError
-from quire.sim.simulation import Simulation, configured
+from quire.sim.config import configured
+from quire.sim.simulation import Simulation
 from tests.mutants import scheduler as scheduler_mutants
 from tests.support.scheduler_machine import SchedulerMachine
 from tests.support.server import Server

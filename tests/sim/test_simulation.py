@@ -7,8 +7,9 @@ from quire.core.request import FinishReason, Request, SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import ConfigError, InvariantError
+from quire.sim.config import configured
 from quire.sim.ledger import Ledger
-from quire.sim.simulation import Simulation, configured
+from quire.sim.simulation import Simulation
 from quire.workload.scenarios import SCENARIOS
 from tests.support.shadow import namespace
 

@@ -2,14 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
 
 from quire.core.kv_shapes import MemoryStats
 from quire.core.scheduler_shapes import SchedulerStats
+from quire.sim.config import SimConfig
 from quire.sim.ledger import Ledger
-
-if TYPE_CHECKING:
-    from quire.sim.simulation import SimConfig
 
 
 @dataclass(slots=True)
@@ -55,7 +52,7 @@ class Waits:
 class Report:
     """The whole run."""
 
-    config: "SimConfig"
+    config: SimConfig
     totals: Totals
     ledger: Ledger = field(repr=False)
     log_digest: str

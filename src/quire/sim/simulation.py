@@ -4,7 +4,6 @@ Everything random comes from one seed, and every event goes into a digest: the s
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from random import Random
@@ -18,16 +17,15 @@ from quire.core.request import Continuation, PriorityClass, Request, SamplingPar
 from quire.core.scheduler import Scheduler
 from quire.errors import (
     CapacityError,
-    ConfigError,
     DuplicateRequestError,
     PinBudgetError,
     QuireError,
     RequestTooLargeError,
 )
-from quire.sim.faults import FaultRates, FaultyRunner, RunnerCrashError
+from quire.sim.config import SimConfig
+from quire.sim.faults import FaultyRunner, RunnerCrashError
 from quire.sim.ledger import Ledger
 from quire.sim.report import Report, Totals
-from quire.sim.shape import Shape, small_shape
 from quire.workload.requests import Ask
 from quire.workload.scenarios import SCENARIOS
 
@@ -36,31 +34,6 @@ RETRY_AFTER_S = 1.0
 TRIES_A_STEP = 4
 STEPS_PER_REQUEST = 2000
 CHECK_EVERY_STEPS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class SimConfig:
-    """Which workload, on what server, with which faults."""
-
-    scenario: str
-    seed: int
-    num_requests: int
-    shape: Shape
-    faults: FaultRates
-
-
-def configured(scenario: str, seed: int, num_requests: int | None = None) -> SimConfig:
-    """The simulation a name and a seed stand for. Chaos draws its server and its faults; others are as they are."""
-    if scenario not in SCENARIOS:
-        raise ConfigError(f"there is no scenario {scenario!r}; choose one of {', '.join(SCENARIOS)}")
-    if scenario != "chaos":
-        weights = dict.fromkeys(("greedy", "a", "b", "c", "d"), 1.0) if scenario == "tenants" else {}
-        return SimConfig(scenario, seed, num_requests or 400, Shape(tenant_weights=weights), FaultRates())
-    random = Random(f"shape {seed}")
-    drawn = int(200 * 10 ** random.random())  # drawn in any case: a given number must not change the server
-    return SimConfig(
-        scenario, seed, num_requests or drawn, small_shape(random, num_tenants=5), FaultRates.drawn(random)
-    )
 
 
 class Simulation:
