@@ -23,8 +23,8 @@ MUTANTS = [
     Mutant(
         "service is remembered from when it was small",
         QUEUE,
-        "if oldest == key and tenants[name].service == service:",
-        "if oldest == key:",
+        "oldest.key == key and tenants[name].service == service:",
+        "oldest.key == key:",
     ),
     Mutant("weights do not count", QUEUE, "num_output_tokens) / tenant.weight", "num_output_tokens) / 1.0"),
     Mutant("output is as cheap as input", QUEUE, "OUTPUT_TOKEN_COST = 4", "OUTPUT_TOKEN_COST = 1"),
@@ -48,7 +48,9 @@ MUTANTS = [
         "        if sequence.num_preemptions == 0:\n",
         "        if True:\n",
     ),
-    Mutant("who is gone stays in the heaps", QUEUE, "if len(self._by_age) > 2 * len(self.waiting) + 64:", "if False:"),
+    Mutant(
+        "who is gone stays in the heaps", QUEUE, "if len(self._by_service) > 2 * len(self._lines) + 64:", "if False:"
+    ),
     # -- the policy --
     Mutant(
         "chunks end anywhere",
@@ -245,7 +247,40 @@ MUTANTS = [
     Mutant(
         "the queue holds on to who is gone",
         QUEUE,
-        "        if not self.waiting:\n            # At",
-        "        if False:\n            # At",
+        "            del self._lines[name]\n            self._pushed",
+        "            self._pushed",
+    ),
+    Mutant(
+        "who comes back goes to the end", QUEUE, "if sequence.key > self._last_key or not self._in_order:", "if True:"
+    ),
+    Mutant(
+        "who came back and left is still first",
+        QUEUE,
+        "            self._returned_ids.remove(sequence.sequence_id)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "who came back waits for all newcomers",
+        QUEUE,
+        "newcomer is not None and newcomer.key < self._returned[0][0]",
+        "newcomer is not None",
+    ),
+    Mutant(
+        "a head that did not fit is not looked at again",
+        SCHEDULER,
+        "        self._blocked = None\n        self",
+        "        self",
+    ),
+    Mutant(
+        "another head is taken for the one that did not fit",
+        SCHEDULER,
+        "            and self._blocked.sequence_id == head.sequence_id\n",
+        "",
+    ),
+    Mutant(
+        "a head is matched anew at every step",
+        SCHEDULER,
+        "            if self._is_still_blocked(head):\n",
+        "            if False:\n",
     ),
 ]

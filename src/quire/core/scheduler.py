@@ -21,7 +21,7 @@ from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, Req
 from quire.core.kv_memory import KVMemory
 from quire.core.policy import check_request, chunk_length, finish_reason, may_displace, victims_for
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus
-from quire.core.scheduler_shapes import Live, Needs, SchedulerConfig, SchedulerStats
+from quire.core.scheduler_shapes import Blocked, Live, Needs, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, StepResult, WorkItem
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
@@ -50,6 +50,7 @@ class Scheduler:
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
         self._latest_arrival_s = -inf
+        self._blocked: Blocked | None = None
         self._next_sequence_id = 1
 
     # -- requests come and go ------------------------------------------------------------------------------------------
@@ -163,6 +164,8 @@ class Scheduler:
         """Start who is next, as long as it would get tokens in this step and has a place and blocks."""
         needs = Needs.of(self.running, self._num_blocks_wanted)
         while (head := self.queue.head()) is not None and self._has_place(head) and self._reaches(head, needs):
+            if self._is_still_blocked(head):
+                return
             namespace = head.request.namespace
             head.table = self.memory.reopen(namespace) if head.num_preemptions else self.memory.open(namespace)
             num_cached = head.num_cached_tokens
@@ -173,6 +176,7 @@ class Scheduler:
                 self.memory.release(head.table)
                 head.table = None
                 head.num_cached_tokens = num_cached
+                self._blocked = Blocked(head.sequence_id, self.memory.num_free_blocks)
                 return
             for victim in victims:
                 self._preempt(victim)
@@ -182,6 +186,17 @@ class Scheduler:
                 if victims
                 else needs.with_one_more(head, self._num_blocks_wanted(head))
             )
+
+    def _is_still_blocked(self, head: Sequence) -> bool:
+        """Whether the head did not fit lately and nothing has changed that could help: nobody stopped running and no
+        block came free. Matching a long prompt anew at every step would cost more than the step.
+        """
+        return (
+            self._blocked is not None
+            and bool(self.running)
+            and self._blocked.sequence_id == head.sequence_id
+            and self._blocked.num_free_blocks >= self.memory.num_free_blocks
+        )
 
     def _has_place(self, head: Sequence) -> bool:
         """Whether there is a place, or somebody who might give one up."""
@@ -248,6 +263,7 @@ class Scheduler:
         if self.running[at] is not sequence:
             raise InvariantError(f"sequence {sequence.sequence_id} is not where its key says among the running")
         del self.running[at]
+        self._blocked = None
         self.num_places -= 1 + len(sequence.siblings)
         self.memory.release(_table(sequence))
         sequence.table = None

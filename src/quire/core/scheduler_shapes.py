@@ -62,6 +62,14 @@ class SchedulerStats:
     num_finished: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A head that did not fit: not looked at again before somebody stops running or a block comes free."""
+
+    sequence_id: int
+    num_free_blocks: int
+
+
 class Needs:
     """What those who run still need, added up once for a round of admissions."""
 

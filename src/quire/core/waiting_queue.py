@@ -13,10 +13,11 @@ Whoever calls checks for room and takes the place with nothing in between. A pre
 asking: it was let in once.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from quire.core.request import PriorityClass, Sequence
 from quire.errors import ConfigError, InvariantError, QueueFullError, TenantShareError
@@ -86,17 +87,61 @@ class Tenant:
 SequenceKey = tuple[float, int]
 
 
-class ClassQueue:
-    """The waiting sequences of one class. Removed ones stay in the heaps until they surface or are swept."""
+class Line:
+    """Sequences in order of their keys. Newcomers have the largest key so far and simply join the end; only those who
+    come back, after a preemption or a crash, have to find their place, and they are few.
+    """
 
-    __slots__ = ("_by_age", "_by_service", "_by_tenant", "_pushed", "num_reserved", "waiting")
+    __slots__ = ("_in_order", "_last_key", "_returned", "_returned_ids")
+
+    def __init__(self) -> None:
+        self._in_order: OrderedDict[int, Sequence] = OrderedDict()
+        self._last_key: SequenceKey = (-inf, 0)
+        self._returned: list[tuple[SequenceKey, Sequence]] = []
+        """A heap; those no longer in `_returned_ids` are gone."""
+        self._returned_ids: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._in_order) + len(self._returned_ids)
+
+    def add(self, sequence: Sequence) -> None:
+        """Join the line where the key says."""
+        if sequence.key > self._last_key or not self._in_order:
+            self._in_order[sequence.sequence_id] = sequence
+            self._last_key = sequence.key
+        else:
+            heappush(self._returned, (sequence.key, sequence))
+            self._returned_ids.add(sequence.sequence_id)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Leave the line, from wherever."""
+        if self._in_order.pop(sequence.sequence_id, None) is None:
+            self._returned_ids.remove(sequence.sequence_id)
+            if len(self._returned) > 2 * len(self._returned_ids) + 64:
+                self._returned = [one for one in self._returned if one[1].sequence_id in self._returned_ids]
+                heapify(self._returned)
+
+    def first(self) -> Sequence | None:
+        """The smallest key."""
+        while self._returned and self._returned[0][1].sequence_id not in self._returned_ids:
+            heappop(self._returned)
+        newcomer = next(iter(self._in_order.values()), None)
+        if not self._returned or (newcomer is not None and newcomer.key < self._returned[0][0]):
+            return newcomer
+        return self._returned[0][1]
+
+
+class ClassQueue:
+    """The waiting sequences of one class: all in one line, and each tenant's in a line of its own."""
+
+    __slots__ = ("_by_service", "_everybody", "_lines", "_pushed", "num_reserved", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, Sequence] = {}
         self.num_reserved = 0
         """Those of `waiting` that count against the bound: all but the preempted."""
-        self._by_age: list[tuple[SequenceKey, Sequence]] = []
-        self._by_tenant: dict[str, list[tuple[SequenceKey, Sequence]]] = {}
+        self._everybody = Line()
+        self._lines: dict[str, Line] = {}
         self._by_service: list[tuple[float, SequenceKey, str]] = []
         self._pushed: dict[str, tuple[float, SequenceKey]] = {}
         """What `_by_service` last got for a tenant: any other entry of that tenant is out of date."""
@@ -104,70 +149,57 @@ class ClassQueue:
     def add(self, sequence: Sequence, tenant: Tenant) -> None:
         """Let a sequence wait."""
         self.waiting[sequence.sequence_id] = sequence
-        heappush(self._by_age, (sequence.key, sequence))
-        heappush(self._by_tenant.setdefault(tenant.name, []), (sequence.key, sequence))
-        self._push(tenant)
+        self._everybody.add(sequence)
+        line = self._lines.get(tenant.name)
+        if line is None:
+            line = self._lines[tenant.name] = Line()
+        line.add(sequence)
+        self._push(tenant, line)
 
     def oldest_key(self) -> SequenceKey | None:
         """The smallest key that waits; None if nobody does."""
-        return self._oldest_of(self._by_age)
+        oldest = self._everybody.first()
+        return None if oldest is None else oldest.key
 
     def next(self, tenants: Mapping[str, Tenant]) -> Sequence:
         """The least served tenant's oldest sequence. Somebody must be waiting."""
         while True:
             service, key, name = self._by_service[0]
-            if self._pushed.get(name) == (service, key):
-                queue = self._by_tenant.get(name, [])
-                oldest = self._oldest_of(queue)
-                if oldest == key and tenants[name].service == service:
-                    return queue[0][1]
-                del self._pushed[name]
+            line = self._lines.get(name)
+            if line is not None and self._pushed.get(name) == (service, key):
+                oldest = line.first()
+                if oldest is not None and oldest.key == key and tenants[name].service == service:
+                    return oldest
+                # It has received more since, or its oldest is gone: look at it again later.
                 heappop(self._by_service)
-                if oldest is None:
-                    self._by_tenant.pop(name, None)
-                else:
-                    self._push(tenants[name])
+                del self._pushed[name]
+                self._push(tenants[name], line)
             else:
                 heappop(self._by_service)
 
     def remove(self, sequence: Sequence) -> None:
         """It starts, or will never start."""
+        name = sequence.request.tenant
         del self.waiting[sequence.sequence_id]
-        if not self.waiting:
+        self._everybody.remove(sequence)
+        line = self._lines[name]
+        line.remove(sequence)
+        if not line:
             # At rest nothing is left of anybody.
-            self._by_age, self._by_tenant, self._by_service, self._pushed = [], {}, [], {}
-        elif len(self._by_age) > 2 * len(self.waiting) + 64:
-            self._sweep()
+            del self._lines[name]
+            self._pushed.pop(name, None)
+        if len(self._by_service) > 2 * len(self._lines) + 64:
+            self._by_service = [entry for entry in self._by_service if self._pushed.get(entry[2]) == entry[:2]]
+            heapify(self._by_service)
 
-    def _oldest_of(self, heap: list[tuple[SequenceKey, Sequence]]) -> SequenceKey | None:
-        while heap and heap[0][1].sequence_id not in self.waiting:
-            heappop(heap)
-        return heap[0][0] if heap else None
-
-    def _push(self, tenant: Tenant) -> None:
-        key = self._oldest_of(self._by_tenant[tenant.name])
-        if key is None:  # pragma: no cover - called only while the tenant has somebody waiting
+    def _push(self, tenant: Tenant, line: Line) -> None:
+        oldest = line.first()
+        if oldest is None:  # pragma: no cover - a line is dropped with its last sequence
             raise InvariantError(f"tenant {tenant.name!r} has nobody waiting")
-        entry = (tenant.service, key)
-        pushed = self._pushed.get(tenant.name)
+        entry, pushed = (tenant.service, oldest.key), self._pushed.get(tenant.name)
         if pushed is None or entry < pushed:
             self._pushed[tenant.name] = entry
             heappush(self._by_service, (*entry, tenant.name))
-
-    def _sweep(self) -> None:
-        """Build the heaps anew from those who wait: once for every so many removals, so O(1) for each."""
-        self._by_age = [entry for entry in self._by_age if entry[1].sequence_id in self.waiting]
-        heapify(self._by_age)
-        for name, queue in list(self._by_tenant.items()):
-            kept = [entry for entry in queue if entry[1].sequence_id in self.waiting]
-            heapify(kept)
-            if kept:
-                self._by_tenant[name] = kept
-            else:
-                del self._by_tenant[name]
-                self._pushed.pop(name, None)
-        self._by_service = [entry for entry in self._by_service if self._pushed.get(entry[2]) == entry[:2]]
-        heapify(self._by_service)
 
 
 class WaitingQueue:

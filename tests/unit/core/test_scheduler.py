@@ -573,6 +573,48 @@ class TestPressure:
         admitted = [event.request_id for event in server.log if isinstance(event, Admitted)]
         assert admitted == ["r1", "r2", "r3"]
 
+    def test_a_head_that_does_not_fit_is_not_matched_anew_at_every_step(self) -> None:
+        server = Server(num_blocks=64, max_running=4)
+        server.ask([7] * 100, 60)
+        server.step()
+        server.ask(range(100, 240), 4)
+        opened = server.memory._next_id
+        for _ in range(17):
+            server.step()
+        assert server.running == ["r1"]
+        assert server.memory._next_id - opened == 1
+        server.run()
+        admitted = [event.request_id for event in server.log if isinstance(event, Admitted)]
+        assert admitted == ["r1", "r2"]
+
+    def test_a_more_urgent_head_is_looked_at_at_once(self) -> None:
+        server = Server(num_blocks=64, max_running=4)
+        server.ask([7] * 100, 60)
+        server.step()
+        server.ask(range(100, 260), 4)
+        server.step()
+        server.step()
+        assert server.running == ["r1"]
+        server.ask([1], 4, priority=HIGH)
+        server.step()
+        assert server.running == ["r3", "r1"]
+        server.run()
+
+    def test_a_head_fits_when_one_that_held_only_shared_blocks_goes(self) -> None:
+        server = Server(num_blocks=40, max_step_tokens=24, max_running=4)
+        server.ask(range(40), 40, priority=HIGH)
+        for _ in range(3):
+            server.step()
+        server.ask([*range(40), *range(100, 150)], 2, priority=HIGH)
+        server.step()
+        server.ask(range(200, 250), 2)
+        server.step()
+        assert server.running == ["r1", "r2"]
+        server.cancel("r2")
+        server.step()
+        assert server.running == ["r1", "r3"]
+        server.run()
+
     def test_a_clock_that_goes_back_lets_nobody_pass(self) -> None:
         server = Server(max_running=1, max_step_tokens=8)
         server.now_s = 5000.0

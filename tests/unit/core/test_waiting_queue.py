@@ -1,9 +1,11 @@
 """Who is next, and who does not get in."""
 
+from random import Random
+
 import pytest
 
 from quire.core.request import Continuation, PriorityClass, Request, Sequence
-from quire.core.waiting_queue import QueueConfig, WaitingQueue
+from quire.core.waiting_queue import Line, QueueConfig, WaitingQueue
 from quire.errors import ConfigError, QueueFullError, TenantShareError
 from tests.support.shadow import namespace
 
@@ -175,9 +177,9 @@ def test_removed_sequences_do_not_pile_up() -> None:
         waiting.add(f"keep{index}", tenant=f"t{index % 7}") if index % 20 == 0 else None
         waiting.queue.remove(waiting.add(f"gone{index}", float(-index), tenant=f"g{index}"))
     queue = waiting.queue._classes[NORMAL]
-    assert len(queue._by_age) <= 2 * 100 + 65
-    assert len(queue._by_tenant) <= 2 * 100 + 65
-    assert len(queue._by_service) <= 300
+    assert len(queue._lines) == 7
+    assert len(queue._everybody._in_order) + len(queue._everybody._returned) <= 2 * 100 + 65
+    assert len(queue._by_service) <= 2 * 7 + 65
     assert len(waiting.order()) == 100
 
 
@@ -243,4 +245,38 @@ def test_at_rest_the_queue_holds_on_to_nobody() -> None:
         waiting.add(f"r{index}", tenant=f"t{index}")
     waiting.order()
     queue = waiting.queue._classes[NORMAL]
-    assert (queue._by_age, queue._by_tenant, queue._by_service, queue._pushed) == ([], {}, [], {})
+    assert (len(queue._everybody), queue._lines, queue._pushed) == (0, {}, {})
+    assert not any(isinstance(part, Sequence) for entry in queue._by_service for part in entry)
+
+
+def test_who_comes_back_finds_its_place_among_those_who_wait() -> None:
+    waiting = Waiting(max_requests=1000)
+    random = Random(5)
+    moments = sorted(random.random() for _ in range(200))
+    sequences = [waiting.add(f"r{at}", moment) for at, moment in enumerate(moments)]
+    gone = random.sample(sequences, 120)
+    for sequence in gone:
+        waiting.queue.remove(sequence)
+        sequence.num_preemptions += 1
+    for sequence in gone[:80]:
+        waiting.queue.put_back(sequence)
+    for sequence in gone[:40]:
+        waiting.queue.remove(sequence)
+    expected = sorted({*sequences} - {*gone[80:]} - {*gone[:40]}, key=lambda sequence: sequence.key)
+    assert waiting.order() == [sequence.request.request_id for sequence in expected]
+
+
+def test_a_line_that_many_came_back_to_and_left_is_swept() -> None:
+    line = Line()
+    request = Request("r", (1,), namespace(4), 0.0)
+    line.add(Sequence(0, request, Continuation(), (1000.0, 0)))
+    for number in range(1, 500):
+        line.add(Sequence(number, request, Continuation(), (float(number), number)))
+    for number in range(500, 0, -1):
+        if number != 7 and number < 500:
+            line.remove(Sequence(number, request, Continuation(), (float(number), number)))
+    assert len(line) == 2
+    assert len(line._returned) <= 67
+    first = line.first()
+    assert first is not None
+    assert first.sequence_id == 7
