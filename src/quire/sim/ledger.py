@@ -137,7 +137,10 @@ class Ledger:
         name, ended_s = entry.request.request_id, entry.finished.at_s if entry.finished else 0.0
         if reasons[FinishReason.CANCELLED] and not entry.is_cancelled:
             self.complaints.append(f"{name}: ended as cancelled, and nobody cancelled it")
-        if entry.is_cancelled and not reasons[FinishReason.CANCELLED]:
+        # A deadline or a failed row may have ended it in the very step the client went away in; an answer may not.
+        if entry.is_cancelled and not {FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR} & set(
+            reasons
+        ):
             self.complaints.append(f"{name}: cancelled, and ended by {sorted(reason.value for reason in reasons)}")
         if reasons[FinishReason.DEADLINE] and (deadline_s is None or ended_s < deadline_s):
             self.complaints.append(f"{name}: ended by its deadline {deadline_s} at {ended_s}")
@@ -154,8 +157,9 @@ class Ledger:
         is_sound = (
             finished.num_prompt_tokens == len(request.prompt)
             and finished.num_output_tokens <= num_output
-            and 0 <= finished.num_cached_tokens < max(1, len(request.prompt))
-            and finished.num_cached_tokens % size == 0
+            and 0 <= finished.num_cached_tokens <= len(request.prompt)
+            # Whole blocks; or, for one that was resumed with tokens of its own, all of the prompt.
+            and (finished.num_cached_tokens % size == 0 or finished.num_cached_tokens == len(request.prompt))
         )
         if not is_sound:
             self.complaints.append(f"{request.request_id}: {finished} for {num_output} tokens of output")
