@@ -75,12 +75,12 @@ class Scheduler:
             Sequence(first_id + at, request, one, self.queue.key(arrival_s, request.priority, first_id + at))
             for at, one in enumerate(request.continuations)
         ]
-        self.live[request.request_id] = Live(request, sequences, len(sequences))
-        self.queue.enter(request.tenant, len(sequences))
         reasons = [finish_reason(sequence, self.config.max_sequence_tokens) for sequence in sequences]
         unfinished = [sequence for sequence, reason in zip(sequences, reasons, strict=True) if reason is None]
+        leader = unfinished[0] if unfinished else sequences[0]
+        self.live[request.request_id] = Live(request, sequences, leader, len(sequences))
+        self.queue.enter(request.tenant, len(sequences))
         if unfinished:
-            leader = unfinished[0]
             leader.siblings = unfinished[1:]
             self.queue.add(leader)
             if request.deadline_s is not None:
@@ -443,7 +443,7 @@ class Scheduler:
                 live.request.request_id,
                 self._now_s,
                 len(live.request.prompt),
-                max(sequence.num_cached_tokens for sequence in live.sequences),
+                live.leader.num_cached_tokens,
                 sum(sequence.num_output_tokens for sequence in live.sequences),
             )
         )

@@ -42,6 +42,8 @@ class Live:
 
     request: Request
     sequences: list[Sequence]
+    leader: Sequence
+    """The one that computes the prompt for all: what it finds in the cache is what the client is told."""
     num_unfinished: int
     num_prompt_reported: int = 1
     """Prompt positions below this have had their log-probabilities reported; the first has none."""

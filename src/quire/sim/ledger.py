@@ -153,13 +153,10 @@ class Ledger:
         if finished is None:
             return
         num_output = sum(len(tokens) for tokens in entry.tokens.values())
-        size = request.namespace.block_size
         is_sound = (
             finished.num_prompt_tokens == len(request.prompt)
             and finished.num_output_tokens <= num_output
             and 0 <= finished.num_cached_tokens <= len(request.prompt)
-            # Whole blocks; or, for one that was resumed with tokens of its own, all of the prompt.
-            and (finished.num_cached_tokens % size == 0 or finished.num_cached_tokens == len(request.prompt))
         )
         if not is_sound:
             self.complaints.append(f"{request.request_id}: {finished} for {num_output} tokens of output")

@@ -690,6 +690,17 @@ class TestCrash:
         server.run()
         assert fresh.ledger.entries["r1"].tokens == server.ledger.entries["r1"].tokens
 
+    def test_a_resumed_request_is_told_what_its_leader_did_not_compute(self) -> None:
+        server = Server(num_blocks=100)
+        server.ask(range(5), 12, n=2, prompt_logprobs=0)
+        server.run()
+        had = [tokens[:8] for tokens in server.ledger.entries["r1"].tokens.values()]
+        server._next_name = 0  # the same name and seed: the tokens it had are those it would get
+        server.ask(range(5), 12, produced=had, prompt_logprobs=0)
+        server.run()
+        told = [event.num_cached_tokens for event in server.log if isinstance(event, Finished)]
+        assert told == [0, 1], "four tokens computed for their log-probabilities, the fifth found with those it had"
+
     def test_a_crash_sends_nobody_away(self) -> None:
         server = Server(queue=QueueConfig(max_requests=2, class_reserve=0.0))
         for _ in range(5):
