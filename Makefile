@@ -3,7 +3,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 SCALE ?= quick
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch model
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -11,7 +11,7 @@ help:  ## this list
 setup:  ## make .venv and install quire with what developers need
 	python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --editable '.[dev]'
+	.venv/bin/python -m pip install --quiet --editable '.[dev,torch]'
 
 check: lint types contracts test  ## everything CI checks
 
@@ -40,3 +40,9 @@ proof-memory:  ## the KV memory's promises at scale; SCALE=quick|full
 
 proof-scheduler:  ## scheduler, queue and oracle at scale; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_scheduler --scale $(SCALE)
+
+model:  ## fetch and convert the model that tests and benchmarks run; prints its directory
+	@$(PYTHON) -m benchmarks.test_model
+
+proof-torch:  ## the torch backend against transformers and itself; SCALE=quick|full
+	$(PYTHON) -m benchmarks.proof_torch --scale $(SCALE)

@@ -3,9 +3,13 @@
     QuireError
     ├── InvariantError            a bug in quire: a promise of the design does not hold
     ├── ConfigError               a setting breaks a rule; said before anything starts
+    ├── CheckpointError           a model cannot be read: missing, damaged, or of a kind quire does not run
     ├── RequestError              a request that cannot be served, however empty the server
     │   ├── DuplicateRequestError its id is that of a live request
-    │   └── RequestTooLargeError  it could not finish even alone, or asks for nothing
+    │   ├── InvalidParameterError a sampling parameter breaks its rule
+    │   ├── InvalidTextError      a text, message or stop string that no model could read
+    │   ├── RequestTooLargeError  it could not finish even alone, or asks for nothing
+    │   └── TemplateError         the model's chat template refused the messages, or is missing
     └── CapacityError             something bounded is full
         ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
         ├── PinBudgetError        the pin would hold more of the pool than pins may
@@ -29,6 +33,10 @@ class ConfigError(QuireError, ValueError):
     """A setting breaks a rule. The message says the rule, the value given, and what to do."""
 
 
+class CheckpointError(QuireError):
+    """A model cannot be read: missing, damaged, or of a kind quire does not run. The message says what to do."""
+
+
 class RequestError(QuireError):
     """A request that cannot be served, however empty the server. Nothing has been queued."""
 
@@ -41,8 +49,20 @@ class DuplicateRequestError(RequestError):
         self.request_id = request_id
 
 
+class InvalidParameterError(RequestError):
+    """A sampling parameter breaks its rule. The message says the rule, the limits and the value."""
+
+
+class InvalidTextError(RequestError):
+    """A text, message or stop string that no model could read: half a character, an empty stop, a picture."""
+
+
 class RequestTooLargeError(RequestError):
     """The request could not finish even alone on this server."""
+
+
+class TemplateError(RequestError):
+    """The model's chat template refused the messages, did too much work on them, or is missing."""
 
 
 class CapacityError(QuireError):

@@ -1,0 +1,28 @@
+"""What the rest of quire knows of a model on disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model in a local directory, checked: its config fits its weights, and its tokenizer opens."""
+
+    name: str
+    """What the user called it."""
+    directory: Path
+    config: dict[str, Any]
+    """config.json without what would have code run (`auto_map`)."""
+    weight_files: tuple[Path, ...]
+    tokenizer_file: Path | None
+    chat_template: str | None
+    eos_token_ids: frozenset[int]
+    """Every token that ends a text by the word of config, generation_config or tokenizer."""
+    bos_token_id: int | None
+    special_tokens: dict[str, str]
+    """Texts of special tokens by the names that chat templates use for them (`bos_token`, ...)."""
+    generation_defaults: dict[str, float | int]
+    """The model's own sampling settings; empty where it states none or asks for greedy decoding."""
+    fingerprint: str
+    """The same for the same config and weights, wherever they lie: part of every block's name."""

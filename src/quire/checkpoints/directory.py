@@ -1,0 +1,179 @@
+"""Reads and checks a Hugging Face directory. Nothing in it is ever executed."""
+
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from quire.checkpoints.checkpoint import Checkpoint
+from quire.checkpoints.families import check_shapes
+from quire.checkpoints.strict_json import canonical_json, read_json_object
+from quire.checkpoints.tokenizer_file import load_tokenizer
+from quire.checkpoints.weights import WeightFile, open_weights
+from quire.errors import CheckpointError
+
+CONVERSION_NAME = "quire.json"
+MAX_TOKEN_ID = 2**31 - 1
+MAX_TEMPLATE_CHARACTERS = 1_000_000
+RUNS_CODE = ("auto_map", "custom_pipelines")
+SAMPLING_LIMITS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, MAX_TOKEN_ID),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 1e3),
+}
+
+TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def read_directory(directory: Path, name: str) -> Checkpoint:
+    """The checkpoint in this directory, or a CheckpointError that says what is wrong with it."""
+    try:
+        return _read(directory, name)
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be read: {error}; check that the model is there") from error
+
+
+def check_weights(config: dict[str, Any], directory: Path) -> tuple[WeightFile, ...]:
+    """Open every header: each tensor listed exactly once, inside its file, with the shape the config asks for."""
+    files = open_weights(directory)
+    check_shapes(config, {name: entry.shape for file in files for name, entry in file.tensors.items()})
+    return files
+
+
+def _read(directory: Path, name: str) -> Checkpoint:
+    config = _read_config(directory)
+    files = check_weights(config, directory)
+    generation = _read_optional(directory, "generation_config.json")
+    described = _read_optional(directory, "tokenizer_config.json")
+    tokenizer_file = directory / "tokenizer.json"
+    has_tokenizer = tokenizer_file.is_file()
+    eos = _token_ids(config, "eos_token_id") | _token_ids(generation, "eos_token_id")
+    bos = _token_ids(generation, "bos_token_id") or _token_ids(config, "bos_token_id")
+    if has_tokenizer:
+        tokenizer = load_tokenizer(tokenizer_file)
+        of_tokenizer = {tokenizer.token_to_id(text) for text in _token_texts(described, "eos_token")}
+        eos |= {token for token in of_tokenizer if token is not None}
+    return Checkpoint(
+        name=name,
+        directory=directory,
+        config=config,
+        weight_files=tuple(file.path for file in files),
+        tokenizer_file=tokenizer_file if has_tokenizer else None,
+        chat_template=_chat_template(directory, described),
+        eos_token_ids=frozenset(eos),
+        bos_token_id=min(bos, default=None),
+        special_tokens={key: text for key in TEMPLATE_TOKENS for text in _token_texts(described, key)},
+        generation_defaults=_sampling(generation),
+        fingerprint=_fingerprint(config, files, _conversion(directory)),
+    )
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory} must have a config.json and has none; give a model's directory")
+    config = read_json_object(directory / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise CheckpointError(
+            "config.json must name its model_type, one that needs no code of its own; quire never runs code from a "
+            "model's directory; choose a model that transformers knows"
+        )
+    if config.get("quantization_config") is not None:
+        raise CheckpointError(
+            "quire reads unquantised safetensors, config.json has a quantization_config; choose the model's original "
+            "weights, or a GGUF file"
+        )
+    return {key: value for key, value in config.items() if key not in RUNS_CODE}
+
+
+def _read_optional(directory: Path, name: str) -> dict[str, Any]:
+    path = directory / name
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _token_ids(source: dict[str, Any], key: str) -> set[int]:
+    given = source.get(key)
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    for token in ids:
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
+            raise CheckpointError(
+                f"{key} must be a token id from 0 to {MAX_TOKEN_ID:,} or a list of them, it is {str(given)[:60]!r}; "
+                "download the model again"
+            )
+    return set(ids)
+
+
+def _token_texts(described: dict[str, Any], key: str) -> list[str]:
+    """tokenizer_config.json gives a token as its text, or as an object with the text in it."""
+    given = described.get(key)
+    text = given.get("content") if isinstance(given, dict) else given
+    if text is None:
+        return []
+    if not isinstance(text, str):
+        raise CheckpointError(
+            f"tokenizer_config.json: {key} must be a text, it is a {type(text).__name__}; download the model again"
+        )
+    return [text]
+
+
+def _chat_template(directory: Path, described: dict[str, Any]) -> str | None:
+    path = directory / "chat_template.jinja"
+    given: Any = described.get("chat_template")
+    if path.is_file():
+        try:
+            given = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path.name} must be UTF-8 and is not; download the model again") from error
+    if isinstance(given, list):
+        given = _default_template(given)
+    if given is None:
+        return None
+    if not isinstance(given, str) or len(given) > MAX_TEMPLATE_CHARACTERS:
+        raise CheckpointError(
+            f"a chat template must be a text of up to {MAX_TEMPLATE_CHARACTERS:,} characters; download the model again"
+        )
+    return given
+
+
+def _default_template(templates: list[Any]) -> Any:
+    """Of several named templates the one called default, else the first."""
+    if not templates or not all(isinstance(item, dict) and "name" in item and "template" in item for item in templates):
+        raise CheckpointError(
+            "tokenizer_config.json: chat_template must be a text or a list of {name, template}; "
+            "download the model again"
+        )
+    return next((item["template"] for item in templates if item["name"] == "default"), templates[0]["template"])
+
+
+def _sampling(generation: dict[str, Any]) -> dict[str, float | int]:
+    if generation.get("do_sample") is False:
+        return {}
+    defaults: dict[str, float | int] = {}
+    for key, (low, high) in SAMPLING_LIMITS.items():
+        value = generation.get(key)
+        if value is None:
+            continue
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise CheckpointError(
+                f"generation_config.json: {key} must be from {low:g} to {high:g}, it is {str(value)[:40]!r}; "
+                "mend it, or download the model again"
+            )
+        defaults[key] = value
+    return defaults
+
+
+def _conversion(directory: Path) -> list[Any]:
+    """What a converted GGUF file adds to the fingerprint: its content, which two files of equal shapes differ in."""
+    written = _read_optional(directory, CONVERSION_NAME)
+    return [written.get("format_version"), written.get("source_digest")]
+
+
+def _fingerprint(config: dict[str, Any], files: tuple[WeightFile, ...], conversion: list[Any]) -> str:
+    parts = [canonical_json(config), canonical_json(conversion)]
+    for file in files:
+        header = {name: [entry.dtype, entry.shape] for name, entry in file.tensors.items()}
+        parts.append(canonical_json([file.path.name, file.num_bytes, header]))
+    state = blake2b(digest_size=32, person=b"quire.model")
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little") + part)
+    return state.hexdigest()

@@ -1,0 +1,39 @@
+"""Opens tokenizer.json so that a damaged one is a CheckpointError and not a panic of the library below."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.checkpoints.strict_json import MAX_JSON_BYTES
+from quire.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TRIAL = "A trial: 2 words, ünï\n"
+
+
+def load_tokenizer(path: Path) -> "Tokenizer":
+    """The tokenizer of this file, without padding and truncation, shown to encode and decode."""
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        raise CheckpointError(
+            f"a model needs a tokenizer.json, {path.parent.name} has none; convert its tokenizer with transformers' "
+            "save_pretrained"
+        )
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(
+                f"{path.name} may have {MAX_JSON_BYTES:,} bytes and has {path.stat().st_size:,}; "
+                "download the model again"
+            )
+        tokenizer = Tokenizer.from_file(str(path))
+        # A file may ask for padding to any length; a server wants the text's own tokens.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.decode(tokenizer.encode(TRIAL).ids)
+    except (KeyboardInterrupt, SystemExit, CheckpointError):
+        raise
+    except BaseException as error:  # a panic in Rust arrives as a BaseException
+        raise CheckpointError(f"{path.name} cannot be used: {str(error)[:200]}; download the model again") from error
+    return tokenizer

@@ -1,0 +1,161 @@
+"""Opens the headers of safetensors files and checks that every tensor is listed once and lies where it says.
+
+The header is read here and not through the library because the fingerprint needs it as it stands, and because its
+rules are few: a length, a JSON object, and spans that cover the rest of the file without gap or overlap.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.checkpoints.strict_json import parse_json_object, read_json_object
+from quire.errors import CheckpointError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000  # the library's own limit
+MAX_DIMENSIONS = 8
+DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16,
+    "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "F64": 64, "I64": 64, "U64": 64, "C64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """One safetensors file, its header checked."""
+
+    path: Path
+    num_bytes: int
+    tensors: dict[str, TensorEntry]
+
+
+def weight_paths(directory: Path) -> tuple[Path, ...]:
+    """The weight files of a directory, in the order of their names."""
+    if (directory / INDEX_NAME).is_file():
+        return tuple(directory / name for name in sorted(set(_index(directory).values())))
+    if (directory / SINGLE_NAME).is_file():
+        return (directory / SINGLE_NAME,)
+    raise CheckpointError(_why_no_weights(directory))
+
+
+def open_weights(directory: Path) -> tuple[WeightFile, ...]:
+    """Read and check every header; every tensor is listed exactly once, and where the index says."""
+    files = tuple(read_header(path) for path in weight_paths(directory))
+    owner: dict[str, str] = {}
+    for file in files:
+        for name in file.tensors:
+            if name in owner:
+                raise CheckpointError(
+                    f"tensor {name[:100]!r} must be in one file and is in {owner[name]} and {file.path.name}; "
+                    "download the model again"
+                )
+            owner[name] = file.path.name
+    if (directory / INDEX_NAME).is_file():
+        _compare_with_index(_index(directory), owner)
+    return files
+
+
+def read_header(path: Path) -> WeightFile:
+    """Read and check one file's header; of the data only its length is looked at."""
+    try:
+        num_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if num_bytes < 8 or header_bytes > min(MAX_HEADER_BYTES, num_bytes - 8):
+                raise _damaged(path, f"its header should have {header_bytes:,} bytes, the file has {num_bytes:,}")
+            raw = file.read(header_bytes)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; download the model again") from error
+    if not raw.startswith(b"{"):
+        raise _damaged(path, "its header does not begin with an object")
+    header = parse_json_object(raw, f"the header of {path.name}")
+    _check_note(path, header.pop("__metadata__", {}))
+    spans = [_read_entry(path, name, entry) for name, entry in header.items()]
+    _check_spans(path, sorted((span for _, span in spans)), num_bytes - 8 - header_bytes)
+    return WeightFile(path, num_bytes, {name: entry for name, (entry, _) in zip(header, spans, strict=True)})
+
+
+def _check_note(path: Path, note: Any) -> None:
+    if not isinstance(note, dict) or not all(isinstance(value, str) for value in note.values()):
+        raise _damaged(path, "__metadata__ must be an object of strings")
+
+
+def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorEntry, tuple[int, int]]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(path, f"tensor {name[:100]!r} must have dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise _damaged(path, f"tensor {name[:100]!r} has the unknown dtype {str(dtype)[:40]!r}")
+    if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS or not _are_counts(offsets) or len(offsets) != 2:
+        raise _damaged(path, f"tensor {name[:100]!r} must have a shape and two offsets of whole numbers from 0 up")
+    begin, end = offsets
+    if (end - begin) * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
+        raise _damaged(
+            path, f"tensor {name[:100]!r} of shape {str(shape)[:80]} does not fill its {end - begin:,} bytes"
+        )
+    return TensorEntry(dtype, tuple(shape)), (begin, end)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def _check_spans(path: Path, spans: list[tuple[int, int]], data_bytes: int) -> None:
+    position = 0
+    for begin, end in spans:
+        if begin != position:
+            raise _damaged(path, f"tensors overlap or leave a gap at byte {min(begin, position):,} of the data")
+        position = end
+    if position != data_bytes:
+        raise _damaged(path, f"its tensors have {position:,} bytes, its data has {data_bytes:,}")
+
+
+def _index(directory: Path) -> dict[str, str]:
+    weight_map = read_json_object(directory / INDEX_NAME).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{INDEX_NAME} must have a weight_map of names to files; download the model again")
+    for name in set(map(str, weight_map.values())):
+        _check_plain_name(name)
+    return {str(tensor): str(name) for tensor, name in weight_map.items()}
+
+
+def _check_plain_name(name: str) -> None:
+    """A file beside the index and nowhere else: no folders, no drive letters, no way up."""
+    if name != Path(name).name or set(name) & set('/\\:\0"') or not name.endswith(".safetensors") or len(name) > 255:
+        raise CheckpointError(
+            f"{INDEX_NAME} may only name .safetensors files beside it, it names {name[:100]!r}; "
+            "download the model again, from a source you trust"
+        )
+
+
+def _compare_with_index(index: dict[str, str], owner: dict[str, str]) -> None:
+    for tensor in index.keys() | owner.keys():
+        if index.get(tensor) != owner.get(tensor):
+            raise CheckpointError(
+                f"{INDEX_NAME} puts tensor {tensor[:100]!r} into {index.get(tensor, 'no file')}, it is in "
+                f"{owner.get(tensor, 'no file')}; download the model again"
+            )
+
+
+def _why_no_weights(directory: Path) -> str:
+    pickled = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
+    if pickled:
+        return (
+            f"quire reads safetensors only, {directory} has {pickled[0]}: a pickle, which may run any program when it "
+            "is opened; use a version of the model with .safetensors files, or convert it on a machine you can lose"
+        )
+    return f"{directory} must have {SINGLE_NAME} or {INDEX_NAME} and has neither; check that the download is complete"
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path.name} is not a sound safetensors file: {what}; download the model again")

@@ -1,0 +1,154 @@
+"""A Hugging Face directory is read for what it says, checked against itself, and never executed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.checkpoints import CheckpointError, resolve
+from tests.support.tiny_models import TEMPLATE, make_directory
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_directory(tmp_path / "model")
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None removes one."""
+    value = (json.loads(path.read_text()) if path.exists() else {}) | changes
+    path.write_text(json.dumps({key: item for key, item in value.items() if item is not None}))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        resolve(str(folder))
+    return str(caught.value)
+
+
+def test_a_sharded_directory_is_read_in_the_order_of_its_files(folder: Path) -> None:
+    checkpoint = resolve(str(folder))
+    assert [path.name for path in checkpoint.weight_files] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    assert checkpoint.tokenizer_file == folder / "tokenizer.json"
+    assert checkpoint.chat_template == TEMPLATE
+    assert checkpoint.generation_defaults == {"temperature": 0.6, "top_k": 40, "top_p": 0.9}
+
+
+def test_one_weight_file_needs_no_index(tmp_path: Path) -> None:
+    checkpoint = resolve(str(make_directory(tmp_path / "model", num_shards=1)))
+    assert [path.name for path in checkpoint.weight_files] == ["model.safetensors"]
+
+
+def test_every_end_that_any_file_names_is_an_end(folder: Path) -> None:
+    edit(folder / "config.json", eos_token_id=5)
+    edit(folder / "generation_config.json", eos_token_id=[6, 7])
+    edit(folder / "tokenizer_config.json", eos_token={"content": "<|endoftext|>"})
+    assert resolve(str(folder)).eos_token_ids == {0, 5, 6, 7}
+
+
+def test_a_model_that_wants_greedy_decoding_has_no_sampling_defaults(folder: Path) -> None:
+    edit(folder / "generation_config.json", do_sample=False)
+    assert resolve(str(folder)).generation_defaults == {}
+
+
+def test_of_several_templates_the_default_is_taken_and_the_jinja_file_comes_first(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    edit(folder / "tokenizer_config.json", chat_template=named)
+    assert resolve(str(folder)).chat_template == "D"
+    edit(folder / "tokenizer_config.json", chat_template="S")
+    assert resolve(str(folder)).chat_template == "S"
+    (folder / "chat_template.jinja").write_text("J")
+    assert resolve(str(folder)).chat_template == "J"
+
+
+def test_a_directory_without_tokenizer_and_generation_config_is_read_too(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        (folder / name).unlink()
+    checkpoint = resolve(str(folder))
+    assert (checkpoint.tokenizer_file, checkpoint.chat_template) == (None, None)
+    assert checkpoint.eos_token_ids == {2}
+
+
+def test_code_in_the_directory_is_ignored_and_its_map_dropped(folder: Path) -> None:
+    (folder / "modeling_evil.py").write_text("raise SystemExit('executed')")
+    edit(folder / "config.json", auto_map={"AutoModel": "modeling_evil.Evil"})
+    assert "auto_map" not in resolve(str(folder)).config
+
+
+def test_the_fingerprint_follows_config_and_weights_and_not_the_place(folder: Path, tmp_path: Path) -> None:
+    here = resolve(str(folder)).fingerprint
+    (tmp_path / "elsewhere").mkdir()
+    moved = folder.rename(tmp_path / "elsewhere" / "copy")
+    assert resolve(str(moved)).fingerprint == here
+    edit(moved / "config.json", rope_theta=20000.0)
+    assert resolve(str(moved)).fingerprint != here
+
+
+def test_pickled_weights_are_refused_with_the_reason(folder: Path) -> None:
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    sentence = refusal(folder)
+    assert "may run any program" in sentence
+    assert "pytorch_model.bin" in sentence
+    (folder / "pytorch_model.bin").unlink()
+    assert "has neither" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("config.json", {"model_type": None}, "must name its model_type"),
+        ("config.json", {"quantization_config": {"quant_method": "gptq"}}, "unquantised"),
+        ("config.json", {"hidden_size": -1}, "hidden_size"),
+        ("config.json", {"hidden_size": True}, "hidden_size"),
+        ("config.json", {"hidden_size": 64}, "must have shape"),
+        ("config.json", {"num_hidden_layers": 10**9}, "tensors in all"),
+        ("config.json", {"num_hidden_layers": 2}, "model.layers.1."),
+        ("config.json", {"tie_word_embeddings": False}, "lm_head.weight"),
+        ("config.json", {"tie_word_embeddings": "yes"}, "true or false"),
+        ("config.json", {"attention_bias": True}, "q_proj.bias"),
+        ("config.json", {"hidden_act": "gelu"}, "'silu'"),
+        ("config.json", {"rope_scaling": 3}, "must be an object"),
+        ("config.json", {"rope_theta": -1.0}, "rope_theta"),
+        ("config.json", {"eos_token_id": -1}, "eos_token_id"),
+        ("config.json", {"eos_token_id": ["2"]}, "eos_token_id"),
+        ("generation_config.json", {"temperature": -1}, "temperature must be from 0"),
+        ("generation_config.json", {"top_k": "40"}, "top_k"),
+        ("tokenizer_config.json", {"eos_token": 2}, "eos_token must be a text"),
+        ("tokenizer.json", {"model": {"type": "Nope"}}, "tokenizer.json cannot be used"),
+    ],
+)
+def test_a_file_that_breaks_a_rule_is_refused_by_name(
+    folder: Path, name: str, changes: dict[str, Any], sentence: str
+) -> None:
+    edit(folder / name, **changes)
+    assert sentence in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"[]", b"{", b'{"a": NaN}', b'{"a": 1e999}', b'{"a": 1, "a": 2}', b"[" * 200_000, b"\xff\xfe", b"9" * 9999],
+)
+def test_json_that_is_not_plain_json_is_refused(folder: Path, raw: bytes) -> None:
+    (folder / "config.json").write_bytes(raw)
+    assert "config.json must" in refusal(folder)
+
+
+@pytest.mark.parametrize("template", [3, [], ["x"], [{"name": "default"}], "x" * 1_000_001])
+def test_a_template_that_is_no_text_is_refused(folder: Path, template: Any) -> None:
+    (folder / "chat_template.jinja").unlink()
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    assert "template" in refusal(folder)
+
+
+def test_a_tokenizer_that_asks_for_endless_padding_pads_nothing(folder: Path) -> None:
+    padding = {"strategy": {"Fixed": 2**40}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+               "pad_type_id": 0, "pad_token": "x"}  # fmt: skip
+    edit(folder / "tokenizer.json", padding=padding)
+    assert resolve(str(folder)).tokenizer_file is not None

@@ -1,0 +1,80 @@
+"""A name leads to a directory, a file or the hub, or to a sentence that says what a name may be."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+import quire.checkpoints
+from quire.checkpoints import CheckpointError, resolve
+from tests.support.tiny_models import make_directory
+
+
+def test_a_directory_is_resolved_to_itself(tmp_path: Path) -> None:
+    folder = make_directory(tmp_path / "model")
+    checkpoint = resolve(str(folder))
+    assert (checkpoint.name, checkpoint.directory) == (str(folder), folder.resolve())
+
+
+def test_a_hub_id_is_downloaded_with_the_needed_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(make_directory(tmp_path / "model"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve("org/model").name == "org/model"
+    assert asked["name"] == "org/model"
+    assert asked["allow_patterns"] == ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+    assert asked["ignore_patterns"] == ["*/*"]
+
+
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError("x"), ConnectionError("no route"), RuntimeError("odd")])
+def test_a_download_that_fails_is_a_sentence_with_a_way_on(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def download(name: str, **options: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointError, match="or give a local directory"):
+        resolve("org/model")
+
+
+def test_offline_only_what_is_cached_is_looked_at(tmp_path: Path) -> None:
+    program = (
+        "from quire.checkpoints import *\ntry: resolve('org/absent')\nexcept CheckpointError as error: print(error)"
+    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "", "HOME": str(tmp_path)}
+    environment["PYTHONPATH"] = str(Path(quire.checkpoints.__file__).parents[2])
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert "HF_HUB_OFFLINE" in run.stdout, run.stderr
+
+
+@pytest.mark.parametrize("name", ["", "no such model", "a/b/c", "../x", "org/", "x\0y", "x" * 10_000, "~nobody/model"])
+def test_what_is_no_name_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError):
+        resolve(name)
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is neither"):
+        resolve(str(tmp_path / "model.bin"))
+
+
+def test_resolving_imports_no_tensor_library(tmp_path: Path) -> None:
+    folder = make_directory(tmp_path / "model")
+    program = (
+        "import sys; from quire.checkpoints import resolve; resolve(sys.argv[1])\n"
+        "print([name for name in ('torch', 'mlx', 'transformers', 'numpy', 'gguf') if name in sys.modules])"
+    )
+    source = str(Path(quire.checkpoints.__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, "-c", program, folder], env={"PYTHONPATH": source}, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == "[]", run.stderr
