@@ -1,0 +1,23 @@
+"""A backend by name, imported only when it is asked for."""
+
+from typing import TYPE_CHECKING
+
+from quire.checkpoints import Checkpoint
+from quire.config import ModelSettings
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.backends.torch.load import Loaded, OnRead
+
+
+def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: "OnRead | None" = None) -> "Loaded":
+    """A runner for this checkpoint. The torch backend is the one there is."""
+    try:
+        from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
+    except ImportError as error:
+        raise ConfigError(
+            f"running a model needs torch and transformers, {error.name!r} is missing; pip install 'quire[torch]'"
+        ) from error
+    if on_read is None:
+        return torch_load.load(checkpoint, settings)
+    return torch_load.load(checkpoint, settings, on_read)

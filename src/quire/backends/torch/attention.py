@@ -1,0 +1,91 @@
+"""Attention of a step's rows over their blocks, prefill and decode rows in one call.
+
+Every row's arithmetic is the same whoever else is in the step: scores come from products of one tile with one block,
+whose shapes never change; the maximum over blocks is exact in any order; the sums over blocks run in table order. Rows
+that a tile adds behind a row's own position are masked to exact zeros. So a row has the same bits alone, in a batch, in
+any chunk, and with its prefix cached.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from quire.backends.torch.inputs import Tiles
+from quire.backends.torch.kv_store import KVStore
+
+
+class Combine(Protocol):
+    """An element-wise operation that can write into its first argument."""
+
+    def __call__(self, one: torch.Tensor, other: torch.Tensor, /, *, out: torch.Tensor) -> torch.Tensor:
+        """`out` takes the result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSettings:
+    """What a layer asks of attention beside its window."""
+
+    scale: float
+    softcap: float | None = None
+
+
+def attend(
+    queries: torch.Tensor, store: KVStore, layer: int, calls: tuple[Tiles, ...], settings: AttentionSettings
+) -> torch.Tensor:
+    """[row, head, key size] -> [row, head, value size], over what is in the store, this step's rows included."""
+    num_rows, num_heads, _ = queries.shape
+    out = queries.new_zeros(num_rows, num_heads, store.values[layer].shape[-1])
+    for tiles in calls:
+        _attend_tiles(queries, store.keys[layer], store.values[layer], tiles, settings, out)
+    return out
+
+
+def _attend_tiles(
+    queries: torch.Tensor,
+    all_keys: torch.Tensor,
+    all_values: torch.Tensor,
+    tiles: Tiles,
+    settings: AttentionSettings,
+    out: torch.Tensor,
+) -> None:
+    num_tiles, tile_rows = tiles.rows.shape
+    num_heads, key_size = queries.shape[1:]
+    num_kv_heads, value_size = all_keys.shape[1], all_values.shape[-1]
+    group = num_heads // num_kv_heads
+    num_pairs = len(tiles.pair_tile)
+
+    # [tile, row of tile, kv head, head of group, size] -> the rows that meet one block of one KV head together
+    gathered = queries[tiles.rows].view(num_tiles, tile_rows, num_kv_heads, group, key_size) * settings.scale
+    by_head = gathered.permute(0, 2, 1, 3, 4).reshape(num_tiles, num_kv_heads, tile_rows * group, key_size)
+    keys = all_keys[tiles.pair_block].to(queries.dtype)
+    scores = torch.bmm(by_head[tiles.pair_tile].flatten(0, 1), keys.flatten(0, 1))
+    if settings.softcap is not None:
+        scores = torch.tanh(scores / settings.softcap) * settings.softcap
+    scores = scores.view(num_pairs, num_kv_heads, tile_rows, group, -1)
+    scores.masked_fill_(tiles.is_masked[:, None, :, None, :], float("-inf"))
+    scores = scores.view(num_pairs, num_kv_heads, tile_rows * group, -1)
+
+    peak = _over_blocks(scores.amax(-1), tiles.num_active, torch.maximum)
+    weights = scores.sub_(peak[tiles.pair_tile].unsqueeze(-1)).exp_()
+    total = _over_blocks(weights.sum(-1), tiles.num_active, torch.add)
+    values = all_values[tiles.pair_block].to(queries.dtype)
+    # A weight of zero does not silence a NaN, and unwritten slots may hold anything.
+    values[tiles.partial_pairs] = values[tiles.partial_pairs].masked_fill(tiles.is_unwritten[:, None, :, None], 0.0)
+    parts = torch.bmm(weights.flatten(0, 1), values.flatten(0, 1)).view(num_pairs, num_kv_heads, -1, value_size)
+    summed = _over_blocks(parts, tiles.num_active, torch.add) / total.unsqueeze(-1)
+
+    by_row = summed.view(num_tiles, num_kv_heads, tile_rows, group, value_size).permute(0, 2, 1, 3, 4)
+    by_row = by_row.reshape(num_tiles * tile_rows, num_heads, value_size)
+    out[tiles.real_rows] = by_row[tiles.real_places]
+
+
+def _over_blocks(parts: torch.Tensor, num_active: tuple[int, ...], combine: Combine) -> torch.Tensor:
+    """Combine each tile's pairs in the order of its block table."""
+    first, *rest = torch.split(parts, list(num_active))
+    combined = first.clone()
+    for part in rest:
+        leading = combined[: len(part)]
+        combine(leading, part, out=leading)
+    return combined

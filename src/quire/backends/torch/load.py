@@ -1,0 +1,159 @@
+"""From a checkpoint on disk to a runner: weights in, memory decided, one line that says what fits."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from quire.backends.protocol import Capacity
+from quire.backends.torch import memory
+from quire.backends.torch.inputs import MAX_ROWS_OF_A_CALL, TILE_ROWS
+from quire.backends.torch.kv_store import KVStore, num_block_bytes
+from quire.backends.torch.linear import choose_kind
+from quire.backends.torch.models.decoder import Decoder
+from quire.backends.torch.models.model import Model
+from quire.backends.torch.models.rope import read_rope
+from quire.backends.torch.models.shape import is_decoder, read_shape
+from quire.backends.torch.runner import TorchRunner
+from quire.backends.torch.threads import use_threads
+from quire.backends.torch.weights import WeightReader
+from quire.checkpoints import Checkpoint
+from quire.config import ModelSettings
+from quire.core.request import SamplingParams
+from quire.core.step import Sampling, StepPlan, WorkItem
+from quire.errors import CheckpointError, ConfigError
+
+OnRead = Callable[[int, int], None]
+"""Told bytes read and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A runner, and what a person should know about it."""
+
+    runner: TorchRunner
+    plan: memory.MemoryPlan
+    load_peak_bytes: int
+    """The most the process had held when the model was loaded and before a step was measured."""
+    notes: tuple[str, ...]
+
+
+def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> Loaded:
+    """Load the model within the budget, or raise before anything is served."""
+    if settings.device != "cpu" and not _has_device(settings.device):
+        raise ConfigError(f"device must be one this torch can use, {settings.device!r} given; try cpu")
+    use_threads(settings.num_threads)
+    budget_bytes = memory.budget(settings)
+    with _quiet_failures(checkpoint):
+        model, notes = load_model(checkpoint, settings, budget_bytes, on_read)
+        load_peak_bytes = memory.peak_bytes()
+        plan = _decide(model, checkpoint, settings, budget_bytes)
+    dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
+    store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, dtype, device)
+    capacity = Capacity(
+        num_blocks=plan.num_blocks,
+        block_size=settings.block_size,
+        max_sequence_tokens=plan.max_sequence_tokens,
+        max_step_tokens=settings.max_step_tokens,
+        vocabulary_size=model.vocabulary_size,
+        num_kv_bytes=store.num_block_bytes,
+    )
+    return Loaded(TorchRunner(model, store, capacity), plan, load_peak_bytes, notes)
+
+
+@torch.inference_mode()
+def load_model(
+    checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int, on_read: OnRead
+) -> tuple[Model, tuple[str, ...]]:
+    """The weights, on the fast path where the architecture is one of its families."""
+    config = checkpoint.config
+    dtype = getattr(torch, settings.dtype)
+    total = sum(file.stat().st_size for file in checkpoint.weight_files)
+    done = 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        on_read(done, total)
+
+    reader = WeightReader(checkpoint.weight_files, dtype, count)
+    memory.check_weights_fit(budget_bytes, reader.num_values * dtype.itemsize, reader.largest_values * dtype.itemsize)
+    kind = choose_kind(dtype, torch.device(settings.device))
+    if not is_decoder(config):
+        from quire.backends.torch.models.adapter import Adapter  # noqa: PLC0415 - transformers takes seconds to import
+
+        model: Model = Adapter(config, checkpoint.directory, dtype, kind)
+        return model, (f"{config['model_type']} runs through transformers' own modules, not the fast path",)
+    if settings.device != "cpu":
+        raise ConfigError("the fast path is not moved to other devices yet; use device cpu")
+    shape = read_shape(config)
+    decoder = Decoder(shape, read_rope(config, shape.head_size), reader, kind)
+    return decoder, () if kind.is_packed else (f"plain products: {kind.reason}",)
+
+
+def _decide(model: Model, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int) -> memory.MemoryPlan:
+    dtype = getattr(torch, settings.dtype)
+    model_tokens = _model_tokens(checkpoint)
+    longest = min(settings.max_sequence_tokens or model_tokens, model_tokens)
+    step_bytes = measure_step(model, settings, longest)
+    block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, dtype)
+    return memory.decide(settings, budget_bytes, memory.resident_bytes(), step_bytes, block_bytes, model_tokens)
+
+
+def _model_tokens(checkpoint: Checkpoint) -> int:
+    config = checkpoint.config
+    for fields in (config, config.get("text_config")):
+        tokens = fields.get("max_position_embeddings", fields.get("n_positions")) if isinstance(fields, dict) else None
+        if isinstance(tokens, int) and tokens >= 1:
+            return tokens
+    return 2048
+
+
+def measure_step(model: Model, settings: ModelSettings, longest: int) -> int:
+    """The most a step takes: every row it may have, with all that can be asked of logits, and the longest sequences.
+
+    Attention works through a step in calls of bounded size, so one row at the end of the longest sequence and enough
+    pairs to fill a call show its peak; feeding every row at full length would only take longer."""
+    size = settings.block_size
+    store = KVStore(model.kv_shapes, 1, size, getattr(torch, settings.dtype), torch.device(settings.device))
+    num_fed, tail = min(settings.max_step_tokens, longest), min(TILE_ROWS, longest)
+    table = (1,) * -(-longest // size)
+    prompts = [WorkItem(0, (1,) * num_fed, 0, table, None, (1,) * num_fed, 5)]
+    if num_fed > tail:
+        prompts = [
+            WorkItem(0, (1,) * (num_fed - tail), 0, table, None, (1,) * (num_fed - tail), 5),
+            WorkItem(1, (1,) * tail, longest - tail, table, None, (1,) * tail, 5),
+        ]
+    short = size * -(-MAX_ROWS_OF_A_CALL // (8 * settings.max_running))
+    params = SamplingParams(top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5)
+    decoding = [
+        WorkItem(at, (1,), position, table, Sampling(params, 1, 0, position + 1, 1, (1,) * (position + 1)), (), 0)
+        for at in range(settings.max_running)
+        for position in [longest - 1 if at == 0 else min(longest, short) - 1]
+    ]
+    capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
+    runner = TorchRunner(model, store, capacity)
+    memory.forget_peak()
+    before = memory.resident_bytes()
+    runner.run(StepPlan(0, (), tuple(prompts), ()))
+    runner.run(StepPlan(1, (), tuple(decoding), ()))
+    return max(0, memory.peak_bytes() - before)
+
+
+@contextmanager
+def _quiet_failures(checkpoint: Checkpoint) -> Iterator[None]:
+    """Whatever a damaged model makes torch say, the person is told in one sentence."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ArithmeticError, MemoryError) as error:
+        told = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{checkpoint.name} cannot be run as its config.json says: {told}") from error
+
+
+def _has_device(device: str) -> bool:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""How much fits in how many bytes, decided before the first request and never again.
+
+    budget  =  what the process holds once the model is loaded  +  the most a step takes  +  the KV pool
+
+The first is read from the system, the second measured by running the worst step the settings allow, the third is what
+is left. All of it is resident memory of the whole process, libraries included.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config import MEMORY_SHARE, ModelSettings
+from quire.errors import ConfigError
+
+MARGIN_SHARE = 0.02
+"""Left alone for what an allocator keeps and a measurement misses."""
+MARGIN_BYTES = 32 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the bytes go."""
+
+    budget_bytes: int
+    loaded_bytes: int
+    step_bytes: int
+    num_blocks: int
+    block_bytes: int
+    block_size: int
+    max_sequence_tokens: int
+    max_running: int
+
+    @property
+    def line(self) -> str:
+        """One sentence for the person who started this."""
+        num_tokens = self.num_blocks * self.block_size
+        each = min(num_tokens // self.max_running, self.max_sequence_tokens)
+        longest = max(1, num_tokens // self.max_sequence_tokens)
+        return (
+            f"memory {_gib(self.budget_bytes)}: model and libraries {_gib(self.loaded_bytes)}, steps "
+            f"{_gib(self.step_bytes)}, KV {_gib(self.num_blocks * self.block_bytes)} = {self.num_blocks:,} blocks of "
+            f"{self.block_size} = {num_tokens:,} tokens: {min(longest, self.max_running)} sequences of "
+            f"{self.max_sequence_tokens:,} or {self.max_running} of {each:,}"
+        )
+
+
+def budget(settings: ModelSettings) -> int:
+    """The bytes this process may hold."""
+    if settings.memory_bytes is not None:
+        return settings.memory_bytes
+    return resident_bytes() + int(free_bytes() * MEMORY_SHARE)
+
+
+def check_weights_fit(budget_bytes: int, weight_bytes: int, largest_bytes: int) -> None:
+    """Refuse before reading gigabytes: what is held now, the weights, and one of them twice while it is packed."""
+    least = resident_bytes() + weight_bytes + largest_bytes
+    if least > budget_bytes:
+        raise ConfigError(
+            f"the memory budget must hold the model, which takes at least {_gib(least)} with libraries, "
+            f"{_gib(budget_bytes)} given; raise it to {_gib(int(least * 1.25))} or take a smaller model"
+        )
+
+
+def decide(
+    settings: ModelSettings, budget_bytes: int, loaded_bytes: int, step_bytes: int, block_bytes: int, model_tokens: int
+) -> MemoryPlan:
+    """As many blocks as the rest of the budget holds, and no more than all running sequences could ever use."""
+    rest = int(budget_bytes * (1 - MARGIN_SHARE)) - MARGIN_BYTES - loaded_bytes - step_bytes
+    wanted_tokens = min(settings.max_sequence_tokens or model_tokens, model_tokens)
+    useful = settings.max_running * -(-wanted_tokens // settings.block_size)
+    # The null block takes a place too.
+    num_blocks = min(rest // block_bytes - 1, useful)
+    least = max(2, -(-(settings.max_sequence_tokens or 1) // settings.block_size))
+    if num_blocks < least:
+        needed = loaded_bytes + step_bytes + (least + 1) * block_bytes
+        raise ConfigError(
+            f"the memory budget must hold model, steps and {least} blocks, {_gib(needed)} in all, "
+            f"{_gib(budget_bytes)} given; raise it to {_gib(int(needed * 1.1) + MARGIN_BYTES)}, "
+            "or lower max_step_tokens or max_sequence_tokens"
+        )
+    longest = min(wanted_tokens, num_blocks * settings.block_size)
+    return MemoryPlan(
+        budget_bytes, loaded_bytes, step_bytes, num_blocks, block_bytes, settings.block_size, longest,
+        settings.max_running,
+    )  # fmt: skip
+
+
+def resident_bytes() -> int:
+    """What the process holds now."""
+    return _status_bytes("VmRSS")
+
+
+def peak_bytes() -> int:
+    """The most it has held since `forget_peak`."""
+    return _status_bytes("VmHWM")
+
+
+def forget_peak() -> None:
+    """Begin a new measurement, where the system lets us."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def free_bytes() -> int:
+    """What could be taken without swapping, within the limits of a container."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return min(free, _free_in_container())
+
+
+def _free_in_container() -> int:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        return int(limit) - int((folder / "memory.current").read_text())
+    except (OSError, ValueError):
+        return 1 << 62
+
+
+def _status_bytes(name: str) -> int:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource  # noqa: PLC0415 - where there is no /proc
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"

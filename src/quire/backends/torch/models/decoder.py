@@ -1,0 +1,158 @@
+"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 families over flat batches: the fast path.
+
+The families differ in biases, QK-norm and windows only, and the weights say which are there. Queries, keys and values
+are one product, gate and up another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everyone writes it
+
+from quire.backends.torch.attention import AttentionSettings, attend
+from quire.backends.torch.inputs import Batch
+from quire.backends.torch.kv_store import KVStore, LayerShape
+from quire.backends.torch.linear import LinearKind, Product, padded
+from quire.backends.torch.models.model import Computed
+from quire.backends.torch.models.rope import Rope, rotate
+from quire.backends.torch.models.shape import DecoderShape
+from quire.backends.torch.weights import WeightReader
+from quire.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's weights, ready to be used."""
+
+    input_norm: torch.Tensor
+    qkv: Product
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    out: Product
+    post_norm: torch.Tensor
+    gate_up: Product
+    down: Product
+
+
+class Decoder:
+    """A model of these families. Every row's arithmetic depends on that row alone."""
+
+    def __init__(self, shape: DecoderShape, rope: Rope, reader: WeightReader, linear: LinearKind) -> None:
+        self._shape = shape
+        self._rope = rope
+        self._linear = linear
+        self._embedding = reader.read("model.embed_tokens.weight", (shape.vocabulary_size, shape.hidden_size))
+        self._layers = [self._read_layer(reader, f"model.layers.{at}.") for at in range(shape.num_layers)]
+        self._norm = reader.read("model.norm.weight", (shape.hidden_size,))
+        self._head = self._read_head(reader)
+        self._attention = AttentionSettings(scale=shape.head_size**-0.5)
+        _refuse_unread(reader)
+
+    @property
+    def kv_shapes(self) -> tuple[LayerShape, ...]:
+        """What a token takes, layer by layer."""
+        return (self._shape.layer,) * self._shape.num_layers
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer."""
+        return self._shape.windows
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per KV head."""
+        return self._shape.num_heads // self._shape.num_kv_heads
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the head."""
+        return self._shape.vocabulary_size
+
+    def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
+        """Write the rows' KV, and return the logits of the wanted rows."""
+        hidden = F.embedding(batch.tokens, self._embedding)
+        angles = self._rope.angles(batch.positions, hidden.dtype)
+        for at, layer in enumerate(self._layers):
+            hidden = hidden + self._attend(at, layer, hidden, angles, batch, store)
+            hidden = hidden + _feed_forward(layer, _norm(hidden, layer.post_norm, self._shape.norm_eps))
+        hidden = _norm(hidden, self._norm, self._shape.norm_eps)
+        return Computed(torch.isfinite(hidden).all(dim=-1), self._logits(hidden[wanted]))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        num_rows = len(hidden)
+        filled = F.pad(hidden, (0, 0, 0, padded(num_rows) - num_rows))
+        return self._head(filled)[:num_rows].float()
+
+    def _attend(
+        self,
+        at: int,
+        layer: Layer,
+        hidden: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        batch: Batch,
+        store: KVStore,
+    ) -> torch.Tensor:
+        shape = self._shape
+        joined = layer.qkv(_norm(hidden, layer.input_norm, shape.norm_eps)).view(len(hidden), -1, shape.head_size)
+        queries, keys, values = torch.split(joined, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries = _norm(queries, layer.query_norm, shape.norm_eps)
+            keys = _norm(keys, layer.key_norm, shape.norm_eps)
+        store.write(at, batch.blocks, batch.slots, rotate(keys, *angles), values)
+        calls = batch.tiles[shape.windows[at]]
+        return layer.out(attend(rotate(queries, *angles), store, at, calls, self._attention).flatten(1))
+
+    def _read_layer(self, reader: WeightReader, prefix: str) -> Layer:
+        shape, hidden = self._shape, self._shape.hidden_size
+        heads = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
+        sizes = (shape.query_size, shape.kv_size, shape.kv_size)
+        wide = [f"{prefix}mlp.{name}_proj" for name in ("gate", "up")]
+        return Layer(
+            input_norm=reader.read(f"{prefix}input_layernorm.weight", (hidden,)),
+            qkv=self._product(reader, heads, sizes, hidden),
+            query_norm=_optional(reader, f"{prefix}self_attn.q_norm.weight", shape.head_size),
+            key_norm=_optional(reader, f"{prefix}self_attn.k_norm.weight", shape.head_size),
+            out=self._product(reader, [f"{prefix}self_attn.o_proj"], (hidden,), shape.query_size),
+            post_norm=reader.read(f"{prefix}post_attention_layernorm.weight", (hidden,)),
+            gate_up=self._product(reader, wide, (shape.intermediate_size,) * 2, hidden),
+            down=self._product(reader, [f"{prefix}mlp.down_proj"], (hidden,), shape.intermediate_size),
+        )
+
+    def _product(self, reader: WeightReader, names: Sequence[str], sizes: Sequence[int], num_in: int) -> Product:
+        weight = reader.read_joined([f"{name}.weight" for name in names], [(size, num_in) for size in sizes])
+        bias = None
+        if reader.has(f"{names[0]}.bias"):
+            bias = reader.read_joined([f"{name}.bias" for name in names], [(size,) for size in sizes])
+        return self._linear.prepare(weight, bias)
+
+    def _read_head(self, reader: WeightReader) -> Product:
+        name, shape = "lm_head.weight", self._shape
+        if shape.has_tied_head:
+            reader.forget(name)
+            return self._linear.prepare(self._embedding)
+        return self._linear.prepare(reader.read(name, (shape.vocabulary_size, shape.hidden_size)))
+
+
+def _norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = rows.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(rows.dtype)
+
+
+def _feed_forward(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
+    gate, up = layer.gate_up(rows).chunk(2, dim=-1)
+    return layer.down(F.silu(gate) * up)
+
+
+def _optional(reader: WeightReader, name: str, size: int) -> torch.Tensor | None:
+    return reader.read(name, (size,)) if reader.has(name) else None
+
+
+def _refuse_unread(reader: WeightReader) -> None:
+    """A tensor nobody used means that the model is not what it seems to be."""
+    unread = sorted(name for name in reader.names if not name.endswith("rotary_emb.inv_freq"))
+    if unread:
+        raise CheckpointError(
+            f"the checkpoint has {len(unread)} tensors that its architecture does not use, the first is {unread[0]!r}; "
+            "config.json and weights belong to different models"
+        )

@@ -1,0 +1,48 @@
+"""Settings: frozen, checked once, then handed down as values. Nothing below reads flags or the environment."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+MEMORY_SHARE = 0.5
+"""How much of the memory that is free at start the process may take when nothing was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How one model is loaded and how much it may hold."""
+
+    memory_bytes: int | None = None
+    """The process's whole resident memory, libraries included. None: half of what is free at start."""
+    block_size: int = 32
+    max_sequence_tokens: int | None = None
+    """The longest sequence. None: what the model was made for, or what the pool holds if that is less."""
+    max_step_tokens: int = 256
+    max_running: int = 64
+    dtype: Dtype = "float32"
+    device: str = "cpu"
+    """`cpu` is tested; `cuda` and `mps` take the portable path and are not."""
+    num_threads: int | None = None
+    """None: one per physical core."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_step_tokens", "max_running"):
+            _require_positive(name, getattr(self, name))
+        for name in ("memory_bytes", "max_sequence_tokens", "num_threads"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
+        if self.max_step_tokens < self.max_running + self.block_size:
+            raise ConfigError(
+                f"max_step_tokens must be at least max_running + block_size = {self.max_running + self.block_size}, "
+                f"{self.max_step_tokens} given; raise it, or lower max_running"
+            )
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ConfigError(f"dtype must be float32, bfloat16 or float16, {self.dtype!r} given")
+
+
+def _require_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{name} must be at least 1, {value} given")

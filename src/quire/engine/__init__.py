@@ -1,0 +1,1 @@
+"""Between the doors and the core: requests become token ids, token ids become text. Imports no concrete backend."""

@@ -1,0 +1,50 @@
+"""Loading models in child processes: of files that may be damaged, and within a memory budget."""
+
+import json
+import sys
+from pathlib import Path
+
+from quire.backends.load import load
+from quire.backends.torch import memory
+from quire.checkpoints import Checkpoint, resolve
+from quire.config import ModelSettings
+from quire.core.request import SamplingParams
+from quire.core.step import Sampling, StepPlan, WorkItem
+from quire.errors import ConfigError
+from tests.support.models import Ask, Machine
+
+SMALL = ModelSettings(memory_bytes=3 << 30, block_size=8, max_step_tokens=32, max_running=4, max_sequence_tokens=32)
+
+
+def load_and_step(checkpoint: Checkpoint) -> None:
+    """A model that was let in must also load and take a step, or be refused in words."""
+    runner = load(checkpoint, SMALL).runner
+    sampling = Sampling(SamplingParams(), 1, 0, 2, 1, None)
+    item = WorkItem(1, (0, 0), 0, (1,), sampling, (), 0)
+    runner.start(StepPlan(1, (), (item,), ())).wait()
+    runner.close()
+
+
+def fill(directory: Path, memory_bytes: int) -> dict[str, object]:
+    """Load within the budget, use every block of the pool, and tell the most that was ever resident."""
+    settings = ModelSettings(memory_bytes=memory_bytes, max_sequence_tokens=2048, max_running=16)
+    try:
+        loaded = load(resolve(str(directory)), settings)
+    except ConfigError as error:
+        return {"is_started": False, "sentence": str(error), "peak_bytes": memory.peak_bytes(), "is_full": False}
+    machine = Machine(loaded.runner, max_running=16)
+    length = min(loaded.plan.max_sequence_tokens, 1500) - 40
+    params = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.1, max_tokens=20, logprobs=5)
+    asked = 0
+    # The first eviction says that every block has been used.
+    while machine.engine.memory.stats().num_evictions == 0 and asked < 200:
+        asks = [Ask([(at * 7919 + i) % 49_000 for i in range(length)], params) for at in range(asked, asked + 4)]
+        machine.run(asks)
+        asked += 4
+    is_full = machine.engine.memory.stats().num_evictions > 0
+    peak = max(loaded.load_peak_bytes, memory.peak_bytes())
+    return {"is_started": True, "sentence": loaded.plan.line, "peak_bytes": peak, "is_full": is_full}
+
+
+if __name__ == "__main__":
+    print(json.dumps(fill(Path(sys.argv[1]), int(sys.argv[2]))))

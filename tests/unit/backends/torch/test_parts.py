@@ -1,0 +1,193 @@
+"""The store's byte layout, packed products, rotary positions, memory: the torch backend's smaller rooms."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from quire.backends.torch import memory
+from quire.backends.torch.kv_store import KVStore, LayerShape
+from quire.backends.torch.linear import choose_kind, padded
+from quire.backends.torch.models.rope import read_rope, rope_parameters
+from quire.backends.torch.models.shape import windows_of
+from quire.backends.torch.threads import physical_cores
+from quire.config import ModelSettings
+from quire.core.step import BlockCopy
+from quire.errors import CheckpointError, ConfigError
+from tests.support.architectures import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE
+
+CPU = torch.device("cpu")
+SHAPES = (LayerShape(2, 4, 6), LayerShape(1, 4, 4))
+
+
+def make_store() -> KVStore:
+    store = KVStore(SHAPES, 5, 8, torch.float32, CPU)
+    for at, tensor in enumerate((*store.keys, *store.values)):
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + 10_000 * at)
+    return store
+
+
+def test_a_block_as_bytes_is_keys_then_values_layer_after_layer() -> None:
+    store = make_store()
+    (data,) = store.read_blocks([3])
+    expected = [store.keys[0][3], store.values[0][3], store.keys[1][3], store.values[1][3]]
+    assert data == b"".join(tensor.numpy().tobytes() for tensor in expected)
+    assert len(data) == store.num_block_bytes == (2 * 10 + 8) * 8 * 4
+
+
+def test_keys_are_stored_transposed() -> None:
+    store = make_store()
+    store.write(0, torch.tensor([2]), torch.tensor([5]), torch.full((1, 2, 4), -1.0), torch.full((1, 2, 6), -2.0))
+    assert bool((store.keys[0][2, :, :, 5] == -1).all())
+    assert bool((store.values[0][2, :, 5, :] == -2).all())
+    assert int((store.keys[0] == -1).sum()) == 8
+
+
+def test_bytes_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="896 bytes, 3 given"):
+        make_store().write_blocks([1], [b"abc"])
+
+
+def test_copies_are_made_in_their_order() -> None:
+    store = make_store()
+    before = store.read_blocks([1])
+    store.copy([BlockCopy(1, 2), BlockCopy(2, 3), BlockCopy(4, 1)])
+    assert store.read_blocks([2]) == store.read_blocks([3]) == before
+    assert store.read_blocks([1]) == store.read_blocks([4])
+
+
+def test_products_are_packed_on_this_machine() -> None:
+    assert choose_kind(torch.float32, CPU).is_packed
+
+
+def test_other_types_take_the_plain_path_and_say_so() -> None:
+    kind = choose_kind(torch.bfloat16, CPU)
+    assert not kind.is_packed
+    assert "float32" in kind.reason
+
+
+@pytest.mark.parametrize("sizes", [(576, 960), (1536, 576), (24, 40), (33, 65)])
+@pytest.mark.parametrize("is_biased", [True, False])
+def test_packed_products_agree_and_do_not_see_other_rows(sizes: tuple[int, int], is_biased: bool) -> None:
+    torch.manual_seed(3)
+    weight, bias = torch.randn(sizes[1], sizes[0]), torch.randn(sizes[1]) if is_biased else None
+    product = choose_kind(torch.float32, CPU).prepare(weight, bias)
+    rows = torch.randn(padded(200), sizes[0])
+    whole = product(rows)
+    assert torch.allclose(whole, torch.nn.functional.linear(rows, weight, bias), atol=1e-3)
+    for count in sorted({padded(n) for n in range(1, 130)}):
+        assert torch.equal(product(rows[7 : 7 + count]), whole[7 : 7 + count]), count
+
+
+def test_padding_is_small_and_takes_few_sizes() -> None:
+    counts = [padded(n) for n in range(1, 513)]
+    assert all(n <= count <= max(2, n * 1.5) for n, count in enumerate(counts, 1))
+    assert len(set(counts)) < 30
+
+
+ROPES = [
+    LINEAR_ROPE,
+    LLAMA3_ROPE,
+    YARN_ROPE,
+    {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.4},
+    {**YARN_ROPE, "attention_factor": 1.5, "beta_fast": 20, "truncate": False},
+]
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    make: Any = CONFIG_MAPPING["llama"]
+    config = make(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=4096, rope_parameters=rope
+    )
+    expected, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, CPU)
+    made = read_rope({"rope_parameters": rope}, 16)
+    assert torch.allclose(made.frequencies, expected, rtol=1e-6)
+    assert made.scaling == pytest.approx(scaling)
+
+
+def test_old_configs_spell_rope_otherwise() -> None:
+    old = {"rope_theta": 77.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    new = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0}}
+    assert torch.equal(read_rope(old, 8).frequencies, read_rope(new, 8).frequencies)
+    assert rope_parameters({})["rope_type"] == "default"
+
+
+@pytest.mark.parametrize("rope", [
+    {"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "longrope"}, {"rope_type": "linear"},
+    {"rope_type": "linear", "factor": 0.0}, {"rope_type": "yarn", "factor": "x"}, {"rope_theta": "x"},
+])  # fmt: skip
+def test_positions_that_cannot_be_cached_or_read_are_refused(rope: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="RoPE"):
+        read_rope({"rope_parameters": rope}, 16)
+
+
+def test_windows_come_from_layer_kinds_or_from_older_words() -> None:
+    kinds = ["full_attention", "sliding_attention"]
+    assert windows_of({"sliding_window": 7, "layer_types": kinds}, 2) == (None, 7)
+    assert windows_of({"sliding_window": 7, "model_type": "mistral"}, 2) == (7, 7)
+    assert windows_of({"sliding_window": 7, "model_type": "qwen2"}, 2) == (None, None)
+    older = {"sliding_window": 7, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}
+    assert windows_of(older, 3) == (None, 7, 7)
+    assert windows_of({}, 2) == (None, None)
+
+
+@pytest.mark.parametrize("fields", [
+    {"layer_types": ["linear_attention"]}, {"layer_types": []}, {"layer_types": "full"}, {"sliding_window": 0},
+    {"sliding_window": "many"}, {"layer_types": [3]},
+])  # fmt: skip
+def test_layers_that_cannot_share_a_prefix_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError):
+        windows_of(fields, 1)
+
+
+def decide(budget_bytes: int, **settings: Any) -> memory.MemoryPlan:
+    return memory.decide(ModelSettings(**settings), budget_bytes, 1 << 30, 100 << 20, 1 << 20, 8192)
+
+
+def test_the_pool_is_what_the_budget_leaves() -> None:
+    plan = decide(2 << 30)
+    rest = (2 << 30) * 0.98 - memory.MARGIN_BYTES - (1 << 30) - (100 << 20)
+    assert plan.num_blocks == int(rest // (1 << 20)) - 1
+    assert plan.max_sequence_tokens == 8192
+
+
+def test_a_pool_is_no_larger_than_all_who_run_could_use() -> None:
+    assert decide(100 << 30, max_sequence_tokens=64, max_running=3).num_blocks == 6
+
+
+def test_a_small_pool_shortens_the_longest_sequence() -> None:
+    plan = decide((1 << 30) + (300 << 20))
+    assert plan.max_sequence_tokens == plan.num_blocks * 32 < 8192
+
+
+def test_the_line_says_what_fits() -> None:
+    line = decide(2 << 30).line
+    assert "2.00 GiB" in line
+    assert "27,200 tokens: 3 sequences of 8,192 or 64 of 425" in line
+
+
+def test_a_budget_that_cannot_be_met_is_refused_with_what_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"1\.10 GiB in all, 1\.00 GiB given; raise it to"):
+        decide(1 << 30)
+    with pytest.raises(ConfigError, match="the memory budget must hold the model"):
+        memory.check_weights_fit(1 << 20, 1 << 30, 0)
+
+
+def test_half_of_what_is_free_is_the_default() -> None:
+    free = memory.free_bytes()
+    assert 0.3 * free < memory.budget(ModelSettings()) < 0.7 * free + memory.resident_bytes()
+
+
+def test_a_physical_core_is_counted_once() -> None:
+    assert 1 <= physical_cores() <= torch.get_num_threads() + 64
+
+
+@pytest.mark.parametrize("settings", [
+    {"block_size": 0}, {"memory_bytes": 0}, {"max_step_tokens": 64}, {"dtype": "int4"}, {"num_threads": -1},
+])  # fmt: skip
+def test_settings_that_break_a_rule_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ModelSettings(**settings)

@@ -1,0 +1,152 @@
+"""The runner with small models of every architecture: greedy parity, failing rows, and models that are refused."""
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.backends.load import load
+from quire.backends.protocol import Runner
+from quire.checkpoints import resolve
+from quire.config import ModelSettings
+from quire.core.request import SamplingParams
+from quire.core.step import RowResult, Sampling, StepPlan, WorkItem
+from quire.errors import CheckpointError, ConfigError, InvariantError
+from tests.support import architectures
+from tests.support.models import GREEDY, Ask, Machine, load_runner
+
+SETTINGS = ModelSettings(memory_bytes=8 << 30, block_size=8, max_step_tokens=64, max_running=8, max_sequence_tokens=256)
+
+
+@cache
+def runner_of(name: str) -> Runner:
+    return load(resolve(str(architectures.directory(name))), SETTINGS).runner
+
+
+def greedy_item(sequence_id: int, tokens: list[int], blocks: tuple[int, ...], first: int = 0) -> WorkItem:
+    sampling = Sampling(GREEDY, 0, 0, len(tokens), 1, None)
+    return WorkItem(sequence_id, tuple(tokens[first:]), first, blocks, sampling, (), 0)
+
+
+def run(runner: Runner, *items: WorkItem) -> dict[int, RowResult]:
+    return runner.start(StepPlan(1, (), items, ())).wait().rows
+
+
+@pytest.mark.parametrize("name", architectures.MODELS)
+def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    torch.manual_seed(5)
+    prompts = [torch.randint(3, 131, (length,)).tolist() for length in (1, 2, 9, 40, 90)]
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    asks = Machine(runner_of(name), max_running=4).run([Ask(prompt, params) for prompt in prompts])
+    for ask in asks:
+        ids = torch.tensor([ask.prompt])
+        generate: Any = architectures.reference(name).generate
+        out = generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, eos_token_id=None)
+        assert out[0, len(ask.prompt) :].tolist() == ask.tokens
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_row_that_is_not_finite_fails_alone(name: str) -> None:
+    runner = load_runner(architectures.directory(name), memory_bytes=8 << 30, block_size=8, max_sequence_tokens=256)
+    tokens = list(range(3, 20))
+    healthy = run(runner, greedy_item(1, tokens, (1, 2, 3)))[1]
+    poison = torch.full((runner.capacity.num_kv_bytes // 4,), float("nan")).numpy().tobytes()
+    runner.write_blocks([4], [poison])
+    rows = run(runner, greedy_item(1, tokens, (5, 6, 7)), greedy_item(2, tokens, (4, 8, 9), 8))
+    assert rows[1] == healthy
+    assert rows[2].error == "the model's numbers are not finite"
+    assert rows[2].token_ids == ()
+
+
+def test_a_chunk_that_samples_nothing_fails_too() -> None:
+    runner = load_runner(architectures.directory("llama"), memory_bytes=8 << 30, block_size=8, max_sequence_tokens=256)
+    poison = torch.full((runner.capacity.num_kv_bytes // 4,), float("inf")).numpy().tobytes()
+    runner.write_blocks([4], [poison])
+    row = run(runner, WorkItem(1, (5, 6, 7), 8, (4, 5), None, (), 0))[1]
+    assert row.error == "the model's numbers are not finite"
+
+
+def test_what_a_failed_row_left_in_a_block_does_not_reach_the_next_owner() -> None:
+    runner = load_runner(architectures.directory("llama"), memory_bytes=8 << 30, block_size=8, max_sequence_tokens=256)
+    expected = run(runner, greedy_item(1, [3, 4, 5], (1,)))[1]
+    poison = torch.full((runner.capacity.num_kv_bytes // 4,), float("nan")).numpy().tobytes()
+    runner.write_blocks([2], [poison])
+    assert run(runner, greedy_item(2, [3, 4, 5], (2,)))[2] == expected
+
+
+def test_a_closed_runner_and_a_step_too_large_are_bugs() -> None:
+    runner = load_runner(architectures.directory("llama"), memory_bytes=8 << 30, block_size=8, max_sequence_tokens=256)
+    with pytest.raises(InvariantError, match="256 tokens, 300 given"):
+        run(runner, WorkItem(1, (1,) * 300, 0, tuple(range(1, 40)), None, (), 0))
+    runner.close()
+    with pytest.raises(InvariantError, match="closed"):
+        run(runner)
+
+
+def changed(tmp_path: Path, name: str, config: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """A copy of a small model with some of its config and weights replaced; None takes away."""
+    target = tmp_path / name
+    shutil.copytree(architectures.directory(name), target)
+    fields = json.loads((target / "config.json").read_text()) | config
+    (target / "config.json").write_text(json.dumps({key: value for key, value in fields.items() if value is not None}))
+    if tensors:
+        weights = load_file(target / "model.safetensors") | tensors
+        save_file({key: value for key, value in weights.items() if value is not None}, target / "model.safetensors")
+    return target
+
+
+@pytest.mark.parametrize(("config", "tensors", "words"), [
+    ({}, {"model.layers.9.strange": torch.zeros(2)}, "does not use"),
+    ({}, {"model.norm.weight": None}, "model.norm.weight"),
+    ({}, {"model.norm.weight": torch.zeros(5)}, "shape"),
+    ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, {}, "RoPE"),
+    ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, {}, "linear_attention"),
+    ({"model_type": "t5"}, {}, "encoder-decoder"),
+    ({"model_type": "mamba"}, {}, "mamba"),
+    ({"model_type": "never-heard-of"}, {}, "never-heard-of"),
+])  # fmt: skip
+def test_a_model_that_is_not_what_it_says_is_refused(
+    tmp_path: Path, config: dict[str, Any], tensors: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        load(resolve(str(changed(tmp_path, "llama", config, tensors))), SETTINGS)
+
+
+def test_bfloat16_weights_and_kv_run() -> None:
+    settings = ModelSettings(memory_bytes=8 << 30, block_size=8, dtype="bfloat16", max_sequence_tokens=256)
+    loaded = load(resolve(str(architectures.directory("llama"))), settings)
+    assert "plain products" in loaded.notes[0]
+    ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), SamplingParams(temperature=0.0, max_tokens=5)))
+    assert len(ask.tokens) == 5
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cuda"):
+        load(resolve(str(architectures.directory("llama"))), ModelSettings(device="cuda"))
+
+
+def test_an_adapted_model_says_so() -> None:
+    assert "transformers" in load(resolve(str(architectures.directory("gemma2"))), SETTINGS).notes[0]
+
+
+def test_n_continuations_share_the_prompt_and_draw_their_own_tokens() -> None:
+    ask = Machine(runner_of("llama")).alone(Ask(list(range(3, 40)), SamplingParams(max_tokens=8), seed=5, n=4))
+    assert len({tuple(tokens) for tokens in ask.answers.values()}) == 4
+
+
+def test_prompt_logprobs_are_those_of_transformers() -> None:
+    tokens = list(range(3, 33))
+    item = WorkItem(1, tuple(tokens), 0, (1, 2, 3, 4), None, tuple(tokens[1:]), 2)
+    got = run(runner_of("qwen3"), item)[1].prompt_logprobs
+    reference: Any = architectures.reference("qwen3")
+    with torch.inference_mode():
+        expected = torch.log_softmax(reference(torch.tensor([tokens])).logits[0].double(), dim=-1)
+    assert len(got) == 29
+    for at, entry in enumerate(got):
+        assert entry.logprob == pytest.approx(float(expected[at, tokens[at + 1]]), abs=1e-4)
+        assert [token for token, _ in entry.alternatives] == expected[at].topk(2).indices.tolist()
