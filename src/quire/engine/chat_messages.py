@@ -1,0 +1,61 @@
+"""Messages as clients send them, made into what published chat templates read. Pure; imports errors alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import InvalidTextError
+
+Message = Mapping[str, Any]
+"""As in the OpenAI API: `role`, `content` (a text, none, or a list of text parts), perhaps `tool_calls` and others."""
+
+
+def prepare_messages(messages: Sequence[Message], *, wants_parts: bool) -> list[dict[str, Any]]:
+    """New messages whose content is one text, or a list of parts where the template wants that."""
+    if not messages:
+        raise InvalidTextError("a chat must have at least one message, none given")
+    return [_prepare(message, index, wants_parts) for index, message in enumerate(messages)]
+
+
+def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
+    if not isinstance(message.get("role"), str):
+        raise InvalidTextError(f"a message must have a role, message {index} has none; give it one, such as 'user'")
+    prepared = dict(message)
+    texts = _texts(message.get("content"), index)
+    if texts is not None:
+        parts = [{"type": "text", "text": text} for text in texts]
+        prepared["content"] = parts if wants_parts else "".join(texts)
+    if message.get("tool_calls"):
+        prepared["tool_calls"] = [_with_read_arguments(call) for call in message["tool_calls"]]
+    return prepared
+
+
+def _texts(content: object, index: int) -> list[str] | None:
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        kind = type(content).__name__
+        raise InvalidTextError(f"content must be a text or a list of parts, message {index} has a {kind}; send a text")
+    return [_text_of(part, index) for part in content]
+
+
+def _text_of(part: object, index: int) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind != "text" or not isinstance(text, str):
+        raise InvalidTextError(f"a message's parts must be of type 'text', message {index} has {kind!r}; leave it out")
+    return text
+
+
+def _with_read_arguments(call: Any) -> Any:
+    """The wire has a call's arguments as JSON in a text; templates write them out as JSON themselves."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        read = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": read}} if isinstance(read, dict) else call

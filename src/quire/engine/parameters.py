@@ -1,0 +1,113 @@
+"""What a client may ask about how tokens are chosen: the door's side of the core's `SamplingParams`.
+
+The same words, and beside them what only the parent process knows: stop strings, a seed, how many answers. Here every
+value is checked; `settle` then makes the core's parameters, in which everything is decided and valid.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Any
+
+from quire.core.request import SamplingParams as CoreParams
+from quire.errors import InvalidParameterError
+
+MAX_ANSWERS = 8
+MAX_LOGPROBS = 20
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_BIASES = 1024
+MAX_TOKENS_DEFAULT = 1 << 30
+"""Without a limit of the client's, the longest sequence the pool holds is the limit."""
+
+
+def _field(default: Any, doc: str, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens. None takes the model's own setting, or the neutral one."""
+
+    max_tokens: int | None = _field(None, "Most tokens to produce. None: until the sequence is full.", 1, 1 << 30)
+    temperature: float | None = _field(None, "0 takes the likeliest token; 1 is the model's own spread.", 0.0, 100.0)
+    top_k: int | None = _field(None, "Keep the k likeliest tokens; 0 keeps all.", 0, 1 << 31)
+    top_p: float | None = _field(None, "Keep the likeliest tokens that together hold this share.", 0.0, 1.0)
+    min_p: float | None = _field(None, "Drop tokens less likely than this share of the likeliest.", 0.0, 1.0)
+    repetition_penalty: float | None = _field(None, "Above 1 makes all known tokens less likely.", 0.01, 100.0)
+    presence_penalty: float = _field(0.0, "Subtracted from the logit of every token produced before.", -100.0, 100.0)
+    frequency_penalty: float = _field(0.0, "Subtracted once for each time a token was produced.", -100.0, 100.0)
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict, metadata={"doc": f"Token id to what is added to its logit; up to {MAX_BIASES}."}
+    )
+    allowed_token_ids: Sequence[int] | None = _field(None, "Only these tokens may be chosen.")
+    banned_token_ids: Sequence[int] = _field((), "These tokens are never chosen.")
+    min_tokens: int = _field(0, "Stop tokens cannot be chosen before this many.", 0, 1 << 30)
+    stop: Sequence[str] = _field((), f"Up to {MAX_STOPS} texts that end the answer; they are not part of it.")
+    stop_token_ids: Sequence[int] = _field((), "Tokens that end the answer, beside the model's own.")
+    ignore_eos: bool = _field(False, "Go on after the model's own end tokens.")
+    seed: int | None = _field(None, "The same seed gives the same tokens. None: drawn and reported.")
+    n: int = _field(1, "How many answers to one prompt; they share its computation.", 1, MAX_ANSWERS)
+    logprobs: int | None = _field(None, "Report this many alternatives beside each token.", 0, MAX_LOGPROBS)
+    prompt_logprobs: int | None = _field(None, "The same for the prompt's tokens.", 0, MAX_LOGPROBS)
+    include_stop: bool = _field(False, "Leave the stop text in the answer.")
+    skip_special_tokens: bool = _field(True, "Leave special tokens out of the text.")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for one in fields(self):
+            _check(one.name, getattr(self, one.name), one.metadata)
+        if len(self.stop) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_CHARS for text in self.stop):
+            raise InvalidParameterError(
+                f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {self.stop!r} given"
+            )
+        if len(self.logit_bias) > MAX_BIASES or not all(
+            isfinite(bias) and abs(bias) <= 1000 for bias in self.logit_bias.values()
+        ):
+            raise InvalidParameterError(f"logit_bias takes up to {MAX_BIASES} numbers between -1000 and 1000")
+
+    def settle(self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int) -> CoreParams:
+        """The core's parameters: the client's word, then the model's own settings, then the neutral ones."""
+
+        def chosen(name: str, neutral: float) -> float:
+            given = getattr(self, name)
+            return defaults.get(name, neutral) if given is None else given
+
+        for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
+            _check_tokens(name, getattr(self, name) or (), vocabulary_size)
+        own = frozenset() if self.ignore_eos else frozenset(token for token in eos if token < vocabulary_size)
+        return CoreParams(
+            max_tokens=self.max_tokens or MAX_TOKENS_DEFAULT,
+            temperature=float(chosen("temperature", 1.0)),
+            top_k=int(chosen("top_k", 0)),
+            top_p=float(chosen("top_p", 1.0)),
+            min_p=float(chosen("min_p", 0.0)),
+            repetition_penalty=float(chosen("repetition_penalty", 1.0)),
+            presence_penalty=float(self.presence_penalty),
+            frequency_penalty=float(self.frequency_penalty),
+            logit_bias=tuple(sorted((token, float(bias)) for token, bias in self.logit_bias.items())),
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            banned_token_ids=tuple(self.banned_token_ids),
+            min_tokens=self.min_tokens,
+            stop_token_ids=own | frozenset(self.stop_token_ids),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    low, high = limits.get("low"), limits.get("high")
+    if value is None or low is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not isfinite(value) or not low <= value <= high:
+        raise InvalidParameterError(f"{name} must be a number from {low} to {high}, {value!r} given")
+    if isinstance(low, int) and not isinstance(value, int):
+        raise InvalidParameterError(f"{name} must be a whole number, {value!r} given")
+
+
+def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary_size:
+            raise InvalidParameterError(f"{name} must hold token ids from 0 to {vocabulary_size - 1}, {token!r} given")

@@ -1,0 +1,167 @@
+"""The bytes that one token adds to a text. Everything about decoders is here, so that all else can add up bytes.
+
+A token's bytes do not depend on its neighbours, with one exception: some tokenizers drop the space that the first
+token of a text begins with. So a token has two values, `in_text` and `at_start`, and a text is
+
+    at_start(first token) + in_text(second) + in_text(third) + ...      read as UTF-8, U+FFFD for what is not
+
+Two ways to know the bytes:
+
+    ByteLevelBytes   GPT-2, Llama 3, Qwen, SmolLM, Mistral's newer models: each character of a token stands for one byte
+    AskedBytes       all others, Llama 2, Mistral 7B and Gemma among them: the library is asked what a token looks like
+                     after another token, and alone; `<0xNN>` is the byte NN
+
+A decoder that is not such a sum (one that looks at the token after, say) is refused when the model is loaded.
+May touch `tokenizers`; knows no request.
+"""
+
+import json
+import re
+from typing import Protocol
+
+import tokenizers
+
+from quire.errors import CheckpointError
+
+SAMPLE = "Hello, world! It isn't 3.14 (or 2).\n\n\tdéjà vu  你好 שלום 👍🏽 {'a': [1]}"
+"""Encoded and decoded once at load, to see whether a decoder is a sum of its tokens."""
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenBytes(Protocol):
+    """What a token adds to a text. Ids that have no token add nothing."""
+
+    def in_text(self, token_id: int) -> bytes:
+        """Its bytes after some other token."""
+
+    def at_start(self, token_id: int) -> bytes:
+        """Its bytes as the first token of a text."""
+
+
+def token_bytes_for(library: tokenizers.Tokenizer) -> TokenBytes:
+    """The way that fits this tokenizer's decoder."""
+    kinds = _decoder_kinds(json.loads(library.to_str())["decoder"])
+    if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
+        return ByteLevelBytes(library)
+    asked = AskedBytes(library, has_byte_tokens="ByteFallback" in kinds)
+    _check_is_a_sum(library, asked, kinds)
+    return asked
+
+
+def join_bytes(source: TokenBytes, token_ids: list[int]) -> bytes:
+    """The bytes of a whole text."""
+    pieces: list[bytes] = []
+    for token_id in token_ids:
+        piece = source.in_text(token_id)
+        if piece:
+            pieces.append(piece if pieces else source.at_start(token_id))
+    return b"".join(pieces)
+
+
+class ByteLevelBytes:
+    """Tokens written in GPT-2's alphabet of 256 printable characters, one for each byte."""
+
+    __slots__ = ("_cache", "_library")
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        self._cache: dict[int, bytes] = {}
+
+    def in_text(self, token_id: int) -> bytes:
+        """One byte for each character. A token with a character outside the alphabet is meant literally.
+
+        An added token such as `été`, literal but all within the alphabet, is misread; the library misreads it too.
+        """
+        known = self._cache.get(token_id)
+        if known is None:
+            content = self._library.id_to_token(token_id) or ""
+            try:
+                known = bytes([BYTE_OF_CHARACTER[character] for character in content])
+            except KeyError:
+                known = content.encode()
+            self._cache[token_id] = known
+        return known
+
+    def at_start(self, token_id: int) -> bytes:
+        """The same: these tokenizers drop nothing."""
+        return self.in_text(token_id)
+
+
+class AskedBytes:
+    """Tokens whose bytes the library is asked for, once each: after another token, and alone."""
+
+    __slots__ = ("_anchor_id", "_anchor_text", "_at_start", "_has_byte_tokens", "_in_text", "_library")
+
+    def __init__(self, library: tokenizers.Tokenizer, *, has_byte_tokens: bool) -> None:
+        self._library = library
+        self._has_byte_tokens = has_byte_tokens
+        self._in_text: dict[int, bytes] = {}
+        self._at_start: dict[int, bytes] = {}
+        self._anchor_id, self._anchor_text = self._find_anchor()
+
+    def in_text(self, token_id: int) -> bytes:
+        """What the token adds after the anchor, an ordinary token."""
+        known = self._in_text.get(token_id)
+        if known is None:
+            byte = self._byte(token_id)
+            both = self._decode([self._anchor_id, token_id])
+            known = byte if byte is not None else both.removeprefix(self._anchor_text).encode()
+            self._in_text[token_id] = known
+        return known
+
+    def at_start(self, token_id: int) -> bytes:
+        """What the token is alone. A byte that is half a character has no text of its own, and stays that byte."""
+        known = self._at_start.get(token_id)
+        if known is None:
+            byte, alone = self._byte(token_id), self._decode([token_id])
+            known = byte if byte is not None and alone else alone.encode()
+            self._at_start[token_id] = known
+        return known
+
+    def _byte(self, token_id: int) -> bytes | None:
+        found = BYTE_TOKEN.fullmatch(self._library.id_to_token(token_id) or "") if self._has_byte_tokens else None
+        return bytes.fromhex(found[1]) if found else None
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._library.decode(token_ids, skip_special_tokens=False)
+
+    def _find_anchor(self) -> tuple[int, str]:
+        """Any token that is text by itself, and still the same text when another follows."""
+        for token_id in sorted(self._library.get_vocab().values()):
+            text = self._decode([token_id])
+            is_plain = self._byte(token_id) is None and text.isalnum()
+            if is_plain and self._decode([token_id, token_id]).startswith(text):
+                return token_id, text
+        raise CheckpointError("a tokenizer must have one token of letters or digits, this one has none; choose another")
+
+
+def _decoder_kinds(decoder: dict[str, object] | None) -> list[str]:
+    """The names of a decoder's steps, in order."""
+    if decoder is None:
+        return ["none"]
+    steps = decoder.get("decoders")
+    if isinstance(steps, list):
+        return [kind for step in steps for kind in _decoder_kinds(step)]
+    return [str(decoder["type"])]
+
+
+def _check_is_a_sum(library: tokenizers.Tokenizer, asked: AskedBytes, kinds: list[str]) -> None:
+    token_ids = library.encode(SAMPLE, add_special_tokens=False).ids
+    summed = join_bytes(asked, token_ids).decode("utf-8", "replace")
+    if summed != library.decode(token_ids, skip_special_tokens=False):
+        raise CheckpointError(
+            f"a tokenizer's text must be the sum of its tokens to be streamed, by decoder {'+'.join(kinds)} it is not;"
+            " choose a model with a byte-level or SentencePiece tokenizer"
+        )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Bytes that print stand for themselves; the others, in order, for the characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(0x100)) - set(printable))
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = _byte_alphabet()
