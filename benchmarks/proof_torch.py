@@ -359,9 +359,9 @@ def loading(proof: Proof) -> None:
 
 def budgets(proof: Proof, random: Random) -> None:
     """Each in a process of its own, which says what it held at most, loading included."""
-    count, over, started, refused, worst = proof.sized(quick=3, full=40), 0, 0, 0, 0.0
+    count, over, started, refused, worst, worst_refused = proof.sized(quick=3, full=40), 0, 0, 0, 0.0, 0.0
     for at in range(count):
-        budget = int(random.uniform(0.75, 1.45) * GIB)
+        budget = int(random.uniform(0.9, 2.1) * GIB)
         command = [sys.executable, "-m", "tests.support.torch_loading", str(smollm2().directory), str(budget)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
         if done.returncode:
@@ -376,13 +376,15 @@ def budgets(proof: Proof, random: Random) -> None:
             worst = max(worst, share)
             over += share > 1.05 or not told["is_full"]
         else:
+            worst_refused = max(worst_refused, share)
             over += not told["sentence"]
         if at < 5 or share > 1.0:
             say(f"  budget {budget / GIB:.2f} GiB: {told}")
     proof.report("budgets", count)
-    proof.report("budgets_started", started, "at least 20 of 40", holds=started >= count // 2)
+    proof.report("budgets_started", started, "at least 20 of 40", holds=started >= count // 2 or not proof.is_full)
     proof.report("budgets_refused", refused)
     proof.report("budget_worst_share", worst, "at most 1.05")
+    proof.report("budget_worst_share_refused", worst_refused, "reported: what was held when it was refused")
     proof.report("over_budget", over, "0", holds=over == 0)
 
 

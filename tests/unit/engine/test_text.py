@@ -32,7 +32,7 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
-    with pytest.raises(CheckpointError, match="tokenizer.json cannot be used"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be used"):
         Tokenizer.from_files(path, max_chars=50)
 
 

@@ -10,9 +10,11 @@ As bytes, a block is, layer after layer, its keys and then its values in exactly
 the machine's byte order. Block 0 is the null block: padding rows write there and nobody reads it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from quire.core.step import BlockCopy
@@ -46,14 +48,9 @@ class KVStore:
         self.block_size = block_size
         self.num_block_bytes = num_block_bytes(shapes, block_size, dtype)
         self.dtype = dtype
-        # Zeros and not garbage: a page is resident once it is written, and never holds another process's numbers.
-        self.keys = [
-            torch.zeros(num_blocks + 1, s.num_kv_heads, s.key_size, block_size, dtype=dtype, device=device)
-            for s in shapes
-        ]
+        self.keys = [_zeros((num_blocks + 1, s.num_kv_heads, s.key_size, block_size), dtype, device) for s in shapes]
         self.values = [
-            torch.zeros(num_blocks + 1, s.num_kv_heads, block_size, s.value_size, dtype=dtype, device=device)
-            for s in shapes
+            _zeros((num_blocks + 1, s.num_kv_heads, block_size, s.value_size), dtype, device) for s in shapes
         ]
 
     def write(
@@ -87,6 +84,12 @@ class KVStore:
 
     def _in_order(self) -> list[torch.Tensor]:
         return [tensor for pair in zip(self.keys, self.values, strict=True) for tensor in pair]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that the system hands out page by page when they are first written: a large pool costs no time at start."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape).to(device)
 
 
 def _to_bytes(block: torch.Tensor) -> bytes:

@@ -78,7 +78,12 @@ def load_model(
         on_read(done, total)
 
     reader = WeightReader(checkpoint.weight_files, dtype, count)
-    memory.check_weights_fit(budget_bytes, reader.num_values * dtype.itemsize, reader.largest_values * dtype.itemsize)
+    memory.check_weights_fit(
+        budget_bytes,
+        reader.num_values * dtype.itemsize,
+        reader.largest_values * dtype.itemsize,
+        settings.max_step_tokens * int(config.get("vocab_size", 0) or 0) * 4,
+    )
     kind = choose_kind(dtype, torch.device(settings.device))
     if not is_decoder(config):
         from quire.backends.torch.models.adapter import Adapter  # noqa: PLC0415 - transformers takes seconds to import

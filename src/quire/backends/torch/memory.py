@@ -16,6 +16,8 @@ from quire.errors import ConfigError
 MARGIN_SHARE = 0.02
 """Left alone for what an allocator keeps and a measurement misses."""
 MARGIN_BYTES = 32 << 20
+LIBRARY_BYTES = 64 << 20
+"""What threads and prepared code of the libraries take at least once products run."""
 GIB = 1 << 30
 
 
@@ -53,9 +55,10 @@ def budget(settings: ModelSettings) -> int:
     return resident_bytes() + int(free_bytes() * MEMORY_SHARE)
 
 
-def check_weights_fit(budget_bytes: int, weight_bytes: int, largest_bytes: int) -> None:
-    """Refuse before reading gigabytes: what is held now, the weights, and one of them twice while it is packed."""
-    least = resident_bytes() + weight_bytes + largest_bytes
+def check_weights_fit(budget_bytes: int, weight_bytes: int, largest_bytes: int, logit_bytes: int) -> None:
+    """Refuse before reading gigabytes: what is held now, the weights, one of them twice while it is packed, the logits
+    of the largest step."""
+    least = resident_bytes() + weight_bytes + largest_bytes + logit_bytes + LIBRARY_BYTES
     if least > budget_bytes:
         raise ConfigError(
             f"the memory budget must hold the model, which takes at least {_gib(least)} with libraries, "

@@ -173,7 +173,7 @@ def test_a_budget_that_cannot_be_met_is_refused_with_what_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"1\.10 GiB in all, 1\.00 GiB given; raise it to"):
         decide(1 << 30)
     with pytest.raises(ConfigError, match="the memory budget must hold the model"):
-        memory.check_weights_fit(1 << 20, 1 << 30, 0)
+        memory.check_weights_fit(1 << 20, 1 << 30, 0, 0)
 
 
 def test_half_of_what_is_free_is_the_default() -> None:
