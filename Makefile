@@ -3,7 +3,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 SCALE ?= quick
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch model
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine model
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -46,3 +46,6 @@ model:  ## fetch and convert the model that tests and benchmarks run; prints its
 
 proof-torch:  ## the torch backend against transformers and itself; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_torch --scale $(SCALE)
+
+proof-engine:  ## text, chats, cancelling, the first minutes; SCALE=quick|full
+	$(PYTHON) -m benchmarks.proof_engine --scale $(SCALE)

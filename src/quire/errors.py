@@ -10,10 +10,12 @@
     │   ├── InvalidTextError      a text, message or stop string that no model could read
     │   ├── RequestTooLargeError  it could not finish even alone, or asks for nothing
     │   └── TemplateError         the model's chat template refused the messages, or is missing
+    ├── EngineDeadError           the engine ended while requests were running
     └── CapacityError             something bounded is full
         ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
         ├── PinBudgetError        the pin would hold more of the pool than pins may
         ├── QueueFullError        the server's queue is full: come back later
+        ├── StreamStuckError      nobody reads a stream: its request was ended
         └── TenantShareError      the tenant's share of the queue is full: come back later
 
 A bug raises `InvariantError`, never `assert`, because `python -O` strips assertions and a memory that lies
@@ -65,6 +67,10 @@ class TemplateError(RequestError):
     """The model's chat template refused the messages, did too much work on them, or is missing."""
 
 
+class EngineDeadError(QuireError):
+    """The engine ended while requests were running. What was running is lost with it."""
+
+
 class CapacityError(QuireError):
     """Something bounded is full."""
 
@@ -88,6 +94,15 @@ class QueueFullError(CapacityError):
     def __init__(self, num_waiting: int, limit: int) -> None:
         super().__init__(f"the queue holds {limit} requests, {num_waiting} are waiting; try again later")
         self.num_waiting = num_waiting
+        self.limit = limit
+
+
+class StreamStuckError(CapacityError):
+    """A consumer left too many pieces unread; its request was ended."""
+
+    def __init__(self, request_id: str, limit: int) -> None:
+        super().__init__(f"a stream holds {limit} unread pieces, {request_id} has more; read faster, or ask for less")
+        self.request_id = request_id
         self.limit = limit
 
 

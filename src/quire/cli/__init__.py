@@ -7,8 +7,15 @@ import sys
 
 import typer
 
+from quire.cli.chat import chat
+from quire.cli.config import config_app
+from quire.cli.generate import generate
+from quire.cli.info import EPILOG as INFO_EPILOG
+from quire.cli.info import info
+from quire.cli.models import EPILOG as MODELS_EPILOG
+from quire.cli.models import models
 from quire.cli.sim import sim
-from quire.errors import QuireError
+from quire.errors import CheckpointError, QuireError
 
 app = typer.Typer(
     name="quire",
@@ -18,6 +25,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command(epilog=MODELS_EPILOG)(models)
+app.command(epilog=INFO_EPILOG)(info)
+app.add_typer(config_app)
+app.command(epilog="Examples: quire generate model.gguf 'Once upon a time'; echo hello | quire generate model.gguf -")(
+    generate
+)
+app.command(epilog="Examples: quire chat model.gguf; quire chat ./llama --system 'Answer in one sentence.'")(chat)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
 
 
@@ -36,10 +50,14 @@ def _options(
     """Serve language models to many people and agents from one paged KV memory."""
 
 
+def _hint(error: QuireError) -> str:
+    return "quire models lists what is on this machine" if isinstance(error, CheckpointError) else "quire --help"
+
+
 def main() -> None:
     """The `quire` command."""
     try:
         app()
     except QuireError as error:
-        typer.echo(f"error: {error}\n\nhint: quire --help", err=True)
+        typer.echo(f"error: {error}\n\nhint: {_hint(error)}", err=True)
         sys.exit(2)

@@ -46,7 +46,9 @@ class SamplingParams:
     stop: Sequence[str] = _field((), f"Up to {MAX_STOPS} texts that end the answer; they are not part of it.")
     stop_token_ids: Sequence[int] = _field((), "Tokens that end the answer, beside the model's own.")
     ignore_eos: bool = _field(False, "Go on after the model's own end tokens.")
-    seed: int | None = _field(None, "The same seed gives the same tokens. None: drawn and reported.")
+    seed: int | None = _field(
+        None, "The same seed gives the same tokens. None: drawn and reported.", -(1 << 63), (1 << 64) - 1
+    )
     n: int = _field(1, "How many answers to one prompt; they share its computation.", 1, MAX_ANSWERS)
     logprobs: int | None = _field(None, "Report this many alternatives beside each token.", 0, MAX_LOGPROBS)
     prompt_logprobs: int | None = _field(None, "The same for the prompt's tokens.", 0, MAX_LOGPROBS)
@@ -58,7 +60,7 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         for one in fields(self):
             _check(one.name, getattr(self, one.name), one.metadata)
-        if len(self.stop) > MAX_STOPS or any(not 0 < len(text) <= MAX_STOP_CHARS for text in self.stop):
+        if len(self.stop) > MAX_STOPS or not all(_is_stop(text) for text in self.stop):
             raise InvalidParameterError(
                 f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {self.stop!r} given"
             )
@@ -94,6 +96,10 @@ class SamplingParams:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+
+def _is_stop(text: object) -> bool:
+    return isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS
 
 
 def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:

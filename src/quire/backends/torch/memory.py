@@ -6,11 +6,11 @@ The first is read from the system, the second measured by running the worst step
 is left. All of it is resident memory of the whole process, libraries included.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config import MEMORY_SHARE, ModelSettings
+from quire.config.machine import share_of_memory_bytes
 from quire.errors import ConfigError
 
 MARGIN_SHARE = 0.02
@@ -52,7 +52,7 @@ def budget(settings: ModelSettings) -> int:
     """The bytes this process may hold."""
     if settings.memory_bytes is not None:
         return settings.memory_bytes
-    return resident_bytes() + int(free_bytes() * MEMORY_SHARE)
+    return share_of_memory_bytes(MEMORY_SHARE)
 
 
 def check_weights_fit(budget_bytes: int, weight_bytes: int, largest_bytes: int, logit_bytes: int) -> None:
@@ -106,25 +106,6 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
-
-
-def free_bytes() -> int:
-    """What could be taken without swapping, within the limits of a container."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return min(free, _free_in_container())
-
-
-def _free_in_container() -> int:
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        return int(limit) - int((folder / "memory.current").read_text())
-    except (OSError, ValueError):
-        return 1 << 62
 
 
 def _status_bytes(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Settings: frozen, checked once, then handed down as values. Nothing below reads flags or the environment."""
+"""How one model is loaded. Checked once, then handed down as values."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,0 +1,226 @@
+"""`make proof-engine`: text that streams right, chats that find their cache, nothing left behind, a first five minutes.
+
+Where text matters the real model talks; where only counts matter, the oracle.
+"""
+
+import asyncio
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random, SystemRandom
+from tempfile import TemporaryDirectory
+
+import quire
+from benchmarks.proof import ROOT, Proof, run, say
+from benchmarks.test_model import smollm2, smollm2_directory
+from quire.engine.async_engine import AsyncEngine
+from quire.engine.llm import LLM
+from quire.engine.opening import OpenedModel, open_model
+from quire.engine.parameters import SamplingParams
+from quire.engine.text import Tokenizer
+from tests.support import small_tokenizers
+from tests.support.talkers import talker
+from tests.support.texts import check_texts
+
+WORDS = [
+    "river",
+    "stone",
+    "light",
+    "winter",
+    "garden",
+    "letter",
+    "morning",
+    "engine",
+    "quiet",
+    "harbour",
+    "second",
+    "orange",
+    "window",
+    "seven",
+    "paper",
+]
+QUESTIONS = ("Tell me about the {}.", "Write a sentence with the words {} and {}.", "What is a {}?", "Count to {n}.")
+
+
+def prove(proof: Proof) -> None:
+    random = Random(SystemRandom().getrandbits(64))
+    with proof.section("text"):
+        texts(proof, random)
+    with proof.section("the public names"):
+        api_names(proof)
+    with proof.section("starting"):
+        help_ms(proof)
+    with proof.section("cancelling"):
+        cancel_leaks(proof, random)
+    opened = open_model(str(smollm2_directory()), quire.ModelSettings(memory_bytes=3 << 30, max_sequence_tokens=2048))
+    with proof.section("second turns"):
+        second_turns(proof, opened, random)
+    with proof.section("many at once"):
+        concurrent(proof, opened, random)
+    with proof.section("the first minutes"):
+        first_minutes(proof)
+
+
+def texts(proof: Proof, random: Random) -> None:
+    count = proof.sized(quick=2_000, full=20_000)
+    real = Tokenizer.from_files(smollm2().tokenizer_file or Path(), max_chars=1 << 20)
+    kinds = [real, small_tokenizers.byte_level(), small_tokenizers.sentencepiece(), small_tokenizers.metaspace()]
+    wrong = [
+        line for tokenizer in kinds for line in check_texts(tokenizer, count // len(kinds), random.getrandbits(32))
+    ]
+    for line in wrong[:10]:
+        say(f"  {line}")
+    proof.report("text_cases", count // len(kinds) * len(kinds))
+    proof.report("text_wrong", len(wrong), "0", holds=not wrong)
+
+
+def api_names(proof: Proof) -> None:
+    """The table of the guide against what can be imported."""
+    page = (ROOT / "docs/guides/python.md").read_text().partition("## The public names")[2]
+    documented = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    equal = documented == quire.__all__ and all(hasattr(quire, name) for name in documented)
+    proof.report("api_names", equal, "the guide's list is the list", holds=equal)
+
+
+def help_ms(proof: Proof) -> None:
+    seconds = []
+    for _ in range(15):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "quire", "--help"], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - started)
+    median = statistics.median(seconds) * 1000
+    proof.report("help_ms", median, "median at most 300", holds=median <= 300)
+
+
+def cancel_leaks(proof: Proof, random: Random) -> None:
+    """Consumers leave at random moments: before the first token, between, by breaking off, by being cancelled."""
+    opened = talker(num_blocks=512, max_step_tokens=128)
+    count = proof.sized(quick=300, full=2_000)
+
+    async def visit(engine: AsyncEngine) -> None:
+        params = SamplingParams(max_tokens=random.randint(20, 200), n=random.choice([1, 1, 1, 2]))
+        prompt = " ".join(random.choices(WORDS, k=random.randint(1, 40)))
+        left = random.randint(0, 30)
+        stream = engine.stream(prompt, params)
+        async for _ in stream:
+            left -= 1
+            if left <= 0:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    async def crowd() -> None:
+        async with AsyncEngine(opened) as engine:
+            for first in range(0, count, 100):
+                tasks = [asyncio.create_task(visit(engine)) for _ in range(first, min(first + 100, count))]
+                for task in tasks[:: random.randint(2, 5)]:
+                    await asyncio.sleep(random.choice([0, 0, 0.001]))
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            await engine.generate("the last one", SamplingParams(max_tokens=4))
+
+    asyncio.run(crowd())
+    held = opened.engine.memory.stats().num_referenced_blocks + len(opened.engine.scheduler.live)
+    proof.report("cancels", count)
+    proof.report("cancel_leaks", held, "0 blocks held", holds=held == 0)
+
+
+def _question(random: Random) -> str:
+    words = random.sample(WORDS, 2)
+    return random.choice(QUESTIONS).format(*words, n=random.randint(3, 30))
+
+
+def second_turns(proof: Proof, opened: OpenedModel, random: Random) -> None:
+    """What turn 2 finds is what it shares with turn 1, to the block."""
+    llm, size = LLM(opened), opened.engine.memory.config.block_size
+    num_right = num_broken = 0
+    count = proof.sized(quick=6, full=100)
+    for _ in range(count):
+        params = SamplingParams(max_tokens=random.randint(8, 60), temperature=0.2, top_p=0.9)
+        messages = [{"role": "user", "content": _question(random)}]
+        (first,) = llm.chat(messages, params)
+        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": _question(random)}]
+        (second,) = llm.chat(messages, params)
+        known = (*first.prompt_token_ids, *first.token_ids[:-1])
+        pairs = zip(known, second.prompt_token_ids, strict=False)
+        shared = next((at for at, (one, other) in enumerate(pairs) if one != other), len(known))
+        expected = min(shared, len(second.prompt_token_ids) - 1) // size * size
+        num_right += second.num_cached_tokens == expected
+        num_broken += shared < len(known)
+    proof.report("turn2_cached", num_right, f"{count} of {count}", holds=num_right == count)
+    proof.report("turn2_broken", num_broken, "at most 5 of 100", holds=num_broken <= count / 20)
+
+
+def concurrent(proof: Proof, opened: OpenedModel, random: Random) -> None:
+    """64 at once give what each gives alone."""
+    asks = []
+    for seed in range(64 if proof.is_full else 12):
+        params = SamplingParams(
+            max_tokens=random.randint(4, 40),
+            seed=seed,
+            temperature=random.choice([0.0, 0.0, 0.7, 1.0]),
+            top_p=random.choice([1.0, 0.9]),
+            repetition_penalty=random.choice([1.0, 1.1]),
+            stop=random.choice([(), (".",), ("\n",)]),
+            n=random.choice([1, 1, 1, 2]),
+        )
+        asks.append((_question(random) * random.randint(1, 8), params))
+    alone = [LLM(opened).generate(prompt, params)[0] for prompt, params in asks]
+    opened.engine.memory.clear()
+
+    async def ask() -> list[quire.Completion]:
+        async with AsyncEngine(opened) as engine:
+            return list(await asyncio.gather(*(engine.generate(prompt, params) for prompt, params in asks)))
+
+    together = asyncio.run(ask())
+    unequal = sum(
+        [answer.text for answer in one.answers] != [answer.text for answer in other.answers]
+        for one, other in zip(alone, together, strict=True)
+    )
+    proof.report("concurrent_requests", len(asks))
+    proof.report("concurrent_unequal", unequal, "0, and no near tie is set apart", holds=unequal == 0)
+
+
+def first_minutes(proof: Proof) -> None:
+    """The README's quick start, line by line, with the built wheel in a venv that has nothing."""
+    readme = (ROOT / "README.md").read_text()
+    lines = re.findall(r"^\$ (.+)$", readme.partition("## Try it")[2].partition("## ")[0], flags=re.MULTILINE)
+    commands = [line.partition("  #")[0].strip() for line in lines]
+    with TemporaryDirectory() as folder:
+        work = Path(folder)
+        _run(work, [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(work), str(ROOT)])
+        (wheel,) = work.glob("quire-*.whl")
+        _run(work, [sys.executable, "-m", "venv", "venv"])
+        works = True
+        for command in commands:
+            given = command.replace("'.[torch]'", f"'{wheel}[torch]'")
+            done = _run(work, ["bash", "-c", given], said="What is the capital of France?\n/stats\n/exit\n")
+            works &= _is_good(command, done)
+            say(f"  {'ok ' if works else 'NOT'} {command}")
+    works &= any(command.startswith("quire chat") for command in commands)
+    proof.report("first_minutes_commands", len(commands))
+    proof.report("first_minutes", works, "the quick start works when pasted", holds=works)
+
+
+def _is_good(command: str, done: "subprocess.CompletedProcess[str]") -> bool:
+    if done.returncode != 0:
+        say(done.stderr[-600:])
+        return False
+    if command.startswith("quire generate"):
+        return "Paris" in done.stdout
+    if command.startswith("quire chat"):
+        return "prompt tokens cached" in done.stderr and len(done.stdout.strip()) > 3
+    return True
+
+
+def _run(work: Path, command: list[str], said: str = "") -> "subprocess.CompletedProcess[str]":
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment |= {"PATH": f"{work}/venv/bin:{environment['PATH']}", "QUIRE_CACHE": str(work / "cache")}
+    return subprocess.run(command, cwd=work, env=environment, input=said, capture_output=True, text=True, timeout=900)
+
+
+if __name__ == "__main__":
+    sys.exit(run("engine", prove))

@@ -1,0 +1,170 @@
+"""`quire chat`: a conversation in the terminal. Ctrl-C stops an answer, not the program."""
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.cli.generate import summary
+from quire.cli.opening import opened
+from quire.cli.settings_flags import with_settings
+from quire.config import Settings
+
+if TYPE_CHECKING:
+    from quire.engine.answers import Completion
+    from quire.engine.llm import LLM
+    from quire.engine.parameters import SamplingParams
+
+HELP = """\
+/system TEXT   set the system message and begin anew
+/save FILE     write the conversation as JSON
+/stats         what the conversation has cost so far
+/reset         begin anew
+/exit          leave (so does Ctrl-D)
+Ctrl-C         stop the answer that is being written"""
+
+
+@with_settings
+def chat(
+    settings: Settings,
+    model: Annotated[str, typer.Argument(help="A directory, a .gguf file, or a hub id.")],
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 512,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest; default: the model's own.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that hold this share.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
+) -> None:
+    """Talk with a model."""
+    from quire.engine.parameters import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    with opened(model, settings) as llm:
+        typer.echo("say something; /help shows what else", err=True)
+        talk = Talk(llm, params, system)
+        for line in _lines():
+            if not talk.hear(line):
+                break
+
+
+@dataclass
+class Talk:
+    """A conversation and what it has cost."""
+
+    llm: "LLM"
+    params: "SamplingParams"
+    system: str | None = None
+    turns: list[dict[str, str]] = field(default_factory=list)
+    completions: "list[Completion]" = field(default_factory=list)
+
+    def hear(self, line: str) -> bool:
+        """Obey a command or answer; false ends the conversation."""
+        command, _, rest = line.strip().partition(" ")
+        match command:
+            case "":
+                pass
+            case "/exit" | "/quit":
+                return False
+            case "/help":
+                typer.echo(HELP, err=True)
+            case "/system":
+                self.system, self.turns = rest or None, []
+                typer.echo("system message set, conversation begun anew", err=True)
+            case "/reset":
+                self.turns = []
+                typer.echo("conversation begun anew", err=True)
+            case "/save":
+                self._save(rest.strip())
+            case "/stats":
+                self._print_stats()
+            case _ if command.startswith("/"):
+                typer.echo(f"error: no command {command}\nhint: /help lists them", err=True)
+            case _:
+                self._answer(line)
+        return True
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as a template takes it."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+
+    def _answer(self, line: str) -> None:
+        from quire.errors import RequestError
+
+        self.turns.append({"role": "user", "content": line})
+        try:
+            text = self._stream(self.llm.text.chat(self.messages))
+        except RequestError as error:
+            self.turns.pop()
+            typer.echo(f"error: {error}\nhint: /reset begins anew", err=True)
+            return
+        self.turns.append({"role": "assistant", "content": text})
+
+    def _stream(self, ids: list[int]) -> str:
+        """Write an answer as it comes; a stopped one counts as far as it went."""
+        from quire.engine.answers import Completion
+
+        shown: list[str] = []
+        with _interrupts() as pressed:
+            for piece in self.llm.stream(ids, self.params):
+                if isinstance(piece, Completion):
+                    self.completions.append(piece)
+                    typer.echo()
+                    typer.echo(summary(piece), err=True)
+                    break
+                shown.append(piece.text)
+                typer.echo(piece.text, nl=False)
+                if pressed:
+                    typer.echo()
+                    typer.echo("(stopped)", err=True)
+                    break
+        return "".join(shown)
+
+    def _save(self, name: str) -> None:
+        if not name:
+            typer.echo("error: /save needs a file name\nhint: /save talk.json", err=True)
+            return
+        try:
+            Path(name).write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n")
+            typer.echo(f"saved {len(self.messages)} messages to {name}", err=True)
+        except OSError as error:
+            typer.echo(f"error: {error}\nhint: choose another file", err=True)
+
+    def _print_stats(self) -> None:
+        done = self.completions
+        prompt, cached = sum(len(one.prompt_token_ids) for one in done), sum(one.num_cached_tokens for one in done)
+        output, seconds = sum(one.num_output_tokens for one in done), sum(one.timings.total_s for one in done)
+        typer.echo(
+            f"{len(done)} answers, {output} tokens in {seconds:.1f} s; {cached} of {prompt} prompt tokens cached",
+            err=True,
+        )
+
+
+def _lines() -> Iterator[str]:
+    """What the person types, with the arrow keys working; Ctrl-C clears a line, Ctrl-D ends."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - importing it is what makes the keys work
+    while True:
+        try:
+            yield input("> ")
+        except KeyboardInterrupt:
+            typer.echo(err=True)
+        except EOFError:
+            typer.echo(err=True)
+            return
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[bool]]:
+    """Note Ctrl-C instead of raising it: a step must never be torn in the middle."""
+    pressed: list[bool] = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

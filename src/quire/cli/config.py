@@ -1,0 +1,86 @@
+"""`quire config`: the settings in force, where each came from, and which files are looked at."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.cli.settings_flags import with_settings
+from quire.config import SETTINGS, Settings
+
+if TYPE_CHECKING:
+    from quire.config.files import Candidate
+
+config_app = typer.Typer(
+    name="config",
+    help="Show the settings in force and the files they come from.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="\b\nExamples:\n  quire config show\n  quire config path",
+)
+SHOW_EPILOG = """\
+\b
+A flag beats the environment (QUIRE_MEMORY), the environment beats the file
+(memory = "4GiB" in quire.toml), the file beats the default.
+\b
+Examples:
+  quire config show
+  quire config show --memory 4GiB --json
+  QUIRE_MAX_RUNNING=32 quire config show
+"""
+PATH_EPILOG = "\b\nExamples:\n  quire config path\n  QUIRE_CONFIG=~/other.toml quire config path"
+
+
+@config_app.command(epilog=SHOW_EPILOG)
+@with_settings
+def show(
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Show every setting, its value, and where it came from. Flags are taken as a server would take them."""
+    if as_json:
+        _print_json(settings)
+        return
+    from quire.cli.columns import columns
+
+    rows = [
+        (setting.name, setting.show(resolved.value), resolved.source)
+        for setting in SETTINGS
+        for resolved in (settings.values[setting.name],)
+    ]
+    typer.echo(columns(("setting", "value", "where it came from"), rows))
+
+
+def _print_json(settings: Settings) -> None:
+    import json
+
+    values = {name: {"value": resolved.value, "source": resolved.source} for name, resolved in settings.values.items()}
+    typer.echo(json.dumps({"file": settings.file, "settings": values}, default=str))
+
+
+@config_app.command(epilog=PATH_EPILOG)
+def path(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")] = False,
+) -> None:
+    """Show the files that are looked at, in order. Only the first that exists is read."""
+    import json
+
+    from quire.cli.columns import columns
+    from quire.config.files import candidates, chosen_file
+
+    chosen = chosen_file(os.environ)
+    rows = [(one.path, _state(one, is_chosen=one.path == chosen), one.why) for one in candidates(os.environ)]
+    if as_json:
+        typer.echo(json.dumps([{"path": str(file), "state": state, "why": why} for file, state, why in rows]))
+        return
+    table = [(state, str(file), why) for file, state, why in rows]
+    typer.echo(columns(("state", "file", "looked at because of"), table))
+    if chosen is None:
+        typer.echo("\nno file is read: every setting is a flag, a variable or its default", err=True)
+        typer.echo(f'hint: write one to {rows[0][0]}, for example: memory = "4GiB"', err=True)
+
+
+def _state(one: "Candidate", *, is_chosen: bool) -> str:
+    if not one.path.is_file():
+        return "missing" if is_chosen else "absent"
+    return "read" if is_chosen else "not read"

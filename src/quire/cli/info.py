@@ -1,0 +1,228 @@
+"""`quire info MODEL`: what a model is and what fits, read from its headers. No tensor library, no weights."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from quire.checkpoints import Checkpoint
+    from quire.checkpoints.families import Sizes
+    from quire.checkpoints.weights import TensorEntry
+
+    Tensors = Mapping[str, TensorEntry]
+
+EPILOG = """\
+\b
+A hub id that is not on this machine is fetched first; quire models shows
+what is here.
+\b
+Examples:
+  quire info org/name
+  quire info ./models/my-model
+  quire info model.gguf --json
+"""
+GIB = 1 << 30
+BUDGETS_GIB = (2, 4, 8, 16, 32)
+OVERHEAD_BYTES = GIB // 2
+"""What libraries and steps are guessed to take; loading measures it."""
+VALUE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What one memory budget is guessed to hold."""
+
+    memory_gib: int
+    kv_tokens: int
+    """0: the weights alone are too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a model before it is loaded; None where config.json does not say or quire cannot tell."""
+
+    name: str
+    path: str
+    family: str
+    architecture: str | None
+    layers: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_size: int | None
+    context_tokens: int | None
+    vocabulary: int | None
+    parameters: int
+    weight_bytes: int
+    weight_types: tuple[str, ...]
+    kv_bytes_per_token: Mapping[str, int] | None
+    has_chat_template: bool
+    end_tokens: Mapping[int, str]
+    """Texts by id; an empty text where there is no tokenizer."""
+    fits: tuple[Fit, ...] | None
+
+
+def info(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a .gguf file, or a hub id (org/name).")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; null is what is not known.")] = False,
+) -> None:
+    """Show what a model is and what fits.
+
+    How many tokens of KV fit into how much memory is an estimate; loading the model measures it.
+    """
+    import json
+
+    facts = facts_of(_resolved(model))
+    if as_json:
+        typer.echo(json.dumps(asdict(facts)))
+    else:
+        _print_tables(facts)
+
+
+def _resolved(model: str) -> "Checkpoint":
+    from quire.checkpoints import CheckpointError, resolve
+    from quire.checkpoints.progress import shown
+
+    _tell_if_fetched(model)
+    try:
+        with shown() as progress:
+            return resolve(model, progress=progress)
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"reading a model needs the package {error.name}, which is not installed; pip install 'quire[torch]'"
+        ) from error
+
+
+def _tell_if_fetched(model: str) -> None:
+    from quire.checkpoints.names import HUB_ID
+    from quire.cli.models import HUB_PREFIX, hub_folder
+
+    if HUB_ID.fullmatch(model) and not Path(model).exists():
+        folder = hub_folder(os.environ) / (HUB_PREFIX + model.replace("/", "--"))
+        if not folder.is_dir():
+            typer.echo(f"{model} is not on this machine: fetching it from the Hugging Face hub", err=True)
+
+
+def facts_of(checkpoint: "Checkpoint") -> Facts:
+    """Read the facts off a checkpoint's config and the headers of its weights."""
+    from quire.checkpoints.weights import DTYPE_BITS, read_header
+
+    config = checkpoint.config
+    tensors = {name: one for path in checkpoint.weight_files for name, one in read_header(path).tensors.items()}
+    sizes, used = _known(config, tensors)
+    num_values = sum(math.prod(one.shape) for one in used.values())
+    return Facts(
+        name=checkpoint.name,
+        path=str(checkpoint.directory),
+        family=str(config["model_type"]),
+        architecture=_architecture(config),
+        layers=_count(config, "num_hidden_layers"),
+        heads=_count(config, "num_attention_heads"),
+        kv_heads=sizes.num_kv_heads if sizes else _count(config, "num_key_value_heads"),
+        head_size=sizes.head_dim if sizes else _count(config, "head_dim"),
+        context_tokens=_count(config, "max_position_embeddings"),
+        vocabulary=_count(config, "vocab_size"),
+        parameters=num_values,
+        weight_bytes=sum(math.prod(one.shape) * DTYPE_BITS[one.dtype] // 8 for one in tensors.values()),
+        weight_types=tuple(sorted({one.dtype for one in used.values()})),
+        kv_bytes_per_token={dtype: _kv_bytes(sizes, dtype) for dtype in VALUE_BYTES} if sizes else None,
+        has_chat_template=checkpoint.chat_template is not None,
+        end_tokens=_end_tokens(checkpoint),
+        fits=tuple(_fit(gib, sizes, num_values) for gib in BUDGETS_GIB) if sizes else None,
+    )
+
+
+def _known(config: Mapping[str, Any], tensors: "Tensors") -> "tuple[Sizes | None, Tensors]":
+    """Of a known family its sizes and the tensors it uses; of another only all its tensors."""
+    from quire.checkpoints.families import FAMILIES, expected_shapes, sizes_of
+
+    if config["model_type"] not in FAMILIES:
+        return None, tensors
+    sizes = sizes_of(config)
+    return sizes, {name: tensors[name] for name in expected_shapes(config["model_type"], sizes)}
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else None
+
+
+def _count(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    return value if type(value) is int else None
+
+
+def _kv_bytes(sizes: "Sizes", dtype: str) -> int:
+    return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * VALUE_BYTES[dtype]
+
+
+def _fit(memory_gib: int, sizes: "Sizes", num_values: int) -> Fit:
+    from quire.config import ModelSettings
+
+    # An embedding that is the head too is packed for that, and so held twice.
+    held_values = num_values + (sizes.vocabulary * sizes.hidden if sizes.tied else 0)
+    left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_values * VALUE_BYTES["float32"]
+    block_size = ModelSettings().block_size
+    num_blocks = max(0, left_bytes // (_kv_bytes(sizes, "float32") * block_size))
+    return Fit(memory_gib, num_blocks * block_size)
+
+
+def _end_tokens(checkpoint: "Checkpoint") -> dict[int, str]:
+    from quire.checkpoints import load_tokenizer
+
+    ids = sorted(checkpoint.eos_token_ids)
+    if checkpoint.tokenizer_file is None:
+        return dict.fromkeys(ids, "")
+    tokenizer = load_tokenizer(checkpoint.tokenizer_file)
+    return {token: tokenizer.id_to_token(token) or "" for token in ids}
+
+
+def _print_tables(facts: Facts) -> None:
+    from quire.cli.columns import columns, plain
+
+    rows = [(what, how_much) for what, how_much in _rows(facts) if how_much is not None]
+    width = max(len(what) for what, _ in rows)
+    for what, how_much in rows:
+        typer.echo(f"{what:{width}}  {plain(how_much)}")
+    if facts.fits is None:
+        typer.echo(f"\nWhat fits is not estimated for the family {plain(facts.family)}: loading it will say.", err=True)
+        return
+    typer.echo("\nwhat fits (an estimate: float32 weights, 0.5 GiB for libraries and steps; loading measures it)\n")
+    header = ("memory", "KV tokens", "sequences of full context")
+    fits = [(f"{fit.memory_gib} GiB", *_fit_cells(fit, facts.context_tokens)) for fit in facts.fits]
+    typer.echo(columns(header, fits, right=frozenset({0, 1, 2})))
+
+
+def _rows(facts: Facts) -> list[tuple[str, str | None]]:
+    kv = facts.kv_bytes_per_token or {}
+    return [
+        ("model", facts.name),
+        ("path", facts.path),
+        ("family", facts.family),
+        ("architecture", facts.architecture),
+        ("layers", _number(facts.layers)),
+        ("heads", _number(facts.heads)),
+        ("KV heads", _number(facts.kv_heads)),
+        ("head size", _number(facts.head_size)),
+        ("context length", _number(facts.context_tokens, " tokens")),
+        ("vocabulary", _number(facts.vocabulary, " tokens")),
+        ("parameters", _number(facts.parameters)),
+        ("weights", f"{facts.weight_bytes:,} bytes as {', '.join(facts.weight_types)}"),
+        *((f"KV in {dtype}", f"{num_bytes:,} bytes per token") for dtype, num_bytes in kv.items()),
+        ("chat template", "yes" if facts.has_chat_template else "no"),
+        ("end tokens", ", ".join(f"{token} {text}".strip() for token, text in facts.end_tokens.items()) or "none"),
+    ]
+
+
+def _number(value: int | None, unit: str = "") -> str | None:
+    return None if value is None else f"{value:,}{unit}"
+
+
+def _fit_cells(fit: Fit, context_tokens: int | None) -> tuple[str, str]:
+    if not fit.kv_tokens:
+        return "does not fit", ""
+    return f"{fit.kv_tokens:,}", f"{fit.kv_tokens // context_tokens:,}" if context_tokens else ""

@@ -1,0 +1,46 @@
+"""Gives a command a flag for every setting of the table, so that no command spells them out again."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quire.config import SETTINGS, Setting, Settings, load_settings
+
+FILE_HELP = "Read this TOML file and look for no other."
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with all settings as flags; its first parameter, a `Settings`, gets what is in force.
+
+    @with_settings
+    def serve(settings: Settings, model: Annotated[str, typer.Argument()]) -> None: ...
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    parameters = [*own, _file_parameter(), *(_parameter(setting) for setting in SETTINGS)]
+
+    def with_flags(**given: Any) -> None:
+        flags = {setting.name: given.pop(setting.name) for setting in SETTINGS}
+        settings: Settings = load_settings(flags, file=given.pop("config_file"))
+        command(settings, **given)
+
+    with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_flags
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    told = f"{setting.help} Default: {setting.default_text}."
+    option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=told)
+    return _keyword(setting.name, Annotated[str | None, option])
+
+
+def _file_parameter() -> inspect.Parameter:
+    return _keyword("config_file", Annotated[Path | None, typer.Option("--config", metavar="FILE", help=FILE_HELP)])
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -1,0 +1,26 @@
+"""Settings: frozen, checked once, then handed down as values. The only reader of flags, environment and TOML.
+
+    table.py       every setting, once           kinds.py    what a value may be
+    load.py        flag > environment > file     files.py    which file is read
+    model.py, serving.py   the shapes handed down
+    reference.py   the page in docs/reference
+
+May import errors and the standard library. Nothing below reads flags or the environment.
+"""
+
+from quire.config.load import Resolved, Settings, load_settings
+from quire.config.model import MEMORY_SHARE, Dtype, ModelSettings
+from quire.config.serving import ServingSettings
+from quire.config.table import SETTINGS, Setting
+
+__all__ = [
+    "MEMORY_SHARE",
+    "SETTINGS",
+    "Dtype",
+    "ModelSettings",
+    "Resolved",
+    "ServingSettings",
+    "Setting",
+    "Settings",
+    "load_settings",
+]

@@ -1,0 +1,64 @@
+"""Which TOML file is read, and what stands in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+
+MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A place where settings may be written down."""
+
+    path: Path
+    why: str
+    """What makes quire look there."""
+    must_exist: bool = False
+
+
+def candidates(environ: Mapping[str, str]) -> tuple[Candidate, ...]:
+    """Where quire looks, in order; only the first that exists is read."""
+    named = environ.get("QUIRE_CONFIG")
+    base = environ.get("XDG_CONFIG_HOME")
+    home = Path(environ["HOME"]) if environ.get("HOME") else Path("~").expanduser()
+    found = [
+        Candidate(Path.cwd() / "quire.toml", "the current folder"),
+        Candidate(
+            (Path(base).expanduser() if base else home / ".config") / "quire" / "config.toml",
+            "$XDG_CONFIG_HOME" if base else "the home folder",
+        ),
+    ]
+    if named:
+        return (Candidate(Path(named).expanduser().absolute(), "$QUIRE_CONFIG", must_exist=True), *found)
+    return tuple(found)
+
+
+def chosen_file(environ: Mapping[str, str]) -> Path | None:
+    """The file to read: the one $QUIRE_CONFIG names, there or not, else the first that exists."""
+    return next((one.path for one in candidates(environ) if one.must_exist or one.path.is_file()), None)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What the file says, or a ConfigError that says what is wrong with it."""
+    import tomllib  # noqa: PLC0415 - only who has a file needs it
+
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(
+            f"the settings file must be readable, {path} is not: {why}; check the path or leave it out"
+        ) from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise ConfigError(f"a settings file may have {MAX_FILE_BYTES:,} bytes, {path} has more; is it the right file?")
+    try:
+        return tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or nested without end
+        raise ConfigError(
+            f"the settings file must be TOML in UTF-8, {path} is not: {str(error)[:200]}; mend that line"
+        ) from error

@@ -1,0 +1,116 @@
+"""Every setting, once. Flags, variables, TOML keys, help and the reference page all come from this table."""
+
+from dataclasses import dataclass
+
+from quire.config.kinds import FILE_PATH, SIZE, Kind, Value, choice, power_of_two, seconds, text, whole_number
+from quire.config.model import ModelSettings
+from quire.config.serving import ServingSettings
+
+PREFIX = "QUIRE_"
+MAX_HEAD_START_S = 86_400.0
+_MODEL, _SERVING = ModelSettings(), ServingSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing a person may set: its name here is its key in TOML."""
+
+    name: str
+    kind: Kind
+    default: Value
+    help: str
+    example: str
+    """A value as it is written on a command line."""
+    unset: str = ""
+    """What happens without a value; only where the default is None."""
+    model_field: str = ""
+    """Which field of ModelSettings it sets; if none, it sets the field of its own name in ServingSettings."""
+
+    @property
+    def flag(self) -> str:
+        """How it is written on a command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """How it is called in the environment."""
+        return PREFIX + self.name.upper()
+
+    def show(self, value: Value) -> str:
+        """A value for people."""
+        return self.unset if value is None else self.kind.show(value)
+
+    @property
+    def default_text(self) -> str:
+        """The default for people."""
+        return self.show(self.default)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "memory", SIZE, _MODEL.memory_bytes,
+        "Memory the whole process may hold: libraries, weights, steps and the KV pool. A share such as 50% is what the "
+        "process holds at start and that share of what is free then.",
+        "4GiB", "half of what is free at start", "memory_bytes",
+    ),
+    Setting(
+        "block_size", power_of_two(1024), _MODEL.block_size,
+        "Tokens in one block of KV memory. Smaller blocks share more of a prompt, larger ones cost less to keep.",
+        "16", model_field="block_size",
+    ),
+    Setting(
+        "max_model_len", whole_number(2, 1 << 30), _MODEL.max_sequence_tokens,
+        "Tokens in the longest sequence, prompt and answer together.",
+        "8192", "what the model was made for, or what the KV pool holds if that is less", "max_sequence_tokens",
+    ),
+    Setting(
+        "max_step_tokens", whole_number(2, 1 << 20), _MODEL.max_step_tokens,
+        "Tokens computed in one step, at least max_running + block_size. More makes long prompts quicker and every "
+        "other answer less smooth.",
+        "512", model_field="max_step_tokens",
+    ),
+    Setting(
+        "max_running", whole_number(1, 1 << 16), _MODEL.max_running,
+        "Sequences that run at once.", "32", model_field="max_running",
+    ),
+    Setting(
+        "dtype", choice("float32", "bfloat16", "float16"), _MODEL.dtype,
+        "How weights and KV are held. Answers are the same bit for bit, alone or in company, in float32 only.",
+        "bfloat16", model_field="dtype",
+    ),
+    Setting(
+        "device", text("cpu, cuda, mps, or one of several such as cuda:1", r"(cpu|mps|cuda)(:[0-9]{1,3})?"),
+        _MODEL.device,
+        "Where the model runs. cpu is tested; cuda and mps are not.",
+        "cpu", model_field="device",
+    ),
+    Setting(
+        "threads", whole_number(1, 4096), _MODEL.num_threads,
+        "Threads that compute.", "4", "one per physical core", "num_threads",
+    ),
+    Setting(
+        "head_start_high_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_high_s,
+        "Seconds by which a HIGH request counts as having come earlier than it did.",
+        "120",
+    ),
+    Setting(
+        "head_start_normal_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_normal_s,
+        "Seconds by which a NORMAL request counts as having come earlier than it did; no more than for HIGH.", "30",
+    ),
+    Setting(
+        "head_start_low_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_low_s,
+        "Seconds by which a LOW request counts as having come earlier than it did; no more than for NORMAL.", "0",
+    ),
+    Setting(
+        "queue", whole_number(1, 1_000_000), _SERVING.queue,
+        "Requests that may wait; one more is turned away and told to come back.", "2048",
+    ),
+    Setting(
+        "kv_key_file", FILE_PATH, _SERVING.kv_key_file,
+        "A file of 32 secret bytes, readable by its owner alone, that names blocks. Replicas with the same file agree "
+        "on names, and names outlive a restart. A relative path starts where quire is started.",
+        "~/.config/quire/kv.key", "a new secret at every start",
+    ),
+)  # fmt: skip
+
+BY_NAME = {setting.name: setting for setting in SETTINGS}

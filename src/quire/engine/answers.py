@@ -1,0 +1,85 @@
+"""What comes back: pieces while a request runs, a completion when it is done."""
+
+from dataclasses import dataclass
+
+from quire.core.step import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to one answer."""
+
+    index: int
+    """Which of the n answers."""
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    """Set in an answer's last piece: `stop`, `length`, `cancelled`, `deadline` or `error`."""
+    stop_reason: str | int | None = None
+    """The stop text, or the client's own stop token, that ended it."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the n continuations of a prompt."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds since the request was submitted."""
+
+    wait_s: float
+    """Until it began to run."""
+    first_token_s: float
+    """Until its first token."""
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A request with its answers."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    answers: tuple[Answer, ...]
+    num_cached_tokens: int
+    """Prompt tokens that were not computed, because somebody had paid for them."""
+    seed: int
+    timings: Timings
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The first answer's text."""
+        return self.answers[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first answer's tokens."""
+        return self.answers[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first answer ended."""
+        return self.answers[0].finish_reason
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second after the first."""
+        seconds = self.timings.total_s - self.timings.first_token_s
+        return max(0, self.num_output_tokens - len(self.answers)) / seconds if seconds > 0 else 0.0

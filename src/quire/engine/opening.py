@@ -1,0 +1,64 @@
+"""From a name to an engine that can be asked: resolve, load, decide memory, and one line that says what came of it."""
+
+import os
+from dataclasses import dataclass
+
+from quire.backends.load import load
+from quire.checkpoints import Progress, quiet, resolve
+from quire.config import ModelSettings, ServingSettings
+from quire.core.digests import KEY_BYTES
+from quire.core.kv_shapes import KVMemoryConfig
+from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.waiting_queue import QueueConfig
+from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.text_model import TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """An engine and the words of its model."""
+
+    engine: Engine
+    text: TextModel
+    line: str
+    """How much fits in how much memory."""
+    notes: tuple[str, ...]
+
+
+def open_model(
+    name: str,
+    settings: ModelSettings | None = None,
+    *,
+    serving: ServingSettings | None = None,
+    progress: Progress = quiet,
+) -> OpenedModel:
+    """Load a model by directory, GGUF file or hub id. Raises CheckpointError or ConfigError with what to do."""
+    settings, serving = settings or ModelSettings(), serving or ServingSettings()
+    checkpoint = resolve(name, progress=progress)
+    loaded = load(checkpoint, settings, lambda done, total: progress("loading weights", done, total))
+    capacity = loaded.runner.capacity
+    memory = KVMemoryConfig(capacity.num_blocks, capacity.block_size)
+    # One sequence must be able to finish beside all that pins may hold.
+    usable_tokens = (memory.num_blocks - memory.pin_budget_blocks) * memory.block_size
+    longest = min(capacity.max_sequence_tokens, usable_tokens)
+    config = SchedulerConfig(
+        max_step_tokens=capacity.max_step_tokens,
+        max_running=settings.max_running,
+        max_sequence_tokens=longest,
+        queue=_queue(serving),
+    )
+    identity = ModelIdentity(f"{checkpoint.fingerprint} {settings.dtype}", f"torch {settings.dtype}")
+    # Without a key file names of blocks need not outlive this process, so nobody needs to know their key.
+    engine = Engine(loaded.runner, config, identity, serving.read_kv_key() or os.urandom(KEY_BYTES))
+    return OpenedModel(
+        engine, TextModel.of(checkpoint, capacity.vocabulary_size, longest), loaded.plan.line, loaded.notes
+    )
+
+
+def _queue(serving: ServingSettings) -> QueueConfig:
+    return QueueConfig(
+        max_requests=serving.queue,
+        high_head_start_s=serving.head_start_high_s,
+        normal_head_start_s=serving.head_start_normal_s,
+        low_head_start_s=serving.head_start_low_s,
+    )

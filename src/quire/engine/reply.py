@@ -1,0 +1,141 @@
+"""One request on its way back to its client: events with token ids come in, pieces of text go out.
+
+Here stop strings end an answer, and what the engine says of it afterwards is not heard. When the last answer has ended
+that way the request should be cancelled: `is_answered` before `is_done`.
+"""
+
+from collections.abc import Sequence
+
+from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.request import FinishReason, Request
+from quire.core.step import TokenLogprobs
+from quire.engine.answer_text import AnswerText
+from quire.engine.answers import Answer, Completion, Piece, Timings
+from quire.engine.parameters import SamplingParams
+from quire.engine.text import Tokenizer
+
+
+class _Half:
+    """An answer that may not be finished."""
+
+    def __init__(self, text: AnswerText) -> None:
+        self.text = text
+        self.pieces: list[Piece] = []
+        self.is_over = False
+
+    def answer(self, index: int) -> Answer:
+        last = self.pieces[-1] if self.pieces else Piece(index, "", finish_reason=FinishReason.CANCELLED.value)
+        return Answer(
+            index=index,
+            text="".join(piece.text for piece in self.pieces),
+            token_ids=tuple(token for piece in self.pieces for token in piece.token_ids),
+            finish_reason=last.finish_reason or FinishReason.CANCELLED.value,
+            stop_reason=last.stop_reason,
+            logprobs=tuple(entry for piece in self.pieces for entry in piece.logprobs),
+            error=last.error,
+        )
+
+
+class Reply:
+    """Feeds on the events of one request, in their order."""
+
+    def __init__(self, request: Request, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self._params = params
+        self._halves = {
+            one.index: _Half(
+                AnswerText(
+                    tokenizer,
+                    request.prompt,
+                    params.stop,
+                    include_stop=params.include_stop,
+                    skip_special_tokens=params.skip_special_tokens,
+                )
+            )
+            for one in request.continuations
+        }
+        self.is_done = False
+        """The engine has said its last word."""
+        self._num_cached_tokens = 0
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._times: dict[str, float] = {}
+
+    @property
+    def is_answered(self) -> bool:
+        """Nothing more will be shown: if the engine still works on it, it should not."""
+        return all(half.is_over for half in self._halves.values())
+
+    def take(self, events: Sequence[RequestEvent]) -> list[Piece]:
+        """What these events add."""
+        return [piece for event in events for piece in self._take(event)]
+
+    def completion(self) -> Completion:
+        """All of it, once it is done."""
+        start = self.request.arrival_s
+        end = self._times.get("end", start)
+        admitted = self._times.get("admitted", end)
+        timings = Timings(admitted - start, self._times.get("first", end) - start, end - start)
+        return Completion(
+            request_id=self.request.request_id,
+            prompt_token_ids=self.request.prompt,
+            answers=tuple(half.answer(index) for index, half in sorted(self._halves.items())),
+            num_cached_tokens=self._num_cached_tokens,
+            seed=self.request.seed,
+            timings=timings,
+            prompt_logprobs=tuple(self._prompt_logprobs),
+        )
+
+    def _take(self, event: RequestEvent) -> list[Piece]:
+        match event:
+            case Token():
+                self._times.setdefault("first", event.at_s)
+                return self._token(event)
+            case SequenceFinished():
+                return self._finish(event)
+            case Admitted():
+                self._times["admitted"] = event.at_s
+                self._num_cached_tokens = event.num_cached_tokens
+            case PromptLogprobs():
+                self._prompt_logprobs += event.logprobs
+            case Finished():
+                self._times["end"] = event.at_s
+                self._num_cached_tokens = event.num_cached_tokens
+                self.is_done = True
+        return []
+
+    def _token(self, event: Token) -> list[Piece]:
+        half = self._halves[event.sequence_index]
+        if half.is_over:
+            return []
+        logprobs = () if event.logprobs is None else (event.logprobs,)
+        if self._is_hidden(event):
+            return self._show(half, Piece(event.sequence_index, "", (event.token_id,), logprobs))
+        delta = half.text.push(event.token_id)
+        reason = None if delta.stop is None else FinishReason.STOP.value
+        piece = Piece(event.sequence_index, delta.text, (event.token_id,), logprobs, reason, delta.stop)
+        return self._show(half, piece)
+
+    def _is_hidden(self, event: Token) -> bool:
+        """A stop token that is about to end the answer is counted but not shown."""
+        params = self.request.params
+        is_last = event.token_id in params.stop_token_ids and event.num_output_tokens > params.min_tokens
+        return is_last and not self._params.include_stop
+
+    def _finish(self, event: SequenceFinished) -> list[Piece]:
+        half = self._halves[event.sequence_index]
+        if half.is_over:
+            return []
+        delta = half.text.finish()
+        stop: str | int | None = delta.stop
+        if stop is None and event.reason is FinishReason.STOP:
+            last = half.pieces[-1].token_ids[-1]
+            stop = last if last in self._params.stop_token_ids else None
+        reason = FinishReason.STOP.value if delta.stop else event.reason.value
+        piece = Piece(event.sequence_index, delta.text, finish_reason=reason, stop_reason=stop, error=event.error)
+        return self._show(half, piece)
+
+    @staticmethod
+    def _show(half: _Half, piece: Piece) -> list[Piece]:
+        half.pieces.append(piece)
+        half.is_over = piece.finish_reason is not None
+        return [piece]

@@ -1,0 +1,39 @@
+"""Engines that talk without a model: the oracle behind a small tokenizer, so that counts are exact and steps cheap."""
+
+from quire.backends.oracle import OracleRunner
+from quire.backends.protocol import Capacity
+from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.step import StepPlan, StepResult
+from quire.engine.chat_template import ChatTemplate
+from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.opening import OpenedModel
+from quire.engine.text import Tokenizer
+from quire.engine.text_model import TextModel
+from tests.support.small_tokenizers import byte_level
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+class FailingRunner(OracleRunner):
+    """An oracle whose steps fail from a given one on."""
+
+    def __init__(self, capacity: Capacity, fails_at: int) -> None:
+        super().__init__(capacity)
+        self._fails_at = fails_at
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if plan.step >= self._fails_at:
+            raise RuntimeError("the device is gone")
+        return super().run(plan)
+
+
+def talker(num_blocks: int = 256, block_size: int = 4, *, fails_at: int | None = None, **settings: int) -> OpenedModel:
+    """A model whose answers are noise, the same for the same question."""
+    tokenizer = Tokenizer(byte_level().library, max_chars=4_000)
+    size = tokenizer.vocabulary_size
+    config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 16, "max_sequence_tokens": 512, **settings})  # type: ignore[arg-type]
+    capacity = Capacity(num_blocks, block_size, 512, config.max_step_tokens, size, 8 * block_size)
+    runner = OracleRunner(capacity) if fails_at is None else FailingRunner(capacity, fails_at)
+    engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32))
+    text = TextModel("oracle", tokenizer, ChatTemplate(TEMPLATE, {}), frozenset({size - 1}), {}, size, 512)
+    return OpenedModel(engine, text, "an oracle", ())

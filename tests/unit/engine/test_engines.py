@@ -1,0 +1,289 @@
+"""The engine on the oracle: answers, streams, cancelling, and what happens when somebody goes away."""
+
+import asyncio
+import threading
+from random import Random
+
+import pytest
+
+import quire
+from quire.core import invariants
+from quire.core.request import PriorityClass
+from quire.engine.answers import Completion, Piece
+from quire.engine.asking import make_request
+from quire.engine.async_engine import AsyncEngine
+from quire.engine.llm import LLM
+from quire.engine.opening import OpenedModel
+from quire.engine.parameters import SamplingParams
+from quire.engine.stepper import Stepper, _Close
+from quire.engine.stream import Stream
+from quire.errors import (
+    ConfigError,
+    EngineDeadError,
+    InvalidParameterError,
+    RequestTooLargeError,
+    StreamStuckError,
+    TemplateError,
+)
+from tests.support.talkers import talker
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0.0)
+
+
+def test_answers_come_in_the_order_of_the_prompts() -> None:
+    prompts = [f"prompt number {at}" for at in range(40)]
+    with LLM(talker()) as llm:
+        together = [one.text for one in llm.generate(prompts, PARAMS)]
+        alone = [llm.generate(prompt, PARAMS)[0].text for prompt in prompts]
+    assert together == alone
+    assert len(set(together)) == 40
+
+
+def test_a_completion_says_what_it_cost() -> None:
+    with LLM(talker()) as llm:
+        cold, warm = (llm.generate("the cat sat on the mat", PARAMS)[0] for _ in range(2))
+    assert cold.num_cached_tokens == 0
+    assert warm.num_cached_tokens == (len(warm.prompt_token_ids) - 1) // 4 * 4 > 0
+    assert warm.num_output_tokens == 12
+    assert warm.finish_reason == "length"
+    assert warm.tokens_per_s > 0
+    assert 0 <= warm.timings.wait_s <= warm.timings.first_token_s <= warm.timings.total_s
+
+
+def test_n_answers_share_a_prompt() -> None:
+    with LLM(talker()) as llm:
+        (completion,) = llm.generate("the cat", SamplingParams(max_tokens=8, n=3, seed=5))
+        (again,) = llm.generate("the cat", SamplingParams(max_tokens=8, n=3, seed=5))
+    assert len({answer.token_ids for answer in completion.answers}) == 3
+    assert completion.answers == again.answers
+    assert completion.seed == 5
+
+
+def test_a_stop_text_ends_an_answer_and_its_request() -> None:
+    with LLM(talker()) as llm:
+        whole = llm.generate("tell me", SamplingParams(max_tokens=40, temperature=0.0))[0]
+        middle = len(whole.text) // 2
+        stop = whole.text[middle : middle + 3]
+        (cut,) = llm.generate("tell me", SamplingParams(max_tokens=40, temperature=0.0, stop=(stop,)))
+        (shown,) = llm.generate("tell me", SamplingParams(max_tokens=40, temperature=0.0, stop=stop, include_stop=True))
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert shown.text == cut.text + stop
+    assert (cut.finish_reason, cut.answers[0].stop_reason) == ("stop", stop)
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+    assert len(cut.token_ids) < 40
+
+
+def test_a_stop_token_is_counted_and_not_shown() -> None:
+    with LLM(talker()) as llm:
+        whole = llm.generate("tell me", SamplingParams(max_tokens=20, temperature=0.0))[0]
+        # Stop tokens change what the oracle says, so ask until one of its own tokens stops it.
+        params = SamplingParams(max_tokens=400, temperature=0.0, stop_token_ids=tuple(range(40, 90)))
+        (cut,) = llm.generate("tell me", params)
+    assert whole.finish_reason == "length"
+    assert cut.finish_reason == "stop"
+    assert cut.answers[0].stop_reason == cut.token_ids[-1] in range(40, 90)
+    assert cut.text == LLM(talker()).text.tokenizer.decode(cut.token_ids[:-1])
+
+
+def test_a_chat_goes_through_the_template() -> None:
+    with LLM(talker()) as llm:
+        (completion,) = llm.chat([{"role": "user", "content": "hello"}], PARAMS)
+        assert llm.text.tokenizer.decode(completion.prompt_token_ids) == "<user>hello\n<assistant>"
+        assert len(llm.chat([[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]], PARAMS)) == 2
+
+
+def test_a_stream_left_early_leaves_nothing_behind() -> None:
+    opened = talker()
+    llm = LLM(opened)
+    pieces = llm.stream("go on for ever", SamplingParams(max_tokens=400))
+    first = [next(pieces) for _ in range(3)]
+    assert all(isinstance(piece, Piece) for piece in first)
+    pieces.close()  # type: ignore[attr-defined]
+    assert not opened.engine.has_work
+    invariants.check_at_rest(opened.engine.memory)
+
+
+def test_a_stream_joined_is_the_answer() -> None:
+    with LLM(talker()) as llm:
+        *pieces, last = llm.stream("the cat", PARAMS)
+        assert isinstance(last, Completion)
+        assert "".join(piece.text for piece in pieces if isinstance(piece, Piece)) == last.text
+        assert last.text == llm.generate("the cat", PARAMS)[0].text
+
+
+@pytest.mark.parametrize(("prompt", "error"), [
+    ("", RequestTooLargeError), ([], RequestTooLargeError), ([10_000_000], InvalidParameterError),
+    ([-1], InvalidParameterError), ("x" * 5_000, RequestTooLargeError), ("y z " * 900, RequestTooLargeError),
+])  # fmt: skip
+def test_a_prompt_that_cannot_be_served_is_refused_at_once(prompt: str, error: type[Exception]) -> None:
+    with LLM(talker()) as llm, pytest.raises(error):
+        llm.generate([prompt], PARAMS)
+
+
+def test_params_must_fit_the_prompts() -> None:
+    with LLM(talker()) as llm, pytest.raises(ConfigError, match="each of 2 prompts, 1 given"):
+        llm.generate(["a", "b"], [PARAMS])
+
+
+def test_a_model_without_a_template_says_what_to_do() -> None:
+    opened = talker()
+    bare = OpenedModel(
+        opened.engine, opened.text.__class__("x", opened.text.tokenizer, None, frozenset(), {}, 300, 512), "", ()
+    )
+    with LLM(bare) as llm, pytest.raises(TemplateError, match="chat template"):
+        llm.chat([{"role": "user", "content": "hello"}])
+
+
+def test_sixty_four_callers_get_what_each_would_get_alone() -> None:
+    random = Random(1)
+    heats = [random.choice([0.0, 1.0]) for _ in range(64)]
+    asks = [
+        (f"question {at}", SamplingParams(max_tokens=random.randint(1, 30), seed=at, temperature=heat))
+        for at, heat in enumerate(heats)
+    ]
+
+    async def ask() -> list[str]:
+        async with AsyncEngine(talker()) as engine:
+            done = await asyncio.gather(*(engine.generate(*one) for one in asks))
+        return [one.text for one in done]
+
+    with LLM(talker()) as llm:
+        alone = [llm.generate(prompt, params)[0].text for prompt, params in asks]
+    assert asyncio.run(ask()) == alone
+
+
+def test_consumers_that_leave_at_any_moment_hold_no_block() -> None:
+    opened = talker()
+
+    async def come_and_go(engine: AsyncEngine, random: Random) -> None:
+        stream = engine.stream(f"question {random.random()}", SamplingParams(max_tokens=50, n=random.choice([1, 1, 3])))
+        count = random.randint(0, 20)
+        async for _ in stream:
+            count -= 1
+            if count <= 0:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    async def crowd() -> None:
+        async with AsyncEngine(opened) as engine:
+            tasks = [asyncio.create_task(come_and_go(engine, Random(at))) for at in range(60)]
+            for task in tasks[::7]:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            final = await engine.generate("still there?", PARAMS)
+            assert final.num_output_tokens == 12
+
+    asyncio.run(crowd())
+    invariants.check_at_rest(opened.engine.memory)
+
+
+def test_a_dead_engine_tells_everybody_who_waits_and_who_comes_later() -> None:
+    async def ask() -> None:
+        async with AsyncEngine(talker(fails_at=5)) as engine:
+            waiting = [engine.generate(f"question {at}", SamplingParams(max_tokens=50)) for at in range(4)]
+            done = await asyncio.gather(*waiting, return_exceptions=True)
+            assert all(isinstance(one, EngineDeadError) for one in done)
+            assert any("the device is gone" in str(one) for one in done)
+            with pytest.raises(EngineDeadError):
+                await engine.generate("anybody?", PARAMS)
+
+    asyncio.run(ask())
+
+
+def test_a_request_that_comes_too_late_for_the_last_step_is_refused_and_not_forgotten() -> None:
+    opened = talker()
+    heard: list[object] = []
+    stepper = Stepper(opened.engine, lambda _events: None, lambda _error: None)
+    request = make_request(opened, opened.text.prompt("hello"), PARAMS)
+    stepper._commands.put(_Close())
+    stepper.submit(request, heard.append)
+    stepper.start()
+    stepper._thread.join()
+    stepper.submit(request, heard.append)
+    assert [type(one) for one in heard] == [EngineDeadError, EngineDeadError]
+
+
+def test_a_deadline_ends_a_request_with_what_it_has() -> None:
+    async def ask() -> Completion:
+        async with AsyncEngine(talker()) as engine:
+            return await engine.generate(
+                "slow", SamplingParams(max_tokens=400), timeout_s=0.0, priority=PriorityClass.HIGH
+            )
+
+    assert asyncio.run(ask()).finish_reason == "deadline"
+
+
+def test_an_engine_must_be_entered() -> None:
+    with pytest.raises(ConfigError, match="async with"):
+        asyncio.run(AsyncEngine(talker()).generate("x"))
+
+
+def test_no_thread_outlives_the_engine() -> None:
+    async def enter_and_leave() -> None:
+        async with AsyncEngine(talker()) as engine:
+            await engine.chat([{"role": "user", "content": "hello"}], PARAMS)
+
+    asyncio.run(enter_and_leave())
+    assert not [thread for thread in threading.enumerate() if thread.name == "quire-steps"]
+
+
+def test_a_stream_nobody_reads_is_ended() -> None:
+    async def fill() -> tuple[list[str], int]:
+        cancelled: list[str] = []
+        stream = Stream("r1", cancelled.append, max_pending=5)
+        for at in range(9):
+            stream.put([Piece(0, str(at))])
+        kept = [await anext(stream) for _ in range(5)]
+        with pytest.raises(StreamStuckError, match="5 unread pieces"):
+            await anext(stream)
+        return cancelled, len(kept)
+
+    assert asyncio.run(fill()) == (["r1"], 5)
+
+
+def test_a_consumer_that_goes_away_cancels_once() -> None:
+    async def leave() -> list[str]:
+        cancelled: list[str] = []
+        stream = Stream("r1", cancelled.append)
+        stream.put([Piece(0, "a")])
+        stream.close()
+        stream.close()
+        stream.put([Piece(0, "b")])
+        assert [piece async for piece in stream] == []
+        return cancelled
+
+    assert asyncio.run(leave()) == ["r1"]
+
+
+def test_the_public_names_are_these_and_all_can_be_had() -> None:
+    names = ["LLM", "Answer", "AsyncEngine", "Completion", "ModelSettings", "Piece", "QuireError", "SamplingParams",
+             "Timings", "__version__"]  # fmt: skip
+    assert quire.__all__ == names
+    assert all(getattr(quire, name) is not None for name in names)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = quire.nonsense
+
+
+@pytest.mark.parametrize("given", [
+    {"temperature": -1.0}, {"temperature": float("nan")}, {"temperature": True}, {"top_p": 1.5}, {"top_k": 2.5},
+    {"max_tokens": 0}, {"n": 9}, {"n": 0}, {"logprobs": 21}, {"stop": ("",)}, {"stop": ("a", "b", "c", "d", "e")},
+    {"logit_bias": {1: float("inf")}}, {"repetition_penalty": 0.0}, {"seed": "x"}, {"stop": (3,)},
+])  # fmt: skip
+def test_parameters_that_break_a_rule_are_refused(given: dict[str, object]) -> None:
+    with pytest.raises(InvalidParameterError):
+        SamplingParams(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given", [{"stop_token_ids": (10_000,)}, {"logit_bias": {-1: 1.0}}, {"banned_token_ids": ("a",)}]
+)
+def test_tokens_outside_the_vocabulary_are_refused(given: dict[str, object]) -> None:
+    with LLM(talker()) as llm, pytest.raises(InvalidParameterError, match="token ids from 0 to"):
+        llm.generate("hello", SamplingParams(**given))  # type: ignore[arg-type]
+
+
+def test_the_models_own_settings_are_the_defaults() -> None:
+    settled = SamplingParams(top_p=0.5).settle({"temperature": 0.2, "top_p": 0.9}, frozenset({3, 400}), 300)
+    assert (settled.temperature, settled.top_p, settled.top_k) == (0.2, 0.5, 0)
+    assert settled.stop_token_ids == {3}
+    assert SamplingParams(ignore_eos=True, stop_token_ids=(5,)).settle({}, frozenset({3}), 300).stop_token_ids == {5}

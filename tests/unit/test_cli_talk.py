@@ -1,0 +1,129 @@
+"""`quire generate` and `quire chat` on an oracle: what is printed where, and what the commands of a chat do."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from quire.cli import app
+from quire.cli.chat import HELP, Talk
+from quire.config import Settings
+from quire.engine.llm import LLM
+from quire.engine.parameters import SamplingParams
+from quire.engine.reference import reference_page
+from tests.support.talkers import talker
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def opened(_model: str, _settings: Settings) -> Iterator[LLM]:
+        with LLM(talker()) as llm:
+            yield llm
+
+    # The package's own names `generate` and `chat` are the commands; the rooms have to be asked for.
+    for room in ("quire.cli.generate", "quire.cli.chat"):
+        monkeypatch.setattr(import_module(room), "opened", opened)
+
+
+def test_an_answer_goes_to_stdout_and_talk_to_stderr() -> None:
+    done = CliRunner().invoke(app, ["generate", "m", "the cat", "--max-tokens", "9", "--temperature", "0"])
+    with LLM(talker()) as llm:
+        expected = llm.generate("the cat", SamplingParams(max_tokens=9, temperature=0.0))[0].text
+    assert done.exit_code == 0
+    assert done.stdout == expected + "\n"
+    assert "9 tokens, " in done.stderr
+    assert "0 of 7 prompt tokens cached" in done.stderr or "prompt tokens cached" in done.stderr
+
+
+def test_a_prompt_may_come_from_stdin_and_the_answer_be_json() -> None:
+    args = ["generate", "m", "-", "--max-tokens", "3", "--json", "--seed", "4", "--stop", "zzz", "--chat"]
+    done = CliRunner().invoke(app, args, input="hello")
+    told = json.loads(done.stdout)
+    assert told["finish_reason"] == "length"
+    assert len(told["token_ids"]) == 3
+    assert told["seed"] == 4
+
+
+def test_a_chat_answers_obeys_and_ends() -> None:
+    lines = "hello\n/stats\n/help\n/nonsense\n\n/system be brief\nhello again\n/reset\n/exit\n"
+    done = CliRunner().invoke(app, ["chat", "m", "--max-tokens", "5", "--temperature", "0"], input=lines)
+    assert done.exit_code == 0
+    assert "1 answers, 5 tokens" in done.stderr
+    assert "/save FILE" in done.stderr
+    assert "no command /nonsense" in done.stderr
+    assert done.stderr.count("prompt tokens cached") == 3
+
+
+def test_a_chat_ends_with_its_input() -> None:
+    assert CliRunner().invoke(app, ["chat", "m"], input="").exit_code == 0
+
+
+def talk(max_tokens: int = 5) -> Talk:
+    return Talk(LLM(talker()), SamplingParams(max_tokens=max_tokens, temperature=0.0))
+
+
+def test_the_second_turn_finds_the_first_in_the_cache() -> None:
+    one = talk(max_tokens=12)
+    one.hear("tell me about the cat on the mat")
+    one.hear("and then?")
+    assert one.completions[1].num_cached_tokens >= len(one.completions[0].prompt_token_ids) // 4 * 4
+    assert [turn["role"] for turn in one.turns] == ["user", "assistant", "user", "assistant"]
+
+
+def test_a_conversation_can_be_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = talk()
+    one.hear("/system be brief")
+    one.hear("hello")
+    one.hear(f"/save {tmp_path / 'talk.json'}")
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert [message["role"] for message in saved] == ["system", "user", "assistant"]
+    one.hear("/save")
+    one.hear(f"/save {tmp_path}")
+    assert capsys.readouterr().err.count("hint:") == 2
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    one = talk(max_tokens=300)
+    stream, opened = one.llm.stream, one.llm._opened
+
+    def pressed(*args: object) -> Iterator[object]:
+        for count, piece in enumerate(stream(*args)):  # type: ignore[arg-type]
+            if count == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield piece
+
+    one.llm.stream = pressed  # type: ignore[method-assign, assignment]
+    before = signal.getsignal(signal.SIGINT)
+    assert one.hear("go on for ever")
+    assert "(stopped)" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
+    assert one.turns[-1]["role"] == "assistant"
+    one.llm.stream = stream  # type: ignore[method-assign]
+    one.params = SamplingParams(max_tokens=3)
+    assert one.hear("still there?")
+    assert one.completions[-1].num_output_tokens == 3
+    assert not opened.engine.has_work
+
+
+def test_a_question_too_long_is_refused_and_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    one = talk()
+    one.hear("word " * 600)
+    assert "hint: /reset" in capsys.readouterr().err
+    assert one.turns == []
+
+
+def test_the_reference_page_is_made_from_the_code() -> None:
+    assert (ROOT / "docs/reference/sampling.md").read_text() == reference_page()
+
+
+def test_help_lists_every_command_of_a_chat() -> None:
+    assert all(word in HELP for word in ("/system", "/save", "/stats", "/reset", "/exit"))
