@@ -3,7 +3,10 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 SCALE ?= quick
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine model
+# As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
+export GOMP_SPINCOUNT ?= 5000
+
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine model native-sanitize
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -49,3 +52,8 @@ proof-torch:  ## the torch backend against transformers and itself; SCALE=quick|
 
 proof-engine:  ## text, chats, cancelling, the first minutes; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_engine --scale $(SCALE)
+
+native-sanitize:  ## the native kernels over random shapes, under the address and undefined-behaviour sanitizers
+	cmake -S native -B build/native-sanitize -DQUIRE_NATIVE_TESTS=ON
+	cmake --build build/native-sanitize --parallel
+	build/native-sanitize/test_kernels

@@ -13,7 +13,19 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2-windows", "qwen3", "gemma2"])
-def test_the_kit_passes(name: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen2-windows", "gemma2"])
+def test_the_kit_passes_in_plain_torch(name: str) -> None:
     done = check_all(partial(load_runner, architectures.directory(name), **SETTINGS))
+    assert len(done) == len(CHECKS)
+
+
+@pytest.mark.parametrize("name", architectures.NATIVE)
+def test_the_kit_passes_with_native_kernels(name: str) -> None:
+    done = check_all(partial(load_runner, architectures.directory(name), **{**SETTINGS, "block_size": 16}))
+    assert len(done) == len(CHECKS)
+
+
+def test_the_kit_passes_with_keys_and_values_in_bfloat16() -> None:
+    settings = {**SETTINGS, "block_size": 16, "kv_dtype": "bfloat16"}
+    done = check_all(partial(load_runner, architectures.directory("llama-native"), **settings))
     assert len(done) == len(CHECKS)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 
 @cache
 def runner() -> Runner:
-    return load_runner(smollm2().directory, memory_bytes=2 << 30, max_sequence_tokens=1024, max_running=16)
+    return load_runner(smollm2().directory, memory_bytes=8 << 30, max_sequence_tokens=1024, max_running=16)
 
 
 def tokenizer() -> Tokenizer:

@@ -53,6 +53,14 @@ FAST: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("qwen3", {**_sizes(48, 6, 2, 16, 90), "rope_parameters": YARN_ROPE}),
 }
+# Shapes that the native kernels take: heads of 32 to 256 in steps of 8.
+NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-native": ("llama", {**_sizes(96, 6, 2, 32, 160), "tie_word_embeddings": True}),
+    "mistral-native": ("mistral", {**_sizes(80, 4, 4, 40, 120), "sliding_window": 45}),
+    "qwen3-native": ("qwen3", {**_sizes(64, 8, 1, 64, 96), "rope_parameters": YARN_ROPE}),
+    "qwen2-native": ("qwen2", {**_sizes(96, 4, 1, 48, 96), "tie_word_embeddings": True}),
+}
+FAST |= NATIVE
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
         "gemma2",

@@ -1,5 +1,6 @@
 """A backend by name, imported only when it is asked for."""
 
+import os
 from typing import TYPE_CHECKING
 
 from quire.checkpoints import Checkpoint
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: "OnRead | None" = None) -> "Loaded":
     """A runner for this checkpoint. The torch backend is the one there is."""
+    # A thread that waits for another spins first. By default it spins so long that one busy neighbour makes a step ten
+    # times slower; a short spin costs a few percent of a quiet machine. Read when the OpenMP runtime is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     try:
         from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
     except ImportError as error:

@@ -23,6 +23,8 @@ class ModelSettings:
     max_step_tokens: int = 256
     max_running: int = 64
     dtype: Dtype = "float32"
+    kv_dtype: Dtype | None = None
+    """How keys and values are held; None: as the weights. bfloat16 halves what a token takes."""
     device: str = "cpu"
     """`cpu` is tested; `cuda` and `mps` take the portable path and are not."""
     num_threads: int | None = None
@@ -39,8 +41,9 @@ class ModelSettings:
                 f"max_step_tokens must be at least max_running + block_size = {self.max_running + self.block_size}, "
                 f"{self.max_step_tokens} given; raise it, or lower max_running"
             )
-        if self.dtype not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(f"dtype must be float32, bfloat16 or float16, {self.dtype!r} given")
+        for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype or self.dtype)):
+            if dtype not in ("float32", "bfloat16", "float16"):
+                raise ConfigError(f"{name} must be float32, bfloat16 or float16, {dtype!r} given")
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -75,8 +75,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "dtype", choice("float32", "bfloat16", "float16"), _MODEL.dtype,
-        "How weights and KV are held. Answers are the same bit for bit, alone or in company, in float32 only.",
+        "How weights are held and computed. Answers are the same bit for bit, alone or in company, in float32 only.",
         "bfloat16", model_field="dtype",
+    ),
+    Setting(
+        "kv_dtype", choice("float32", "bfloat16", "float16"), _MODEL.kv_dtype,
+        "How keys and values are held. bfloat16 halves what a token takes and what a step reads.",
+        "bfloat16", "as dtype", "kv_dtype",
     ),
     Setting(
         "device", text("cpu, cuda, mps, or one of several such as cuda:1", r"(cpu|mps|cuda)(:[0-9]{1,3})?"),

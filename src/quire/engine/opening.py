@@ -47,7 +47,8 @@ def open_model(
         max_sequence_tokens=longest,
         queue=_queue(serving),
     )
-    identity = ModelIdentity(f"{checkpoint.fingerprint} {settings.dtype}", f"torch {settings.dtype}")
+    layout = f"torch {settings.kv_dtype or settings.dtype}"
+    identity = ModelIdentity(f"{checkpoint.fingerprint} {settings.dtype}", layout)
     # Without a key file names of blocks need not outlive this process, so nobody needs to know their key.
     engine = Engine(loaded.runner, config, identity, serving.read_kv_key() or os.urandom(KEY_BYTES))
     return OpenedModel(

@@ -10,17 +10,15 @@ tiles that still have a block at each number are a leading slice: sums over bloc
 Padding rows bring the number of rows to one that `linear` likes; they write into the null block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quire.backends.torch.kv_store import LayerShape
-from quire.backends.torch.linear import padded
 from quire.core.step import WorkItem
 
 Array = NDArray[np.int64] | NDArray[np.bool_]
@@ -29,25 +27,6 @@ TILE_ROWS = 32
 """Rows of a tile where an item feeds several tokens."""
 MAX_ROWS_OF_A_CALL = 4096
 """Rows of tiles over all pairs attended to at once: what bounds the memory attention takes; a tile alone always may."""
-
-
-class Attending(Protocol):
-    """What has to be known of a model's attention."""
-
-    @property
-    def kv_shapes(self) -> tuple[LayerShape, ...]:
-        """What a token takes, layer by layer."""
-        ...
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer; None sees everything before it."""
-        ...
-
-    @property
-    def group_size(self) -> int:
-        """Query heads per KV head, the smallest of any layer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +61,19 @@ class Batch:
     slots: torch.Tensor
     first_rows: tuple[int, ...]
     """First row of each item."""
-    tiles: dict[int | None, tuple[Tiles, ...]]
-    """Sliding window (None: none) -> the tiles that layers with it use."""
+    items: tuple[WorkItem, ...]
+
+
+TilesByWindow = dict[int | None, tuple[Tiles, ...]]
+"""Sliding window (None: none) -> the tiles that layers with it use."""
 
 
 class BatchMaker:
-    """Makes batches for one model and one block size."""
+    """Makes batches for one block size and one way to make products."""
 
-    def __init__(self, block_size: int, model: Attending, device: torch.device) -> None:
+    def __init__(self, block_size: int, padded: Callable[[int], int], device: torch.device) -> None:
         self._block_size = block_size
-        self._windows = tuple(dict.fromkeys(model.windows))
-        self._lone_tile_rows = max(
-            lone_tile_rows(block_size, shape, model.group_size) for shape in set(model.kv_shapes)
-        )
+        self._padded = padded
         self._device = device
 
     def make(self, items: Sequence[WorkItem]) -> Batch:
@@ -102,7 +81,7 @@ class BatchMaker:
         size = self._block_size
         lengths = [len(item.token_ids) for item in items]
         num_rows = sum(lengths)
-        tokens = np.zeros(padded(num_rows), dtype=np.int64)
+        tokens = np.zeros(self._padded(num_rows), dtype=np.int64)
         positions, blocks, slots = np.zeros_like(tokens), np.zeros_like(tokens), np.zeros_like(tokens)
         first_rows, row = [], 0
         for item, length in zip(items, lengths, strict=True):
@@ -120,8 +99,32 @@ class BatchMaker:
             blocks=self._tensor(blocks),
             slots=self._tensor(slots),
             first_rows=tuple(first_rows),
-            tiles={window: self._tiles(items, first_rows, window) for window in self._windows},
+            items=tuple(items),
         )
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class Tiler:
+    """Gathers a batch's rows into tiles, for one model and one block size."""
+
+    def __init__(
+        self,
+        block_size: int,
+        shapes: Sequence[LayerShape],
+        windows: Sequence[int | None],
+        group_size: int,
+        device: torch.device,
+    ) -> None:
+        self._block_size = block_size
+        self._windows = tuple(dict.fromkeys(windows))
+        self._lone_tile_rows = max(lone_tile_rows(block_size, shape, group_size) for shape in set(shapes))
+        self._device = device
+
+    def tiles(self, batch: Batch) -> TilesByWindow:
+        """For each window of the model, the tiles of this batch."""
+        return {window: self._tiles(batch.items, batch.first_rows, window) for window in self._windows}
 
     def _tiles(self, items: Sequence[WorkItem], first_rows: Sequence[int], window: int | None) -> tuple[Tiles, ...]:
         lone = [_Tile(item, row, 0, 1) for item, row in zip(items, first_rows, strict=True) if len(item.token_ids) == 1]

@@ -1,13 +1,17 @@
-"""Matrix products with weights packed once. The only file that knows the private operators of the packed path.
+"""Matrix products with weights packed once. The only file that knows the private operators of the packed paths.
 
-`F.linear` gives a row other bits in other company and wastes much of a batched step; weights reordered once for oneDNN
-do neither, from two rows up. So a row alone is padded to two, and row counts are rounded up to few sizes (`padded`),
-because the library prepares and keeps code for every size it meets.
+`F.linear` gives a row other bits in other company and wastes much of a batched step. Two packed operators do neither,
+from two rows up; which is used is one decision per process, because their bits differ from each other:
 
-What a library does is asked, not assumed: `choose_kind` probes the packed operator on this machine, and falls back to
-`F.linear` with a reason if it is missing, wrong, or not row-invariant.
+    MKL      the fastest, but each number of rows has its own copy of the weights: a few **buckets**, and padding
+    oneDNN   one copy for any number of rows, 1.1 to 1.4 times slower
+
+So more memory buys more buckets (`choose_kind`), and rows are padded to what is computed anyway. What a library does is
+asked, not assumed: each operator is probed on this machine, and if one is missing, wrong or not row-invariant the next
+is taken, with a reason. The original weights are not kept.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -17,51 +21,115 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
+BUCKET_CHOICES = ((8, 16, 32, 64, 128), (8, 16, 32, 128), (8, 32, 128), (16, 128))
+"""Best first; each bucket is a copy of the weights."""
+WEIGHT_SHARE = 0.5
+"""Packed weights may take this share of the memory budget."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinearKind:
-    """How products are made, and why not the better way if it is not."""
+    """How products are made, and why."""
 
-    is_packed: bool
+    name: str
+    """`mkl`, `onednn` or `plain`."""
     reason: str
+    buckets: tuple[int, ...] = ()
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a row's bits depend on that row alone."""
+        return self.name != "plain"
+
+    @property
+    def num_copies(self) -> int:
+        """How often the weights are held."""
+        return max(1, len(self.buckets))
+
+    def padded(self, num_rows: int) -> int:
+        """The row count that is computed for this many: at least 2, and few different ones."""
+        if not self.buckets:
+            return padded(num_rows)
+        whole, rest = divmod(num_rows, self.buckets[-1])
+        last = self.buckets[bisect_left(self.buckets, rest)] if rest else 0
+        return max(whole * self.buckets[-1] + last, self.buckets[0])
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
-        """A product with this weight ([out, in]). Packed weights do not keep the original alive."""
-        return _packed(weight, bias) if self.is_packed else _plain(weight, bias)
+        """A product with this weight ([out, in]) for rows padded by `padded`."""
+        match self.name:
+            case "mkl":
+                return _mkl(weight, bias, self.buckets)
+            case "onednn":
+                return _onednn(weight, bias)
+            case _:
+                return lambda rows: F.linear(rows, weight, bias)
 
 
 def padded(num_rows: int) -> int:
-    """The row count that is computed for this many: at least 2, and few different ones."""
+    """Rows where any number will do: few different ones, because libraries keep code for each they meet."""
     step = 2 if num_rows <= 8 else 4 if num_rows <= 16 else 8 if num_rows <= 64 else 32
     return max(2, -(-num_rows // step) * step)
 
 
-def choose_kind(dtype: torch.dtype, device: torch.device) -> LinearKind:
-    """The packed way where it is known to be right."""
+def choose_kind(dtype: torch.dtype, device: torch.device, weight_bytes: int, budget_bytes: int) -> LinearKind:
+    """The fastest way that is known to be right and fits."""
     if dtype != torch.float32 or device.type != "cpu":
-        return LinearKind(False, f"weights are packed for float32 on a CPU only, this is {dtype} on {device.type}")
-    return _probed()
+        return LinearKind("plain", f"weights are packed for float32 on a CPU only, this is {dtype} on {device.type}")
+    num_copies = int(budget_bytes * WEIGHT_SHARE // max(1, weight_bytes))
+    for buckets in BUCKET_CHOICES:
+        if len(buckets) <= num_copies and (complaint := _probe_mkl()) is None:
+            return LinearKind("mkl", f"weights packed for {', '.join(map(str, buckets))} rows", buckets)
+    complaint = _probe_onednn()
+    return LinearKind("plain", complaint) if complaint else LinearKind("onednn", "weights packed once for any rows")
 
 
 @cache
-def _probed() -> LinearKind:
+def _probe_mkl() -> str | None:
+    return _probed("MKL", lambda weight: LinearKind("mkl", "", (8, 32, 128)).prepare(weight), (8, 32, 128))
+
+
+@cache
+def _probe_onednn() -> str | None:
+    return _probed("oneDNN", lambda weight: _onednn(weight, None), (2, 4, 8, 16, 40, 64, 96))
+
+
+def _probed(name: str, prepare: Callable[[torch.Tensor], Product], counts: tuple[int, ...]) -> str | None:
+    """None if the operator runs, is right, and gives a row the same bits in every company; else what is wrong."""
     generator = torch.Generator().manual_seed(1)
     for num_in, num_out in ((64, 96), (576, 1536), (1536, 576), (33, 65)):
         weight = torch.randn(num_out, num_in, generator=generator) / num_in**0.5
         rows = torch.randn(128, num_in, generator=generator)
         try:
-            product = _packed(weight, None)
+            product = prepare(weight)
             whole = product(rows)
         except (AttributeError, RuntimeError) as error:
-            return LinearKind(False, f"the packed operator does not run here ({type(error).__name__})")
+            return f"the packed operator of {name} does not run here ({type(error).__name__})"
         if not torch.allclose(whole, F.linear(rows, weight), atol=1e-4, rtol=1e-4):
-            return LinearKind(False, "the packed operator disagrees with F.linear here")
-        if any(not torch.equal(product(rows[5 : 5 + n]), whole[5 : 5 + n]) for n in (2, 4, 8, 16, 40, 64, 96)):
-            return LinearKind(False, "the packed operator is not row-invariant here")
-    return LinearKind(True, "weights packed for oneDNN")
+            return f"the packed operator of {name} disagrees with F.linear here"
+        firsts = ((0, n) if n == len(rows) else (5, n) for n in counts)
+        if any(not torch.equal(product(rows[first : first + n]), whole[first : first + n]) for first, n in firsts):
+            return f"the packed operator of {name} is not row-invariant here"
+    return None
 
 
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+def _mkl(weight: torch.Tensor, bias: torch.Tensor | None, buckets: tuple[int, ...]) -> Product:
+    packs = {size: torch.ops.mkl._mkl_reorder_linear_weight(weight, size) for size in buckets}
+    run, largest = torch.ops.mkl._mkl_linear, buckets[-1]
+    # The operator wants the original for row counts it was not packed for; it gets its shape and never its numbers.
+    shape = torch.empty(1).expand(weight.shape)
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        if count in packs:
+            out: torch.Tensor = run(rows, packs[count], shape, bias, count)
+            return out
+        parts = [rows[first : first + largest] for first in range(0, count, largest)]
+        return torch.cat([run(part, packs[len(part)], shape, bias, len(part)) for part in parts])
+
+    return product
+
+
+def _onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     pack = torch.ops.mkldnn._reorder_linear_weight(weight)
     run = torch.ops.mkldnn._linear_pointwise
 
@@ -70,7 +138,3 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         return out
 
     return product
-
-
-def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    return lambda rows: F.linear(rows, weight, bias)

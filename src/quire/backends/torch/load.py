@@ -15,6 +15,8 @@ from quire.backends.torch.models.decoder import Decoder
 from quire.backends.torch.models.model import Model
 from quire.backends.torch.models.rope import read_rope
 from quire.backends.torch.models.shape import is_decoder, read_shape
+from quire.backends.torch.native_ops import NativeOps, why_not_native
+from quire.backends.torch.ops import Ops, TorchOps
 from quire.backends.torch.runner import TorchRunner
 from quire.backends.torch.threads import use_threads
 from quire.backends.torch.weights import WeightReader
@@ -49,8 +51,8 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         model, notes = load_model(checkpoint, settings, budget_bytes, on_read)
         load_peak_bytes = memory.peak_bytes()
         plan = _decide(model, checkpoint, settings, budget_bytes)
-    dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
-    store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, dtype, device)
+    device = torch.device(settings.device)
+    store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, _kv_dtype(settings), device)
     capacity = Capacity(
         num_blocks=plan.num_blocks,
         block_size=settings.block_size,
@@ -78,13 +80,15 @@ def load_model(
         on_read(done, total)
 
     reader = WeightReader(checkpoint.weight_files, dtype, count)
+    weight_bytes = reader.num_values * dtype.itemsize
     memory.check_weights_fit(
         budget_bytes,
-        reader.num_values * dtype.itemsize,
+        weight_bytes,
         reader.largest_values * dtype.itemsize,
         settings.max_step_tokens * int(config.get("vocab_size", 0) or 0) * 4,
     )
-    kind = choose_kind(dtype, torch.device(settings.device))
+    device = torch.device(settings.device)
+    kind = choose_kind(dtype, device, weight_bytes, budget_bytes)
     if not is_decoder(config):
         from quire.backends.torch.models.adapter import Adapter  # noqa: PLC0415 - transformers takes seconds to import
 
@@ -93,17 +97,25 @@ def load_model(
     if settings.device != "cpu":
         raise ConfigError("the fast path is not moved to other devices yet; use device cpu")
     shape = read_shape(config)
-    decoder = Decoder(shape, read_rope(config, shape.head_size), reader, kind)
-    return decoder, () if kind.is_packed else (f"plain products: {kind.reason}",)
+    rope, reason = read_rope(config, shape.head_size), why_not_native(shape, settings.block_size, dtype, device)
+    ops: Ops = NativeOps(shape, rope) if reason is None else TorchOps(shape, rope, settings.block_size, device)
+    notes = [] if reason is None else [f"slower path in plain torch: {reason}"]
+    if not kind.is_packed:
+        notes.append(f"plain products: {kind.reason}")
+    return Decoder(shape, reader, kind, ops), tuple(notes)
 
 
 def _decide(model: Model, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int) -> memory.MemoryPlan:
-    dtype = getattr(torch, settings.dtype)
     model_tokens = _model_tokens(checkpoint)
     longest = min(settings.max_sequence_tokens or model_tokens, model_tokens)
     step_bytes = measure_step(model, settings, longest)
-    block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, dtype)
+    block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, _kv_dtype(settings))
     return memory.decide(settings, budget_bytes, memory.resident_bytes(), step_bytes, block_bytes, model_tokens)
+
+
+def _kv_dtype(settings: ModelSettings) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, settings.kv_dtype or settings.dtype)
+    return dtype
 
 
 def _model_tokens(checkpoint: Checkpoint) -> int:
@@ -121,7 +133,7 @@ def measure_step(model: Model, settings: ModelSettings, longest: int) -> int:
     Attention works through a step in calls of bounded size, so one row at the end of the longest sequence and enough
     pairs to fill a call show its peak; feeding every row at full length would only take longer."""
     size = settings.block_size
-    store = KVStore(model.kv_shapes, 1, size, getattr(torch, settings.dtype), torch.device(settings.device))
+    store = KVStore(model.kv_shapes, 1, size, _kv_dtype(settings), torch.device(settings.device))
     num_fed, tail = min(settings.max_step_tokens, longest), min(TILE_ROWS, longest)
     table = (1,) * -(-longest // size)
     prompts = [WorkItem(0, (1,) * num_fed, 0, table, None, (1,) * num_fed, 5)]

@@ -27,7 +27,7 @@ class TorchRunner:
         self._model: Model | None = model
         self._store: KVStore | None = store
         self._capacity = capacity
-        self._maker = BatchMaker(capacity.block_size, model, store.keys[0].device)
+        self._maker = BatchMaker(capacity.block_size, model.padded, store.keys[0].device)
 
     @property
     def capacity(self) -> Capacity:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from quire.backends.torch.attention import AttentionSettings, attend
-from quire.backends.torch.inputs import BatchMaker
+from quire.backends.torch.inputs import BatchMaker, Tiler
 from quire.backends.torch.kv_store import KVStore, LayerShape
+from quire.backends.torch.linear import padded
 from quire.core.step import WorkItem
 
 CPU = torch.device("cpu")
@@ -26,10 +27,6 @@ class Layer:
     @property
     def kv_shapes(self) -> tuple[LayerShape, ...]:
         return (self.shape,)
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return (self.window,)
 
     @property
     def group_size(self) -> int:
@@ -74,10 +71,11 @@ class Layer:
             store.write(0, table[whole // self.block_size], whole % self.block_size, keys, values)
             items.append(WorkItem(at, (0,) * (length - first), first, tuple(blocks[at]), None, (), 0))
             queries.append(self.queries(sequence, length)[first:])
-        batch = BatchMaker(self.block_size, self, CPU).make(items)
+        batch = BatchMaker(self.block_size, padded, CPU).make(items)
+        tiler = Tiler(self.block_size, self.kv_shapes, (self.window,), self.group_size, CPU)
         rows = torch.cat(queries)
         filled = torch.cat([rows, rows.new_zeros(len(batch.tokens) - len(rows), *rows.shape[1:])])
-        out = attend(filled, store, 0, batch.tiles[self.window], AttentionSettings(0.3))
+        out = attend(filled, store, 0, tiler.tiles(batch)[self.window], AttentionSettings(0.3))
         return list(torch.split(out[: len(rows)], [length - first for _, first, length in spans]))
 
 

@@ -7,9 +7,9 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from quire.backends.torch import memory
+from quire.backends.torch import linear, memory
 from quire.backends.torch.kv_store import KVStore, LayerShape
-from quire.backends.torch.linear import choose_kind, padded
+from quire.backends.torch.linear import LinearKind, choose_kind, padded
 from quire.backends.torch.models.rope import read_rope, rope_parameters
 from quire.backends.torch.models.shape import windows_of
 from quire.backends.torch.threads import physical_cores
@@ -59,27 +59,49 @@ def test_copies_are_made_in_their_order() -> None:
     assert store.read_blocks([1]) == store.read_blocks([4])
 
 
-def test_products_are_packed_on_this_machine() -> None:
-    assert choose_kind(torch.float32, CPU).is_packed
+def kind_of(name: str) -> LinearKind:
+    return {"mkl": LinearKind("mkl", "", (8, 16, 32, 64, 128)), "onednn": LinearKind("onednn", "")}[name]
+
+
+def test_more_memory_buys_more_buckets() -> None:
+    kinds = [choose_kind(torch.float32, CPU, 100, budget) for budget in (150, 450, 650, 850, 5_000)]
+    assert [len(kind.buckets) for kind in kinds] == [0, 2, 3, 4, 5]
+    assert [kind.name for kind in kinds] == ["onednn", "mkl", "mkl", "mkl", "mkl"]
+    assert [kind.num_copies for kind in kinds] == [1, 2, 3, 4, 5]
 
 
 def test_other_types_take_the_plain_path_and_say_so() -> None:
-    kind = choose_kind(torch.bfloat16, CPU)
+    kind = choose_kind(torch.bfloat16, CPU, 1, 100)
     assert not kind.is_packed
     assert "float32" in kind.reason
 
 
+def test_a_missing_operator_is_said_and_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_probe_mkl", lambda: "MKL is not here")
+    assert choose_kind(torch.float32, CPU, 1, 100).name == "onednn"
+    monkeypatch.setattr(linear, "_probe_onednn", lambda: "oneDNN is not here")
+    kind = choose_kind(torch.float32, CPU, 1, 100)
+    assert (kind.name, kind.reason) == ("plain", "oneDNN is not here")
+
+
+@pytest.mark.parametrize("name", ["mkl", "onednn"])
 @pytest.mark.parametrize("sizes", [(576, 960), (1536, 576), (24, 40), (33, 65)])
 @pytest.mark.parametrize("is_biased", [True, False])
-def test_packed_products_agree_and_do_not_see_other_rows(sizes: tuple[int, int], is_biased: bool) -> None:
+def test_packed_products_agree_and_do_not_see_other_rows(name: str, sizes: tuple[int, int], is_biased: bool) -> None:
     torch.manual_seed(3)
     weight, bias = torch.randn(sizes[1], sizes[0]), torch.randn(sizes[1]) if is_biased else None
-    product = choose_kind(torch.float32, CPU).prepare(weight, bias)
-    rows = torch.randn(padded(200), sizes[0])
+    kind = kind_of(name)
+    product = kind.prepare(weight, bias)
+    rows = torch.randn(kind.padded(400), sizes[0])
     whole = product(rows)
     assert torch.allclose(whole, torch.nn.functional.linear(rows, weight, bias), atol=1e-3)
-    for count in sorted({padded(n) for n in range(1, 130)}):
+    for count in sorted({kind.padded(n) for n in range(1, 300)}):
         assert torch.equal(product(rows[7 : 7 + count]), whole[7 : 7 + count]), count
+
+
+def test_buckets_are_filled_up_and_large_batches_are_cut() -> None:
+    kind = kind_of("mkl")
+    assert [kind.padded(n) for n in (1, 8, 9, 33, 128, 129, 200, 256, 300)] == [8, 8, 16, 64, 128, 136, 256, 256, 320]
 
 
 def test_padding_is_small_and_takes_few_sizes() -> None:

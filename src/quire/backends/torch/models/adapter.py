@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quire.backends.torch.attention import AttentionSettings, attend
-from quire.backends.torch.inputs import Batch, BatchMaker
+from quire.backends.torch.inputs import Batch, BatchMaker, Tiler, TilesByWindow
 from quire.backends.torch.kv_store import KVStore, LayerShape
-from quire.backends.torch.linear import LinearKind, Product, padded
+from quire.backends.torch.linear import LinearKind, Product
 from quire.backends.torch.models.model import Computed
 from quire.backends.torch.models.shape import windows_of
 from quire.core.step import WorkItem
@@ -41,6 +41,9 @@ class Adapter:
         self._windows = windows_of(text.to_dict(), int(text.num_hidden_layers))
         self._vocabulary_size = int(text.vocab_size)
         self._answer: Callable[..., torch.Tensor] = self._answer_probe
+        self._linear = linear
+        self._tilers: dict[int, Tiler] = {}
+        self._tiles: TilesByWindow = {}
         self._batch: Batch | None = None
         self._store: KVStore | None = None
         self._hidden: torch.Tensor | None = None
@@ -59,15 +62,9 @@ class Adapter:
         """What a token takes, layer by layer."""
         return tuple(self._shapes[at][0] for at in range(len(self._windows)))
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer."""
-        return self._windows
-
-    @property
-    def group_size(self) -> int:
-        """Query heads per KV head, the smallest of any layer."""
-        return min(group for _, group in self._shapes.values())
+    def padded(self, num_rows: int) -> int:
+        """How many rows are computed for this many."""
+        return self._linear.padded(num_rows)
 
     @property
     def vocabulary_size(self) -> int:
@@ -76,7 +73,8 @@ class Adapter:
 
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
         """Write the rows' KV, and return the logits of the wanted rows."""
-        self._batch, self._store, self._answer = batch, store, self._answer_paged
+        tiles = self._tiler(store.block_size).tiles(batch)
+        self._batch, self._store, self._tiles, self._answer = batch, store, tiles, self._answer_paged
         logits = self._run(batch.tokens, batch.positions, wanted)
         hidden = self._hidden
         self._batch = self._store = self._hidden = None
@@ -98,7 +96,7 @@ class Adapter:
             raise CheckpointError("attention was asked for outside a step")
         store.write(layer, batch.blocks, batch.slots, keys, values)
         settings = AttentionSettings(options["scaling"], options.get("softcap"))
-        return attend(queries.contiguous(), store, layer, batch.tiles[self._windows[layer]], settings)
+        return attend(queries.contiguous(), store, layer, self._tiles[self._windows[layer]], settings)
 
     def _answer_probe(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
@@ -117,6 +115,12 @@ class Adapter:
         shape = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
         self._shapes[layer] = (shape, queries.shape[1] // keys.shape[1])
         return queries.new_zeros(*queries.shape[:2], values.shape[2])
+
+    def _tiler(self, block_size: int) -> Tiler:
+        if block_size not in self._tilers:
+            group = min(size for _, size in self._shapes.values())
+            self._tilers[block_size] = Tiler(block_size, self.kv_shapes, self._windows, group, torch.device("cpu"))
+        return self._tilers[block_size]
 
     def _run(self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         kept = wanted if len(wanted) else torch.zeros(1, dtype=torch.int64)
@@ -144,7 +148,7 @@ class Adapter:
         size = 8
         item = WorkItem(0, tuple(tokens.tolist()), 0, (1, 2, 3), None, (), 0)
         store = KVStore(self.kv_shapes, 3, size, expected.dtype, torch.device("cpu"))
-        batch = BatchMaker(size, self, torch.device("cpu")).make([item])
+        batch = BatchMaker(size, self.padded, torch.device("cpu")).make([item])
         got = self.compute(batch, store, rows).logits
         worst = float((got - expected).abs().max())
         if not worst <= PROBE_TOLERANCE * max(1.0, float(expected.abs().max())):
@@ -177,12 +181,12 @@ def _pack_products(model: "PreTrainedModel", linear: LinearKind) -> None:
         if type(module) is torch.nn.Linear:
             bias: torch.Tensor | None = getattr(module, "bias", None)
             product = linear.prepare(module.weight.detach(), bias if bias is None else bias.detach())
-            module.forward = _any_shape(product)  # type: ignore[method-assign, assignment]
+            module.forward = _any_shape(product, linear.padded)  # type: ignore[method-assign, assignment]
             if module.weight is not shared:
                 module.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
 
 
-def _any_shape(product: Product) -> Product:
+def _any_shape(product: Product, padded: Callable[[int], int]) -> Product:
     """Flatten to rows, and pad them to a number that is computed like all others."""
 
     def forward(values: torch.Tensor) -> torch.Tensor:

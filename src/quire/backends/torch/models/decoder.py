@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
-from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.inputs import Batch
 from quire.backends.torch.kv_store import KVStore, LayerShape
-from quire.backends.torch.linear import LinearKind, Product, padded
+from quire.backends.torch.linear import LinearKind, Product
 from quire.backends.torch.models.model import Computed
-from quire.backends.torch.models.rope import Rope, rotate
 from quire.backends.torch.models.shape import DecoderShape
+from quire.backends.torch.ops import Ops
 from quire.backends.torch.weights import WeightReader
 from quire.errors import CheckpointError
 
@@ -38,15 +37,14 @@ class Layer:
 class Decoder:
     """A model of these families. Every row's arithmetic depends on that row alone."""
 
-    def __init__(self, shape: DecoderShape, rope: Rope, reader: WeightReader, linear: LinearKind) -> None:
+    def __init__(self, shape: DecoderShape, reader: WeightReader, linear: LinearKind, ops: Ops) -> None:
         self._shape = shape
-        self._rope = rope
         self._linear = linear
+        self._ops = ops
         self._embedding = reader.read("model.embed_tokens.weight", (shape.vocabulary_size, shape.hidden_size))
         self._layers = [self._read_layer(reader, f"model.layers.{at}.") for at in range(shape.num_layers)]
         self._norm = reader.read("model.norm.weight", (shape.hidden_size,))
         self._head = self._read_head(reader)
-        self._attention = AttentionSettings(scale=shape.head_size**-0.5)
         _refuse_unread(reader)
 
     @property
@@ -55,53 +53,32 @@ class Decoder:
         return (self._shape.layer,) * self._shape.num_layers
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer."""
-        return self._shape.windows
-
-    @property
-    def group_size(self) -> int:
-        """Query heads per KV head."""
-        return self._shape.num_heads // self._shape.num_kv_heads
-
-    @property
     def vocabulary_size(self) -> int:
         """Rows of the head."""
         return self._shape.vocabulary_size
 
+    def padded(self, num_rows: int) -> int:
+        """How many rows are computed for this many."""
+        return self._linear.padded(num_rows)
+
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
         """Write the rows' KV, and return the logits of the wanted rows."""
-        hidden = F.embedding(batch.tokens, self._embedding)
-        angles = self._rope.angles(batch.positions, hidden.dtype)
+        residual = F.embedding(batch.tokens, self._embedding)
+        ops, added = self._ops.begin(batch, store), None
         for at, layer in enumerate(self._layers):
-            hidden = hidden + self._attend(at, layer, hidden, angles, batch, store)
-            hidden = hidden + _feed_forward(layer, _norm(hidden, layer.post_norm, self._shape.norm_eps))
-        hidden = _norm(hidden, self._norm, self._shape.norm_eps)
+            normed = ops.norm(added, residual, layer.input_norm)
+            added = layer.out(ops.attend(at, layer.qkv(normed), layer))
+            normed = ops.norm(added, residual, layer.post_norm)
+            added = layer.down(ops.silu_mul(layer.gate_up(normed)))
+        hidden = ops.norm(added, residual, self._norm)
         return Computed(torch.isfinite(hidden).all(dim=-1), self._logits(hidden[wanted]))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         num_rows = len(hidden)
-        filled = F.pad(hidden, (0, 0, 0, padded(num_rows) - num_rows))
+        if num_rows == 0:
+            return hidden.new_empty(0, self._shape.vocabulary_size)
+        filled = F.pad(hidden, (0, 0, 0, self.padded(num_rows) - num_rows))
         return self._head(filled)[:num_rows].float()
-
-    def _attend(
-        self,
-        at: int,
-        layer: Layer,
-        hidden: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        batch: Batch,
-        store: KVStore,
-    ) -> torch.Tensor:
-        shape = self._shape
-        joined = layer.qkv(_norm(hidden, layer.input_norm, shape.norm_eps)).view(len(hidden), -1, shape.head_size)
-        queries, keys, values = torch.split(joined, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            queries = _norm(queries, layer.query_norm, shape.norm_eps)
-            keys = _norm(keys, layer.key_norm, shape.norm_eps)
-        store.write(at, batch.blocks, batch.slots, rotate(keys, *angles), values)
-        calls = batch.tiles[shape.windows[at]]
-        return layer.out(attend(rotate(queries, *angles), store, at, calls, self._attention).flatten(1))
 
     def _read_layer(self, reader: WeightReader, prefix: str) -> Layer:
         shape, hidden = self._shape, self._shape.hidden_size
@@ -132,16 +109,6 @@ class Decoder:
             reader.forget(name)
             return self._linear.prepare(self._embedding)
         return self._linear.prepare(reader.read(name, (shape.vocabulary_size, shape.hidden_size)))
-
-
-def _norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    wide = rows.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(rows.dtype)
-
-
-def _feed_forward(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
-    gate, up = layer.gate_up(rows).chunk(2, dim=-1)
-    return layer.down(F.silu(gate) * up)
 
 
 def _optional(reader: WeightReader, name: str, size: int) -> torch.Tensor | None:

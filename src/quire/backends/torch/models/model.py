@@ -5,8 +5,8 @@ from typing import Protocol
 
 import torch
 
-from quire.backends.torch.inputs import Attending, Batch
-from quire.backends.torch.kv_store import KVStore
+from quire.backends.torch.inputs import Batch
+from quire.backends.torch.kv_store import KVStore, LayerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,17 @@ class Computed:
     """[wanted row, vocabulary], float32."""
 
 
-class Model(Attending, Protocol):
+class Model(Protocol):
     """Computes a batch's rows."""
+
+    @property
+    def kv_shapes(self) -> tuple[LayerShape, ...]:
+        """What a token takes, layer by layer."""
+        ...
+
+    def padded(self, num_rows: int) -> int:
+        """How many rows are computed for this many."""
+        ...
 
     @property
     def vocabulary_size(self) -> int:

@@ -23,11 +23,11 @@ class Rope:
     frequencies: torch.Tensor
     scaling: float = 1.0
 
-    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, [row, 1, head size]: the same for all heads."""
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, [row, 1, head size], float32: the same for all heads."""
         half = positions.float().unsqueeze(1) * self.frequencies
         both = torch.cat((half, half), dim=-1).unsqueeze(1)
-        return (both.cos() * self.scaling).to(dtype), (both.sin() * self.scaling).to(dtype)
+        return both.cos() * self.scaling, both.sin() * self.scaling
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

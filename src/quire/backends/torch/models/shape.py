@@ -38,6 +38,11 @@ class DecoderShape:
         return self.num_kv_heads * self.head_size
 
     @property
+    def group_size(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
     def layer(self) -> LayerShape:
         """Every layer keeps the same."""
         return LayerShape(self.num_kv_heads, self.head_size, self.head_size)

@@ -1,0 +1,77 @@
+// Chooses the kernels by what the processor says it can do. A new build is one line in CMakeLists.txt and two here.
+#include "dispatch.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace quire {
+
+#ifdef QUIRE_HAS_avx512
+namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+#ifdef QUIRE_HAS_avx2
+namespace avx2 {
+extern const Kernels kernels;
+}
+#endif
+namespace portable {
+extern const Kernels kernels;
+}
+
+namespace {
+
+[[maybe_unused]] bool runs_avx512() {
+#ifdef QUIRE_HAS_avx512
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+[[maybe_unused]] bool runs_avx2() {
+#ifdef QUIRE_HAS_avx2
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+const Kernels* best() {
+    for (const char* isa : {"avx512", "avx2"})
+        if (const Kernels* found = kernels_named(isa)) return found;
+    return &portable::kernels;
+}
+
+const Kernels* choose() {
+    const char* wanted = std::getenv("QUIRE_NATIVE");
+    if (wanted == nullptr || *wanted == '\0') return best();
+    const Kernels* found = kernels_named(wanted);
+    if (found == nullptr)
+        throw std::runtime_error(std::string("QUIRE_NATIVE must be avx512, avx2 or portable and run here, it is ") +
+                                 wanted);
+    return found;
+}
+
+}  // namespace
+
+const Kernels* kernels_named(const char* isa) {
+#ifdef QUIRE_HAS_avx512
+    if (std::strcmp(isa, "avx512") == 0) return runs_avx512() ? &avx512::kernels : nullptr;
+#endif
+#ifdef QUIRE_HAS_avx2
+    if (std::strcmp(isa, "avx2") == 0) return runs_avx2() ? &avx2::kernels : nullptr;
+#endif
+    return std::strcmp(isa, "portable") == 0 ? &portable::kernels : nullptr;
+}
+
+const Kernels& chosen_kernels() {
+    static const Kernels* const chosen = choose();
+    return *chosen;
+}
+
+}  // namespace quire

@@ -1,0 +1,167 @@
+// What stands between a step's matrix products, each in one pass: residual and norm, rotary positions and the write
+// into the KV store, the gated activation, the largest logit. Writes only what its call names as output.
+//
+// Sums run in one fixed order over a row, whatever the number of rows. Tails go through the arithmetic of full vectors.
+#include "simd.hpp"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+typedef Lanes<kLanes>::F F;
+
+// Below this many numbers, waking threads costs more than they give.
+constexpr int64_t kWorthThreads = 16384;
+
+// Vectors in turn onto four sums, then the sums onto each other, then the lanes.
+QUIRE_INLINE float sum_of_squares(const float* numbers, int64_t size) {
+    F sums[4] = {};
+    int64_t at = 0;
+    for (; at + 4 * kLanes <= size; at += 4 * kLanes)
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; ++n) {
+            const F v = load<kLanes>(numbers + at + n * kLanes);
+            sums[n] = fused(v, v, sums[n]);
+        }
+    for (int n = 0; at < size; at += kLanes, ++n) {
+        const F v = at + kLanes <= size ? load<kLanes>(numbers + at) : load_part<kLanes>(numbers + at, size - at);
+        sums[n] = fused(v, v, sums[n]);
+    }
+    return sum_lanes<kLanes>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+QUIRE_INLINE float norm_factor(const float* numbers, int64_t size, float eps) {
+    return 1.0f / __builtin_sqrtf(sum_of_squares(numbers, size) / static_cast<float>(size) + eps);
+}
+
+QUIRE_INLINE void norm_row(const NormCall& call, int64_t row) {
+    float* residual = call.residual + row * call.size;
+    float* out = call.out + row * call.size;
+    if (call.added != nullptr) {
+        const float* added = call.added + row * call.size;
+        for (int64_t i = 0; i < call.size; ++i) residual[i] += added[i];
+    }
+    const float factor = norm_factor(residual, call.size, call.eps);
+    for (int64_t i = 0; i < call.size; ++i) out[i] = call.weight[i] * (residual[i] * factor);
+}
+
+// One head, normed if there is a weight, turned by its position's angles into `out`.
+QUIRE_INLINE void turn_head(const float* head, const float* norm, float eps, const float* cos, const float* sin,
+                            int size, float* out) {
+    float normed[kMaxHeadSize];
+    if (norm != nullptr) {
+        const float factor = norm_factor(head, size, eps);
+        for (int i = 0; i < size; ++i) normed[i] = norm[i] * (head[i] * factor);
+        head = normed;
+    }
+    const int half = size / 2;
+    for (int i = 0; i < half; ++i) out[i] = head[i] * cos[i] - head[i + half] * sin[i];
+    for (int i = half; i < size; ++i) out[i] = head[i] * cos[i] + head[i - half] * sin[i];
+}
+
+template <typename T>
+QUIRE_INLINE void write_row(const RopeCall& call, int64_t row, const float* qkv, const float* cos, const float* sin) {
+    const int64_t slot = call.slots[row], size = call.block_size;
+    T* keys = static_cast<T*>(call.keys) + call.blocks[row] * call.key_block_stride + slot;
+    T* values = static_cast<T*>(call.values) + call.blocks[row] * call.value_block_stride + slot * call.value_size;
+    const float* value = qkv + int64_t{call.num_heads + call.num_kv_heads} * call.key_size;
+    for (int head = 0; head < call.num_kv_heads; ++head) {
+        float turned[kMaxHeadSize];
+        const float* key = qkv + int64_t{call.num_heads + head} * call.key_size;
+        turn_head(key, call.key_norm, call.eps, cos, sin, call.key_size, turned);
+        for (int i = 0; i < call.key_size; ++i) put(keys + (int64_t{head} * call.key_size + i) * size, turned[i]);
+        for (int i = 0; i < call.value_size; ++i)
+            put(values + head * size * call.value_size + i, value[int64_t{head} * call.value_size + i]);
+    }
+}
+
+QUIRE_INLINE void rope_row(const RopeCall& call, int64_t row) {
+    const float* qkv = call.qkv + row * call.qkv_stride;
+    const float* cos = call.cos + row * call.key_size;
+    const float* sin = call.sin + row * call.key_size;
+    float* queries = call.queries + row * call.num_heads * call.key_size;
+    for (int64_t head = 0; head < call.num_heads; ++head)
+        turn_head(qkv + head * call.key_size, call.query_norm, call.eps, cos, sin, call.key_size,
+                  queries + head * call.key_size);
+    if (call.blocks[row] == 0) return;  // padding rows all name the same slot: threads would race for it
+    if (call.kv_type == KVType::float32)
+        write_row<float>(call, row, qkv, cos, sin);
+    else
+        write_row<bf16>(call, row, qkv, cos, sin);
+}
+
+// x / (1 + e^-x), with e^-|x| so that nothing overflows.
+QUIRE_INLINE F silu(F x) {
+    const F e = exp_of<kLanes>(x < 0.0f ? x : -x);
+    return x * ((x < 0.0f ? e : splat<kLanes>(1.0f)) / (1.0f + e));
+}
+
+QUIRE_INLINE void silu_row(const SiluCall& call, int64_t row, int64_t first, int64_t end) {
+    const float* gate = call.gate_up + row * 2 * call.size;
+    const float* up = gate + call.size;
+    float* out = call.out + row * call.size;
+    int64_t at = first;
+    for (; at + kLanes <= end; at += kLanes)
+        store(out + at, silu(load<kLanes>(gate + at)) * load<kLanes>(up + at));
+    if (at < end) {
+        const int64_t left = end - at;
+        store_part(out + at, silu(load_part<kLanes>(gate + at, left)) * load_part<kLanes>(up + at, left), left);
+    }
+}
+
+QUIRE_INLINE void argmax_row(const ArgmaxCall& call, int64_t row) {
+    const float* logits = call.logits + row * call.stride;
+    const F lowest = splat<kLanes>(-__builtin_inff());
+    F top = lowest, differences = {};
+    int64_t at = 0;
+    for (; at + kLanes <= call.size; at += kLanes) {
+        const F v = load<kLanes>(logits + at);
+        top = v > top ? v : top;
+        differences = differences + (v - v);  // zero, or NaN once a number is not finite
+    }
+    float largest = max_lanes<kLanes>(top), difference = sum_lanes<kLanes>(differences);
+    for (; at < call.size; ++at) {
+        largest = logits[at] > largest ? logits[at] : largest;
+        difference += logits[at] - logits[at];
+    }
+    int64_t index = 0;
+    while (index < call.size && !(logits[index] == largest)) ++index;
+    call.out[row] = index < call.size ? index : 0;
+    call.is_finite[row] = difference == 0.0f;
+}
+
+}  // namespace
+
+void add_rms_norm(const NormCall& call) {
+#pragma omp parallel for schedule(static) num_threads(call.num_threads) if (call.num_rows * call.size >= kWorthThreads)
+    for (int64_t row = 0; row < call.num_rows; ++row) norm_row(call, row);
+}
+
+void rope_write(const RopeCall& call) {
+    const int64_t size = call.num_rows * (call.num_heads + 2 * call.num_kv_heads) * call.key_size;
+#pragma omp parallel for schedule(static) num_threads(call.num_threads) if (size >= kWorthThreads)
+    for (int64_t row = 0; row < call.num_rows; ++row) rope_row(call, row);
+}
+
+void silu_mul(const SiluCall& call) {
+    constexpr int64_t part = 1024;
+    const int64_t num_parts = (call.size + part - 1) / part;
+#pragma omp parallel for schedule(static) num_threads(call.num_threads) if (call.num_rows * call.size >= kWorthThreads)
+    for (int64_t unit = 0; unit < call.num_rows * num_parts; ++unit) {
+        const int64_t first = unit % num_parts * part, end = first + part;
+        silu_row(call, unit / num_parts, first, end < call.size ? end : call.size);
+    }
+}
+
+void argmax(const ArgmaxCall& call) {
+#pragma omp parallel for schedule(static) num_threads(call.num_threads) if (call.num_rows * call.size >= kWorthThreads)
+    for (int64_t row = 0; row < call.num_rows; ++row) argmax_row(call, row);
+}
+
+void exp(const float* in, float* out, int64_t size) {
+    for (int64_t at = 0; at < size; at += kLanes) {
+        const int64_t left = size - at < kLanes ? size - at : kLanes;
+        store_part(out + at, exp_of<kLanes>(load_part<kLanes>(in + at, left)), left);
+    }
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,105 @@
+// The Python module quire._native: addresses and sizes in, kernels run without the interpreter's lock. The callers in
+// quire.backends.torch.native check types and shapes; here nothing is checked twice.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "dispatch.hpp"
+#include "tiles.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+typedef uintptr_t Address;
+
+template <typename T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+struct Freed {
+    void operator()(char* memory) const { std::free(memory); }
+};
+
+void attention(Address queries, int64_t query_stride, Address out, int64_t out_stride, Address keys,
+               int64_t key_block_stride, Address values, int64_t value_block_stride, int kv_type, int num_heads,
+               int num_kv_heads, int key_size, int value_size, int block_size, Address tables, Address members,
+               Address tiles, int64_t num_tiles, int64_t num_rows, int64_t num_padded_rows, int window, float scale,
+               float softcap, int num_threads) {
+    quire::AttentionCall call = {
+        at<const float>(queries), query_stride, at<float>(out), out_stride, at<const void>(keys), key_block_stride,
+        at<const void>(values), value_block_stride, static_cast<quire::KVType>(kv_type), num_heads, num_kv_heads,
+        key_size, value_size, block_size, at<const int32_t>(tables), at<const quire::Member>(members),
+        at<const quire::Tile>(tiles), num_tiles, num_rows, num_padded_rows, window, scale, softcap, num_threads,
+        nullptr, 0};
+    call.scratch_bytes = quire::scratch_bytes(call);
+    std::unique_ptr<char, Freed> scratch(
+        static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>(num_threads * call.scratch_bytes))));
+    if (!scratch) throw std::bad_alloc();
+    call.scratch = scratch.get();
+    quire::chosen_kernels().attention(call);
+}
+
+int64_t make_tiles(Address first_rows, Address num_rows, Address first_positions, Address table_offsets,
+                   int64_t num_items, Address tables, int block_size, int group, Address members, Address tiles) {
+    const quire::Items items = {at<const int32_t>(first_rows), at<const int32_t>(num_rows),
+                                at<const int32_t>(first_positions), at<const int32_t>(table_offsets), num_items,
+                                at<const int32_t>(tables)};
+    return quire::make_tiles(items, block_size, group, at<quire::Member>(members), at<quire::Tile>(tiles));
+}
+
+void add_rms_norm(Address added, Address residual, Address weight, Address out, int64_t num_rows, int64_t size,
+                  float eps, int num_threads) {
+    quire::chosen_kernels().add_rms_norm({at<const float>(added), at<float>(residual), at<const float>(weight),
+                                          at<float>(out), num_rows, size, eps, num_threads});
+}
+
+void rope_write(Address qkv, int64_t qkv_stride, Address cos, Address sin, Address query_norm, Address key_norm,
+                float eps, Address keys, int64_t key_block_stride, Address values, int64_t value_block_stride,
+                int kv_type, Address blocks, Address slots, Address queries, int64_t num_rows, int num_heads,
+                int num_kv_heads, int key_size, int value_size, int block_size, int num_threads) {
+    quire::chosen_kernels().rope_write(
+        {at<const float>(qkv), qkv_stride, at<const float>(cos), at<const float>(sin), at<const float>(query_norm),
+         at<const float>(key_norm), eps, at<void>(keys), key_block_stride, at<void>(values), value_block_stride,
+         static_cast<quire::KVType>(kv_type), at<const int64_t>(blocks), at<const int64_t>(slots), at<float>(queries),
+         num_rows, num_heads, num_kv_heads, key_size, value_size, block_size, num_threads});
+}
+
+void silu_mul(Address gate_up, Address out, int64_t num_rows, int64_t size, int num_threads) {
+    quire::chosen_kernels().silu_mul({at<const float>(gate_up), at<float>(out), num_rows, size, num_threads});
+}
+
+void argmax(Address logits, int64_t stride, Address out, Address is_finite, int64_t num_rows, int64_t size,
+            int num_threads) {
+    quire::chosen_kernels().argmax(
+        {at<const float>(logits), stride, at<int64_t>(out), at<uint8_t>(is_finite), num_rows, size, num_threads});
+}
+
+void exp_of(Address in, Address out, int64_t size) {
+    quire::chosen_kernels().exp(at<const float>(in), at<float>(out), size);
+}
+
+double read_sum(Address data, int64_t num_bytes, int num_threads) {
+    return quire::chosen_kernels().read_sum(at<const void>(data), num_bytes, num_threads);
+}
+
+std::string isa() { return quire::chosen_kernels().isa; }
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+    const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
+    module.def("isa", &isa, "The instruction set whose kernels run: avx512, avx2 or portable.");
+    module.def("attention", &attention, unlocked);
+    module.def("make_tiles", &make_tiles, unlocked);
+    module.def("add_rms_norm", &add_rms_norm, unlocked);
+    module.def("rope_write", &rope_write, unlocked);
+    module.def("silu_mul", &silu_mul, unlocked);
+    module.def("argmax", &argmax, unlocked);
+    module.def("exp", &exp_of, unlocked);
+    module.def("read_sum", &read_sum, unlocked);
+}

@@ -1,0 +1,20 @@
+// One build's kernels by name. Compiled once per instruction set, like the kernels themselves.
+#include "kernels.hpp"
+
+namespace quire::QUIRE_ISA {
+
+void attention(const AttentionCall& call);
+void add_rms_norm(const NormCall& call);
+void rope_write(const RopeCall& call);
+void silu_mul(const SiluCall& call);
+void argmax(const ArgmaxCall& call);
+void exp(const float* in, float* out, int64_t size);
+double read_sum(const void* data, int64_t num_bytes, int num_threads);
+
+#define QUIRE_TEXT_OF(name) #name
+#define QUIRE_TEXT(name) QUIRE_TEXT_OF(name)
+
+extern const Kernels kernels;
+const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), attention, add_rms_norm, rope_write, silu_mul, argmax, exp, read_sum};
+
+}  // namespace quire::QUIRE_ISA

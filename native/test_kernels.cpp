@@ -1,0 +1,221 @@
+// The kernels over random shapes, on every build this processor runs, under the address and undefined-behaviour
+// sanitizers (`make native-sanitize`). Whether numbers are right is the Python tests' business; here buffers have
+// exactly the size they are said to have, unwritten slots hold NaN, and rows must be finite and the same alone as together.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "dispatch.hpp"
+#include "tiles.hpp"
+
+namespace {
+
+using quire::KVType;
+std::mt19937 dice(7);
+
+int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(dice); }
+
+template <typename T>
+std::vector<T> numbers(size_t count) {
+    std::vector<T> made(count);
+    std::normal_distribution<float> normal;
+    for (T& one : made) one = static_cast<T>(normal(dice));
+    return made;
+}
+
+void expect(bool is_right, const char* what, const char* isa) {
+    if (is_right) return;
+    std::printf("%s on %s is wrong\n", what, isa);
+    std::exit(1);
+}
+
+bool all_finite(const std::vector<float>& many) {
+    for (float one : many)
+        if (!std::isfinite(one)) return false;
+    return true;
+}
+
+// Items, and a store in which only their slots are written. Bytes, so that one shape serves both types.
+struct Step {
+    int block_size = 16 << pick(0, 2), num_kv_heads = pick(1, 3), group = pick(1, 9);
+    int key_size = 8 * pick(4, 32), value_size = 8 * pick(4, 32);
+    KVType type = pick(0, 1) ? KVType::float32 : KVType::bfloat16;
+    std::vector<int32_t> first_rows, num_rows, first_positions, offsets, tables;
+    int total = 0, num_blocks = 1;
+    std::vector<char> keys, values;
+
+    Step() {
+        const int num_items = pick(1, 7), num_shared = pick(0, 2);
+        for (int item = 0; item < num_items; ++item) add(pick(0, 2) ? 1 : pick(2, 30), pick(0, 150), num_shared);
+        keys = store(int64_t{key_size});
+        values = store(int64_t{value_size});
+        for (size_t item = 0; item < first_rows.size(); ++item) write(item);
+    }
+
+    void add(int rows, int past, int num_shared) {
+        first_rows.push_back(total);
+        num_rows.push_back(rows);
+        first_positions.push_back(past);
+        offsets.push_back(static_cast<int32_t>(tables.size()));
+        for (int number = 0; number * block_size < past + rows; ++number) {
+            if (first_rows.size() > 1 && number < num_shared && number < offsets[1 % offsets.size()])
+                tables.push_back(tables[static_cast<size_t>(number)]);
+            else
+                tables.push_back(num_blocks++);
+        }
+        total += rows;
+    }
+
+    std::vector<char> store(int64_t size) const {
+        const size_t width = type == KVType::float32 ? 4 : 2;
+        return std::vector<char>(static_cast<size_t>(num_blocks * num_kv_heads * size * block_size) * width, '\xFF');
+    }
+
+    void put(std::vector<char>& into, int64_t at) {
+        const float number = std::normal_distribution<float>()(dice);
+        uint32_t bits;
+        std::memcpy(&bits, &number, 4);
+        const uint16_t half = static_cast<uint16_t>(bits >> 16);
+        if (type == KVType::float32)
+            std::memcpy(into.data() + at * 4, &number, 4);
+        else
+            std::memcpy(into.data() + at * 2, &half, 2);
+    }
+
+    void write(size_t item) {
+        for (int64_t at = 0; at < first_positions[item] + num_rows[item]; ++at) {
+            const int64_t block = tables[static_cast<size_t>(offsets[item] + at / block_size)], slot = at % block_size;
+            for (int64_t head = block * num_kv_heads; head < (block + 1) * num_kv_heads; ++head) {
+                for (int64_t i = 0; i < key_size; ++i) put(keys, (head * key_size + i) * block_size + slot);
+                for (int64_t i = 0; i < value_size; ++i) put(values, (head * block_size + slot) * value_size + i);
+            }
+        }
+    }
+};
+
+struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+};
+
+// Items [first, first + count) of a step in one call.
+std::vector<float> attend(const quire::Kernels& kernels, const Step& step, const std::vector<float>& queries,
+                          size_t first, size_t count, int window, float softcap) {
+    const quire::Items items = {step.first_rows.data() + first, step.num_rows.data() + first,
+                                step.first_positions.data() + first, step.offsets.data() + first,
+                                static_cast<int64_t>(count), step.tables.data()};
+    int rows = 0;
+    for (size_t item = first; item < first + count; ++item) rows += step.num_rows[item];
+    std::vector<quire::Member> members(static_cast<size_t>(rows));
+    std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
+    const int64_t num_tiles = quire::make_tiles(items, step.block_size, step.group, members.data(), tiles.data());
+    const int num_heads = step.num_kv_heads * step.group;
+    std::vector<float> out(static_cast<size_t>(step.total * num_heads * step.value_size), 0.0f);
+    quire::AttentionCall call = {};
+    call.queries = queries.data();
+    call.query_stride = num_heads * step.key_size;
+    call.out = out.data();
+    call.out_stride = num_heads * step.value_size;
+    call.keys = step.keys.data();
+    call.key_block_stride = int64_t{step.num_kv_heads} * step.key_size * step.block_size;
+    call.values = step.values.data();
+    call.value_block_stride = int64_t{step.num_kv_heads} * step.value_size * step.block_size;
+    call.kv_type = step.type;
+    call.num_heads = num_heads;
+    call.num_kv_heads = step.num_kv_heads;
+    call.key_size = step.key_size;
+    call.value_size = step.value_size;
+    call.block_size = step.block_size;
+    call.tables = step.tables.data();
+    call.members = members.data();
+    call.tiles = tiles.data();
+    call.num_tiles = num_tiles;
+    call.num_rows = call.num_padded_rows = step.total;
+    call.window = window;
+    call.scale = 0.1f;
+    call.softcap = softcap;
+    call.num_threads = 2;
+    call.scratch_bytes = quire::scratch_bytes(call);
+    std::unique_ptr<char, Free> scratch(
+        static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>(2 * call.scratch_bytes))));
+    call.scratch = scratch.get();
+    kernels.attention(call);
+    return out;
+}
+
+void test_attention(const quire::Kernels& kernels) {
+    const Step step;
+    const int window = pick(0, 1) ? -1 : pick(1, 60);
+    const float softcap = pick(0, 2) ? 0.0f : 20.0f;
+    const size_t width = static_cast<size_t>(step.num_kv_heads * step.group);
+    const std::vector<float> queries = numbers<float>(static_cast<size_t>(step.total) * width * step.key_size);
+    const std::vector<float> together = attend(kernels, step, queries, 0, step.first_rows.size(), window, softcap);
+    expect(all_finite(together), "attention", kernels.isa);
+    for (size_t item = 0; item < step.first_rows.size(); ++item) {
+        const std::vector<float> alone = attend(kernels, step, queries, item, 1, window, softcap);
+        const size_t from = static_cast<size_t>(step.first_rows[item]) * width * step.value_size;
+        const size_t size = static_cast<size_t>(step.num_rows[item]) * width * step.value_size;
+        expect(std::memcmp(&together[from], &alone[from], size * 4) == 0, "attention in company", kernels.isa);
+    }
+}
+
+void test_rope(const quire::Kernels& kernels) {
+    const int rows = pick(1, 20), heads = pick(1, 4), kv_heads = pick(1, 3), block_size = 16;
+    const int key_size = 8 * pick(4, 32), value_size = 8 * pick(4, 32);
+    const size_t width = static_cast<size_t>((heads + kv_heads) * key_size + kv_heads * value_size);
+    const std::vector<float> qkv = numbers<float>(static_cast<size_t>(rows) * width);
+    const std::vector<float> cos = numbers<float>(static_cast<size_t>(rows * key_size));
+    const std::vector<float> norm = numbers<float>(static_cast<size_t>(key_size));
+    std::vector<int64_t> blocks, slots;
+    for (int row = 0; row < rows; ++row) blocks.push_back(row % 3), slots.push_back((row / 3) % block_size);
+    for (KVType type : {KVType::float32, KVType::bfloat16}) {
+        const size_t item = type == KVType::float32 ? 4 : 2;
+        std::vector<char> keys(item * static_cast<size_t>(3 * kv_heads * key_size * block_size));
+        std::vector<char> values(item * static_cast<size_t>(3 * kv_heads * value_size * block_size));
+        std::vector<float> queries(static_cast<size_t>(rows * heads * key_size));
+        const float* weight = pick(0, 1) ? norm.data() : nullptr;
+        kernels.rope_write({qkv.data(), static_cast<int64_t>(width), cos.data(), cos.data(), weight, weight, 1e-5f,
+                            keys.data(), int64_t{kv_heads} * key_size * block_size, values.data(),
+                            int64_t{kv_heads} * value_size * block_size, type, blocks.data(), slots.data(),
+                            queries.data(), rows, heads, kv_heads, key_size, value_size, block_size, 2});
+        expect(all_finite(queries), "rope", kernels.isa);
+    }
+}
+
+void test_rows(const quire::Kernels& kernels) {
+    const int rows = pick(1, 9), size = pick(1, 3000);
+    const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(size);
+    const std::vector<float> added = numbers<float>(count), weight = numbers<float>(static_cast<size_t>(size));
+    std::vector<float> residual = numbers<float>(count), out(count), gate_up = numbers<float>(2 * count);
+    kernels.add_rms_norm({added.data(), residual.data(), weight.data(), out.data(), rows, size, 1e-5f, 2});
+    expect(all_finite(out), "norm", kernels.isa);
+    kernels.silu_mul({gate_up.data(), out.data(), rows, size, 2});
+    expect(all_finite(out), "silu", kernels.isa);
+    out[0] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<int64_t> best(static_cast<size_t>(rows));
+    std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
+    kernels.argmax({out.data(), size, best.data(), is_finite.data(), rows, size, 2});
+    expect(is_finite[0] == 0, "argmax", kernels.isa);
+    kernels.exp(added.data(), out.data(), static_cast<int64_t>(count));
+    kernels.read_sum(added.data(), static_cast<int64_t>(4 * count), 2);
+}
+
+}  // namespace
+
+int main() {
+    for (const char* isa : {"portable", "avx2", "avx512"}) {
+        const quire::Kernels* kernels = quire::kernels_named(isa);
+        if (kernels == nullptr) continue;
+        for (int round = 0; round < 15; ++round) {
+            test_attention(*kernels);
+            test_rope(*kernels);
+            test_rows(*kernels);
+        }
+        std::printf("%s: clean\n", kernels->isa);
+    }
+    return 0;
+}
