@@ -6,7 +6,7 @@ SCALE ?= quick
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine model native-sanitize
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native model native-sanitize
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -57,3 +57,6 @@ native-sanitize:  ## the native kernels over random shapes, under the address an
 	cmake -S native -B build/native-sanitize -DQUIRE_NATIVE_TESTS=ON
 	cmake --build build/native-sanitize --parallel
 	build/native-sanitize/test_kernels
+
+proof-native:  ## the same bits in any circumstance, and how near the machine's roof; SCALE=quick|full
+	$(PYTHON) -m benchmarks.proof_native --scale $(SCALE)

@@ -3,8 +3,8 @@
 //
 // One row and head goes through its blocks in table order with a running maximum (online softmax). The score of a slot
 // is summed over the head's dimensions in order, vectors lie across slots; the sum over values runs slot by slot,
-// vectors lie across the head. Tiles only decide how many such rows are in registers at once, never the order inside a row.
-// Slots a row may not see may hold anything, NaN too: their scores are replaced, and their values are never read.
+// vectors lie across the head. Tiles only decide how many such rows are in registers at once, never the order inside a
+// row. Slots a row may not see may hold anything, NaN too: their scores are replaced, and their values are never read.
 #include <omp.h>
 
 #include "simd.hpp"

@@ -97,7 +97,7 @@ struct SiluCall {
 struct ArgmaxCall {
     const float* logits;  // [row, size]
     int64_t stride;
-    int64_t* out;         // first index of the largest number that is not NaN; 0 where there is none
+    int64_t* out;         // first index of the largest number; of a row that is not finite, some index
     uint8_t* is_finite;   // whether every number of the row is finite
     int64_t num_rows, size;
     int num_threads;

@@ -2,7 +2,7 @@
 // exp of all kernels. Included only by files that are compiled once per instruction set (QUIRE_ISA names the build).
 //
 // Those files use no templates or inline functions of the standard library: the linker keeps one copy of each, and if
-// it kept the AVX-512 one, the portable build would crash where it is needed. What is here sits in the build's namespace.
+// it kept the AVX-512 one, the portable build would crash where it is needed. What is here is in the build's namespace.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // The kernels over random shapes, on every build this processor runs, under the address and undefined-behaviour
 // sanitizers (`make native-sanitize`). Whether numbers are right is the Python tests' business; here buffers have
-// exactly the size they are said to have, unwritten slots hold NaN, and rows must be finite and the same alone as together.
+// exactly the size they are said to have, unwritten slots hold NaN, and rows must be finite and the same alone as
+// together.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

@@ -430,6 +430,15 @@ def test_a_build_that_is_not_there_is_refused() -> None:
     assert done.stdout.startswith("False QUIRE_NATIVE must be")
 
 
+def test_without_the_extension_the_reason_says_so() -> None:
+    program = (
+        "import sys; sys.modules['quire._native'] = None\n"
+        "from quire.backends.torch import native; a = native.available(); print(a.is_available, a.reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False built without a compiler")
+
+
 @pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("c++")), reason="needs CMake and a C++ compiler")
 def test_the_kernels_are_clean_under_sanitizers(tmp_path: Path) -> None:
     cmake = str(shutil.which("cmake"))
