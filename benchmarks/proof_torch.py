@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -36,8 +37,9 @@ Make = Callable[[Sequence[int]], list[list[int]]]
 NEAR_TIE = 1e-4
 NEAR_BORDER = 1e-5
 GIB = 1 << 30
-SMOLLM2_SETTINGS = {"memory_bytes": 6 * GIB, "max_sequence_tokens": 2304, "max_step_tokens": 256, "max_running": 32}
-TINY_SETTINGS = {"memory_bytes": 6 * GIB, "max_sequence_tokens": 2304, "max_step_tokens": 256, "block_size": 16}
+# Budgets are of the whole process, and this one also holds the reference models.
+SMOLLM2_SETTINGS = {"memory_bytes": 9 * GIB, "max_sequence_tokens": 2304, "max_step_tokens": 256, "max_running": 32}
+TINY_SETTINGS = {"memory_bytes": 18 * GIB, "max_sequence_tokens": 2304, "max_step_tokens": 256, "block_size": 16}
 
 
 def prove(proof: Proof) -> None:
@@ -228,12 +230,12 @@ def _judge(found: Parity, reference: PreTrainedModel, runner: Runner, ask: Ask, 
 
 def cached(proof: Proof, random: Random) -> None:
     """Each prompt cold and alone, then four other ways; the tokens must be the same."""
-    runner, mismatches, near_ties, pairs = smollm2_runner(), 0, 0, 0
+    runner, mismatches, near_ties, pairs, ways = smollm2_runner(), 0, 0, 0, Counter[str]()
     for _ in range(proof.sized(quick=6, full=125)):
-        prompt = texts_of(random, real_text(), [random_length(random, 700)])[0]
+        prompt = texts_of(random, real_text(), [random.randint(100, 700)])[0]
         params = SamplingParams(temperature=0.0, max_tokens=12)
         cold = Machine(runner).alone(Ask(prompt, params)).tokens
-        answers = _other_ways(runner, random, prompt, params)
+        answers = _other_ways(runner, random, prompt, params, ways)
         pairs += len(answers)
         for answer in answers:
             if answer != cold:
@@ -242,18 +244,25 @@ def cached(proof: Proof, random: Random) -> None:
                 is_near = float(best[0] - best[1]) < NEAR_TIE
                 near_ties, mismatches = near_ties + is_near, mismatches + (not is_near)
     proof.report("cached_pairs", pairs, "at least 500", holds=pairs >= proof.sized(quick=24, full=500))
+    each = proof.sized(quick=4, full=100)
+    for way, count in sorted(ways.items()):
+        proof.report(f"cached_by_{way}", count, f"at least {each} really went that way", holds=count >= each)
     proof.report("cached_near_ties", near_ties, "counted apart")
     proof.report("cached_mismatches", mismatches, "0", holds=mismatches == 0)
 
 
-def _other_ways(runner: Runner, random: Random, prompt: list[int], params: SamplingParams) -> list[list[int]]:
+def _other_ways(
+    runner: Runner, random: Random, prompt: list[int], params: SamplingParams, ways: Counter[str]
+) -> list[list[int]]:
     company = [Ask(other, params) for other in texts_of(random, real_text(), [random_length(random, 200)] * 2)]
     warm = Machine(runner)
-    warm.alone(Ask(prompt[: random.randint(1, len(prompt))], SamplingParams(temperature=0.0, max_tokens=1)))
-    hit = warm.run([*company, Ask(prompt, params)])[-1]
     size = runner.capacity.block_size
+    warm.alone(Ask(prompt[: random.randint(2 * size, len(prompt))], SamplingParams(temperature=0.0, max_tokens=1)))
+    hit = warm.run([*company, Ask(prompt, params)])[-1]
+    ways["hit"] += hit.num_cached_tokens > 0
     chunked = Machine(runner, max_step_tokens=size + random.randint(8, 40), max_running=8)
     in_chunks = chunked.run([Ask(prompt, params), *[Ask(one.prompt, params) for one in company]])[0]
+    ways["chunks"] += sum(len(item.token_ids) > 1 for plan in chunked.runner.plans for item in plan.items) > 3
     shaken = Machine(runner)
 
     def shake() -> None:
@@ -263,7 +272,10 @@ def _other_ways(runner: Runner, random: Random, prompt: list[int], params: Sampl
                 shaken.engine.memory.evict(random.randint(1, 8))
 
     resumed = shaken.run([*[Ask(one.prompt, params) for one in company], Ask(prompt, params)], shake)[-1]
-    forked = Machine(runner).alone(Ask(prompt, params, n=3))
+    ways["preemption"] += shaken.engine.scheduler.stats.num_preemptions > 0
+    fork = Machine(runner)
+    forked = fork.alone(Ask(prompt, params, n=3))
+    ways["fork"] += fork.engine.scheduler.stats.num_computed_tokens < 2 * len(prompt)
     return [hit.tokens, in_chunks.tokens, resumed.tokens, forked.answers[random.randrange(3)]]
 
 
