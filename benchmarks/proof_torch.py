@@ -293,14 +293,14 @@ def seeds(proof: Proof, random: Random) -> None:
         Machine(runner, max_running=32).run(batch)
     for one, other in zip(alone, mixed, strict=True):
         if one != other.tokens:
-            is_near = _is_near_border(other, one, _first_difference(one, other.tokens))
+            is_near = is_near_border(other, one, _first_difference(one, other.tokens))
             near_ties, mismatches = near_ties + is_near, mismatches + (not is_near)
     proof.report("seed_requests", count)
     proof.report("seed_near_ties", near_ties, "counted apart")
     proof.report("seed_mismatches", mismatches, "0", holds=mismatches == 0)
 
 
-def _is_near_border(ask: Ask, tokens: Sequence[int], at: int) -> bool:
+def is_near_border(ask: Ask, tokens: Sequence[int], at: int) -> bool:
     """Whether rounding alone may have decided the token after `tokens[:at]`."""
     known = (*ask.prompt, *tokens[:at])
     logits = _reference_logits(smollm2_reference(), known).tolist()

@@ -94,7 +94,7 @@ class Machine:
 
     def step(self) -> None:
         self.now_s += 1.0
-        for event in self.engine.step(self.now_s):
+        for event in self.engine.step(lambda: self.now_s):
             match event:
                 case Token():
                     self._asked[event.request_id].answers[event.sequence_index].append(event.token_id)

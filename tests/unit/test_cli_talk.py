@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -95,8 +96,8 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixtur
     one = talk(max_tokens=300)
     stream, opened = one.llm.stream, one.llm._opened
 
-    def pressed(*args: object) -> Iterator[object]:
-        for count, piece in enumerate(stream(*args)):  # type: ignore[arg-type]
+    def pressed(*args: Any, **asked: Any) -> Iterator[object]:
+        for count, piece in enumerate(stream(*args, **asked)):
             if count == 3:
                 os.kill(os.getpid(), signal.SIGINT)
             yield piece

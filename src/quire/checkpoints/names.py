@@ -12,7 +12,7 @@ from quire.checkpoints.progress import Progress, quiet
 from quire.errors import CheckpointError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model"]
 
 
 def resolve(name: str, *, progress: Progress = quiet, cache: Path | None = None) -> Checkpoint:

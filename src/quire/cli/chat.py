@@ -15,6 +15,7 @@ from quire.cli.generate import summary
 from quire.cli.opening import opened
 from quire.cli.settings_flags import with_settings
 from quire.config import Settings
+from quire.errors import ConfigError, InvariantError
 
 if TYPE_CHECKING:
     from quire.engine.answers import Completion
@@ -46,6 +47,8 @@ def chat(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with opened(model, settings) as llm:
         typer.echo("say something; /help shows what else", err=True)
+        if llm.text.template is None:
+            raise ConfigError("this model has no chat template; use quire generate, or a model made for chatting")
         talk = Talk(llm, params, system)
         for line in _lines():
             if not talk.hear(line):
@@ -98,39 +101,40 @@ class Talk:
 
         self.turns.append({"role": "user", "content": line})
         try:
-            text = self._stream(self.llm.text.chat(self.messages))
+            completion = self._stream(self.llm.text.chat(self.messages))
         except RequestError as error:
             self.turns.pop()
             typer.echo(f"error: {error}\nhint: /reset begins anew", err=True)
             return
-        self.turns.append({"role": "assistant", "content": text})
+        self.completions.append(completion)
+        typer.echo()
+        typer.echo(summary(completion), err=True)
+        if (error_text := completion.answers[0].error) is not None:
+            self.turns.pop()
+            typer.echo(f"error: {error_text}\nhint: ask in other words, or /reset", err=True)
+            return
+        self.turns.append({"role": "assistant", "content": completion.text})
 
-    def _stream(self, ids: list[int]) -> str:
+    def _stream(self, ids: list[int]) -> "Completion":
         """Write an answer as it comes; a stopped one counts as far as it went."""
         from quire.engine.answers import Completion
 
-        shown: list[str] = []
         with _interrupts() as pressed:
-            for piece in self.llm.stream(ids, self.params):
+            for piece in self.llm.stream(ids, self.params, is_stopped=lambda: bool(pressed)):
                 if isinstance(piece, Completion):
-                    self.completions.append(piece)
-                    typer.echo()
-                    typer.echo(summary(piece), err=True)
-                    break
-                shown.append(piece.text)
+                    if pressed:
+                        typer.echo("\n(stopped)", err=True)
+                    return piece
                 typer.echo(piece.text, nl=False)
-                if pressed:
-                    typer.echo()
-                    typer.echo("(stopped)", err=True)
-                    break
-        return "".join(shown)
+        raise InvariantError("a stream ended without a completion")
 
     def _save(self, name: str) -> None:
         if not name:
             typer.echo("error: /save needs a file name\nhint: /save talk.json", err=True)
             return
         try:
-            Path(name).write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n")
+            text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
+            Path(name).expanduser().write_text(text, encoding="utf-8")
             typer.echo(f"saved {len(self.messages)} messages to {name}", err=True)
         except OSError as error:
             typer.echo(f"error: {error}\nhint: choose another file", err=True)
@@ -161,9 +165,14 @@ def _lines() -> Iterator[str]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[bool]]:
-    """Note Ctrl-C instead of raising it: a step must never be torn in the middle."""
+    """Note Ctrl-C instead of raising it: a step must never be torn in the middle. The second one leaves the program."""
     pressed: list[bool] = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+
+    def note(*_: object) -> None:
+        pressed.append(True)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
     try:
         yield pressed
     finally:

@@ -52,6 +52,7 @@ def _print_end(completion: "Completion", as_json: bool) -> None:
             "text": answer.text,
             "token_ids": answer.token_ids,
             "finish_reason": answer.finish_reason,
+            "error": answer.error,
             "prompt_tokens": len(completion.prompt_token_ids),
             "cached_tokens": completion.num_cached_tokens,
             "seed": completion.seed,
@@ -62,6 +63,9 @@ def _print_end(completion: "Completion", as_json: bool) -> None:
         return
     typer.echo()
     typer.echo(summary(completion), err=True)
+    if (error := completion.answers[0].error) is not None:
+        typer.echo(f"error: {error}\nhint: another prompt, another seed, or another copy of the model", err=True)
+        raise typer.Exit(1)
 
 
 def summary(completion: "Completion") -> str:

@@ -1,6 +1,7 @@
 """From what a caller says to a request the core can queue."""
 
 import secrets
+from math import isfinite
 from time import monotonic
 from typing import TypedDict, Unpack
 from uuid import uuid4
@@ -8,6 +9,7 @@ from uuid import uuid4
 from quire.core.request import Continuation, PriorityClass, Request
 from quire.engine.opening import OpenedModel
 from quire.engine.parameters import SamplingParams
+from quire.errors import InvalidParameterError
 
 SEED_BITS = 63
 
@@ -16,7 +18,8 @@ class How(TypedDict, total=False):
     """What may be said of a request beside what it asks."""
 
     tenant: str
-    priority: PriorityClass
+    priority: PriorityClass | str
+    """`high`, `normal` or `low`."""
     timeout_s: float | None
     """Seconds from now after which it ends with what it has."""
     cache_group: str
@@ -25,17 +28,42 @@ class How(TypedDict, total=False):
 
 def make_request(model: OpenedModel, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
     """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded."""
+    strange = sorted(set(how) - How.__annotations__.keys())
+    if strange:
+        raise InvalidParameterError(f"of a request may be said {', '.join(How.__annotations__)}; {strange[0]!r} given")
     now_s = monotonic()
-    tenant, timeout_s = how.get("tenant", "default"), how.get("timeout_s")
+    tenant, timeout_s = _name("tenant", how.get("tenant", "default")), _timeout_s(how.get("timeout_s"))
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.engine.namespace(how.get("cache_group", tenant)),
+        namespace=model.engine.namespace(_name("cache_group", how.get("cache_group", tenant))),
         arrival_s=now_s,
         params=model.text.settle(params, len(ids)),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
         tenant=tenant,
-        priority=how.get("priority", PriorityClass.NORMAL),
+        priority=_priority(how.get("priority", PriorityClass.NORMAL)),
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
     )
+
+
+def _priority(value: object) -> PriorityClass:
+    try:
+        return PriorityClass(value)
+    except ValueError:
+        words = ", ".join(one.value for one in PriorityClass)
+        raise InvalidParameterError(f"priority must be one of {words}, {value!r} given") from None
+
+
+def _name(what: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidParameterError(f"{what} must be a text that is not empty, {value!r} given")
+    return value
+
+
+def _timeout_s(value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value < 0:
+        raise InvalidParameterError(f"timeout_s must be a number of seconds, 0 or more, {value!r} given")
+    return float(value)

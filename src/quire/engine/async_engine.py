@@ -27,6 +27,10 @@ from quire.errors import ConfigError, EngineDeadError, QuireError
 Prompt = str | Sequence[int]
 
 
+class ChatArguments(TemplateArguments, How, total=False):
+    """What a template takes, and what may be said of a request."""
+
+
 @dataclass(slots=True)
 class _Open:
     reply: Reply
@@ -58,9 +62,11 @@ class AsyncEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._stepper is not None:
-            await asyncio.to_thread(self._stepper.close)
-        self._end_all(EngineDeadError("the engine was closed while requests were running"))
+        try:
+            if self._stepper is not None:
+                await asyncio.shield(asyncio.to_thread(self._stepper.close))
+        finally:
+            self._end_all(EngineDeadError("the engine was closed while requests were running"))
 
     @property
     def text(self) -> TextModel:
@@ -77,11 +83,19 @@ class AsyncEngine:
         return await self._whole(await self._prompt_ids(prompt), params, **how)
 
     async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[TemplateArguments]
+        self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
     ) -> Completion:
         """The whole answer to a conversation."""
-        ids = await asyncio.to_thread(lambda: self.text.chat(messages, **arguments))
-        return await self._whole(ids, params)
+        ids, how = await self._conversation(messages, arguments)
+        return await self._whole(ids, params, **how)
+
+    async def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
+    ) -> AsyncIterator[Piece]:
+        """The answer to a conversation piece by piece."""
+        ids, how = await self._conversation(messages, arguments)
+        async for piece in self.stream(ids, params, **how):
+            yield piece
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]
@@ -107,6 +121,13 @@ class AsyncEngine:
         opened.stream.close()
         self._open.pop(opened.stream.request_id, None)
 
+    async def _conversation(self, messages: Messages, arguments: ChatArguments) -> tuple[list[int], How]:
+        """Its tokens, and what was said of the request beside what the template takes."""
+        how = {name: value for name, value in arguments.items() if name in How.__annotations__}
+        rest = {name: value for name, value in arguments.items() if name not in how}
+        ids = await asyncio.to_thread(lambda: self.text.chat(messages, **rest))  # type: ignore[arg-type]
+        return ids, how  # type: ignore[return-value]
+
     async def _prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             self.text.tokenizer.check(prompt)
@@ -125,7 +146,7 @@ class AsyncEngine:
         stepper.submit(request, lambda error: self._on_loop(_settle, accepted, error))
         try:
             error = await accepted
-        except asyncio.CancelledError:
+        except BaseException:
             self._leave(opened)
             raise
         if error is not None:

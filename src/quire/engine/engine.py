@@ -5,6 +5,7 @@
 Text, streams, threads and processes are other rooms. The clock is handed in.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.backends.protocol import Runner
@@ -12,11 +13,16 @@ from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.kv_shapes import KVMemoryConfig
+from quire.core.policy import check_request
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.step import RowResult, StepResult
 
 FORMAT_VERSION = 1
+
+Clock = Callable[[], float]
+"""Seconds that never go back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +59,27 @@ class Engine:
         """Queue a request, or raise RequestError or CapacityError and change nothing."""
         self.scheduler.submit(request)
 
+    def check(self, request: Request) -> None:
+        """Raise RequestError if this request could never be served, however empty the engine."""
+        check_request(request, self.scheduler.config, self.memory.config)
+
     def cancel(self, request_id: str) -> None:
         """End a request; its last events come with a later step. Unknown ids are none of our business."""
         self.scheduler.cancel(request_id)
 
-    def step(self, now_s: float) -> list[RequestEvent]:
-        """Plan, run, apply; what happened to whom."""
-        plan = self.scheduler.plan(now_s)
+    def step(self, clock: Clock) -> list[RequestEvent]:
+        """Plan, run, apply; what happened to whom. The clock is read before and after the step."""
+        plan = self.scheduler.plan(clock())
         if not plan.items:
             return self.scheduler.take_events()
-        return self.scheduler.apply(self.runner.start(plan).wait(), now_s)
+        try:
+            result = self.runner.start(plan).wait()
+        except BaseException as error:
+            # Torn in the middle: what the step wrote cannot be trusted, and nothing may wait for it for ever.
+            rows = {item.sequence_id: RowResult(error=f"the step was broken off: {error!r}") for item in plan.items}
+            self.scheduler.apply(StepResult(plan.step, rows), clock())
+            raise
+        return self.scheduler.apply(result, clock())
 
     def close(self) -> None:
         """Give the runner's memory back."""

@@ -6,6 +6,7 @@ for completion in llm.generate(["Once upon a time", "def main():"], SamplingPara
 """
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
@@ -86,13 +87,29 @@ class LLM:
         several: Sequence[Messages] = [messages] if is_one else messages  # type: ignore[list-item, assignment]
         return self._run([self.text.chat(one, **arguments) for one in several], params, show_progress)
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Iterator[Piece | Completion]:
-        """Pieces of one answer as they come, and the completion last. Leaving early ends the request."""
-        reply = self._submit(self.text.prompt(prompt), params or SamplingParams())
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Piece | Completion]:
+        """Pieces of one answer as they come, and the completion last. Leaving early ends the request; `is_stopped` is
+        asked after every step, also while a long prompt brings no piece."""
+        reply = self._ask(self.text.prompt(prompt), params or SamplingParams())
         try:
-            while not reply.is_done:
-                for _, pieces in self._step():
-                    yield from pieces
+            self._opened.engine.submit(reply.request)
+            self._replies[reply.request.request_id] = reply
+            num_shown = 0
+            while True:
+                # Others step the same engine while this one waits to be read: its pieces may be there already.
+                unread = reply.pieces[num_shown:]
+                num_shown += len(unread)
+                yield from unread
+                if num_shown == len(reply.pieces):
+                    if reply.is_done or is_stopped():
+                        break
+                    self._step()
             yield reply.completion()
         finally:
             self._forget(reply)
@@ -112,54 +129,50 @@ class LLM:
             raise ConfigError(
                 f"params must be one for all or one for each of {len(prompts)} prompts, {len(wanted)} given"
             )
-        replies: list[Reply] = []
-        num_tokens = num_done = 0
+        # All are made and checked before the first is computed: a bad one must not cost the answers to the others.
+        replies = [self._ask(ids, one) for ids, one in zip(prompts, wanted, strict=True)]
+        for reply in replies:
+            self._opened.engine.check(reply.request)
+        waiting = deque(replies)
         try:
             with _bar(len(prompts), show_progress) as tick:
-                while len(replies) < len(prompts) or num_done < len(prompts):
-                    self._submit_more(replies, prompts, wanted)
-                    for reply, pieces in self._step():
-                        num_tokens += sum(len(piece.token_ids) for piece in pieces)
-                        num_done += reply.is_done
-                    tick(num_done, num_tokens)
+                while waiting or not all(reply.is_done for reply in replies):
+                    self._submit_more(waiting)
+                    self._step()
+                    tick(sum(reply.is_done for reply in replies), sum(reply.num_tokens for reply in replies))
         finally:
             for reply in replies:
                 self._forget(reply)
         return [reply.completion() for reply in replies]
 
-    def _submit_more(
-        self, replies: list[Reply], prompts: Sequence[list[int]], wanted: Sequence[SamplingParams]
-    ) -> None:
-        while len(replies) < len(prompts) and len(self._replies) < MAX_OPEN:
+    def _ask(self, ids: list[int], params: SamplingParams) -> Reply:
+        return Reply(make_request(self._opened, ids, params), params, self.text.tokenizer)
+
+    def _submit_more(self, waiting: deque[Reply]) -> None:
+        while waiting and len(self._replies) < MAX_OPEN:
             try:
-                replies.append(self._submit(prompts[len(replies)], wanted[len(replies)]))
+                self._opened.engine.submit(waiting[0].request)
             except CapacityError:
                 if not self._replies:
                     raise
                 return
+            reply = waiting.popleft()
+            self._replies[reply.request.request_id] = reply
 
-    def _submit(self, ids: list[int], params: SamplingParams) -> Reply:
-        request = make_request(self._opened, ids, params)
-        self._opened.engine.submit(request)
-        reply = self._replies[request.request_id] = Reply(request, params, self.text.tokenizer)
-        return reply
-
-    def _step(self) -> list[tuple[Reply, list[Piece]]]:
-        """One step; what it added to whom."""
+    def _step(self) -> None:
+        """One step; each reply takes what is its own."""
         by_request: dict[str, list[RequestEvent]] = {}
-        for event in self._opened.engine.step(monotonic()):
+        for event in self._opened.engine.step(monotonic):
             by_request.setdefault(event.request_id, []).append(event)
-        told = []
         for request_id, events in by_request.items():
             reply = self._replies.get(request_id)
             if reply is None:
                 continue
-            told.append((reply, reply.take(events)))
+            reply.take(events)
             if reply.is_done:
                 del self._replies[request_id]
             elif reply.is_answered:
                 self._opened.engine.cancel(request_id)
-        return told
 
     def _forget(self, reply: Reply) -> None:
         if self._replies.pop(reply.request.request_id, None) is not None:

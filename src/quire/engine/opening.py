@@ -12,6 +12,7 @@ from quire.core.scheduler_shapes import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.text_model import TextModel
+from quire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ def open_model(
     # One sequence must be able to finish beside all that pins may hold.
     usable_tokens = (memory.num_blocks - memory.pin_budget_blocks) * memory.block_size
     longest = min(capacity.max_sequence_tokens, usable_tokens)
+    if settings.max_sequence_tokens is not None and usable_tokens < settings.max_sequence_tokens:
+        raise ConfigError(
+            f"one sequence must fit the KV pool beside what pins may hold: {usable_tokens} tokens do, "
+            f"{settings.max_sequence_tokens} were asked for; give more memory or a shorter max_model_len"
+        )
     config = SchedulerConfig(
         max_step_tokens=capacity.max_step_tokens,
         max_running=settings.max_running,
@@ -51,9 +57,9 @@ def open_model(
     identity = ModelIdentity(f"{checkpoint.fingerprint} {settings.dtype}", layout)
     # Without a key file names of blocks need not outlive this process, so nobody needs to know their key.
     engine = Engine(loaded.runner, config, identity, serving.read_kv_key() or os.urandom(KEY_BYTES))
-    return OpenedModel(
-        engine, TextModel.of(checkpoint, capacity.vocabulary_size, longest), loaded.plan.line, loaded.notes
-    )
+    text = TextModel.of(checkpoint, capacity.vocabulary_size, longest)
+    line = f"{loaded.plan.line}; a request may have {longest:,} tokens"
+    return OpenedModel(engine, text, line, loaded.notes)
 
 
 def _queue(serving: ServingSettings) -> QueueConfig:

@@ -4,9 +4,11 @@ The same words, and beside them what only the parent process knows: stop strings
 value is checked; `settle` then makes the core's parameters, in which everything is decided and valid.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from math import isfinite
+from types import MappingProxyType
 from typing import Any
 
 from quire.core.request import SamplingParams as CoreParams
@@ -17,6 +19,8 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
+MAX_LISTED = 1 << 18
+"""Entries of a list of tokens: more than any vocabulary has."""
 MAX_TOKENS_DEFAULT = 1 << 30
 """Without a limit of the client's, the longest sequence the pool holds is the limit."""
 
@@ -56,10 +60,18 @@ class SamplingParams:
     skip_special_tokens: bool = _field(True, "Leave special tokens out of the text.")
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        self._freeze()
         for one in fields(self):
             _check(one.name, getattr(self, one.name), one.metadata)
+        for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameterError(f"{name} must be true or false, {getattr(self, name)!r} given")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameterError("allowed_token_ids must hold at least one token, or be None to allow all")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameterError(
+                f"min_tokens must be at most max_tokens, {self.min_tokens} and {self.max_tokens} given"
+            )
         if len(self.stop) > MAX_STOPS or not all(_is_stop(text) for text in self.stop):
             raise InvalidParameterError(
                 f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {self.stop!r} given"
@@ -68,6 +80,19 @@ class SamplingParams:
             isfinite(bias) and abs(bias) <= 1000 for bias in self.logit_bias.values()
         ):
             raise InvalidParameterError(f"logit_bias takes up to {MAX_BIASES} numbers between -1000 and 1000")
+
+    def _freeze(self) -> None:
+        """Lists of any kind become tuples, None an empty one, so that nobody can change or exhaust them later."""
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _frozen("stop", self.stop))
+        for name in ("banned_token_ids", "stop_token_ids"):
+            object.__setattr__(self, name, _frozen(name, getattr(self, name)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _frozen("allowed_token_ids", self.allowed_token_ids))
+        given: Any = self.logit_bias
+        bias = {} if given is None else given
+        if not isinstance(bias, Mapping) or not all(isinstance(one, int | float) for one in bias.values()):
+            raise InvalidParameterError(f"logit_bias must map token ids to numbers, {bias!r} given")
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(bias)))
 
     def settle(self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int) -> CoreParams:
         """The core's parameters: the client's word, then the model's own settings, then the neutral ones."""
@@ -98,6 +123,17 @@ class SamplingParams:
         )
 
 
+def _frozen(name: str, given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise InvalidParameterError(f"{name} must be a list, {given!r} given")
+    taken = tuple(dict.fromkeys(islice(given, MAX_LISTED + 1)))
+    if len(taken) > MAX_LISTED:
+        raise InvalidParameterError(f"{name} takes up to {MAX_LISTED} entries, more given")
+    return taken
+
+
 def _is_stop(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS
 
@@ -107,7 +143,7 @@ def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     if value is None or low is None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not isfinite(value) or not low <= value <= high:
+    if not is_number or not low <= value <= high:
         raise InvalidParameterError(f"{name} must be a number from {low} to {high}, {value!r} given")
     if isinstance(low, int) and not isinstance(value, int):
         raise InvalidParameterError(f"{name} must be a whole number, {value!r} given")

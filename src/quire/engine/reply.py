@@ -56,6 +56,8 @@ class Reply:
         }
         self.is_done = False
         """The engine has said its last word."""
+        self.pieces: list[Piece] = []
+        """All of them so far, in the order they came."""
         self._num_cached_tokens = 0
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
@@ -67,7 +69,14 @@ class Reply:
 
     def take(self, events: Sequence[RequestEvent]) -> list[Piece]:
         """What these events add."""
-        return [piece for event in events for piece in self._take(event)]
+        added = [piece for event in events for piece in self._take(event)]
+        self.pieces += added
+        return added
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers so far."""
+        return sum(len(piece.token_ids) for piece in self.pieces)
 
     def completion(self) -> Completion:
         """All of it, once it is done."""

@@ -74,7 +74,7 @@ class Stepper:
     def _run(self) -> None:
         try:
             while self._obey():
-                events = self._engine.step(monotonic())
+                events = self._engine.step(monotonic)
                 if events:
                     self._listener(events)
         except BaseException as error:
@@ -117,5 +117,9 @@ class Stepper:
             self._engine.submit(command.request)
         except QuireError as error:
             command.answered(error)
+        except Exception as error:
+            # Whoever asked must hear of it, whatever it does to the engine.
+            command.answered(EngineDeadError(f"the engine could not take the request: {error!r}"))
+            raise
         else:
             command.answered(None)

@@ -11,8 +11,9 @@ from quire.engine.parameters import SamplingParams
 from quire.engine.text import Tokenizer
 from quire.errors import CheckpointError, InvalidParameterError, RequestTooLargeError
 
-MAX_CHARS_PER_TOKEN = 8
-"""A prompt of more characters than this times the longest sequence cannot fit and is not tokenised at all."""
+MAX_CHARS_PER_TOKEN = 64
+"""A prompt of more characters than this times the longest sequence is not tokenised at all: tokens of rules and spaces
+reach this length, words do not."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -48,20 +49,32 @@ class TextModel:
 
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt given as text or as ids already."""
-        ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
-        if not ids:
-            raise RequestTooLargeError("a prompt must have at least one token, none given; say something")
-        for token_id in ids:
-            if not 0 <= token_id < self.vocabulary_size:
-                raise InvalidParameterError(
-                    f"a prompt's tokens must be from 0 to {self.vocabulary_size - 1}, {token_id!r} given"
-                )
-        return ids
+        if isinstance(prompt, str):
+            return self._checked(self.tokenizer.encode(prompt, add_special_tokens=True))
+        if not isinstance(prompt, Sequence):
+            raise InvalidParameterError(f"a prompt must be a text or a list of token ids, {prompt!r} given")
+        return self._checked([*prompt])
 
     def chat(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
         """Token ids of a conversation, by the model's own template."""
+        strange = sorted(set(arguments) - TemplateArguments.__annotations__.keys())
+        if strange:
+            raise InvalidParameterError(
+                f"a template may be told {', '.join(TemplateArguments.__annotations__)}; {strange[0]!r} given"
+            )
         text = require_template(self.template).render(messages, **arguments)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self._checked(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        """A tokenizer may know more tokens than the model has rows, and a caller may say anything."""
+        if not ids:
+            raise RequestTooLargeError("a prompt must have at least one token, none given; say something")
+        for token_id in ids:
+            if type(token_id) is not int or not 0 <= token_id < self.vocabulary_size:
+                raise InvalidParameterError(
+                    f"a prompt's tokens must be whole numbers from 0 to {self.vocabulary_size - 1}, {token_id!r} given"
+                )
+        return ids
 
     def settle(self, params: SamplingParams, num_prompt_tokens: int) -> CoreParams:
         """The core's parameters for a prompt of this length."""

@@ -30,7 +30,7 @@ def test_a_hub_id_is_downloaded_with_the_needed_files_only(tmp_path: Path, monke
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve("org/model").name == "org/model"
     assert asked["name"] == "org/model"
-    assert asked["allow_patterns"] == ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+    assert asked["allow_patterns"] == ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model"]
     assert asked["ignore_patterns"] == ["*/*"]
 
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
 import quire
 from quire.core import invariants
+from quire.core.events import Token
 from quire.core.request import PriorityClass
 from quire.engine.answers import Completion, Piece
 from quire.engine.asking import make_request
@@ -287,3 +290,124 @@ def test_the_models_own_settings_are_the_defaults() -> None:
     assert (settled.temperature, settled.top_p, settled.top_k) == (0.2, 0.5, 0)
     assert settled.stop_token_ids == {3}
     assert SamplingParams(ignore_eos=True, stop_token_ids=(5,)).settle({}, frozenset({3}), 300).stop_token_ids == {5}
+
+
+@pytest.mark.parametrize("given", [
+    {"stop": 5}, {"logit_bias": [(1, 2)]}, {"logit_bias": {1: "x"}}, {"allowed_token_ids": 5}, {"seed": 10**400},
+    {"temperature": 10**400}, {"ignore_eos": "no"}, {"allowed_token_ids": []}, {"min_tokens": 9, "max_tokens": 4},
+    {"banned_token_ids": "abc"}, {"stop_token_ids": range(1 << 20)},
+])  # fmt: skip
+def test_whatever_is_passed_a_wrong_parameter_is_a_refusal_and_not_a_crash(given: dict[str, object]) -> None:
+    with pytest.raises(InvalidParameterError):
+        SamplingParams(**given)  # type: ignore[arg-type]
+
+
+def test_none_is_nothing_and_a_generator_is_read_once() -> None:
+    empty: dict[str, Any] = {"stop": None, "logit_bias": None, "banned_token_ids": None}
+    params = SamplingParams(**empty, stop_token_ids=(x for x in (3, 3, 4)))  # type: ignore[arg-type]
+    settled = params.settle({}, frozenset(), 300)
+    assert settled.stop_token_ids == params.settle({}, frozenset(), 300).stop_token_ids == {3, 4}
+    assert (settled.logit_bias, settled.banned_token_ids, params.stop) == ((), (), ())
+
+
+@pytest.mark.parametrize("how", [
+    {"priority": "urgent"}, {"tenant": ["a"]}, {"tenant": ""}, {"timeout_s": float("nan")}, {"timeout_s": -1},
+    {"timeout_s": True}, {"cache_group": 3}, {"nonsense": 1},
+])  # fmt: skip
+def test_one_callers_mistake_is_told_to_that_caller_alone(how: dict[str, Any]) -> None:
+    async def ask() -> Completion:
+        async with AsyncEngine(talker()) as engine:
+            with pytest.raises(InvalidParameterError):
+                await engine.generate("hi", PARAMS, **how)
+            with pytest.raises(InvalidParameterError):
+                await engine.chat([{"role": "user", "content": "hi"}], PARAMS, **how)
+            return await engine.generate("hi", PARAMS, priority="high", tenant="a")
+
+    assert asyncio.run(ask()).num_output_tokens == 12
+
+
+def test_a_chat_can_be_streamed_and_carries_what_is_said_of_it() -> None:
+    messages = [{"role": "user", "content": "hello"}]
+
+    async def ask() -> tuple[str, str, str]:
+        async with AsyncEngine(talker()) as engine:
+            pieces = [piece async for piece in engine.stream_chat(messages, PARAMS, tenant="a")]
+            whole = await engine.chat(messages, PARAMS)
+            late = await engine.chat(messages, SamplingParams(max_tokens=400), timeout_s=0.0)
+            return "".join(piece.text for piece in pieces), whole.text, late.finish_reason
+
+    streamed, whole, reason = asyncio.run(ask())
+    assert streamed == whole
+    assert reason == "deadline"
+
+
+def test_a_tokenizer_that_knows_more_than_the_model_cannot_kill_the_engine() -> None:
+    opened = talker()
+    narrow = replace(opened.text, vocabulary_size=5)
+    with LLM(replace(opened, text=narrow)) as llm, pytest.raises(InvalidParameterError, match="from 0 to 4"):
+        llm.chat([{"role": "user", "content": "hello"}], PARAMS)
+
+
+@pytest.mark.parametrize("prompt", [[1.0, 2.0], [True], ["a"], 7])
+def test_ids_must_be_whole_numbers(prompt: Any) -> None:
+    opened = talker()
+    with LLM(opened) as llm:
+        with pytest.raises(InvalidParameterError):
+            llm.generate([prompt], PARAMS)
+        assert not opened.engine.has_work
+        assert llm.generate("hello", PARAMS)[0].num_output_tokens == 12
+
+
+def test_a_step_that_is_broken_off_fails_its_rows_and_not_the_engine() -> None:
+    opened = talker(fails_at=3)
+    llm = LLM(opened)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        llm.generate("hello", PARAMS)
+    opened.engine.runner._fails_at = 10**9  # type: ignore[attr-defined]
+    assert llm.generate("hello", PARAMS)[0].num_output_tokens == 12
+    invariants.check_at_rest(opened.engine.memory)
+
+
+def test_two_streams_at_once_do_not_mix() -> None:
+    with LLM(talker()) as llm:
+        alone = [llm.generate(prompt, PARAMS)[0].text for prompt in ("the cat", "a dog")]
+        texts = ["", ""]
+        streams = [llm.stream("the cat", PARAMS), llm.stream("a dog", PARAMS)]
+        pieces = [next(stream) for stream in streams]
+        assert llm.generate("somebody else", SamplingParams(max_tokens=50))[0].num_output_tokens == 50
+        while any(isinstance(piece, Piece) for piece in pieces):
+            for at, piece in enumerate(pieces):
+                if isinstance(piece, Piece):
+                    texts[at] += piece.text
+                    pieces[at] = next(streams[at])
+    assert texts == alone
+
+
+def test_a_bad_prompt_is_found_before_anything_is_computed() -> None:
+    opened = talker()
+    with LLM(opened) as llm, pytest.raises(RequestTooLargeError):
+        llm.generate([*([[4]] * 300), [5] * 600], PARAMS)
+    assert opened.engine.scheduler.stats.num_steps == 0
+
+
+def test_times_are_read_after_the_step_that_made_a_token() -> None:
+    clock = iter(range(1_000))
+    opened = talker()
+    opened.engine.submit(make_request(opened, opened.text.prompt("hi"), PARAMS))
+    events = opened.engine.step(lambda: float(next(clock)))
+    assert [event.at_s for event in events if isinstance(event, Token)] == [1.0]
+
+
+def test_an_engine_whose_owner_is_cancelled_still_tells_everybody() -> None:
+    async def own() -> BaseException | Completion:
+        engine = AsyncEngine(talker())
+        await engine.__aenter__()
+        waiting = asyncio.create_task(engine.generate("hi", SamplingParams(max_tokens=400)))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(engine.__aexit__(None, None, None))
+        await asyncio.sleep(0)
+        closing.cancel()
+        (done,) = await asyncio.gather(waiting, return_exceptions=True)
+        return done
+
+    assert isinstance(asyncio.run(own()), EngineDeadError | Completion)

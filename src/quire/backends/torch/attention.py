@@ -57,9 +57,10 @@ def _attend_tiles(
     num_pairs = len(tiles.pair_tile)
 
     # [tile, row of tile, kv head, head of group, size] -> the rows that meet one block of one KV head together
-    gathered = queries[tiles.rows].view(num_tiles, tile_rows, num_kv_heads, group, key_size) * settings.scale
+    # Sums in float32 whatever the model's type: in bfloat16 their error would grow with the sequence.
+    gathered = queries[tiles.rows].float().view(num_tiles, tile_rows, num_kv_heads, group, key_size) * settings.scale
     by_head = gathered.permute(0, 2, 1, 3, 4).reshape(num_tiles, num_kv_heads, tile_rows * group, key_size)
-    keys = all_keys[tiles.pair_block].to(queries.dtype)
+    keys = all_keys[tiles.pair_block].float()
     scores = torch.bmm(by_head[tiles.pair_tile].flatten(0, 1), keys.flatten(0, 1))
     if settings.softcap is not None:
         scores = torch.tanh(scores / settings.softcap) * settings.softcap
@@ -70,7 +71,7 @@ def _attend_tiles(
     peak = _over_blocks(scores.amax(-1), tiles.num_active, torch.maximum)
     weights = scores.sub_(peak[tiles.pair_tile].unsqueeze(-1)).exp_()
     total = _over_blocks(weights.sum(-1), tiles.num_active, torch.add)
-    values = all_values[tiles.pair_block].to(queries.dtype)
+    values = all_values[tiles.pair_block].float()
     # A weight of zero does not silence a NaN, and unwritten slots may hold anything.
     values[tiles.partial_pairs] = values[tiles.partial_pairs].masked_fill(tiles.is_unwritten[:, None, :, None], 0.0)
     parts = torch.bmm(weights.flatten(0, 1), values.flatten(0, 1)).view(num_pairs, num_kv_heads, -1, value_size)
@@ -78,7 +79,7 @@ def _attend_tiles(
 
     by_row = summed.view(num_tiles, num_kv_heads, tile_rows, group, value_size).permute(0, 2, 1, 3, 4)
     by_row = by_row.reshape(num_tiles * tile_rows, num_heads, value_size)
-    out[tiles.real_rows] = by_row[tiles.real_places]
+    out[tiles.real_rows] = by_row[tiles.real_places].to(out.dtype)
 
 
 def _over_blocks(parts: torch.Tensor, num_active: tuple[int, ...], combine: Combine) -> torch.Tensor:
