@@ -147,16 +147,16 @@ def _question(random: Random) -> str:
 
 
 def second_turns(proof: Proof, opened: OpenedModel, random: Random) -> None:
-    """What turn 2 finds is what it shares with turn 1, to the block."""
+    """What turn 2 finds is what it shares with turn 1, to the block. All first turns run together, then all second."""
     llm, size = LLM(opened), opened.engine.memory.config.block_size
     num_right = num_broken = 0
     count = proof.sized(quick=6, full=100)
-    for _ in range(count):
-        params = SamplingParams(max_tokens=random.randint(8, 60), temperature=0.2, top_p=0.9)
-        messages = [{"role": "user", "content": _question(random)}]
-        (first,) = llm.chat(messages, params)
-        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": _question(random)}]
-        (second,) = llm.chat(messages, params)
+    talks = [[{"role": "user", "content": _question(random)}] for _ in range(count)]
+    params = [SamplingParams(max_tokens=random.randint(8, 60), temperature=0.2, top_p=0.9) for _ in talks]
+    firsts = llm.chat(talks, params)
+    for talk, first in zip(talks, firsts, strict=True):
+        talk += [{"role": "assistant", "content": first.text}, {"role": "user", "content": _question(random)}]
+    for first, second in zip(firsts, llm.chat(talks, SamplingParams(max_tokens=2)), strict=True):
         known = (*first.prompt_token_ids, *first.token_ids[:-1])
         pairs = zip(known, second.prompt_token_ids, strict=False)
         shared = next((at for at, (one, other) in enumerate(pairs) if one != other), len(known))
