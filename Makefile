@@ -2,6 +2,7 @@
 
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 SCALE ?= quick
+ONLY ?=
 
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
@@ -48,7 +49,7 @@ model:  ## fetch and convert the model that tests and benchmarks run; prints its
 	@$(PYTHON) -m benchmarks.test_model
 
 proof-torch:  ## the torch backend against transformers and itself; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_torch --scale $(SCALE)
+	$(PYTHON) -m benchmarks.proof_torch --scale $(SCALE) --only "$(ONLY)"
 
 proof-engine:  ## text, chats, cancelling, the first minutes; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_engine --scale $(SCALE)

@@ -12,11 +12,12 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,8 @@ class Proof:
     figures: dict[str, Figure] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    """Sections to run, by a word of their titles; none runs all. A full run of some is merged into the record."""
 
     @property
     def is_full(self) -> bool:
@@ -49,6 +52,12 @@ class Proof:
         verdict = "ok" if holds else "BROKEN"
         say(f"  {key:28} {self.figures[key]!s:>16}   {bound:40} {verdict}")
 
+    def run_sections(self, sections: Sequence[tuple[str, Callable[[], None]]]) -> None:
+        for title, call in sections:
+            if not self.only or any(word in title for word in self.only):
+                with self.section(title):
+                    call()
+
     @contextmanager
     def section(self, title: str) -> Iterator[None]:
         say(f"{title} ...")
@@ -61,25 +70,40 @@ class Proof:
         """Write the record of a full run, print the JSON line, and return the exit code."""
         if self.is_full:
             RESULTS.mkdir(exist_ok=True)
-            record = {
-                "proof": self.name,
-                "scale": self.scale,
-                "figures": self.figures,
-                "broken": self.broken,
-                "seconds": self.seconds,
-                **circumstances(),
-            }
-            (RESULTS / f"proof-{self.name}.json").write_text(json.dumps(record, indent=2) + "\n")
+            (RESULTS / f"proof-{self.name}.json").write_text(json.dumps(self._record(), indent=2) + "\n")
         if self.broken:
             say(f"broken: {', '.join(self.broken)}")
         print(json.dumps(self.figures), flush=True)
         return 1 if self.broken else 0
 
+    def _record(self) -> dict[str, object]:
+        """This run; or, if it ran some sections only, what the record says of the others as well, and of which commit."""
+        record: dict[str, Any] = {
+            "proof": self.name,
+            "scale": self.scale,
+            "figures": self.figures,
+            "broken": self.broken,
+            "seconds": self.seconds,
+            **circumstances(),
+        }
+        path = RESULTS / f"proof-{self.name}.json"
+        if not self.only or not path.exists():
+            return record
+        before = json.loads(path.read_text())
+        part = {"sections": list(before["seconds"]), "commit": before["commit"], "date": before["date"]}
+        record["figures"] = before["figures"] | self.figures
+        record["seconds"] = before["seconds"] | self.seconds
+        record["broken"] = [key for key in before["broken"] if key not in self.figures] + self.broken
+        record["earlier_runs"] = [*before.get("earlier_runs", []), part]
+        return record
+
 
 def run(name: str, prove: Callable[[Proof], None]) -> int:
     parser = argparse.ArgumentParser(description=f"The proof of {name}.")
     parser.add_argument("--scale", choices=("quick", "full"), default="quick")
-    proof = Proof(name, parser.parse_args().scale)
+    parser.add_argument("--only", default="", help="words of section titles, with commas between; default: all")
+    given = parser.parse_args()
+    proof = Proof(name, given.scale, only=tuple(word for word in given.only.split(",") if word))
     prove(proof)
     return proof.finish()
 
