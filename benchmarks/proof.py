@@ -77,7 +77,7 @@ class Proof:
         return 1 if self.broken else 0
 
     def _record(self) -> dict[str, object]:
-        """This run; or, if it ran some sections only, what the record says of the others as well, and of which commit."""
+        """This run; where it ran some sections only, also what the record says of the others, and of which commit."""
         record: dict[str, Any] = {
             "proof": self.name,
             "scale": self.scale,
