@@ -165,7 +165,9 @@ def _quiet_failures(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except (RuntimeError, IndexError, ArithmeticError, MemoryError) as error:
         told = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{checkpoint.name} cannot be run as its config.json says: {told}") from error
+        raise CheckpointError(
+            f"{checkpoint.name} cannot be run as its config.json says: {told}; download the model again"
+        ) from error
 
 
 def _has_device(device: str) -> bool:

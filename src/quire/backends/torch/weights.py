@@ -90,7 +90,9 @@ class WeightReader:
                 with safe_open(place.file, framework="pt") as file:
                     out[first:end] = file.get_slice(name)[first:end]
             except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-                raise CheckpointError(f"tensor {name!r} of {place.file.name} cannot be read: {error}") from error
+                raise CheckpointError(
+                    f"tensor {name!r} of {place.file.name} cannot be read: {error}; download it again"
+                ) from error
             self._on_read((end - first) * row_bytes)
 
 
@@ -100,7 +102,7 @@ def _places(file: Path) -> dict[str, Place]:
             found = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
             places = {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in found.items()}
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{file.name} is not a readable safetensors file: {error}") from error
+        raise CheckpointError(f"{file.name} is not a readable safetensors file: {error}; download it again") from error
     for name, (_, dtype) in places.items():
         if dtype not in DTYPES:
             raise CheckpointError(

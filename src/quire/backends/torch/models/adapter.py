@@ -95,7 +95,7 @@ class Adapter:
     ) -> torch.Tensor:
         batch, store = self._batch, self._store
         if batch is None or store is None:
-            raise CheckpointError("attention was asked for outside a step")
+            raise CheckpointError("attention was asked for outside a step; the model cannot be run")
         store.write(layer, batch.blocks, batch.slots, keys, values)
         settings = AttentionSettings(options["scaling"], options.get("softcap"))
         return attend(queries.contiguous(), store, layer, self._tiles[self._windows[layer]], settings)
@@ -105,14 +105,15 @@ class Adapter:
     ) -> torch.Tensor:
         """Learn the layer's shape; the answer does not matter yet."""
         if layer in self._shapes:
-            raise CheckpointError(f"layer {layer} attends twice in one pass; such models are not run")
+            raise CheckpointError(f"layer {layer} attends twice in one pass; take another model")
         if options.get("s_aux") is not None:
-            raise CheckpointError("attention with sinks is not supported")
+            raise CheckpointError("attention with sinks is not supported; take another model")
         if options.get("scaling") is None:
-            raise CheckpointError("the model does not say how it scales attention")
+            raise CheckpointError("the model does not say how it scales attention; take another model")
         if "sliding_window" in options and options["sliding_window"] != self._windows[layer]:
             raise CheckpointError(
-                f"layer {layer} uses a window of {options['sliding_window']}, its config says {self._windows[layer]}"
+                f"layer {layer} uses a window of {options['sliding_window']}, its config says {self._windows[layer]}; "
+                "take another model"
             )
         shape = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
         self._shapes[layer] = (shape, queries.shape[1] // keys.shape[1])
@@ -217,7 +218,9 @@ def _read_config(fields: Mapping[str, Any]) -> "PretrainedConfig":
     try:
         return CONFIG_MAPPING[model_type].from_dict({k: v for k, v in fields.items() if k != "auto_map"})
     except Exception as error:
-        raise CheckpointError(f"config.json is not a valid {model_type} config: {_one_line(error)}") from error
+        raise CheckpointError(
+            f"config.json is not a valid {model_type} config: {_one_line(error)}; take it from its source again"
+        ) from error
 
 
 def _one_line(error: Exception) -> str:
@@ -229,11 +232,11 @@ def _refuse(config: "PretrainedConfig") -> None:
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
     if config.is_encoder_decoder:
-        raise CheckpointError(f"{config.model_type} is an encoder-decoder; quire runs decoders")
+        raise CheckpointError(f"{config.model_type} is an encoder-decoder; quire runs decoders: take another model")
     if kinds & {"dynamic", "longrope"}:
         raise CheckpointError(
             "RoPE scaling that depends on how long a sequence gets cannot share a prefix cache; "
-            f"config.json says {', '.join(sorted(str(kind) for kind in kinds if kind))}"
+            f"config.json says {', '.join(sorted(str(kind) for kind in kinds if kind))}; take another model"
         )
 
 
@@ -249,7 +252,9 @@ def _load(config: "PretrainedConfig", directory: Path, dtype: torch.dtype) -> "P
             directory, config=config, dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
-        raise CheckpointError(f"transformers cannot load this {config.model_type} model: {_one_line(error)}") from error
+        raise CheckpointError(
+            f"transformers cannot load this {config.model_type} model: {_one_line(error)}; download it again"
+        ) from error
     if not model._supports_attention_backend:
         raise CheckpointError(f"{config.model_type} does not let its attention be replaced; quire cannot run it")
     loaded: PreTrainedModel = model.eval()

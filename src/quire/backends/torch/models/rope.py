@@ -52,16 +52,20 @@ def read_rope(config: Mapping[str, Any], head_size: int) -> Rope:
     if kind not in ROPE_TYPES:
         raise CheckpointError(
             f"RoPE scaling must be one of {', '.join(ROPE_TYPES)}, config.json says {kind!r}: one that depends on how "
-            "long a sequence gets cannot share a prefix cache"
+            "long a sequence gets cannot share a prefix cache; take another model"
         )
     try:
         base = float(rope["rope_theta"])
         plain = 1.0 / (base ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
         made = _SCALINGS[kind](plain, rope, base)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(f"the RoPE parameters of config.json are not valid: {rope} ({error})") from error
+        raise CheckpointError(
+            f"the RoPE parameters of config.json are not valid: {rope} ({error}); download the model again"
+        ) from error
     if not bool(torch.isfinite(made.frequencies).all()) or not math.isfinite(made.scaling):
-        raise CheckpointError(f"the RoPE parameters of config.json give no finite frequencies: {rope}")
+        raise CheckpointError(
+            f"the RoPE parameters of config.json give no finite frequencies: {rope}; download the model again"
+        )
     return made
 
 

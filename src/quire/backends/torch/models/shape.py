@@ -10,6 +10,7 @@ from quire.checkpoints.families import FAMILIES, sizes_of
 from quire.errors import CheckpointError
 
 MAX_HEAD_SIZE = 1024
+AGAIN = "download the model again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,12 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
     """The shape, every size checked: a config is a stranger's file."""
     sizes = sizes_of(config)
     if sizes.head_dim % 2 or sizes.head_dim > MAX_HEAD_SIZE:
-        raise CheckpointError(f"heads must have an even size up to {MAX_HEAD_SIZE}, config.json says {sizes.head_dim}")
+        raise CheckpointError(
+            f"heads must have an even size up to {MAX_HEAD_SIZE}, config.json says {sizes.head_dim}; take another model"
+        )
     eps = config.get("rms_norm_eps", 1e-6)
     if not isinstance(eps, float | int) or not 0 <= eps < 1:
-        raise CheckpointError(f"rms_norm_eps of config.json must be a number from 0 to 1, {eps!r} given")
+        raise CheckpointError(f"rms_norm_eps of config.json must be a number from 0 to 1, {eps!r} given; {AGAIN}")
     return DecoderShape(
         vocabulary_size=sizes.vocabulary,
         hidden_size=sizes.hidden,
@@ -83,17 +86,19 @@ def windows_of(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, 
     """The sliding window of each layer, or None where it sees everything."""
     window = config.get("sliding_window")
     if window is not None and (not isinstance(window, int) or window < 1):
-        raise CheckpointError(f"sliding_window of config.json must be a number of tokens or null, {window!r} given")
+        raise CheckpointError(
+            f"sliding_window of config.json must be a number of tokens or null, {window!r} given; {AGAIN}"
+        )
     kinds = config.get("layer_types")
     if kinds is None:
         kinds = _layer_kinds(config, num_layers) if window is not None else ["full_attention"] * num_layers
     if not isinstance(kinds, list) or len(kinds) != num_layers or not all(isinstance(kind, str) for kind in kinds):
-        raise CheckpointError(f"layer_types of config.json must name a kind for each of {num_layers} layers")
+        raise CheckpointError(f"layer_types of config.json must name a kind for each of {num_layers} layers; {AGAIN}")
     strange = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if strange:
         raise CheckpointError(
             f"layers must be of full or sliding attention, config.json also has {', '.join(strange)}: recurrent and "
-            "chunked layers cannot share a prefix cache"
+            "chunked layers cannot share a prefix cache; take another model"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
