@@ -27,14 +27,18 @@ def load_and_step(checkpoint: Checkpoint) -> None:
 
 def fill(directory: Path, memory_bytes: int) -> dict[str, object]:
     """Load within the budget, use every block of the pool, and tell the most that was ever resident."""
-    settings = ModelSettings(memory_bytes=memory_bytes, max_sequence_tokens=2048, max_running=16)
+    settings = ModelSettings(memory_bytes=memory_bytes, max_running=16)
     try:
         loaded = load(resolve(str(directory)), settings)
     except ConfigError as error:
         return {"is_started": False, "sentence": str(error), "peak_bytes": memory.peak_bytes(), "is_full": False}
     machine = Machine(loaded.runner, max_running=16)
-    length = min(loaded.plan.max_sequence_tokens, 1500) - 40
+    # A request must fit three quarters of the pool; the heaviest steps are among them: all prompt logprobs, and a
+    # flat distribution whose top-p needs the whole vocabulary sorted.
+    length = min(1500, loaded.plan.num_blocks * loaded.plan.block_size * 3 // 5) - 24
     params = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.1, max_tokens=20, logprobs=5)
+    heavy = SamplingParams(temperature=50.0, top_p=0.99, max_tokens=4, prompt_logprobs=5, logprobs=20)
+    machine.alone(Ask([i % 49_000 for i in range(length)], heavy))
     asked = 0
     # The first eviction says that every block has been used.
     while machine.engine.memory.stats().num_evictions == 0 and asked < 200:

@@ -38,11 +38,12 @@ def _oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_goes_to_stdout_and_talk_to_stderr() -> None:
     done = CliRunner().invoke(app, ["generate", "m", "the cat", "--max-tokens", "9", "--temperature", "0"])
     with LLM(talker()) as llm:
-        expected = llm.generate("the cat", SamplingParams(max_tokens=9, temperature=0.0))[0].text
+        completion = llm.generate("the cat", SamplingParams(max_tokens=9, temperature=0.0))[0]
+        expected, num_prompt = completion.text, len(completion.prompt_token_ids)
     assert done.exit_code == 0
     assert done.stdout == expected + "\n"
     assert "9 tokens, " in done.stderr
-    assert "0 of 7 prompt tokens cached" in done.stderr or "prompt tokens cached" in done.stderr
+    assert f"0 of {num_prompt} prompt tokens cached, length" in done.stderr
 
 
 def test_a_prompt_may_come_from_stdin_and_the_answer_be_json() -> None:
@@ -108,6 +109,9 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixtur
     assert "(stopped)" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
     assert one.turns[-1]["role"] == "assistant"
+    stopped = one.completions[-1]
+    assert stopped.finish_reason == "cancelled"
+    assert 0 < stopped.timings.first_token_s <= stopped.timings.total_s
     one.llm.stream = stream  # type: ignore[method-assign]
     one.params = SamplingParams(max_tokens=3)
     assert one.hear("still there?")

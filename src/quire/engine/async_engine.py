@@ -7,6 +7,7 @@ async with AsyncEngine("model") as engine:
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Unpack
@@ -169,9 +170,10 @@ class AsyncEngine:
         self._on_loop(self._die, error)
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(call, *arguments)
+        if self._loop is not None:
+            # A loop that was closed under a running engine has nobody left to tell.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call, *arguments)
 
     # -- on the event loop ---------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could do something: a request is alive, or an event has not been told."""
+        """Whether a request is alive. What became of one that just ended is still told by the next step."""
         return bool(self.scheduler.live)
 
     def namespace(self, cache_group: str, adapter: str = "") -> Namespace:

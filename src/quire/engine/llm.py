@@ -13,7 +13,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Unpack
 
-from quire.checkpoints import Progress, quiet
+from quire.checkpoints.progress import shown
 from quire.config import ModelSettings
 from quire.core.events import RequestEvent
 from quire.engine.answers import Completion, Piece
@@ -34,10 +34,8 @@ MAX_OPEN = 256
 class LLM:
     """A model in this process."""
 
-    def __init__(
-        self, model: str | OpenedModel, settings: ModelSettings | None = None, *, progress: Progress = quiet
-    ) -> None:
-        self._opened = open_model(model, settings, progress=progress) if isinstance(model, str) else model
+    def __init__(self, model: str | OpenedModel, settings: ModelSettings | None = None) -> None:
+        self._opened = _open(model, settings) if isinstance(model, str) else model
         self._replies: dict[str, Reply] = {}
 
     def __enter__(self) -> "LLM":
@@ -106,10 +104,14 @@ class LLM:
                 unread = reply.pieces[num_shown:]
                 num_shown += len(unread)
                 yield from unread
-                if num_shown == len(reply.pieces):
-                    if reply.is_done or is_stopped():
-                        break
-                    self._step()
+                if num_shown < len(reply.pieces):
+                    continue
+                if reply.is_done:
+                    break
+                if is_stopped():
+                    # Its last events come with the next step: how it ended, and when.
+                    self._opened.engine.cancel(reply.request.request_id)
+                self._step()
             yield reply.completion()
         finally:
             self._forget(reply)
@@ -177,6 +179,14 @@ class LLM:
     def _forget(self, reply: Reply) -> None:
         if self._replies.pop(reply.request.request_id, None) is not None:
             self._opened.engine.cancel(reply.request.request_id)
+
+
+def _open(model: str, settings: ModelSettings | None) -> OpenedModel:
+    """With a bar for whoever looks at a terminal, in silence elsewhere."""
+    if not sys.stderr.isatty():
+        return open_model(model, settings)
+    with shown() as progress:
+        return open_model(model, settings, progress=progress)
 
 
 @contextmanager

@@ -20,20 +20,25 @@ class _Half:
 
     def __init__(self, text: AnswerText) -> None:
         self.text = text
-        self.pieces: list[Piece] = []
-        self.is_over = False
+        self.last: Piece | None = None
 
-    def answer(self, index: int) -> Answer:
-        last = self.pieces[-1] if self.pieces else Piece(index, "", finish_reason=FinishReason.CANCELLED.value)
-        return Answer(
-            index=index,
-            text="".join(piece.text for piece in self.pieces),
-            token_ids=tuple(token for piece in self.pieces for token in piece.token_ids),
-            finish_reason=last.finish_reason or FinishReason.CANCELLED.value,
-            stop_reason=last.stop_reason,
-            logprobs=tuple(entry for piece in self.pieces for entry in piece.logprobs),
-            error=last.error,
-        )
+    @property
+    def is_over(self) -> bool:
+        return self.last is not None and self.last.finish_reason is not None
+
+
+def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
+    """The pieces of one answer put together; one that was left in the middle counts as cancelled."""
+    last = pieces[-1] if pieces else Piece(index, "")
+    return Answer(
+        index=index,
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        finish_reason=last.finish_reason or FinishReason.CANCELLED.value,
+        stop_reason=last.stop_reason,
+        logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
+        error=last.error,
+    )
 
 
 class Reply:
@@ -58,6 +63,8 @@ class Reply:
         """The engine has said its last word."""
         self.pieces: list[Piece] = []
         """All of them so far, in the order they came."""
+        self.num_tokens = 0
+        """Tokens of all answers so far."""
         self._num_cached_tokens = 0
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
@@ -71,12 +78,8 @@ class Reply:
         """What these events add."""
         added = [piece for event in events for piece in self._take(event)]
         self.pieces += added
+        self.num_tokens += sum(len(piece.token_ids) for piece in added)
         return added
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all answers so far."""
-        return sum(len(piece.token_ids) for piece in self.pieces)
 
     def completion(self) -> Completion:
         """All of it, once it is done."""
@@ -87,7 +90,10 @@ class Reply:
         return Completion(
             request_id=self.request.request_id,
             prompt_token_ids=self.request.prompt,
-            answers=tuple(half.answer(index) for index, half in sorted(self._halves.items())),
+            answers=tuple(
+                _answer(index, [piece for piece in self.pieces if piece.index == index])
+                for index in sorted(self._halves)
+            ),
             num_cached_tokens=self._num_cached_tokens,
             seed=self.request.seed,
             timings=timings,
@@ -136,8 +142,8 @@ class Reply:
             return []
         delta = half.text.finish()
         stop: str | int | None = delta.stop
-        if stop is None and event.reason is FinishReason.STOP:
-            last = half.pieces[-1].token_ids[-1]
+        if stop is None and event.reason is FinishReason.STOP and half.last is not None:
+            last = half.last.token_ids[-1]
             stop = last if last in self._params.stop_token_ids else None
         reason = FinishReason.STOP.value if delta.stop else event.reason.value
         piece = Piece(event.sequence_index, delta.text, finish_reason=reason, stop_reason=stop, error=event.error)
@@ -145,6 +151,5 @@ class Reply:
 
     @staticmethod
     def _show(half: _Half, piece: Piece) -> list[Piece]:
-        half.pieces.append(piece)
-        half.is_over = piece.finish_reason is not None
+        half.last = piece
         return [piece]

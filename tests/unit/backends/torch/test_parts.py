@@ -1,5 +1,6 @@
 """The store's byte layout, packed products, rotary positions, memory: the torch backend's smaller rooms."""
 
+import os
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from quire.backends.torch import linear, memory
+from quire.backends.torch import linear, memory, threads
 from quire.backends.torch.kv_store import KVStore, LayerShape
 from quire.backends.torch.linear import LinearKind, choose_kind, padded
 from quire.backends.torch.models.rope import read_rope, rope_parameters
@@ -204,8 +205,12 @@ def test_half_of_what_is_free_is_the_default() -> None:
     assert 0.8 * half < memory.budget(ModelSettings()) < 1.25 * half
 
 
-def test_a_physical_core_is_counted_once() -> None:
-    assert 1 <= physical_cores() <= torch.get_num_threads() + 64
+def test_a_physical_core_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    monkeypatch.setattr(threads, "_siblings", lambda cpu: f"{cpu % 2},{cpu % 2 + 2}")
+    assert physical_cores() == 2
+    monkeypatch.setattr(threads, "_siblings", str)
+    assert physical_cores() == 4
 
 
 @pytest.mark.parametrize("settings", [
