@@ -7,8 +7,8 @@ from typing import TypedDict, Unpack
 from uuid import uuid4
 
 from quire.core.request import Continuation, PriorityClass, Request
-from quire.engine.opening import OpenedModel
 from quire.engine.parameters import SamplingParams
+from quire.engine.text_model import ModelFace
 from quire.errors import InvalidParameterError
 
 SEED_BITS = 63
@@ -26,7 +26,7 @@ class How(TypedDict, total=False):
     """Who may share its blocks; the tenant unless stated."""
 
 
-def make_request(model: OpenedModel, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
+def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
     """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded."""
     strange = sorted(set(how) - How.__annotations__.keys())
     if strange:
@@ -36,7 +36,7 @@ def make_request(model: OpenedModel, ids: list[int], params: SamplingParams, **h
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.engine.namespace(_name("cache_group", how.get("cache_group", tenant))),
+        namespace=model.namespace(_name("cache_group", how.get("cache_group", tenant))),
         arrival_s=now_s,
         params=model.text.settle(params, len(ids)),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,

@@ -32,6 +32,10 @@ class ModelIdentity:
     fingerprint: str
     kv_layout: str
 
+    def namespace(self, block_size: int, cache_group: str, adapter: str = "") -> Namespace:
+        """The namespace of a tenant's blocks on this model."""
+        return Namespace(FORMAT_VERSION, self.fingerprint, adapter, self.kv_layout, block_size, cache_group)
+
 
 class Engine:
     """One model's requests. Not safe for threads: whoever owns it steps it."""
@@ -41,7 +45,7 @@ class Engine:
         self.runner = runner
         self.memory = KVMemory(KVMemoryConfig(capacity.num_blocks, capacity.block_size), BlockHasher(key))
         self.scheduler = Scheduler(config, self.memory)
-        self._identity = identity
+        self.identity = identity
 
     @property
     def has_work(self) -> bool:
@@ -50,10 +54,7 @@ class Engine:
 
     def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
         """The namespace of a tenant's blocks on this model."""
-        one = self._identity
-        return Namespace(
-            FORMAT_VERSION, one.fingerprint, adapter, one.kv_layout, self.memory.config.block_size, cache_group
-        )
+        return self.identity.namespace(self.memory.config.block_size, cache_group, adapter)
 
     def submit(self, request: Request) -> None:
         """Queue a request, or raise RequestError or CapacityError and change nothing."""

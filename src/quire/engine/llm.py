@@ -148,7 +148,7 @@ class LLM:
         return [reply.completion() for reply in replies]
 
     def _ask(self, ids: list[int], params: SamplingParams) -> Reply:
-        return Reply(make_request(self._opened, ids, params), params, self.text.tokenizer)
+        return Reply(make_request(self._opened.face, ids, params), params, self.text.tokenizer)
 
     def _submit_more(self, waiting: deque[Reply]) -> None:
         while waiting and len(self._replies) < MAX_OPEN:

@@ -11,7 +11,7 @@ from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.scheduler_shapes import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.text_model import TextModel
+from quire.engine.text_model import ModelFace, TextModel
 from quire.errors import ConfigError
 
 
@@ -24,6 +24,11 @@ class OpenedModel:
     line: str
     """How much fits in how much memory."""
     notes: tuple[str, ...]
+
+    @property
+    def face(self) -> ModelFace:
+        """What whoever asks needs to know of it."""
+        return ModelFace(self.text, self.engine.namespace, self.line, self.notes)
 
 
 def open_model(

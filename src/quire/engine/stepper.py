@@ -19,6 +19,7 @@ from quire.errors import EngineDeadError, QuireError
 
 Listener = Callable[[Sequence[RequestEvent]], None]
 Answered = Callable[[QuireError | None], None]
+"""Told once what became of a submission: None if it was taken, else why not."""
 Failed = Callable[[BaseException], None]
 
 

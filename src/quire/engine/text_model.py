@@ -1,10 +1,11 @@
 """A model as the parent process sees it: its words, its template, its ends, its own sampling settings. No tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from quire.checkpoints import Checkpoint
+from quire.core.digests import Namespace
 from quire.core.request import SamplingParams as CoreParams
 from quire.engine.chat_template import ChatTemplate, TemplateArguments, require_template
 from quire.engine.parameters import SamplingParams
@@ -81,3 +82,15 @@ class TextModel:
         settled = params.settle(self.defaults, self.eos_token_ids, self.vocabulary_size)
         room = self.max_sequence_tokens - num_prompt_tokens
         return settled if params.max_tokens is not None or room < 1 else replace(settled, max_tokens=room)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFace:
+    """A model as those see it who ask it, wherever it runs."""
+
+    text: TextModel
+    namespace: Callable[[str], Namespace]
+    """Where a cache group's blocks are named."""
+    line: str
+    """How much fits in how much memory."""
+    notes: tuple[str, ...] = ()

@@ -197,7 +197,7 @@ def test_a_request_that_comes_too_late_for_the_last_step_is_refused_and_not_forg
     opened = talker()
     heard: list[object] = []
     stepper = Stepper(opened.engine, lambda _events: None, lambda _error: None)
-    request = make_request(opened, opened.text.prompt("hello"), PARAMS)
+    request = make_request(opened.face, opened.text.prompt("hello"), PARAMS)
     stepper._commands.put(_Close())
     stepper.submit(request, heard.append)
     stepper.start()
@@ -393,7 +393,7 @@ def test_a_bad_prompt_is_found_before_anything_is_computed() -> None:
 def test_times_are_read_after_the_step_that_made_a_token() -> None:
     clock = iter(range(1_000))
     opened = talker()
-    opened.engine.submit(make_request(opened, opened.text.prompt("hi"), PARAMS))
+    opened.engine.submit(make_request(opened.face, opened.text.prompt("hi"), PARAMS))
     events = opened.engine.step(lambda: float(next(clock)))
     assert [event.at_s for event in events if isinstance(event, Token)] == [1.0]
 

@@ -1,0 +1,229 @@
+"""Many callers on one event loop, one model: each awaits its own answer. Where the model runs is behind a port.
+
+    generate · chat · stream ─► request ─► port (a thread that steps, or a supervised worker)
+             pieces ◄─ reply ◄─ events ◄─┘
+
+A port may call back from any thread; what it says is heard on the event loop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Protocol, Unpack
+
+from quire.core.events import RequestEvent
+from quire.core.request import Request
+from quire.engine.answers import Completion, Piece
+from quire.engine.asking import How, make_request
+from quire.engine.chat_template import TemplateArguments
+from quire.engine.parameters import SamplingParams
+from quire.engine.reply import Reply
+from quire.engine.stepper import Answered
+from quire.engine.stream import Stream
+from quire.engine.text_model import Messages, ModelFace, TextModel
+from quire.errors import ConfigError, EngineDeadError, QuireError
+
+Prompt = str | Sequence[int]
+
+
+class Port(Protocol):
+    """Where requests go."""
+
+    def submit(self, request: Request, answered: Answered) -> None:
+        """Queue a request; `answered` gets None, or why it was refused."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """End a request, if it lives."""
+        ...
+
+
+class ChatArguments(TemplateArguments, How, total=False):
+    """What a template takes, and what may be said of a request."""
+
+
+class Asked:
+    """A request that was let in: its pieces as they come, then all of it. Close it, whatever happens."""
+
+    def __init__(self, reply: Reply, stream: Stream, forget: Callable[[str], object]) -> None:
+        self.reply = reply
+        self.stream = stream
+        self._forget = forget
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self.stream
+
+    def completion(self) -> Completion:
+        """The request with its answers, as far as they came."""
+        return self.reply.completion()
+
+    def close(self) -> None:
+        """Nobody waits for it any more: what still runs is ended."""
+        self.stream.close()
+        self._forget(self.reply.request.request_id)
+
+
+class Front:
+    """A model that any number of tasks on one event loop may ask."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._port: Port | None = None
+        self._face: ModelFace | None = None
+        self._open: dict[str, Asked] = {}
+        self._failure: QuireError | None = None
+
+    @property
+    def text(self) -> TextModel:
+        """The model's words: tokenizer, template, ends."""
+        return self.face.text
+
+    @property
+    def line(self) -> str:
+        """How much fits in how much memory."""
+        return self.face.line
+
+    @property
+    def face(self) -> ModelFace:
+        """What is known of the model."""
+        return self._started()[1]
+
+    @property
+    def num_open(self) -> int:
+        """Requests somebody waits for."""
+        return len(self._open)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]) -> Completion:
+        """The whole answer to a prompt."""
+        return await self._whole(await self.prompt_ids(prompt), params, **how)
+
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
+    ) -> Completion:
+        """The whole answer to a conversation."""
+        ids, how = await self._conversation(messages, arguments)
+        return await self._whole(ids, params, **how)
+
+    async def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
+    ) -> AsyncIterator[Piece]:
+        """The answer to a conversation piece by piece."""
+        ids, how = await self._conversation(messages, arguments)
+        async for piece in self.stream(ids, params, **how):
+            yield piece
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]
+    ) -> AsyncIterator[Piece]:
+        """The answer piece by piece. Leaving the loop early ends the request."""
+        asked = await self.ask(await self.prompt_ids(prompt), params, **how)
+        try:
+            async for piece in asked:
+                yield piece
+        finally:
+            asked.close()
+
+    async def ask(self, ids: list[int], params: SamplingParams | None = None, **how: Unpack[How]) -> Asked:
+        """Submit a prompt's tokens and wait until it is let in or refused."""
+        port, face = self._started()
+        if self._failure is not None:
+            raise self._failure
+        params = params or SamplingParams()
+        request = make_request(face, ids, params, **how)
+        stream = Stream(request.request_id, port.cancel)
+        asked = Asked(Reply(request, params, face.text.tokenizer), stream, lambda name: self._open.pop(name, None))
+        answer: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
+        self._open[request.request_id] = asked
+        port.submit(request, lambda error: self._on_loop(_settle, answer, error))
+        try:
+            error = await answer
+        except BaseException:
+            asked.close()
+            raise
+        if error is not None:
+            stream.end()
+            asked.close()
+            raise error
+        return asked
+
+    async def chat_ids(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
+        """A conversation's tokens, made beside the event loop."""
+        return await asyncio.to_thread(lambda: self.text.chat(messages, **arguments))
+
+    async def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """A prompt's tokens; long texts are tokenised beside the event loop."""
+        if isinstance(prompt, str):
+            self.text.tokenizer.check(prompt)
+            return self.text.prompt(await self.text.tokenizer.encode_off_loop(prompt, add_special_tokens=True))
+        return self.text.prompt(prompt)
+
+    async def _whole(self, ids: list[int], params: SamplingParams | None, **how: Unpack[How]) -> Completion:
+        asked = await self.ask(ids, params, **how)
+        try:
+            async for _ in asked:
+                pass
+        finally:
+            asked.close()
+        return asked.completion()
+
+    async def _conversation(self, messages: Messages, arguments: ChatArguments) -> tuple[list[int], How]:
+        """Its tokens, and what was said of the request beside what the template takes."""
+        how = {name: value for name, value in arguments.items() if name in How.__annotations__}
+        rest = {name: value for name, value in arguments.items() if name not in how}
+        return await self.chat_ids(messages, **rest), how  # type: ignore[arg-type,return-value]
+
+    def _started(self) -> tuple[Port, ModelFace]:
+        if self._port is None or self._face is None:
+            name = type(self).__name__
+            raise ConfigError(f"an {name} must be entered first: async with {name}(model) as engine")
+        return self._port, self._face
+
+    # -- what a port says, on any thread -------------------------------------------------------------------------------
+
+    def _on_events(self, events: Sequence[RequestEvent]) -> None:
+        self._on_loop(self._dispatch, events)
+
+    def _on_failure(self, error: BaseException) -> None:
+        self._on_loop(self._die, error)
+
+    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None:
+            # A loop that was closed under a running engine has nobody left to tell.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call, *arguments)
+
+    # -- on the event loop ---------------------------------------------------------------------------------------------
+
+    def _dispatch(self, events: Sequence[RequestEvent]) -> None:
+        by_request: dict[str, list[RequestEvent]] = {}
+        for event in events:
+            by_request.setdefault(event.request_id, []).append(event)
+        for request_id, own in by_request.items():
+            asked = self._open.get(request_id)
+            if asked is not None:
+                self._tell(asked, own)
+
+    def _tell(self, asked: Asked, events: Sequence[RequestEvent]) -> None:
+        reply, stream = asked.reply, asked.stream
+        was_answered = reply.is_answered
+        pieces = reply.take(events)
+        if pieces:
+            stream.put(pieces)
+        if reply.is_done:
+            stream.end()
+        elif reply.is_answered and not was_answered:
+            self._started()[0].cancel(stream.request_id)
+
+    def _die(self, error: BaseException) -> None:
+        self._failure = EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")
+        self._failure.__cause__ = error
+        self._end_all(self._failure)
+
+    def _end_all(self, error: QuireError) -> None:
+        for asked in self._open.values():
+            asked.stream.end(error)
+
+
+def _settle(future: "asyncio.Future[QuireError | None]", error: QuireError | None) -> None:
+    if not future.done():
+        future.set_result(error)
