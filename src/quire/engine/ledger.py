@@ -16,7 +16,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.events import (
+    Admitted,
+    Finished,
+    Preempted,
+    PromptLogprobs,
+    Replayed,
+    RequestEvent,
+    SequenceFinished,
+    Token,
+)
 from quire.core.request import Continuation, FinishReason, Request
 from quire.engine.messages import Cancel, Restore, Submit
 from quire.engine.stepper import Answered
@@ -54,7 +63,6 @@ class Entry:
     num_prompt_logprobs: int = 0
     is_cancelled: bool = False
     num_strikes: int = 0
-    num_replays: int = 0
 
     @property
     def is_taken(self) -> bool:
@@ -203,6 +211,8 @@ class Ledger:
                 return self._take_prompt_logprobs(entry, event)
             case Preempted():
                 return [event]
+            case Replayed():
+                raise MessageError(f"{event.request_id}: a worker does not know of the one before it")
 
     def _take_token(self, entry: Entry, event: Token) -> list[RequestEvent]:
         tokens = entry.tokens.get(event.sequence_index)
@@ -269,13 +279,15 @@ class Ledger:
         told: list[RequestEvent] = []
         alone, self._alone = self._alone, None
         for entry in list(self.entries.values()):
-            entry.num_replays += entry.place is not Place.HELD
+            was_there = entry.is_taken and entry.place is not Place.HELD
             entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
             entry.place = Place.HELD
             if entry is alone and entry.request.request_id in flying:
                 told += self._end(entry, FinishReason.ERROR, now_s, POISON)
             elif entry.is_cancelled:
                 told += self._end(entry, FinishReason.CANCELLED, now_s)
+            elif was_there:
+                told.append(Replayed(entry.request.request_id, now_s))
         return told
 
     def expire(self, now_s: float) -> list[RequestEvent]:

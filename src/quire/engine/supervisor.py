@@ -310,6 +310,8 @@ class Supervisor:
             life.num_heard += 1
             self._hear(life, message)
             self._send_due()
+            # A message that is there already does not make us wait; everybody else on this loop wants a turn too.
+            await asyncio.sleep(0)
 
     def _hear(self, life: _Life, message: ToParent) -> None:
         match message:
