@@ -12,6 +12,7 @@
     │   └── TemplateError         the model's chat template refused the messages, or is missing
     ├── EngineDeadError           the engine ended while requests were running
     └── CapacityError             something bounded is full
+        ├── DrainingError         the server is about to end: ask another, or later
         ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
         ├── PinBudgetError        the pin would hold more of the pool than pins may
         ├── QueueFullError        the server's queue is full: come back later
@@ -75,6 +76,10 @@ class CapacityError(QuireError):
     """Something bounded is full."""
 
 
+class DrainingError(CapacityError):
+    """The server takes nothing new, because it is about to end; what still runs at its bound is ended."""
+
+
 class OutOfBlocksError(CapacityError):
     """The pool has fewer free blocks than were asked for. Nothing has been changed."""
 
@@ -98,10 +103,10 @@ class QueueFullError(CapacityError):
 
 
 class StreamStuckError(CapacityError):
-    """A consumer left too many pieces unread; its request was ended."""
+    """A consumer left too much unread; its request was ended."""
 
     def __init__(self, request_id: str, limit: int) -> None:
-        super().__init__(f"a stream holds {limit} unread pieces, {request_id} has more; read faster, or ask for less")
+        super().__init__(f"a stream holds {limit:,} unread bytes, {request_id} has more; read faster, or ask for less")
         self.request_id = request_id
         self.limit = limit
 

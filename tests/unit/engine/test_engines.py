@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -231,17 +232,49 @@ def test_no_thread_outlives_the_engine() -> None:
 
 
 def test_a_stream_nobody_reads_is_ended() -> None:
-    async def fill() -> tuple[list[str], int]:
+    async def fill() -> tuple[list[str], str]:
         cancelled: list[str] = []
-        stream = Stream("r1", cancelled.append, max_pending=5)
-        for at in range(9):
-            stream.put([Piece(0, str(at))])
-        kept = [await anext(stream) for _ in range(5)]
-        with pytest.raises(StreamStuckError, match="5 unread pieces"):
-            await anext(stream)
-        return cancelled, len(kept)
+        stream = Stream("r1", cancelled.append, max_pending=5, max_bytes=40)
+        for at in range(24):
+            stream.put([Piece(0, str(at % 10))])
+        kept = [piece.text async for piece in _until_stuck(stream)]
+        assert len(kept) <= 5
+        return cancelled, "".join(kept)
 
-    assert asyncio.run(fill()) == (["r1"], 5)
+    assert asyncio.run(fill()) == (["r1"], "01234567890123456789")
+
+
+async def _until_stuck(stream: Stream) -> AsyncIterator[Piece]:
+    with pytest.raises(StreamStuckError, match="40 unread bytes"):
+        async for piece in stream:
+            yield piece
+
+
+def test_what_nobody_has_read_is_joined_answer_by_answer() -> None:
+    async def fill() -> list[Piece]:
+        stream = Stream("r1", lambda _name: None, max_pending=4)
+        for at in range(6):
+            stream.put([Piece(at % 2, str(at), (at,))])
+        stream.put([Piece(1, "", finish_reason="stop")])
+        taken = stream.take()
+        assert (stream.take(), stream.num_pending_bytes, stream.is_over) == ([], 0, False)
+        return taken
+
+    assert asyncio.run(fill()) == [Piece(0, "024", (0, 2, 4)), Piece(1, "135", (1, 3, 5), finish_reason="stop")]
+
+
+def test_a_stream_that_is_stopped_cancels_and_tells_why_after_what_it_has() -> None:
+    async def stop() -> list[str]:
+        cancelled: list[str] = []
+        stream = Stream("r1", cancelled.append)
+        stream.put([Piece(0, "a")])
+        stream.stop(EngineDeadError("over"))
+        assert [piece.text for piece in stream.take()] == ["a"]
+        with pytest.raises(EngineDeadError, match="over"):
+            stream.take()
+        return cancelled
+
+    assert asyncio.run(stop()) == ["r1"]
 
 
 def test_a_consumer_that_goes_away_cancels_once() -> None:
