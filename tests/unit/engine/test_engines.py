@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -237,17 +236,13 @@ def test_a_stream_nobody_reads_is_ended() -> None:
         stream = Stream("r1", cancelled.append, max_pending=5, max_bytes=40)
         for at in range(24):
             stream.put([Piece(0, str(at % 10))])
-        kept = [piece.text async for piece in _until_stuck(stream)]
+        kept = [await anext(stream) for _ in range(len(stream._pieces))]
+        with pytest.raises(StreamStuckError, match="40 unread bytes"):
+            await anext(stream)
         assert len(kept) <= 5
-        return cancelled, "".join(kept)
+        return cancelled, "".join(piece.text for piece in kept)
 
     assert asyncio.run(fill()) == (["r1"], "01234567890123456789")
-
-
-async def _until_stuck(stream: Stream) -> AsyncIterator[Piece]:
-    with pytest.raises(StreamStuckError, match="40 unread bytes"):
-        async for piece in stream:
-            yield piece
 
 
 def test_what_nobody_has_read_is_joined_answer_by_answer() -> None:
