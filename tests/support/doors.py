@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -67,6 +68,16 @@ class House:
             self.wait_until(lambda e=engine: not e.has_work, within_s)  # type: ignore[misc]
             assert engine.memory.stats().num_referenced_blocks == 0
 
+    def wait_for_end(self) -> None:
+        """The server has ended by itself."""
+        assert self.thread is not None
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def num_tasks(self) -> int:
+        """Tasks of the server's loop; to be asked on it."""
+        return len(asyncio.all_tasks(self.loop))
+
     def connection(self, timeout_s: float = 20) -> HTTPConnection:
         return HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
 
@@ -126,6 +137,7 @@ def house(
     keys_file: Path | None = None,
     settings: DoorSettings | None = None,
     drain_s: float = 5.0,
+    send_buffer_bytes: int | None = None,
     is_checked: bool = True,
 ) -> Iterator[House]:
     """A server for as long as the test runs; afterwards nothing is held."""
@@ -141,6 +153,8 @@ def house(
             doors = Doors(named, Metrics(), settings)
             closing = Closing(doors, drain_s)
             listener = listen("127.0.0.1", 0)
+            if send_buffer_bytes is not None:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
             here = House(listener.getsockname()[1], doors, closing, asyncio.get_running_loop(), opened)
             made.append(here)
             started.set()

@@ -41,8 +41,9 @@ class PacedRunner(OracleRunner):
 
     def allow(self, num_steps: int) -> None:
         """So many more steps."""
-        self.is_waiting.clear()
-        self.permits.release(num_steps)
+        if num_steps:
+            self.is_waiting.clear()
+            self.permits.release(num_steps)
 
     def let_go(self) -> None:
         """From now on without asking."""

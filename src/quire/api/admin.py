@@ -30,7 +30,9 @@ def make_admin(doors: Doors, closing: Closing) -> Entrance:
         Route("/cache/clear", desk.clear_cache, methods=["POST"]),
         Route("/drain", desk.drain, methods=["POST"]),
     ]
-    app = Starlette(routes=routes, exception_handlers={Refusal: worded, HTTPException: _no_such_door, Exception: worded})
+    app = Starlette(
+        routes=routes, exception_handlers={Refusal: worded, HTTPException: _no_such_door, Exception: worded}
+    )
     app.router.redirect_slashes = False
     return Entrance(app)
 

@@ -27,6 +27,7 @@ from quire.api.visits import Visit, figures_of
 from quire.engine.answers import Piece
 from quire.engine.front import Asked
 from quire.engine.reply import Reply
+from quire.errors import TenantShareError
 
 LOG = logging.getLogger("quire.api")
 
@@ -76,8 +77,11 @@ class Answering(Response):
 
     async def _ask(self, question: Question, visit: Visit) -> None:
         front = question.model.open()
-        for ids in question.prompts:
-            visit.asked.append(await front.ask(ids, question.params, **question.how))
+        try:
+            for ids in question.prompts:
+                visit.asked.append(await front.ask(ids, question.params, **question.how))
+        except TenantShareError as error:
+            raise self._doors.full(error) from error
 
     async def _send_whole(self, question: Question, visit: Visit, send: Send) -> None:
         clock = TokenClock(self._doors, visit)

@@ -39,9 +39,7 @@ QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs
 
 def make_app(doors: Doors, gate: Gate) -> FastAPI:
     """All public doors."""
-    app = FastAPI(
-        title="quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, telemetry=QUIET
-    )
+    app = FastAPI(title="quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, telemetry=QUIET)
     app.router.redirect_slashes = False
     app.state.doors, app.state.gate = doors, gate
     doors.metrics.watch(lambda: pictures(doors))

@@ -16,7 +16,7 @@ from quire.api.limits import FULL_RETRY_S
 from quire.api.models import Models
 from quire.api.refusals import Refusal
 from quire.api.visits import Visit
-from quire.errors import DrainingError, QueueFullError
+from quire.errors import CapacityError, DrainingError, QueueFullError, TenantShareError
 from quire.observe.metrics import Metrics
 
 
@@ -26,6 +26,8 @@ class DoorSettings:
 
     max_inside: int = 1024
     """Requests between their first and their last byte, all models together."""
+    queue: int | None = None
+    """Requests that may wait in an engine's queue, where that is known."""
 
 
 class Doors:
@@ -78,6 +80,11 @@ class Doors:
             quota.requests.take(num_requests, now_s)
         if quota.tokens is not None:
             quota.tokens.take(num_prompt_tokens, now_s)
+
+    def full(self, error: TenantShareError) -> CapacityError:
+        """A share that is the whole queue is no tenant's fault: then it is the server that is full."""
+        is_everything = self.settings.queue is not None and error.limit >= self.settings.queue
+        return QueueFullError(error.num_waiting, error.limit) if is_everything else error
 
     def charge_output(self, caller: Caller, num_tokens: int) -> None:
         """What an answer came to."""

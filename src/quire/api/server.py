@@ -1,8 +1,8 @@
 """Running the doors: sockets, signals, draining. Knows the server library; the doors do not.
 
-    SIGTERM, SIGINT   not ready, nobody new; those inside may finish for drain_s; what is left is told so and ended
-    once more         no more waiting
-    a third time      the process ends as it would without us
+SIGTERM, SIGINT   not ready, nobody new; those inside may finish for drain_s; what is left is told so and ended
+once more         no more waiting
+a third time      the process ends as it would without us
 """
 
 import asyncio
