@@ -8,7 +8,7 @@ from tests.support.doors import House, house
 from tests.support.talkers import talker
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _shared_house() -> Iterator[House]:
     with house(models={"oracle": talker(num_blocks=512), "other": talker()}) as here:
         yield here

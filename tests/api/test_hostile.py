@@ -59,7 +59,8 @@ def test_a_body_that_is_not_plain_json_is_refused(here: House, data: bytes, code
     {"n": 9}, {"n": 0}, {"n": -1}, {"n": 1.5}, {"n": True}, {"n": "2"}, {"n": 10**18}, {"temperature": -0.1},
     {"temperature": 1e300}, {"temperature": "hot"}, {"temperature": [1]}, {"top_p": 1.1}, {"top_p": -1},
     {"top_k": -2}, {"top_k": 1.5}, {"min_p": 2}, {"max_tokens": 0}, {"max_tokens": -5}, {"max_tokens": 10**15},
-    {"stop": ["a", "b", "c", "d", "e"]}, {"stop": [""]}, {"stop": ""}, {"stop": [1]}, {"stop": "x" * 1025}, {"stop": {}},
+    {"stop": ["a", "b", "c", "d", "e"]}, {"stop": [""]}, {"stop": ""}, {"stop": [1]}, {"stop": "x" * 1025},
+    {"stop": {}},
     {"logit_bias": {"x": 1}}, {"logit_bias": {"-1": 1}}, {"logit_bias": {"99999": 1}}, {"logit_bias": {"1": "a"}},
     {"logit_bias": {str(at): 0 for at in range(1100)}}, {"logit_bias": [1]}, {"logit_bias": {"1": 1e9}},
     {"logit_bias": {"٣": 1}}, {"stop_token_ids": [99999]}, {"stop_token_ids": [-1]}, {"stop_token_ids": ["a"]},
@@ -85,7 +86,8 @@ def test_a_parameter_out_of_its_range_is_refused(here: House, extra: dict[str, A
     chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://localhost"}}]}]),
     chat(messages=[{"role": "user", "content": [{"text": "x"}]}]), chat(messages=HELLO * 5000), chat(messages=None),
     chat(messages=[{"role": "user", "content": ["x"]}]), chat(logprobs=5), chat(top_logprobs=3),
-    chat(logprobs=True, top_logprobs=21), chat(logprobs=True, top_logprobs=-1), chat(chat_template_kwargs={"messages": []}),
+    chat(logprobs=True, top_logprobs=21), chat(logprobs=True, top_logprobs=-1),
+    chat(chat_template_kwargs={"messages": []}),
     chat(chat_template_kwargs=[]), chat(add_generation_prompt=True, continue_final_message=True), chat(documents=[5]),
     chat(max_completion_tokens=0), chat(messages=[5] * 100), {"messages": HELLO},
 ])  # fmt: skip
@@ -95,7 +97,8 @@ def test_a_conversation_that_is_none_is_refused(here: House, asked: dict[str, An
 
 @pytest.mark.parametrize("asked", [
     complete(prompt=""), complete(prompt=[]), complete(prompt=[[]]), complete(prompt=["", "a"]), complete(prompt=None),
-    complete(prompt=5), complete(prompt=[1, "a"]), complete(prompt=[1.5]), complete(prompt=[-1]), complete(prompt=[337]),
+    complete(prompt=5), complete(prompt=[1, "a"]), complete(prompt=[1.5]), complete(prompt=[-1]),
+    complete(prompt=[337]),
     complete(prompt=[2**70]), complete(prompt=[True]), complete(prompt=[["a"]]), complete(prompt=["a"] * 17),
     complete(prompt=[[1]] * 17), complete(prompt=[1, [2]]), complete(logprobs=21), complete(logprobs=-1),
     complete(logprobs=True), complete(best_of=3), complete(max_tokens=0), complete(prompt={"a": 1}),
@@ -113,7 +116,8 @@ def test_tokens_that_are_none_are_not_made_text(here: House, asked: dict[str, An
 
 def test_megabytes_of_mistakes_are_one_complaint(here: House) -> None:
     for asked in (complete(prompt=["x"] * 300_000), complete(prompt=[1.5] * 300_000), chat(messages=[5] * 300_000),
-                  complete(stop_token_ids=["x"] * 300_000), complete(prompt="a", x=[[]] * 300_000) | {"n": 99}):  # fmt: skip
+                  complete(stop_token_ids=["x"] * 300_000), complete(prompt="a",
+                  x=[[]] * 300_000) | {"n": 99}):  # fmt: skip
         reply = here.post(COMPLETE if "prompt" in asked else CHAT, asked)
         assert reply.status == 400
         assert len(reply.data) < 2000
@@ -130,7 +134,8 @@ def test_a_door_opens_for_its_own_method_only(here: House, method: str) -> None:
     assert here.request(method, CHAT).status == 405
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/", "//v1/models", "/v1/models/../../health", "/V1/models", "/v1/chat/completions/",
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "//v1/models", "/v1/models/../../health", "/V1/models",
+                                  "/v1/chat/completions/",
                                   "/%2e%2e/health", "/docs", "/redoc", "/stats", "/drain", "/requests"])  # fmt: skip
 def test_what_is_no_door_is_not_found(here: House, path: str) -> None:
     reply = here.get(path)

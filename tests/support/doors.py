@@ -142,7 +142,7 @@ def house(
 ) -> Iterator[House]:
     """A server for as long as the test runs; afterwards nothing is held."""
     opened = models if models is not None else {"oracle": talker()}
-    started: "threading.Event" = threading.Event()
+    started: threading.Event = threading.Event()
     made: list[House] = []
     failed: list[BaseException] = []
 
