@@ -13,7 +13,7 @@
     ├── EngineDeadError           the engine ended while requests were running
     ├── MessageError              what came from the other process is no message, or says what cannot be
     └── CapacityError             something bounded is full
-        ├── DrainingError         the server is going down and takes no new requests
+        ├── DrainingError         the server is about to end: ask another, or later
         ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
         ├── PinBudgetError        the pin would hold more of the pool than pins may
         ├── QueueFullError        the server's queue is full: come back later
@@ -82,10 +82,7 @@ class CapacityError(QuireError):
 
 
 class DrainingError(CapacityError):
-    """The server is going down: what runs may finish, nothing new is taken."""
-
-    def __init__(self) -> None:
-        super().__init__("the server is going down and takes no new requests; ask another one, or later")
+    """The server takes nothing new, because it is about to end; what still runs at its bound is ended."""
 
 
 class OutOfBlocksError(CapacityError):
@@ -111,10 +108,10 @@ class QueueFullError(CapacityError):
 
 
 class StreamStuckError(CapacityError):
-    """A consumer left too many pieces unread; its request was ended."""
+    """A consumer left too much unread; its request was ended."""
 
     def __init__(self, request_id: str, limit: int) -> None:
-        super().__init__(f"a stream holds {limit} unread pieces, {request_id} has more; read faster, or ask for less")
+        super().__init__(f"a stream holds {limit:,} unread bytes, {request_id} has more; read faster, or ask for less")
         self.request_id = request_id
         self.limit = limit
 

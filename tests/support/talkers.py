@@ -1,5 +1,7 @@
 """Engines that talk without a model: the oracle behind a small tokenizer, so that counts are exact and steps cheap."""
 
+from threading import Event, Semaphore
+
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
 from quire.core.scheduler_shapes import SchedulerConfig
@@ -25,6 +27,42 @@ class FailingRunner(OracleRunner):
         if plan.step >= self._fails_at:
             raise RuntimeError("the device is gone")
         return super().run(plan)
+
+
+class PacedRunner(OracleRunner):
+    """An oracle that makes one step for each permit it is given, until it is let go."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        super().__init__(capacity)
+        self.permits = Semaphore(0)
+        self.is_waiting = Event()
+        """A step has been started and waits."""
+        self._is_free = False
+
+    def allow(self, num_steps: int) -> None:
+        """So many more steps."""
+        if num_steps:
+            self.is_waiting.clear()
+            self.permits.release(num_steps)
+
+    def let_go(self) -> None:
+        """From now on without asking."""
+        self._is_free = True
+        self.permits.release()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if not self._is_free and not self.permits.acquire(blocking=False):
+            self.is_waiting.set()
+            self.permits.acquire()
+        return super().run(plan)
+
+
+def paced_talker(**settings: int) -> tuple[OpenedModel, PacedRunner]:
+    """A talker that waits for permission, and the runner that is given it."""
+    opened = talker(**settings)
+    runner = PacedRunner(opened.engine.runner.capacity)
+    opened.engine.runner = runner
+    return opened, runner
 
 
 def talker(num_blocks: int = 256, block_size: int = 4, *, fails_at: int | None = None, **settings: int) -> OpenedModel:

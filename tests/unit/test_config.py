@@ -47,6 +47,14 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "kv_events_replay": (("tcp://*:5558", "tcp://*:5558"), ("ipc:///b", "ipc:///b"), ("tcp://h:2", "tcp://h:2")),
     "kv_events_topic": (("kv", "kv"), ("kv@pod@model", "kv@pod@model"), ("a b", "a b")),
     "kv_events_encoding": (("map", "map"), ("array", "array"), ("map", "map")),
+    "host": (("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("::1", "::1")),
+    "port": ((8000, 8000), ("0", 0), (65535, 65535)),
+    "keys_file": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
+    "admin_socket": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
+    "drain_s": ((30, 30.0), ("0", 0.0), (2.5, 2.5)),
+    "max_inside": ((1, 1), ("4096", 4096), (64, 64)),
+    "log_format": (("plain", "plain"), ("json", "json")),
+    "metrics_prefix": (("vllm", "vllm"), ("quire", "quire")),
 }
 """For every setting values as they may be given, with what they mean; any combination keeps the rules between them."""
 
@@ -253,7 +261,8 @@ def test_variables_that_are_not_ours_to_judge_are_left_alone(tmp_path: Path) -> 
         QUIRE_CHAT_PORT_53_UDP_PROTO="udp",
         OTHER_MEMORY="lots",
     )
-    assert "QUIRE_PORT" in refusal(tmp_path, QUIRE_PORT="8000")
+    assert load(tmp_path, QUIRE_PORT="9000").doors.port == 9000
+    assert "QUIRE_CHAT_PORT" in refusal(tmp_path, QUIRE_CHAT_PORT="8000")
 
 
 def test_the_named_file_is_read_before_that_of_the_folder_and_that_before_that_of_the_home(tmp_path: Path) -> None:

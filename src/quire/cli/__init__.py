@@ -12,8 +12,11 @@ from quire.cli.config import config_app
 from quire.cli.generate import generate
 from quire.cli.info import EPILOG as INFO_EPILOG
 from quire.cli.info import info
+from quire.cli.keys import keys_app
 from quire.cli.models import EPILOG as MODELS_EPILOG
 from quire.cli.models import models
+from quire.cli.serve import EPILOG as SERVE_EPILOG
+from quire.cli.serve import serve
 from quire.cli.sim import sim
 from quire.errors import CheckpointError, QuireError
 
@@ -25,13 +28,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command(epilog=SERVE_EPILOG)(serve)
+app.add_typer(keys_app)
 app.command(epilog=MODELS_EPILOG)(models)
 app.command(epilog=INFO_EPILOG)(info)
 app.add_typer(config_app)
 app.command(epilog="Examples: quire generate model.gguf 'Once upon a time'; echo hello | quire generate model.gguf -")(
     generate
 )
-app.command(epilog="Examples: quire chat model.gguf; quire chat ./llama --system 'Answer in one sentence.'")(chat)
+app.command(epilog="Examples: quire chat model.gguf; quire chat --url http://127.0.0.1:8000")(chat)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,8 @@ from quire.config import Settings
 from quire.errors import ConfigError, InvariantError
 
 if TYPE_CHECKING:
-    from quire.engine.answers import Completion
+    from quire.cli.remote import Remote
+    from quire.engine.answers import Completion, Piece
     from quire.engine.llm import LLM
     from quire.engine.parameters import SamplingParams
 
@@ -34,7 +35,13 @@ Ctrl-C         stop the answer that is being written"""
 @with_settings
 def chat(
     settings: Settings,
-    model: Annotated[str, typer.Argument(help="A directory, a .gguf file, or a hub id.")],
+    model: Annotated[
+        str | None, typer.Argument(help="A directory, a .gguf file, or a hub id; with --url a name the server knows.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="Talk with a server, such as http://127.0.0.1:8000.")] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="The server's API key.", show_envvar=True)
+    ] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 512,
     temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest; default: the model's own.")] = None,
@@ -45,21 +52,33 @@ def chat(
     from quire.engine.parameters import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    if url is not None:
+        from quire.cli.remote import Remote
+
+        remote = Remote.at(url, model, key)
+        typer.echo(f"talking with {remote.model} at {remote.url}", err=True)
+        _converse(Talk(remote, params, system))
+        return
+    if model is None:
+        raise ConfigError("a model must be named, or a server with --url; none given")
     with opened(model, settings) as llm:
-        typer.echo("say something; /help shows what else", err=True)
         if llm.text.template is None:
             raise ConfigError("this model has no chat template; use quire generate, or a model made for chatting")
-        talk = Talk(llm, params, system)
-        for line in _lines():
-            if not talk.hear(line):
-                break
+        _converse(Talk(llm, params, system))
+
+
+def _converse(talk: "Talk") -> None:
+    typer.echo("say something; /help shows what else", err=True)
+    for line in _lines():
+        if not talk.hear(line):
+            break
 
 
 @dataclass
 class Talk:
     """A conversation and what it has cost."""
 
-    llm: "LLM"
+    llm: "LLM | Remote"
     params: "SamplingParams"
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
@@ -101,7 +120,7 @@ class Talk:
 
         self.turns.append({"role": "user", "content": line})
         try:
-            completion = self._stream(self.llm.text.chat(self.messages))
+            completion = self._stream()
         except RequestError as error:
             self.turns.pop()
             typer.echo(f"error: {error}\nhint: /reset begins anew", err=True)
@@ -115,18 +134,25 @@ class Talk:
             return
         self.turns.append({"role": "assistant", "content": completion.text})
 
-    def _stream(self, ids: list[int]) -> "Completion":
+    def _stream(self) -> "Completion":
         """Write an answer as it comes; a stopped one counts as far as it went."""
         from quire.engine.answers import Completion
 
         with _interrupts() as pressed:
-            for piece in self.llm.stream(ids, self.params, is_stopped=lambda: bool(pressed)):
+            for piece in self._pieces(lambda: bool(pressed)):
                 if isinstance(piece, Completion):
                     if pressed:
                         typer.echo("\n(stopped)", err=True)
                     return piece
                 typer.echo(piece.text, nl=False)
         raise InvariantError("a stream ended without a completion")
+
+    def _pieces(self, is_stopped: "Callable[[], bool]") -> "Iterator[Piece | Completion]":
+        from quire.cli.remote import Remote
+
+        if isinstance(self.llm, Remote):
+            return self.llm.stream_chat(self.messages, self.params, is_stopped)
+        return self.llm.stream(self.llm.text.chat(self.messages), self.params, is_stopped=is_stopped)
 
     def _save(self, name: str) -> None:
         if not name:

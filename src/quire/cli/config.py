@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.settings_flags import with_settings
+from quire.cli.settings_flags import with_all_settings
 from quire.config import SETTINGS, Settings
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PATH_EPILOG = "\b\nExamples:\n  quire config path\n  QUIRE_CONFIG=~/other.toml q
 
 
 @config_app.command(epilog=SHOW_EPILOG)
-@with_settings
+@with_all_settings
 def show(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,

@@ -12,17 +12,20 @@ from quire.config import SETTINGS, Setting, Settings, load_settings
 FILE_HELP = "Read this TOML file and look for no other."
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+def with_settings(command: Callable[..., None], *, with_doors: bool = False) -> Callable[..., None]:
     """The command with all settings as flags; its first parameter, a `Settings`, gets what is in force.
+
+    Those of the doors are flags of a server alone.
 
     @with_settings
     def serve(settings: Settings, model: Annotated[str, typer.Argument()]) -> None: ...
     """
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    parameters = [*own, _file_parameter(), *(_parameter(setting) for setting in SETTINGS)]
+    shown = [setting for setting in SETTINGS if with_doors or not setting.is_of_doors]
+    parameters = [*own, _file_parameter(), *(_parameter(setting) for setting in shown)]
 
     def with_flags(**given: Any) -> None:
-        flags = {setting.name: given.pop(setting.name) for setting in SETTINGS}
+        flags = {setting.name: given.pop(setting.name) for setting in shown}
         settings: Settings = load_settings(flags, file=given.pop("config_file"))
         command(settings, **given)
 
@@ -30,6 +33,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return with_flags
+
+
+def with_all_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The same with those of the doors."""
+    return with_settings(command, with_doors=True)
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:

@@ -2,12 +2,13 @@
 
     table.py       every setting, once           kinds.py    what a value may be
     load.py        flag > environment > file     files.py    which file is read
-    model.py, serving.py   the shapes handed down
+    model.py, serving.py, doors.py   the shapes handed down
     reference.py   the page in docs/reference
 
 May import errors and the standard library. Nothing below reads flags or the environment.
 """
 
+from quire.config.doors import DoorsSettings
 from quire.config.load import Resolved, Settings, load_settings
 from quire.config.model import MEMORY_SHARE, Dtype, ModelSettings
 from quire.config.serving import ServingSettings
@@ -16,6 +17,7 @@ from quire.config.table import SETTINGS, Setting
 __all__ = [
     "MEMORY_SHARE",
     "SETTINGS",
+    "DoorsSettings",
     "Dtype",
     "ModelSettings",
     "Resolved",

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from quire.config.doors import DoorsSettings
 from quire.config.files import chosen_file, read_toml
 from quire.config.kinds import Value
 from quire.config.model import ModelSettings
@@ -43,6 +44,7 @@ class Settings:
     """By the names in the table, in its order."""
     model: ModelSettings
     serving: ServingSettings
+    doors: DoorsSettings
     file: Path | None
     """The TOML file that was read."""
 
@@ -66,7 +68,13 @@ def load_settings(
     path = chosen_file(environ) if file is None else file.expanduser().absolute()
     layers = (_of_flags(flags), _of_environment(environ), _of_file(path))
     values = {setting.name: _resolved(setting, layers) for setting in SETTINGS}
-    return Settings(MappingProxyType(values), _checked(ModelSettings, values), _checked(ServingSettings, values), path)
+    return Settings(
+        values=MappingProxyType(values),
+        model=_checked(ModelSettings, values),
+        serving=_checked(ServingSettings, values),
+        doors=_checked(DoorsSettings, values),
+        file=path,
+    )
 
 
 def _of_flags(flags: Mapping[str, str | int | float | None]) -> dict[str, _Given]:
@@ -109,14 +117,19 @@ def _resolved(setting: Setting, layers: Iterable[Mapping[str, _Given]]) -> Resol
 
 def _checked(shape: type[Any], values: Mapping[str, Resolved]) -> Any:
     """The settings of one shape; a rule between several names where each of them came from."""
-    is_model = shape is ModelSettings
-    ours = [setting for setting in SETTINGS if bool(setting.model_field) == is_model]
+    ours = [setting for setting in SETTINGS if _shape_of(setting) is shape]
     try:
         return shape(**{setting.model_field or setting.name: values[setting.name].value for setting in ours})
     except ConfigError as error:
         named = [setting.name for setting in ours if re.search(rf"\b{setting.name}\b", str(error))]
         sources = ", ".join(f"{name} by {values[name].source}" for name in named)
         raise ConfigError(f"{error} (given: {sources})") from error
+
+
+def _shape_of(setting: Setting) -> type[Any]:
+    if setting.model_field:
+        return ModelSettings
+    return DoorsSettings if setting.is_of_doors else ServingSettings
 
 
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:

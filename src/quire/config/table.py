@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from quire.config.doors import DoorsSettings
 from quire.config.kinds import FILE_PATH, SIZE, Kind, Value, choice, power_of_two, seconds, text, whole_number
 from quire.config.model import ModelSettings
 from quire.config.serving import ServingSettings
@@ -10,7 +11,7 @@ PREFIX = "QUIRE_"
 ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
-_MODEL, _SERVING = ModelSettings(), ServingSettings()
+_MODEL, _SERVING, _DOORS = ModelSettings(), ServingSettings(), DoorsSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,9 @@ class Setting:
     unset: str = ""
     """What happens without a value; only where the default is None."""
     model_field: str = ""
-    """Which field of ModelSettings it sets; if none, it sets the field of its own name in ServingSettings."""
+    """Which field of ModelSettings it sets; if none, it sets the field of its own name in another shape."""
+    is_of_doors: bool = False
+    """That shape is DoorsSettings, and only a server reads it; else it is ServingSettings."""
 
     @property
     def flag(self) -> str:
@@ -139,6 +142,40 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "kv_events_encoding", choice("map", "array"), _SERVING.kv_events_encoding,
         "How announcements are written; array suits readers of before mid-2026.", "array",
+    ),
+    Setting(
+        "host", text("a host name or an address", r"[A-Za-z0-9._:-]{1,253}"), _DOORS.host,
+        "Address to listen on. Beyond this machine only with keys.", "0.0.0.0", is_of_doors=True,  # noqa: S104
+    ),
+    Setting(
+        "port", whole_number(0, 65535), _DOORS.port, "Port to listen on; 0 takes a free one.", "8080", is_of_doors=True,
+    ),
+    Setting(
+        "keys_file", FILE_PATH, _DOORS.keys_file,
+        "The file that quire keys writes. Once it is there, every door but /health and /ready needs a key.",
+        "~/.config/quire/keys.json", "keys.json in the configuration folder, if it is there", is_of_doors=True,
+    ),
+    Setting(
+        "admin_socket", FILE_PATH, _DOORS.admin_socket,
+        "Unix socket for the operator: statistics, requests, draining. Its folder must be its owner's alone.",
+        "/run/quire/admin.sock", "admin-PORT.sock in quire's runtime folder", is_of_doors=True,
+    ),
+    Setting(
+        "drain_s", seconds(86_400.0), _DOORS.drain_s,
+        "Seconds that requests may take to finish once the server is asked to end.", "60", is_of_doors=True,
+    ),
+    Setting(
+        "max_inside", whole_number(1, 1_000_000), _DOORS.max_inside,
+        "Requests that may be inside at once, from their first byte to their last; one more is turned away unread.",
+        "4096", is_of_doors=True,
+    ),
+    Setting(
+        "log_format", choice("plain", "json"), _DOORS.log_format,
+        "How log lines are written: for people or for machines.", "json", is_of_doors=True,
+    ),
+    Setting(
+        "metrics_prefix", text("a word of letters and digits", r"[a-z][a-z0-9_]{0,31}"), _DOORS.metrics_prefix,
+        "What names of metrics begin with. Dashboards of the field expect vllm.", "quire", is_of_doors=True,
     ),
 )  # fmt: skip
 

@@ -1,8 +1,14 @@
 """What comes back: pieces while a request runs, a completion when it is done."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.core.step import TokenLogprobs
+
+PIECE_BYTES = 16
+"""What a piece is counted for beside its text: a token id and its place."""
+LOGPROB_BYTES = 64
+"""What one log-probability is counted for: about what it takes on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,33 @@ class Piece:
     stop_reason: str | int | None = None
     """The stop text, or the client's own stop token, that ended it."""
     error: str | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much a client has yet to be sent; the same for pieces alone and joined."""
+        entries = sum(1 + len(entry.alternatives) for entry in self.logprobs)
+        return len(self.text) * 2 + PIECE_BYTES * len(self.token_ids) + LOGPROB_BYTES * entries
+
+
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """One piece for each answer with all that was added to it, in the order in which they first came."""
+    by_answer: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_answer.setdefault(piece.index, []).append(piece)
+    return [own[0] if len(own) == 1 else _join(own) for own in by_answer.values()]
+
+
+def _join(own: list[Piece]) -> Piece:
+    last = own[-1]
+    return Piece(
+        index=last.index,
+        text="".join(piece.text for piece in own),
+        token_ids=tuple(token for piece in own for token in piece.token_ids),
+        logprobs=tuple(entry for piece in own for entry in piece.logprobs),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        error=last.error,
+    )
 
 
 @dataclass(frozen=True, slots=True)

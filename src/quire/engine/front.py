@@ -93,6 +93,11 @@ class Front:
         """Requests somebody waits for."""
         return len(self._open)
 
+    @property
+    def is_alive(self) -> bool:
+        """It was entered and has not failed."""
+        return self._port is not None and self._failure is None
+
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]) -> Completion:
         """The whole answer to a prompt."""
         return await self._whole(await self.prompt_ids(prompt), params, **how)

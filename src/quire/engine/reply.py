@@ -74,9 +74,11 @@ class Reply:
         """All of them so far, in the order they came."""
         self.num_tokens = 0
         """Tokens of all answers so far."""
-        self._num_cached_tokens = 0
-        self._num_preemptions = 0
-        self._num_replays = 0
+        self.num_cached_tokens = 0
+        """Prompt tokens that were not computed, as far as it is known."""
+        self.num_preemptions = 0
+        self.num_replays = 0
+        """Counted by whoever asks again after a crash."""
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
 
@@ -92,12 +94,26 @@ class Reply:
         self.num_tokens += sum(len(piece.token_ids) for piece in added)
         return added
 
-    def completion(self) -> Completion:
-        """All of it, once it is done."""
+    @property
+    def is_admitted(self) -> bool:
+        """It left the queue."""
+        return "admitted" in self._times
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Those of the prompt's tokens but its first, as far as they came."""
+        return tuple(self._prompt_logprobs)
+
+    @property
+    def timings(self) -> Timings:
+        """What took how long, as far as it is known."""
         start = self.request.arrival_s
         end = self._times.get("end", start)
         admitted = self._times.get("admitted", end)
-        timings = Timings(admitted - start, self._times.get("first", end) - start, end - start)
+        return Timings(admitted - start, self._times.get("first", end) - start, end - start)
+
+    def completion(self) -> Completion:
+        """All of it, once it is done."""
         return Completion(
             request_id=self.request.request_id,
             prompt_token_ids=self.request.prompt,
@@ -105,12 +121,12 @@ class Reply:
                 _answer(index, [piece for piece in self.pieces if piece.index == index])
                 for index in sorted(self._halves)
             ),
-            num_cached_tokens=self._num_cached_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             seed=self.request.seed,
-            timings=timings,
-            prompt_logprobs=tuple(self._prompt_logprobs),
-            num_preemptions=self._num_preemptions,
-            num_replays=self._num_replays,
+            timings=self.timings,
+            prompt_logprobs=self.prompt_logprobs,
+            num_preemptions=self.num_preemptions,
+            num_replays=self.num_replays,
         )
 
     def _take(self, event: RequestEvent) -> list[Piece]:
@@ -122,16 +138,16 @@ class Reply:
                 return self._finish(event)
             case Admitted():
                 self._times["admitted"] = event.at_s
-                self._num_cached_tokens = event.num_cached_tokens
+                self.num_cached_tokens = event.num_cached_tokens
             case Preempted():
-                self._num_preemptions += 1
+                self.num_preemptions += 1
             case Replayed():
-                self._num_replays += 1
+                self.num_replays += 1
             case PromptLogprobs():
                 self._prompt_logprobs += event.logprobs
             case Finished():
                 self._times["end"] = event.at_s
-                self._num_cached_tokens = event.num_cached_tokens
+                self.num_cached_tokens = event.num_cached_tokens
                 self.is_done = True
         return []
 

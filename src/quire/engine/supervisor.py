@@ -226,7 +226,7 @@ class Supervisor:
         if self.state in (State.CLOSED, State.DEAD):
             raise EngineDeadError("the worker is gone for good; start the server again")
         if self.state is State.DRAINING:
-            raise DrainingError
+            raise DrainingError("the server is going down and takes no new requests; ask another one, or later")
         # While a worker runs its own queue says what it takes; while there is none, as much may wait as it would take.
         limit = self._plan.open.queue.max_requests + self._plan.open.settings.max_running
         if self.state is not State.READY and self.num_open >= limit:

@@ -231,17 +231,45 @@ def test_no_thread_outlives_the_engine() -> None:
 
 
 def test_a_stream_nobody_reads_is_ended() -> None:
-    async def fill() -> tuple[list[str], int]:
+    async def fill() -> tuple[list[str], str]:
         cancelled: list[str] = []
-        stream = Stream("r1", cancelled.append, max_pending=5)
-        for at in range(9):
-            stream.put([Piece(0, str(at))])
-        kept = [await anext(stream) for _ in range(5)]
-        with pytest.raises(StreamStuckError, match="5 unread pieces"):
+        stream = Stream("r1", cancelled.append, max_pending=5, max_bytes=40)
+        for at in range(24):
+            stream.put([Piece(0, str(at % 10))])
+        kept = [await anext(stream) for _ in range(len(stream._pieces))]
+        with pytest.raises(StreamStuckError, match="40 unread bytes"):
             await anext(stream)
-        return cancelled, len(kept)
+        assert len(kept) <= 5
+        return cancelled, "".join(piece.text for piece in kept)
 
-    assert asyncio.run(fill()) == (["r1"], 5)
+    assert asyncio.run(fill()) == (["r1"], "01234567890123456789")
+
+
+def test_what_nobody_has_read_is_joined_answer_by_answer() -> None:
+    async def fill() -> list[Piece]:
+        stream = Stream("r1", lambda _name: None, max_pending=4)
+        for at in range(6):
+            stream.put([Piece(at % 2, str(at), (at,))])
+        stream.put([Piece(1, "", finish_reason="stop")])
+        taken = stream.take()
+        assert (stream.take(), stream.num_pending_bytes, stream.is_over) == ([], 0, False)
+        return taken
+
+    assert asyncio.run(fill()) == [Piece(0, "024", (0, 2, 4)), Piece(1, "135", (1, 3, 5), finish_reason="stop")]
+
+
+def test_a_stream_that_is_stopped_cancels_and_tells_why_after_what_it_has() -> None:
+    async def stop() -> list[str]:
+        cancelled: list[str] = []
+        stream = Stream("r1", cancelled.append)
+        stream.put([Piece(0, "a")])
+        stream.stop(EngineDeadError("over"))
+        assert [piece.text for piece in stream.take()] == ["a"]
+        with pytest.raises(EngineDeadError, match="over"):
+            stream.take()
+        return cancelled
+
+    assert asyncio.run(stop()) == ["r1"]
 
 
 def test_a_consumer_that_goes_away_cancels_once() -> None:

@@ -1,0 +1,234 @@
+"""From a body to an answer, for any dialect: read, ask, and send, while watching whether anybody is still there.
+
+    place ─► body ─► question ─► charge ─► ask ─► pieces ─► chunks, or one object
+             └───────── all of this ends when the client goes away ─────────┘
+
+Headers are sent with the first piece. Until then whatever goes wrong has a status of its own; afterwards it is an
+event in the stream, and the stream still ends with [DONE].
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from time import monotonic, time
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from quire.api.auth import Caller
+from quire.api.body import ClientGoneError, Receive, beside_the_loop, parse_object, read_body
+from quire.api.doors import Doors, rate_headers
+from quire.api.ids import new_id
+from quire.api.questions import Dialect, Question, usage
+from quire.api.refusals import Refusal, refusal_of
+from quire.api.sse import DONE, ReaderStuckError, Send, Writer, error_event, event, send_json
+from quire.api.visits import Visit, figures_of
+from quire.engine.answers import Piece
+from quire.engine.front import Asked
+from quire.engine.reply import Reply
+from quire.errors import TenantShareError
+
+LOG = logging.getLogger("quire.api")
+
+
+class Answering(Response):
+    """An ASGI response that is made while it is sent."""
+
+    background = None
+
+    def __init__(self, doors: Doors, caller: Caller, dialect: Dialect) -> None:
+        self._doors = doors
+        self._caller = caller
+        self._dialect = dialect
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer; whatever happens, nothing is left running."""
+        visit: Visit = scope["quire.visit"]
+        headers = dict(scope["headers"])
+        try:
+            with self._doors.place(visit, self._caller):
+                body = await read_body(receive, headers.get(b"content-length"))
+                await while_client_stays(receive, self._answer(body, headers, visit, send))
+        except ClientGoneError:
+            visit.is_cut = True
+        except ReaderStuckError:
+            visit.is_cut, visit.error = True, "reader_too_slow"
+            scope.get("quire.abort", _nothing)()
+
+    async def _answer(self, body: bytes, headers: dict[bytes, bytes], visit: Visit, send: Send) -> None:
+        fields = await beside_the_loop(len(body), lambda: self._dialect.parse(parse_object(body)))
+        question = await self._dialect.question(fields, self._doors.models, self._caller, headers)
+        visit.model, visit.priority = question.model.name, question.priority.value
+        visit.is_streamed, visit.max_tokens = question.stream.is_on, question.params.max_tokens
+        visit.num_answers = question.params.n * len(question.prompts)
+        self._doors.charge(self._caller, visit.num_answers, sum(len(ids) for ids in question.prompts))
+        try:
+            await self._ask(question, visit)
+            if question.stream.is_on:
+                await Streaming(question, visit, Writer(send), self._doors).run()
+            else:
+                await self._send_whole(question, visit, send)
+        finally:
+            for asked in visit.asked:
+                asked.close()
+            self._doors.charge_output(self._caller, visit.num_output_tokens)
+            self._doors.metrics.observe(figures_of(visit))
+
+    async def _ask(self, question: Question, visit: Visit) -> None:
+        front = question.model.open()
+        try:
+            for ids in question.prompts:
+                visit.asked.append(await front.ask(ids, question.params, **question.how))
+        except TenantShareError as error:
+            raise self._doors.full(error) from error
+
+    async def _send_whole(self, question: Question, visit: Visit, send: Send) -> None:
+        clock = TokenClock(self._doors, visit)
+        async for batch in batches(visit.asked):
+            clock.tick(batch)
+            for place, piece in batch:
+                check(piece, visit.asked[place].reply)
+        replies, wording = [asked.reply for asked in visit.asked], question.wording
+        choices = [choice for place, reply in enumerate(replies) for choice in wording.whole(place, reply)]
+        whole = {
+            **head_of(question, wording.object_name),
+            "choices": choices,
+            "usage": usage(replies, question.num_hidden_tokens * visit.num_answers),
+            **wording.extras(replies),
+        }
+        limits = [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
+        await send_json(send, 200, msgspec.json.encode(whole), limits)
+
+
+class Streaming:
+    """The answers to one question as chunks."""
+
+    def __init__(self, question: Question, visit: Visit, writer: Writer, doors: Doors) -> None:
+        self._question = question
+        self._visit = visit
+        self._writer = writer
+        self._head = head_of(question, question.wording.chunk_name)
+        self._replies: list[Reply] = [asked.reply for asked in visit.asked]
+        self._begun: set[int] = set()
+        self._clock = TokenClock(doors, visit)
+
+    async def run(self) -> None:
+        """All chunks, then the end; an error after the first chunk is part of the stream."""
+        try:
+            async for batch in batches(self._visit.asked):
+                self._clock.tick(batch)
+                if data := b"".join([chunk for place, piece in batch for chunk in self._chunks(place, piece)]):
+                    await self._writer.write(data)
+            await self._writer.write(self._end(), is_last=True)
+        except (ReaderStuckError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            if not self._writer.is_open:
+                raise
+            refusal = refusal_of(error, self._visit.request_id)
+            if refusal.status == 500:
+                LOG.exception("stream %s broke", self._visit.request_id)
+            self._visit.error = refusal.code
+            await self._writer.write(error_event(refusal.body), is_last=True)
+
+    def _chunks(self, place: int, piece: Piece) -> list[bytes]:
+        check(piece, self._replies[place])
+        wording = self._question.wording
+        choices: list[dict[str, Any]] = []
+        if place not in self._begun:
+            self._begun.add(place)
+            choices += wording.opening(place, self._replies[place])
+        if (choice := wording.choice(place, piece)) is not None:
+            choices.append(choice)
+        return [event({**self._head, "choices": [choice], **self._usage_field()}) for choice in choices]
+
+    def _usage_field(self) -> dict[str, Any]:
+        options = self._question.stream
+        if options.with_usage_always:
+            return {"usage": self._usage()}
+        return {"usage": None} if options.with_usage else {}
+
+    def _end(self) -> bytes:
+        if not self._question.stream.with_usage:
+            return DONE
+        return event({**self._head, "choices": [], "usage": self._usage()}) + DONE
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._replies, self._question.num_hidden_tokens * self._visit.num_answers)
+
+
+class TokenClock:
+    """How long tokens take to follow one another, as the doors see it."""
+
+    def __init__(self, doors: Doors, visit: Visit) -> None:
+        self._observe = doors.metrics.token_gap(visit.model)
+        self._last_s: float | None = None
+
+    def tick(self, batch: Sequence[tuple[int, Piece]]) -> None:
+        """These pieces have just come."""
+        now_s, count = monotonic(), sum(len(piece.token_ids) for _, piece in batch)
+        if self._last_s is not None and count:
+            gap_s = (now_s - self._last_s) / count
+            for _ in range(count):
+                self._observe(gap_s)
+        self._last_s = now_s
+
+
+def head_of(question: Question, object_name: str) -> dict[str, Any]:
+    """What the whole answer, or every chunk of it, begins with."""
+    return {
+        "id": new_id(question.wording.id_prefix),
+        "object": object_name,
+        "created": int(time()),
+        "model": question.model.name,
+    }
+
+
+def check(piece: Piece, reply: Reply) -> None:
+    """Some ends are no answers."""
+    if piece.finish_reason == "error":
+        LOG.error("a row failed: %s", piece.error)
+        raise Refusal(500, "model_error", "the model could not compute this request; ask in other words")
+    if piece.finish_reason == "deadline" and not reply.num_tokens:
+        raise Refusal(503, "request_timeout", "the request was not done in time; try again", retry_after_s=10)
+
+
+async def batches(asked: Sequence[Asked]) -> AsyncIterator[list[tuple[int, Piece]]]:
+    """All that came for any of the prompts, with each prompt's place, until all are answered."""
+    ready = asyncio.Event()
+    for one in asked:
+        one.stream.wake(ready)
+    while True:
+        ready.clear()
+        batch = [(place, piece) for place, one in enumerate(asked) for piece in one.stream.take()]
+        if batch:
+            yield batch
+        elif all(one.stream.is_over for one in asked):
+            return
+        else:
+            await ready.wait()
+
+
+async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work; break it off when the client goes away."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _nothing() -> None:
+    """There is no connection to cut where there is no socket."""

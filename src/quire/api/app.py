@@ -1,0 +1,191 @@
+"""The public routes. Each is added with the dependency that guards it; one without cannot be added.
+
+The framework gives routing, dependencies and the description at `/openapi.json`. Bodies are read by us, strictly, and
+answers are written by us, so that a client who leaves is seen.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Depends, FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire import __version__
+from quire.api.answering import Answering
+from quire.api.auth import Caller, Gate, public, require_key
+from quire.api.body import ClientGoneError, beside_the_loop, parse_object, read_body
+from quire.api.doors import Doors
+from quire.api.entrance import Entrance, worded
+from quire.api.limits import LOADING_RETRY_S
+from quire.api.models import Models
+from quire.api.openai.chat import Chat
+from quire.api.openai.completions import Completions
+from quire.api.openai.shapes import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from quire.api.openai.tokens import detokenize, tokenize
+from quire.api.refusals import Refusal
+from quire.api.schema import described, with_bodies
+from quire.errors import QuireError
+from quire.observe.metrics import CONTENT_TYPE, Picture
+
+Guarded = Annotated[Caller, Depends(require_key)]
+Endpoint = Callable[..., Awaitable[Response]]
+QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
+"""The framework can report to collectors by itself. A server that was not told to talks to nobody."""
+
+
+def make_app(doors: Doors, gate: Gate) -> FastAPI:
+    """All public doors."""
+    app = FastAPI(title="quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, telemetry=QUIET)
+    app.router.redirect_slashes = False
+    app.state.doors, app.state.gate = doors, gate
+    doors.metrics.watch(lambda: pictures(doors))
+    app.add_exception_handler(HTTPException, _no_such_door)
+    for kind in (Refusal, QuireError, Exception):
+        app.add_exception_handler(kind, worded)
+    _add_routes(app)
+    return app
+
+
+def make_asgi(doors: Doors, gate: Gate) -> Entrance:
+    """The application as a server runs it."""
+    return Entrance(make_app(doors, gate))
+
+
+def add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, guard: Callable[..., Any]) -> None:
+    """A route with its guard. There is no other way to add one."""
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=[method],
+        dependencies=[Depends(guard)],
+        response_class=Response,
+        openapi_extra=described(method, path),
+    )
+
+
+def _add_routes(app: FastAPI) -> None:
+    add_route(app, "POST", "/v1/chat/completions", _chat, require_key)
+    add_route(app, "POST", "/v1/completions", _completions, require_key)
+    add_route(app, "GET", "/v1/models", _models, require_key)
+    add_route(app, "GET", "/v1/models/{name:path}", _model, require_key)
+    add_route(app, "POST", "/tokenize", _tokenize, require_key)
+    add_route(app, "POST", "/detokenize", _detokenize, require_key)
+    add_route(app, "GET", "/version", _version, require_key)
+    add_route(app, "GET", "/metrics", _metrics, require_key)
+    add_route(app, "GET", "/openapi.json", _openapi, require_key)
+    add_route(app, "GET", "/health", _health, public)
+    add_route(app, "GET", "/ready", _ready, public)
+
+
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatFields,
+    "/v1/completions": CompletionFields,
+    "/tokenize": TokenizeFields,
+    "/detokenize": DetokenizeFields,
+}
+
+
+async def _chat(request: Request, caller: Guarded) -> Response:
+    """The next message of a conversation."""
+    return Answering(_doors(request), caller, Chat())
+
+
+async def _completions(request: Request, caller: Guarded) -> Response:
+    """What follows a prompt."""
+    return Answering(_doors(request), caller, Completions())
+
+
+async def _models(request: Request) -> Response:
+    """The models of this server, those that are still loading too."""
+    return _json({"object": "list", "data": [model.card() for model in _doors(request).models]})
+
+
+async def _model(request: Request, name: str) -> Response:
+    """One model."""
+    return _json(_doors(request).models.named(name).card())
+
+
+async def _tokenize(request: Request) -> Response:
+    """The token ids of a prompt or a conversation."""
+    return await _of_body(request, tokenize)
+
+
+async def _detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    return await _of_body(request, detokenize)
+
+
+async def _version() -> Response:
+    """The version."""
+    return _json({"version": __version__})
+
+
+async def _metrics(request: Request) -> Response:
+    """Metrics in Prometheus' text form."""
+    return Response(_doors(request).metrics.page(), media_type=CONTENT_TYPE)
+
+
+async def _openapi(request: Request) -> Response:
+    """This description."""
+    return _json(with_bodies(request.app.openapi(), BODIES))
+
+
+async def _health(request: Request) -> Response:
+    """Alive."""
+    is_dead = any(model.is_dead for model in _doors(request).models)
+    return Response(status_code=503 if is_dead else 200, headers=_retry(is_dead))
+
+
+async def _ready(request: Request) -> Response:
+    """Would answer now."""
+    is_ready = _doors(request).is_ready
+    return Response(status_code=200 if is_ready else 503, headers=_retry(not is_ready))
+
+
+async def _of_body(request: Request, answer: Callable[[dict[str, Any], Models], Awaitable[dict[str, Any]]]) -> Response:
+    try:
+        body = await read_body(request.receive, request.headers.get("content-length", "").encode() or None)
+    except ClientGoneError:
+        return Response(status_code=400)
+    fields = await beside_the_loop(len(body), lambda: parse_object(body))
+    return _json(await answer(fields, _doors(request).models))
+
+
+def pictures(doors: Doors) -> Iterator[Picture]:
+    """Every model as it stands, for gauges."""
+    for model in doors.models:
+        states = [visit.state for visit, _ in doors.inside.values() if visit.model == model.name]
+        num_running, stats = states.count("running"), model.stats()
+        yield Picture(
+            model=model.name,
+            num_running=num_running,
+            num_waiting=len(states) - num_running,
+            kv_usage=stats.kv_usage if stats else None,
+            num_blocks=stats.num_blocks if stats else None,
+            block_size=stats.block_size if stats else None,
+            num_restarts=stats.num_restarts if stats else None,
+        )
+
+
+def _doors(request: Request) -> Doors:
+    doors: Doors = request.app.state.doors
+    return doors
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _retry(is_needed: bool) -> dict[str, str] | None:
+    return {"retry-after": str(LOADING_RETRY_S)} if is_needed else None
+
+
+async def _no_such_door(request: Request, error: Exception) -> Response:
+    """The framework's own refusals, in our shape."""
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
+    return await worded(request, Refusal(status, code, f"there is no {request.method} {request.url.path[:200]} here"))

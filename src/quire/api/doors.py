@@ -1,0 +1,139 @@
+"""What all doors share: the models, who is inside, and whether anybody new is let in.
+
+A place is taken before a body is read and given back when the last byte is sent, so a flood is turned away for the
+price of its headers. The engine's own queue stays the judge of classes and shares; this bound only keeps what is on
+its way there finite.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+from quire.api.auth import Caller
+from quire.api.limits import FULL_RETRY_S
+from quire.api.models import Models
+from quire.api.refusals import Refusal
+from quire.api.visits import Visit
+from quire.errors import CapacityError, DrainingError, QueueFullError, TenantShareError
+from quire.observe.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """What an operator decides about the doors."""
+
+    max_inside: int = 1024
+    """Requests between their first and their last byte, all models together."""
+    queue: int | None = None
+    """Requests that may wait in an engine's queue, where that is known."""
+
+
+class Doors:
+    """The one thing every route reaches. On one event loop."""
+
+    def __init__(self, models: Models, metrics: Metrics, settings: DoorSettings | None = None) -> None:
+        self.models = models
+        self.metrics = metrics
+        self.settings = settings or DoorSettings()
+        self.inside: dict[str, tuple[Visit, Caller]] = {}
+        self.is_draining = False
+        self._emptied = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """Somebody who came now would be answered."""
+        return not self.is_draining and self.models.is_ready
+
+    @contextmanager
+    def place(self, visit: Visit, caller: Caller) -> Iterator[None]:
+        """Be inside, or be told why not."""
+        self._check_open()
+        quota = caller.quota
+        if quota.concurrent is not None and quota.num_open >= quota.concurrent:
+            message = f"this key may have {quota.concurrent} requests at once, {quota.num_open} are open; wait for one"
+            raise Refusal(429, "rate_limit_exceeded", message, retry_after_s=FULL_RETRY_S)
+        quota.num_open += 1
+        self.inside[visit.request_id] = (visit, caller)
+        self._emptied.clear()
+        try:
+            yield
+        finally:
+            quota.num_open -= 1
+            del self.inside[visit.request_id]
+            if not self.inside:
+                self._emptied.set()
+
+    def charge(self, caller: Caller, num_requests: int, num_prompt_tokens: int) -> None:
+        """Take from the caller's buckets, or say when they will have refilled."""
+        now_s, quota = monotonic(), caller.quota
+        for what, bucket, count in (
+            ("requests", quota.requests, num_requests),
+            ("tokens", quota.tokens, num_prompt_tokens),
+        ):
+            wait_s = bucket.wait_s(count, now_s) if bucket is not None else 0.0
+            if bucket is not None and wait_s > 0:
+                message = f"this key may use {bucket.per_minute} {what} a minute; try again in {wait_s:.0f} s"
+                raise Refusal(429, "rate_limit_exceeded", message, None, wait_s, rate_headers(caller))
+        if quota.requests is not None:
+            quota.requests.take(num_requests, now_s)
+        if quota.tokens is not None:
+            quota.tokens.take(num_prompt_tokens, now_s)
+
+    def full(self, error: TenantShareError) -> CapacityError:
+        """A share that is the whole queue is no tenant's fault: then it is the server that is full."""
+        is_everything = self.settings.queue is not None and error.limit >= self.settings.queue
+        return QueueFullError(error.num_waiting, error.limit) if is_everything else error
+
+    def charge_output(self, caller: Caller, num_tokens: int) -> None:
+        """What an answer came to."""
+        if caller.quota.tokens is not None:
+            caller.quota.tokens.take(num_tokens, monotonic())
+
+    async def drain(self, within_s: float, hurry: asyncio.Event) -> int:
+        """Let nobody in, wait for those inside, then end what is left; how many had to be ended."""
+        self.is_draining = True
+        if self.inside:
+            emptied = asyncio.ensure_future(self._emptied.wait())
+            hurried = asyncio.ensure_future(hurry.wait())
+            await asyncio.wait({emptied, hurried}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            for waiting in (emptied, hurried):
+                waiting.cancel()
+        return self._end_all()
+
+    def _end_all(self) -> int:
+        visits = [visit for visit, _ in self.inside.values()]
+        error = DrainingError("the server is shutting down and ended this request; ask again elsewhere, or later")
+        for visit in visits:
+            for asked in visit.asked:
+                asked.stream.stop(error)
+        return len(visits)
+
+    async def emptied(self, within_s: float) -> bool:
+        """Whether everybody left in time."""
+        if self.inside:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), within_s)
+            except TimeoutError:
+                return False
+        return True
+
+    def _check_open(self) -> None:
+        if self.is_draining:
+            raise DrainingError("the server is shutting down; ask another one, or later")
+        if len(self.inside) >= self.settings.max_inside:
+            raise QueueFullError(len(self.inside), self.settings.max_inside)
+
+
+def rate_headers(caller: Caller) -> tuple[tuple[str, str], ...]:
+    """The field's `x-ratelimit-` headers, as far as the key has limits."""
+    now_s, headers = monotonic(), []
+    for what, bucket in (("requests", caller.quota.requests), ("tokens", caller.quota.tokens)):
+        if bucket is not None:
+            headers += [
+                (f"x-ratelimit-limit-{what}", str(bucket.per_minute)),
+                (f"x-ratelimit-remaining-{what}", str(bucket.left(now_s))),
+                (f"x-ratelimit-reset-{what}", f"{bucket.reset_s(now_s):.3f}s"),
+            ]
+    return tuple(headers)

@@ -1,0 +1,103 @@
+"""The outermost door, pure ASGI: names every request, sees its status, and writes its line when it is over.
+
+Middleware of the framework would stand between a route and its client and hide that the client left; this does not.
+"""
+
+import logging
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.ids import HARMLESS, new_id
+from quire.api.limits import MAX_HEADERS
+from quire.api.refusals import Refusal, refusal_of
+from quire.api.sse import Send
+from quire.api.visits import Visit
+from quire.observe.access_log import write_access
+
+LOG = logging.getLogger("quire.api")
+
+
+class Entrance:
+    """Wraps an application."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await _no_other(scope, receive, send)
+            return
+        visit = Visit(new_id("req"), scope["method"], scope["path"][:200])
+        visit.client_id = _client_id(scope)
+        scope["quire.visit"] = visit
+        told = _Told(visit, send)
+        try:
+            if len(scope["headers"]) > MAX_HEADERS:
+                message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
+                raise Refusal(431, "too_many_headers", message)
+            await self._app(scope, receive, told.send)
+        except Exception as error:
+            await told.refuse(error)
+        finally:
+            write_access(visit.line())
+
+
+class _Told:
+    """Notes what is sent, and adds our name for the request to it."""
+
+    def __init__(self, visit: Visit, send: Send) -> None:
+        self._visit = visit
+        self._send = send
+        self.is_complete = False
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._visit.status = message["status"]
+            name = self._visit.client_id or self._visit.request_id
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+        await self._send(message)
+        self.is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    async def refuse(self, error: Exception) -> None:
+        """Say what went wrong, if it can still be said."""
+        refusal = refusal_of(error, self._visit.request_id)
+        self._visit.error = refusal.code
+        if refusal.status == 500:
+            LOG.error("request %s failed", self._visit.request_id, exc_info=error)
+        if self.is_complete:
+            return
+        if self._visit.status:
+            raise error
+        await self.send({"type": "http.response.start", "status": refusal.status, "headers": [*refusal.header_items()]})
+        await self.send({"type": "http.response.body", "body": refusal.body, "more_body": False})
+
+
+async def worded(request: Request, error: Exception) -> Response:
+    """What a route raised, as an answer. What was not raised on purpose goes to the log as well."""
+    visit: Visit = request.scope["quire.visit"]
+    refusal = refusal_of(error, visit.request_id)
+    visit.error = refusal.code
+    response = Response(refusal.body, refusal.status)
+    response.raw_headers = list(refusal.header_items())
+    return response
+
+
+def _client_id(scope: Any) -> str:
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    return given if HARMLESS.fullmatch(given) else ""
+
+
+async def _no_other(scope: Any, receive: Any, send: Any) -> None:
+    """Lifespans are ours to manage, and there are no websockets here."""
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    elif scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})

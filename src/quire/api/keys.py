@@ -1,0 +1,206 @@
+"""API keys: random, kept as SHA-256 in a file only its owner can read, compared in constant time over all of them.
+
+A key is 256 random bits, so a plain hash keeps it: there is nothing to guess. The file is read again when it changes:
+a key that was revoked is refused within a second, without a restart. A file that cannot be read accepts nobody.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from quire.core.request import PriorityClass
+from quire.errors import ConfigError
+
+PREFIX = "quire-"
+RANDOM_BYTES = 32
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LOOK_AGAIN_S = 1.0
+LOG = logging.getLogger("quire.keys")
+
+
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One key as the file has it. Its name is the tenant's."""
+
+    name: str
+    sha256: str
+    max_class: str = PriorityClass.NORMAL.value
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+            raise ConfigError(f"key {self.name}: sha256 must be 64 hexadecimal digits; make the key again")
+        words = [one.value for one in PriorityClass]
+        if self.max_class not in words:
+            raise ConfigError(f"key {self.name}: max_class must be one of {', '.join(words)}, {self.max_class!r} given")
+        for what in ("requests_per_minute", "tokens_per_minute", "concurrent"):
+            value = getattr(self, what)
+            if value is not None and value < 1:
+                raise ConfigError(f"key {self.name}: {what} must be at least 1, {value} given; leave it out for none")
+
+    @property
+    def ceiling(self) -> PriorityClass:
+        """The most urgent class it may ask for."""
+        return PriorityClass(self.max_class)
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"a key's name may have up to 64 letters, digits, dots, dashes and underscores, {name!r} given; "
+            "call it after who uses it, such as alice or ci-bot"
+        )
+
+
+def digest_of(secret: str) -> str:
+    """What is kept of a key."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def find(keys: Sequence[Key], secret: str) -> Key | None:
+    """The key that was presented, if it is one of these. Takes as long whichever it is, or if it is none."""
+    digest, found = digest_of(secret), None
+    for key in keys:
+        if hmac.compare_digest(key.sha256, digest):
+            found = key
+    return found
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def read_keys(path: Path) -> tuple[Key, ...] | None:
+    """The keys in the file; None if there is no file. ConfigError if it is not ours to trust."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            raw = file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"the keys file {path} cannot be read: {error.strerror}; check who owns it") from error
+    if mode & 0o077:
+        raise ConfigError(f"the keys file must be its owner's alone, {path} has mode {mode:04o}; run: chmod 600 {path}")
+    try:
+        keys = tuple(msgspec.json.decode(raw, type=_File).keys)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"the keys file {path} is damaged: {error}; restore it, or make the keys again") from error
+    if len({key.name for key in keys}) != len(keys):
+        raise ConfigError(f"the keys file {path} has two keys of one name; remove one")
+    return keys
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[Key]
+
+
+def write_keys(path: Path, keys: Sequence[Key]) -> None:
+    """All at once or not at all, readable by the owner alone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(_File(list(keys))), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def add_key(path: Path, name: str, **terms: Any) -> str:
+    """A new key under this name; its secret is returned once and kept nowhere."""
+    _check_name(name)
+    keys = read_keys(path) or ()
+    if any(key.name == name for key in keys):
+        raise ConfigError(f"names of keys must differ, {name!r} is taken; revoke it first, or choose another")
+    secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    write_keys(path, [*keys, Key(name, digest_of(secret), created=created, **terms)])
+    return secret
+
+
+def revoke_key(path: Path, name: str) -> None:
+    """The key is refused from now on. An emptied file still locks the doors."""
+    keys = read_keys(path) or ()
+    if not any(key.name == name for key in keys):
+        names = ", ".join(key.name for key in keys) or "none"
+        raise ConfigError(f"there is no key {name!r}; the keys are: {names}")
+    write_keys(path, [key for key in keys if key.name != name])
+
+
+# -- while serving -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    keys: tuple[Key, ...] | None
+    stamp: tuple[int, int, int] | None
+
+
+class KeyRing:
+    """The keys in force. Without a file there are none, and whoever reaches the socket is let in.
+
+    Doors that were locked once stay locked: a file that vanishes lets nobody in.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._next_look_s = 0.0
+        self._seen = _Seen(None, None)
+        self.problem: str | None = None
+        """Why the file cannot be read; while it cannot, nobody is let in."""
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a key is needed."""
+        self._look()
+        return self._seen.keys is not None
+
+    def find(self, secret: str) -> Key | None:
+        """The key, if it is in force."""
+        self._look()
+        return find(self._seen.keys or (), secret)
+
+    def _look(self) -> None:
+        now_s = monotonic()
+        if self._path is None or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_AGAIN_S
+        stamp = _stamp(self._path)
+        if stamp == self._seen.stamp and self.problem is None:
+            return
+        was_locked = self._seen.keys is not None
+        try:
+            keys = read_keys(self._path)
+            self.problem = f"the keys file {self._path} is gone; restore it" if keys is None and was_locked else None
+        except ConfigError as error:
+            keys, self.problem = (), str(error)
+        self._seen = _Seen(() if keys is None and was_locked else keys, stamp)
+        if self.problem is not None:
+            LOG.error("nobody is let in: %s", self.problem)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -1,0 +1,57 @@
+"""Every bound of the doors, in one place. A client meets each of them as a sentence, never as a crash.
+
+Bounds on what one answer may be (n, stop strings, log-probabilities, biases) belong to the engine's parameters and are
+named here again so that they can be read together.
+"""
+
+from quire.engine.parameters import MAX_ANSWERS, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS
+from quire.engine.stream import MAX_PENDING, MAX_PENDING_BYTES
+
+__all__ = ["MAX_ANSWERS", "MAX_LOGPROBS", "MAX_PENDING", "MAX_PENDING_BYTES", "MAX_STOPS", "MAX_STOP_CHARS"]
+
+# -- the connection ----------------------------------------------------------------------------------------------------
+
+MAX_CONNECTIONS = 8192
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers together."""
+MAX_HEADERS = 100
+HEAD_S = 20.0
+"""How long a client may take to send the head of a request."""
+BODY_S = 60.0
+"""How long it may take to send the body."""
+KEEP_ALIVE_S = 75
+WRITE_BUFFER_BYTES = 64 * 1024
+"""What is handed to the socket and not yet taken by it; beyond it a writer waits."""
+STUCK_S = 30.0
+"""A reader that takes nothing for so long is cut."""
+
+# -- the body ----------------------------------------------------------------------------------------------------------
+
+MAX_BODY_BYTES = 2 * 1000 * 1000
+MAX_JSON_DEPTH = 64
+MAX_INT_DIGITS = 20
+"""A whole number of more digits fits no field of ours."""
+ON_LOOP_BYTES = 16 * 1024
+"""Larger bodies are read beside the event loop."""
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+MAX_PROMPTS = 16
+MAX_MESSAGES = 4096
+MAX_ID_CHARS = 128
+"""Of a client's request id, when it is echoed."""
+MAX_SALT_CHARS = 1024
+MAX_DETOKENIZE_TOKENS = 1 << 18
+REQUEST_S = 3600.0
+"""A request that is not done by then ends with what it has."""
+
+# -- what is answered --------------------------------------------------------------------------------------------------
+
+MAX_ECHOED_CHARS = 200
+"""Of a client's own words inside an error message."""
+LEAST_LOGPROB = -9999.0
+"""JSON has no infinity; the field's floor."""
+FULL_RETRY_S = 2
+"""What a full server says in Retry-After."""
+LOADING_RETRY_S = 5
+DEAD_RETRY_S = 10

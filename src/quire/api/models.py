@@ -1,0 +1,130 @@
+"""The models behind the doors, by the name clients use. One may still be loading, or gone: its card is shown anyway.
+
+The doors know a model as a `Front`. What they want beyond that is a `Behind`: whether it can answer now, and what its
+worker counts. An engine in this process and a supervised worker both fit it.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from time import time
+from typing import Any, Protocol, runtime_checkable
+
+from quire.api.limits import LOADING_RETRY_S
+from quire.api.refusals import Refusal, invalid, shortened
+from quire.engine.front import Front
+from quire.errors import EngineDeadError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine counts about itself, as far as it can tell from here."""
+
+    num_blocks: int = 0
+    block_size: int = 0
+    kv_usage: float = 0.0
+    """Share of blocks in use, 0 to 1."""
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    num_restarts: int = 0
+
+
+@runtime_checkable
+class Behind(Protocol):
+    """What stands behind a front and can be asked about."""
+
+    @property
+    def is_ready(self) -> bool:
+        """It would answer now."""
+        ...
+
+    def stats(self) -> EngineStats | None:
+        """What it counts; None if it cannot tell."""
+        ...
+
+
+@dataclass(slots=True)
+class Model:
+    """One model under its public name."""
+
+    name: str
+    root: str = ""
+    """What was loaded: a path or a hub id. Shown to nobody but its owner."""
+    created: int = field(default_factory=lambda: int(time()))
+    front: Front | None = None
+    behind: Behind | None = None
+    clear_cache: Callable[[], Awaitable[None]] | None = None
+    """Forget all cached blocks, where that can be reached."""
+
+    @property
+    def is_ready(self) -> bool:
+        """It would answer now."""
+        if self.front is None or not self.front.is_alive:
+            return False
+        return self.behind is None or self.behind.is_ready
+
+    @property
+    def is_dead(self) -> bool:
+        """It was there and will not come back by itself."""
+        return self.front is not None and not self.front.is_alive
+
+    def open(self) -> Front:
+        """The front, or why there is none yet."""
+        if self.front is None:
+            message = f"the model {self.name} is still loading; try again"
+            raise Refusal(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
+        if not self.front.is_alive:
+            raise EngineDeadError(f"the engine of {self.name} has stopped")
+        return self.front
+
+    def stats(self) -> EngineStats | None:
+        """What its engine counts, if it can tell."""
+        return self.behind.stats() if self.behind is not None and self.front is not None else None
+
+    def card(self) -> dict[str, Any]:
+        """As `/v1/models` lists it."""
+        text = self.front.text if self.front is not None else None
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "quire",
+            "root": self.name,
+            "parent": None,
+            "max_model_len": text.max_sequence_tokens if text else None,
+            "meta": {"n_vocab": text.vocabulary_size if text else None, "is_ready": self.is_ready},
+            "permission": [],
+        }
+
+
+class Models:
+    """All of them, in the order they were named."""
+
+    def __init__(self, models: Iterable[Model]) -> None:
+        self._by_name = {model.name: model for model in models}
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._by_name.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """All would answer now."""
+        return all(model.is_ready for model in self)
+
+    def named(self, name: str | None) -> Model:
+        """The model a request asks for. Where there is one only, its name may be left out."""
+        if name is None:
+            if len(self._by_name) == 1:
+                return next(iter(self))
+            raise invalid(f"a request must name a model: {self._names}", "model", "missing_parameter")
+        found = self._by_name.get(name)
+        if found is None:
+            message = f"there is no model {shortened(name)}; this server has: {self._names}"
+            raise Refusal(404, "model_not_found", message, "model")
+        return found
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(self._by_name)

@@ -1,0 +1,86 @@
+"""Log-probabilities in the two forms of the OpenAI API and the one of the field's servers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.api.limits import LEAST_LOGPROB
+from quire.core.step import TokenLogprobs
+from quire.engine.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNames:
+    """How tokens are written where a text is wanted."""
+
+    tokenizer: Tokenizer
+    as_ids: bool = False
+
+    def name(self, token_id: int) -> str:
+        """Its text, broken characters blotted out, or its number if the client asked for that."""
+        if self.as_ids:
+            return f"token_id:{token_id}"
+        return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+    def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """One token of a chat's list."""
+        data = self.tokenizer.token_bytes(token_id)
+        return {"token": self.name(token_id), "logprob": floored(logprob), "bytes": list(data)}
+
+
+def floored(logprob: float) -> float:
+    """JSON has no infinity."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> dict[str, Any]:
+    """`{"content": [{token, logprob, bytes, top_logprobs}]}`."""
+    return {
+        "content": [
+            {
+                **names.entry(entry.token_id, entry.logprob),
+                "top_logprobs": [names.entry(token, logprob) for token, logprob in entry.alternatives],
+            }
+            for entry in entries
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs | int], names: TokenNames, offset: int = 0
+) -> tuple[dict[str, Any], int]:
+    """Parallel arrays, and where the next one's text begins. A bare id is a token without a log-probability."""
+    tokens, values, tops, offsets = [], [], [], []
+    for entry in entries:
+        is_bare = isinstance(entry, int)
+        name = names.name(entry if isinstance(entry, int) else entry.token_id)
+        tokens.append(name)
+        offsets.append(offset)
+        offset += len(name)
+        values.append(None if is_bare else floored(entry.logprob))  # type: ignore[union-attr]
+        tops.append(None if is_bare else _by_name(entry, names))  # type: ignore[arg-type]
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset
+
+
+def _by_name(entry: TokenLogprobs, names: TokenNames) -> dict[str, float]:
+    likely = {names.name(token): floored(logprob) for token, logprob in entry.alternatives}
+    return {**likely, names.name(entry.token_id): floored(entry.logprob)}
+
+
+def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> list[dict[str, Any] | None]:
+    """By token id, with rank; the first token of a prompt has none."""
+    return [None, *(_by_id(entry, names) for entry in entries)]
+
+
+def _by_id(entry: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
+    told = {
+        str(token): {"logprob": floored(logprob), "rank": rank, "decoded_token": names.name(token)}
+        for rank, (token, logprob) in enumerate(entry.alternatives, start=1)
+    }
+    told[str(entry.token_id)] = {
+        "logprob": floored(entry.logprob),
+        "rank": entry.rank,
+        "decoded_token": names.name(entry.token_id),
+    }
+    return told

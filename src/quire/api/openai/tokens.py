@@ -1,0 +1,50 @@
+"""`/tokenize` and `/detokenize`: text to token ids and back, as the model's own tokenizer does it."""
+
+from typing import Any
+
+from quire.api.limits import MAX_DETOKENIZE_TOKENS
+from quire.api.models import Models
+from quire.api.openai.shapes import DetokenizeFields, TokenizeFields, read
+from quire.api.refusals import invalid
+from quire.engine.chat_template import TemplateArguments
+
+
+async def tokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
+    """The ids of a prompt or of a conversation."""
+    fields: TokenizeFields = read(TokenizeFields, body)
+    front = models.named(fields.model).open()
+    if (fields.prompt is None) == (fields.messages is None):
+        raise invalid("tokenize takes a prompt or messages, one of the two", "prompt")
+    if fields.prompt is not None:
+        add = True if fields.add_special_tokens is None else fields.add_special_tokens
+        ids = await front.text.tokenizer.encode_off_loop(fields.prompt, add_special_tokens=add)
+    else:
+        ids = await front.chat_ids(body["messages"], **_arguments(fields))
+    told: dict[str, Any] = {"count": len(ids), "max_model_len": front.text.max_sequence_tokens, "tokens": ids}
+    if fields.return_token_strs:
+        tokenizer = front.text.tokenizer
+        told["token_strs"] = [tokenizer.token_bytes(one).decode("utf-8", "replace") for one in ids]
+    return told
+
+
+async def detokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
+    """The text of some ids."""
+    fields: DetokenizeFields = read(DetokenizeFields, body)
+    text = models.named(fields.model).open().text
+    if len(fields.tokens) > MAX_DETOKENIZE_TOKENS:
+        raise invalid(f"detokenize takes {MAX_DETOKENIZE_TOKENS} tokens, {len(fields.tokens)} given", "tokens")
+    strange = next((one for one in fields.tokens if not 0 <= one < text.vocabulary_size), None)
+    if strange is not None:
+        raise invalid(f"tokens must lie between 0 and {text.vocabulary_size - 1}, {strange} given", "tokens")
+    return {"prompt": text.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
+
+
+def _arguments(fields: TokenizeFields) -> TemplateArguments:
+    told: TemplateArguments = {}
+    if fields.add_generation_prompt is not None:
+        told["add_generation_prompt"] = fields.add_generation_prompt
+    if fields.continue_final_message:
+        told["continue_final_message"] = True
+    if fields.chat_template_kwargs:
+        told["extra"] = fields.chat_template_kwargs
+    return told

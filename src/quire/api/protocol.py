@@ -1,0 +1,119 @@
+"""Bytes to requests: uvicorn's HTTP/1.1 protocol with bounds it does not have.
+
+Added: a bound on the head of a request in bytes and in time, on connections, and on what is handed to a socket that
+does not take it; a way to cut a connection at once; and, where a client sent its next request early and then left, the
+news of that to the request that is being answered.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from quire.api.limits import HEAD_S, MAX_CONNECTIONS, MAX_HEAD_BYTES, WRITE_BUFFER_BYTES
+from quire.api.refusals import Refusal
+
+
+class HeadTooLargeError(Exception):
+    """More bytes than the head of a request may have."""
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._num_head_bytes = 0
+        self._is_in_head = True
+        self._is_head_too_large = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody came."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Somebody left: whoever is being answered on this connection is told, not only the last to ask."""
+        self._stop_head_timer()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes."""
+        super().data_received(data)
+        if self._is_in_head and not self.transport.is_closing():
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._is_head_too_large = True
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """The head of a request begins."""
+        super().on_message_begin()
+        self._num_head_bytes, self._is_in_head = 0, True
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A whole header."""
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there: the request is answered, or waits for the one before it."""
+        self._is_in_head = False
+        self._stop_head_timer()
+        self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is told so in the shape of all other errors."""
+        if self.transport.is_closing():
+            return
+        refusal = Refusal(400, "invalid_http", "this is not a valid HTTP/1.1 request")
+        if self._is_head_too_large:
+            message = f"the head of a request may have {MAX_HEAD_BYTES:,} bytes, more given"
+            refusal = Refusal(431, "head_too_large", message)
+        lines = [b"HTTP/1.1 %d " % refusal.status, b"Bad Request\r\n", b"connection: close\r\n"]
+        lines += [name + b": " + value + b"\r\n" for name, value in refusal.header_items()]
+        self.transport.write(b"".join([*lines, b"\r\n", refusal.body]))
+        self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Idle for too long. An answer that is still not taken is not waited for any longer."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._is_head_too_large = True
+            raise HeadTooLargeError
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

@@ -1,0 +1,104 @@
+"""A request that has been read and found valid: which model, which prompts, how to choose tokens, how to word answers.
+
+A dialect (`openai/chat.py`, `openai/completions.py`) makes questions out of bodies and wordings out of questions; what
+happens in between, in `answering.py`, is the same for all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quire.api.auth import Caller
+from quire.api.models import Model, Models
+from quire.core.request import PriorityClass
+from quire.engine.answers import Piece
+from quire.engine.asking import How
+from quire.engine.parameters import SamplingParams
+from quire.engine.reply import Reply
+
+
+class Wording(Protocol):
+    """How one API words the answers to one question."""
+
+    @property
+    def id_prefix(self) -> str:
+        """What the answer's id begins with."""
+        ...
+
+    @property
+    def object_name(self) -> str:
+        """What a whole answer calls itself."""
+        ...
+
+    @property
+    def chunk_name(self) -> str:
+        """What a chunk calls itself."""
+        ...
+
+    def opening(self, place: int, reply: Reply) -> Sequence[dict[str, Any]]:
+        """Choices that come before a prompt's first piece."""
+        ...
+
+    def choice(self, place: int, piece: Piece) -> dict[str, Any] | None:
+        """A piece as a choice of a chunk; None if it shows nothing."""
+        ...
+
+    def whole(self, place: int, reply: Reply) -> Sequence[dict[str, Any]]:
+        """A prompt's answers as choices."""
+        ...
+
+    def extras(self, replies: Sequence[Reply]) -> Mapping[str, Any]:
+        """What else stands in the whole answer, beside choices and usage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Whether and how to stream."""
+
+    is_on: bool = False
+    with_usage: bool = False
+    with_usage_always: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything that has to be known to answer."""
+
+    model: Model
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    how: How
+    stream: StreamOptions
+    wording: Wording
+    num_hidden_tokens: int = 0
+    """Tokens of each answer that are computed because one must be, and not shown or counted."""
+
+    @property
+    def priority(self) -> PriorityClass:
+        """Its class."""
+        return PriorityClass(self.how.get("priority", PriorityClass.NORMAL))
+
+
+class Dialect(Protocol):
+    """Makes questions out of bodies."""
+
+    def parse(self, body: dict[str, Any]) -> Any:
+        """Valid fields of a body, or a refusal. Pure; may run beside the event loop."""
+        ...
+
+    async def question(self, fields: Any, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Question:
+        """What these fields ask, in tokens."""
+        ...
+
+
+def usage(replies: Sequence[Reply], num_hidden: int = 0) -> dict[str, Any]:
+    """What it cost so far."""
+    num_prompt = sum(len(reply.request.prompt) for reply in replies)
+    num_output = sum(reply.num_tokens for reply in replies) - num_hidden
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)},
+    }

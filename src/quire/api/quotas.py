@@ -1,0 +1,77 @@
+"""What a key may use: requests and tokens per minute, and how many at once. Pure; the clock is handed in.
+
+A bucket holds one minute's worth and refills evenly. It is kept as one number, the moment at which it will be full
+again: taking adds to it, time passes by itself, and nothing has to be topped up. Tokens of an answer are taken when it
+ends, so a bucket may be overdrawn by what was running; then it has to refill before anybody is let in again.
+"""
+
+from dataclasses import dataclass, field
+
+WINDOW_S = 60.0
+
+
+@dataclass(slots=True)
+class Bucket:
+    """So many a minute, all of them at once if nobody asked for a minute."""
+
+    per_minute: int
+    full_at_s: float = 0.0
+    """When it will be full if nothing more is taken."""
+
+    def wait_s(self, count: int, now_s: float) -> float:
+        """How long until `count` more may be taken; 0: now. What can never fit is taken from a full bucket."""
+        needed_s = min(count, self.per_minute) * WINDOW_S / self.per_minute
+        return max(0.0, max(self.full_at_s, now_s) + needed_s - WINDOW_S - now_s)
+
+    def take(self, count: int, now_s: float) -> None:
+        """Take them, whether they are there or not."""
+        self.full_at_s = max(self.full_at_s, now_s) + count * WINDOW_S / self.per_minute
+
+    def left(self, now_s: float) -> int:
+        """How many may be taken now."""
+        missing_s = max(0.0, self.full_at_s - now_s)
+        return max(0, int((WINDOW_S - missing_s) * self.per_minute / WINDOW_S + 1e-9))
+
+    def reset_s(self, now_s: float) -> float:
+        """How long until it is full."""
+        return max(0.0, self.full_at_s - now_s)
+
+
+@dataclass(slots=True)
+class Quota:
+    """What one tenant has used of what it may. None: no bound."""
+
+    requests: Bucket | None = None
+    tokens: Bucket | None = None
+    concurrent: int | None = None
+    num_open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a key allows."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent: int | None = None
+
+
+@dataclass(slots=True)
+class Quotas:
+    """Of all tenants. One for each key there is: as many as the operator made."""
+
+    _by_tenant: dict[str, tuple[Terms, Quota]] = field(default_factory=dict)
+
+    def of(self, tenant: str, terms: Terms) -> Quota:
+        """The tenant's, begun anew if its terms have changed; what is open stays open."""
+        known = self._by_tenant.get(tenant)
+        if known is not None and known[0] == terms:
+            return known[1]
+        quota = Quota(_bucket(terms.requests_per_minute), _bucket(terms.tokens_per_minute), terms.concurrent)
+        quota.num_open = known[1].num_open if known else 0
+        self._by_tenant[tenant] = (terms, quota)
+        return quota
+
+
+def _bucket(per_minute: int | None) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute)

@@ -1,0 +1,137 @@
+"""Running the doors: sockets, signals, draining. Knows the server library; the doors do not.
+
+SIGTERM, SIGINT   not ready, nobody new; those inside may finish for drain_s; what is left is told so and ended
+once more         no more waiting
+a third time      the process ends as it would without us
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from quire.api.doors import Doors
+from quire.api.limits import KEEP_ALIVE_S
+from quire.api.protocol import Protocol
+from quire.errors import ConfigError
+
+LAST_WORDS_S = 2.0
+"""How long ended streams may take to say so."""
+BACKLOG = 2048
+
+
+class Server(uvicorn.Server):
+    """The library's, without its hands on our signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled by `Closing`."""
+        yield
+
+
+def make_server(app: Any) -> Server:
+    """A server for one application; sockets are handed to `serve`."""
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+        backlog=BACKLOG,
+    )
+    return Server(config)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, or an error that says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"{host}:{port} cannot be listened on: {error.strerror}; choose another --port") from error
+    listener.setblocking(False)
+    return listener
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A socket in the file system that only its owner can reach: 0600 in a folder of 0700."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = path.parent.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise ConfigError(
+            f"the admin socket's folder must be its owner's alone, {path.parent} has mode {mode:04o}; "
+            "name another with --admin-socket"
+        )
+    if path.is_socket():
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(16)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"the admin socket {path} cannot be made: {error.strerror}; name another") from error
+    listener.setblocking(False)
+    return listener
+
+
+class Closing:
+    """From the first signal to the end."""
+
+    def __init__(self, doors: Doors, drain_s: float) -> None:
+        self._doors = doors
+        self._drain_s = drain_s
+        self.asked = asyncio.Event()
+        """Somebody wants the server to end."""
+        self._hurry = asyncio.Event()
+
+    def on_signals(self) -> None:
+        """Listen to the two signals people use."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ask, number)
+
+    def ask(self, number: int | None = None) -> None:
+        """End, and the second time at once."""
+        if self._hurry.is_set() and number is not None:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.raise_signal(number)
+        elif self.asked.is_set():
+            self._hurry.set()
+        self._doors.is_draining = True
+        self.asked.set()
+
+    async def drain(self) -> int:
+        """Wait for those inside, within bounds; how many had to be ended."""
+        num_ended = await self._doors.drain(self._drain_s, self._hurry)
+        await self._doors.emptied(LAST_WORDS_S)
+        return num_ended
+
+
+async def serve(servers: list[tuple[Server, socket.socket]], closing: Closing) -> int:
+    """Serve until asked to end; how many requests had to be ended."""
+    running = [asyncio.ensure_future(server.serve([listener])) for server, listener in servers]
+    asked = asyncio.ensure_future(closing.asked.wait())
+    try:
+        await asyncio.wait({asked, *running}, return_when=asyncio.FIRST_COMPLETED)
+        return await closing.drain()
+    finally:
+        asked.cancel()
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.gather(*running)

@@ -1,0 +1,146 @@
+"""A model on a server, for `quire chat --url`: asks over HTTP, streams, and counts as the server counts.
+
+Standard library only: it must work where nothing of the engine is installed.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from quire.errors import ConfigError, QuireError, RequestError
+
+if TYPE_CHECKING:
+    from quire.engine.answers import Completion, Piece
+    from quire.engine.parameters import SamplingParams
+
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """One server and one of its models."""
+
+    url: str
+    model: str
+    key: str | None = None
+
+    @classmethod
+    def at(cls, url: str, model: str | None, key: str | None) -> "Remote":
+        """The server at this address; without a name, the first of its models."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"a server's address must look like http://127.0.0.1:8000, {url!r} given")
+        base = f"{parts.scheme}://{parts.netloc}"
+        known = [str(card["id"]) for card in cls(base, "", key)._listed()]
+        if not known:
+            raise ConfigError(f"the server at {base} has no model")
+        if model is not None and model not in known:
+            raise ConfigError(f"the server at {base} has the models {', '.join(known)}, {model!r} given")
+        return cls(base, model or known[0], key)
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], params: "SamplingParams", is_stopped: Callable[[], bool]
+    ) -> "Iterator[Piece | Completion]":
+        """The answer piece by piece, then all of it. Closing the connection ends the request on the server."""
+        asked = {
+            "model": self.model,
+            "messages": list(messages),
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "seed": params.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        heard = _Heard()
+        connection = self._connection()
+        try:
+            response = self._ask(connection, "POST", "/v1/chat/completions", asked)
+            for event in _events(response):
+                yield from heard.take(event)
+                if is_stopped():
+                    heard.reason = heard.reason or "cancelled"
+                    break
+        except (OSError, HTTPException) as error:
+            raise QuireError(f"the server at {self.url} is gone: {error}; is it still running?") from error
+        finally:
+            connection.close()
+        yield heard.completion()
+
+    def _listed(self) -> list[dict[str, Any]]:
+        connection = self._connection()
+        try:
+            told = json.loads(self._ask(connection, "GET", "/v1/models", None).read())
+        except (OSError, HTTPException, ValueError) as error:
+            raise ConfigError(
+                f"there is no server at {self.url}: {error}; start one with: quire serve MODEL"
+            ) from error
+        finally:
+            connection.close()
+        return list(told["data"])
+
+    def _connection(self) -> HTTPConnection:
+        parts = urlsplit(self.url)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+
+    def _ask(self, connection: HTTPConnection, method: str, path: str, body: Any) -> HTTPResponse:
+        headers = {"content-type": "application/json"}
+        if self.key:
+            headers["authorization"] = f"Bearer {self.key}"
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RequestError(_complaint(response))
+        return response
+
+
+def _complaint(response: HTTPResponse) -> str:
+    try:
+        return str(json.loads(response.read(65536))["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status}"
+
+
+def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in response:
+        if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+            yield json.loads(line[6:])
+
+
+@dataclass
+class _Heard:
+    """What came of a stream so far."""
+
+    started_s: float = field(default_factory=monotonic)
+    first_s: float | None = None
+    texts: list[str] = field(default_factory=list)
+    reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, event: dict[str, Any]) -> "Iterator[Piece]":
+        from quire.engine.answers import Piece
+
+        if "error" in event:
+            raise RequestError(str(event["error"].get("message", "the stream broke")))
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices", ()):
+            self.reason = choice.get("finish_reason") or self.reason
+            if text := choice.get("delta", {}).get("content"):
+                self.first_s = self.first_s or monotonic()
+                self.texts.append(text)
+                yield Piece(0, text)
+
+    def completion(self) -> "Completion":
+        from quire.engine.answers import Answer, Completion, Timings
+
+        now_s = monotonic()
+        num_prompt, num_output = self.usage.get("prompt_tokens", 0), self.usage.get("completion_tokens", 0)
+        cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        answer = Answer(0, "".join(self.texts), (0,) * num_output, self.reason or "cancelled")
+        timings = Timings(0.0, (self.first_s or now_s) - self.started_s, now_s - self.started_s)
+        return Completion("remote", (0,) * num_prompt, (answer,), cached, 0, timings)

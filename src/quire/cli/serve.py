@@ -1,0 +1,71 @@
+"""`quire serve`: models behind an OpenAI-compatible API. Talk goes to stderr; Ctrl-C lets requests finish."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.cli.settings_flags import with_all_settings
+from quire.config import Settings
+from quire.errors import ConfigError
+
+EPILOG = """\
+\b
+Examples:
+  quire serve model.gguf
+  quire serve ./llama ./qwen --port 8080
+  quire keys add alice && quire serve org/name --host 0.0.0.0
+"""
+
+
+@with_all_settings
+def serve(
+    settings: Settings,
+    models: Annotated[list[str], typer.Argument(help="Directories, .gguf files or hub ids.", metavar="MODEL...")],
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="What clients call a model; once for each MODEL, in their order.")
+    ] = None,
+    insecure_no_keys: Annotated[
+        bool, typer.Option("--insecure-no-keys", help="Let other machines in without keys. Anybody can use the server.")
+    ] = False,
+) -> None:
+    """Serve models over HTTP, with the API that OpenAI clients speak."""
+    import asyncio
+
+    import uvloop
+
+    from quire.api.serving import Plan, run
+    from quire.checkpoints.progress import shown
+    from quire.cli.front import in_process
+    from quire.observe.access_log import set_up
+
+    set_up("json" if settings.doors.log_format == "json" else "plain")
+    plan = Plan(public_names(models, served_model_name or []), settings, insecure_no_keys)
+    with shown() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        num_ended = runner.run(run(plan, _say, in_process(progress)))
+    if num_ended:
+        typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def public_names(models: list[str], given: list[str]) -> dict[str, str]:
+    """What is loaded by the name clients use: the given one, else the path's last part, else the hub id."""
+    if given and len(given) != len(models):
+        raise ConfigError(
+            f"served_model_name must be said once for each of {len(models)} models, {len(given)} given; or not at all"
+        )
+    names = given or [_name_of(model) for model in models]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"names of models must differ, {', '.join(names)} given; say --served-model-name for each")
+    return dict(zip(names, models, strict=True))
+
+
+def _name_of(model: str) -> str:
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    name = path.resolve().name
+    return name.removesuffix(".gguf")

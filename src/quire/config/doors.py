@@ -1,0 +1,59 @@
+"""Where a server listens, who may come in, how it ends and what it writes down."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class DoorsSettings:
+    """What an operator decides about the doors of a server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys_file: Path | None = None
+    """None: keys.json in the configuration folder, if it is there."""
+    admin_socket: Path | None = None
+    """None: admin-PORT.sock in a runtime folder of quire's own."""
+    drain_s: float = 30.0
+    max_inside: int = 1024
+    log_format: str = "plain"
+    metrics_prefix: str = "vllm"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can come in."""
+        if self.host == "localhost":
+            return True
+        import ipaddress  # noqa: PLC0415 - only a server asks
+
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def keys_path(self, environ: Mapping[str, str] = os.environ) -> Path:
+        """Where the keys are, or would be."""
+        if self.keys_file is not None:
+            return self.keys_file.expanduser()
+        base = environ.get("XDG_CONFIG_HOME")
+        return (Path(base).expanduser() if base else Path("~/.config").expanduser()) / "quire" / "keys.json"
+
+    def admin_path(self, environ: Mapping[str, str] = os.environ) -> Path:
+        """Where the admin socket is."""
+        if self.admin_socket is not None:
+            return self.admin_socket.expanduser()
+        base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_STATE_HOME")
+        folder = Path(base).expanduser() if base else Path("~/.local/state").expanduser()
+        return folder / "quire" / f"admin-{self.port}.sock"
+
+    def check_lock(self, *, has_keys: bool, is_open_on_purpose: bool) -> None:
+        """Refuse to let a network in without keys, unless somebody wants exactly that."""
+        if not (self.is_loopback or has_keys or is_open_on_purpose):
+            raise ConfigError(
+                f"host {self.host} lets other machines in, and there are no keys; make one with: quire keys add NAME, "
+                "listen on 127.0.0.1, or say --insecure-no-keys if a lock of your own stands before this server"
+            )

@@ -1,0 +1,195 @@
+"""Prometheus metrics under the field's names, so that dashboards, gateways and autoscalers that exist can read them.
+
+Counters and histograms are fed by the doors, one `Figures` for each request. Gauges are asked for when somebody
+scrapes: a `Picture` for each model, with what its engine counts where it can tell.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+LONGEST_TOKENS = 1 << 20
+
+FIRST_TOKEN_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+                 2560)  # fmt: skip
+GAP_S = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip
+PHASE_S = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)  # fmt: skip
+ANSWERS = (1, 2, 5, 10, 20)
+
+
+def one_two_five(up_to: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50, … up to a bound."""
+    steps = (digit * 10**power for power in range(12) for digit in (1, 2, 5))
+    return tuple(step for step in steps if step <= up_to)
+
+
+TOKENS = one_two_five(LONGEST_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one request came to."""
+
+    model: str
+    reason: str
+    """`stop`, `length`, `abort` or `error`."""
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_longest_answer: int
+    num_answers: int
+    max_tokens: int | None
+    num_preemptions: int
+    queue_s: float
+    first_token_s: float | None
+    """Since it was submitted; None if none came."""
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A model at the moment of a scrape. None: cannot be told from here."""
+
+    model: str
+    num_running: int
+    num_waiting: int
+    kv_usage: float | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    num_restarts: int | None = None
+
+
+class Metrics:
+    """One registry of its own: nothing else of the process is shown."""
+
+    def __init__(self, prefix: str = "vllm") -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._prefix = prefix
+        self._pictures = _Pictures(prefix)
+        self.registry.register(self._pictures)
+        self._make_counters()
+        self._make_histograms()
+
+    def watch(self, pictures: Callable[[], Iterable[Picture]]) -> None:
+        """Where gauges come from."""
+        self._pictures.source = pictures
+
+    def token_gap(self, model: str) -> Callable[[float], None]:
+        """Tell it how long a token took to follow the one before."""
+        return self._gap.labels(model, ENGINE).observe
+
+    def page(self) -> bytes:
+        """As Prometheus reads it."""
+        return generate_latest(self.registry)
+
+    def observe(self, told: Figures) -> None:
+        """A request has ended."""
+        where = (told.model, ENGINE)
+        num_computed = told.num_prompt_tokens - told.num_cached_tokens
+        self._success.labels(*where, told.reason).inc()
+        self._prompt.labels(*where).inc(told.num_prompt_tokens)
+        self._by_source.labels(*where, "local_compute").inc(num_computed)
+        self._by_source.labels(*where, "local_cache_hit").inc(told.num_cached_tokens)
+        self._cached.labels(*where).inc(told.num_cached_tokens)
+        self._queries.labels(*where).inc(told.num_prompt_tokens)
+        self._hits.labels(*where).inc(told.num_cached_tokens)
+        self._generated.labels(*where).inc(told.num_output_tokens)
+        self._preemptions.labels(*where).inc(told.num_preemptions)
+        self._prompt_size.labels(*where).observe(told.num_prompt_tokens)
+        self._computed_size.labels(*where).observe(num_computed)
+        self._answer_size.labels(*where).observe(told.num_output_tokens)
+        self._longest.labels(*where).observe(told.num_longest_answer)
+        self._n.labels(*where).observe(told.num_answers)
+        if told.max_tokens is not None:
+            self._max_tokens.labels(*where).observe(told.max_tokens)
+        self._observe_times(told, where)
+
+    def _observe_times(self, told: Figures, where: tuple[str, str]) -> None:
+        self._total_s.labels(*where).observe(told.total_s)
+        self._queue_s.labels(*where).observe(told.queue_s)
+        if told.first_token_s is None:
+            return
+        decode_s = max(0.0, told.total_s - told.first_token_s)
+        self._first_s.labels(*where).observe(told.first_token_s)
+        self._prefill_s.labels(*where).observe(max(0.0, told.first_token_s - told.queue_s))
+        self._decode_s.labels(*where).observe(decode_s)
+        self._inference_s.labels(*where).observe(max(0.0, told.total_s - told.queue_s))
+        if told.num_longest_answer > 1:
+            self._per_token_s.labels(*where).observe(decode_s / (told.num_longest_answer - 1))
+
+    def _make_counters(self) -> None:
+        self._success = self._counter("request_success", "Requests that ended, by reason.", "finished_reason")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
+        self._by_source = self._counter("prompt_tokens_by_source", "Prompt tokens, by where they came from.", "source")
+        self._cached = self._counter("prompt_tokens_cached", "Prompt tokens that were not computed.")
+        self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked for in the cache.")
+        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the cache.")
+        self._generated = self._counter("generation_tokens", "Tokens produced.")
+        self._preemptions = self._counter("num_preemptions", "Times a sequence gave up its place.")
+
+    def _make_histograms(self) -> None:
+        make = self._histogram
+        self._first_s = make("time_to_first_token_seconds", "From submission to the first token.", FIRST_TOKEN_S)
+        self._gap = make("inter_token_latency_seconds", "From one token to the next.", GAP_S)
+        self._per_token_s = make("request_time_per_output_token_seconds", "Mean time for a token after the first.",
+                                 GAP_S)  # fmt: skip
+        self._total_s = make("e2e_request_latency_seconds", "From the first byte to the last.", PHASE_S)
+        self._queue_s = make("request_queue_time_seconds", "In the queue.", PHASE_S)
+        self._inference_s = make("request_inference_time_seconds", "Running.", PHASE_S)
+        self._prefill_s = make("request_prefill_time_seconds", "From the queue to the first token.", PHASE_S)
+        self._decode_s = make("request_decode_time_seconds", "From the first token to the last.", PHASE_S)
+        self._prompt_size = make("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        self._computed_size = make("request_prefill_kv_computed_tokens", "Prompt tokens computed for it.", TOKENS)
+        self._answer_size = make("request_generation_tokens", "Tokens produced for it.", TOKENS)
+        self._longest = make("request_max_num_generation_tokens", "Tokens of its longest answer.", TOKENS)
+        self._max_tokens = make("request_params_max_tokens", "The limit it gave.", TOKENS)
+        self._n = make("request_params_n", "Answers it asked for.", ANSWERS)
+
+    def _counter(self, name: str, said: str, *labels: str) -> Counter:
+        return Counter(f"{self._prefix}:{name}", said, (*LABELS, *labels), registry=self.registry)
+
+    def _histogram(self, name: str, said: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{self._prefix}:{name}", said, LABELS, buckets=buckets, registry=self.registry)
+
+
+class _Pictures(Collector):
+    """Gauges, made when they are asked for."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.source: Callable[[], Iterable[Picture]] = tuple
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other; what no model can tell is left out."""
+        pictures = list(self.source())
+        running = self._gauge("num_requests_running", "Requests that run.")
+        waiting = self._gauge("num_requests_waiting", "Requests that wait.")
+        reasons = self._gauge("num_requests_waiting_by_reason", "Requests that wait, by why.", "reason")
+        usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        config = GaugeMetricFamily(f"{self._prefix}:cache_config_info", "Sizes of the KV cache.",
+                                   labels=("block_size", "num_gpu_blocks", *LABELS))  # fmt: skip
+        restarts = CounterMetricFamily("quire:worker_restarts", "Times the worker was replaced.", labels=LABELS)
+        for one in pictures:
+            where = (one.model, ENGINE)
+            running.add_metric(where, one.num_running)
+            waiting.add_metric(where, one.num_waiting)
+            reasons.add_metric((*where, "capacity"), one.num_waiting)
+            reasons.add_metric((*where, "deferred"), 0)
+            if one.kv_usage is not None:
+                usage.add_metric(where, one.kv_usage)
+            if one.num_blocks is not None:
+                config.add_metric((str(one.block_size), str(one.num_blocks), *where), 1)
+            if one.num_restarts is not None:
+                restarts.add_metric(where, one.num_restarts)
+        yield from (running, waiting, reasons, usage, config, restarts)
+
+    def _gauge(self, name: str, said: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"{self._prefix}:{name}", said, labels=(*LABELS, *labels))

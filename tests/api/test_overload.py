@@ -1,0 +1,248 @@
+"""Too much: who is turned away, how, and until when; and how a server ends."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.api.doors import DoorSettings
+from quire.api.keys import add_key
+from quire.api.quotas import Bucket, Quotas, Terms
+from quire.core.waiting_queue import QueueConfig, WaitingQueue
+from tests.support.doors import House, house
+from tests.support.talkers import PacedRunner, paced_talker, talker
+
+COMPLETE = "/v1/completions"
+BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 4}
+
+
+@pytest.fixture
+def paced() -> Iterator[tuple[House, PacedRunner]]:
+    opened, runner = paced_talker(max_running=1)
+    with house(models={"oracle": opened}, settings=DoorSettings(max_inside=3), drain_s=0.3) as here:
+        yield here, runner
+        runner.let_go()
+
+
+def ask(here: House, **more: Any) -> HTTPConnection:
+    connection = here.connection()
+    connection.request("POST", COMPLETE, json.dumps({**BODY, "max_tokens": 100, **more}).encode())
+    return connection
+
+
+def test_a_full_house_turns_away_and_says_when_to_come_back(paced: tuple[House, PacedRunner]) -> None:
+    here, runner = paced
+    inside = [ask(here, prompt=f"question {at}") for at in range(3)]
+    here.wait_until(lambda: len(here.doors.inside) == 3)
+    refused = here.post(COMPLETE, BODY)
+    assert (refused.status, refused.code) == (503, "server_overloaded")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert here.get("/v1/models").status == 200
+    runner.let_go()
+    for connection in inside:
+        assert connection.getresponse().status == 200
+        connection.close()
+    here.wait_until_free()
+    assert here.post(COMPLETE, BODY).status == 200
+
+
+def test_a_full_queue_is_503_and_a_full_share_429() -> None:
+    weights = {"default": 1.0, "other": 99.0}
+    for queue, num_waiting, status, code in (
+        (QueueConfig(max_requests=2, class_reserve=0.0), 2, 503, "server_overloaded"),
+        (QueueConfig(max_requests=100, tenant_weights=weights), 1, 429, "rate_limit_exceeded"),
+    ):
+        opened, runner = paced_talker(max_running=1)
+        opened.engine.scheduler.queue = WaitingQueue(queue)
+        with house(models={"oracle": opened}, settings=DoorSettings(queue=queue.max_requests)) as here:
+            inside = [ask(here, prompt="question 0", stream=True)]
+            assert runner.is_waiting.wait(5)
+            inside += [ask(here, prompt=f"question {at}") for at in range(1, 1 + num_waiting)]
+            here.wait_until(lambda: len(here.doors.inside) == len(inside))  # noqa: B023
+            while len(opened.engine.scheduler.live) < len(inside):
+                _step(runner)
+            refused = _refused(here, runner)
+            runner.let_go()
+            for connection in inside:
+                connection.getresponse().read()
+                connection.close()
+        assert (refused.status, refused.code) == (status, code)
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+def _step(runner: PacedRunner) -> None:
+    """Commands are obeyed between steps."""
+    runner.allow(1)
+    assert runner.is_waiting.wait(5)
+
+
+def _refused(here: House, runner: PacedRunner) -> Any:
+    got: list[Any] = []
+    asking = threading.Thread(target=lambda: got.append(here.post(COMPLETE, BODY)))
+    asking.start()
+    while asking.is_alive():
+        _step(runner)
+        asking.join(0.01)
+    return got[0]
+
+
+def test_a_key_over_its_requests_is_told_when_to_come_back(tmp_path: Path) -> None:
+    secret = add_key(tmp_path / "keys.json", "alice", requests_per_minute=2)
+    with house(keys_file=tmp_path / "keys.json") as here:
+        first, second, third = (here.post(COMPLETE, BODY, x_api_key=secret) for _ in range(3))
+        assert (first.status, second.status, third.status) == (200, 200, 429)
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        assert third.code == "rate_limit_exceeded"
+        assert 25 <= int(third.headers["retry-after"]) <= 30
+        assert third.headers["x-ratelimit-limit-requests"] == "2"
+        assert here.post(COMPLETE, {**BODY, "n": 9}, x_api_key=secret).status == 400
+        assert here.get("/v1/models", x_api_key=secret).status == 200
+
+
+def test_a_key_pays_for_prompt_and_answer_in_tokens(tmp_path: Path) -> None:
+    secret = add_key(tmp_path / "keys.json", "alice", tokens_per_minute=60)
+    with house(keys_file=tmp_path / "keys.json") as here:
+        asked = {**BODY, "prompt": list(range(60, 90)), "max_tokens": 40, "ignore_eos": True}
+        assert here.post(COMPLETE, asked, x_api_key=secret).status == 200
+        over = here.post(COMPLETE, asked, x_api_key=secret)
+        assert over.status == 429
+        assert 35 <= int(over.headers["retry-after"]) <= 40
+
+
+def test_a_key_may_have_so_many_at_once(tmp_path: Path) -> None:
+    secret = add_key(tmp_path / "keys.json", "alice", concurrent=1)
+    opened, runner = paced_talker()
+    with house(models={"oracle": opened}, keys_file=tmp_path / "keys.json") as here:
+        connection = here.connection()
+        connection.request("POST", COMPLETE, json.dumps(BODY).encode(), {"x-api-key": secret})
+        here.wait_until(lambda: len(here.doors.inside) == 1)
+        refused = here.post(COMPLETE, BODY, x_api_key=secret)
+        assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
+        assert "retry-after" in refused.headers
+        runner.let_go()
+        assert connection.getresponse().status == 200
+        connection.close()
+        here.wait_until_free()
+        assert here.post(COMPLETE, BODY, x_api_key=secret).status == 200
+
+
+def test_a_bucket_lets_its_rate_through_and_a_minutes_worth_at_once() -> None:
+    bucket = Bucket(60)
+    for _ in range(60):
+        assert bucket.wait_s(1, 1000.0) == 0
+        bucket.take(1, 1000.0)
+    assert bucket.wait_s(1, 1000.0) == pytest.approx(1.0)
+    assert (bucket.left(1000.0), bucket.left(1010.0), bucket.left(2000.0)) == (0, 10, 60)
+    assert bucket.wait_s(30, 1010.0) == pytest.approx(20.0)
+    assert bucket.wait_s(1000, 2000.0) == 0, "what can never fit may be taken from a full bucket"
+    bucket.take(120, 2000.0)
+    assert bucket.wait_s(1, 2000.0) == pytest.approx(61.0)
+
+
+def test_over_any_long_time_a_bucket_keeps_its_rate() -> None:
+    bucket, taken = Bucket(30), 0
+    for tick in range(36_000):
+        if bucket.wait_s(1, tick / 10) == 0:
+            bucket.take(1, tick / 10)
+            taken += 1
+    assert 30 * 60 <= taken <= 30 * 61
+
+
+def test_changed_terms_begin_anew_and_what_is_open_stays_open() -> None:
+    quotas = Quotas()
+    quota = quotas.of("alice", Terms(concurrent=2))
+    quota.num_open = 2
+    assert quotas.of("alice", Terms(concurrent=2)) is quota
+    assert quotas.of("alice", Terms(concurrent=5)).num_open == 2
+
+
+def test_a_dead_engine_is_503_before_an_answer_and_an_event_within_one() -> None:
+    with house(models={"oracle": talker(fails_at=6)}, is_checked=False) as here:
+        begun = here.post(COMPLETE, {**BODY, "max_tokens": 100, "stream": True})
+        if begun.status == 200:
+            assert begun.events[-1]["error"]["code"] == "engine_dead"
+        later = here.post(COMPLETE, BODY)
+        assert (later.status, later.code) == (503, "engine_dead")
+        assert "retry-after" in later.headers
+        assert (here.get("/health").status, here.get("/ready").status) == (503, 503)
+        assert here.get("/v1/models").status == 200
+
+
+def test_a_stream_whose_engine_dies_ends_in_words() -> None:
+    opened, runner = paced_talker()
+    with house(models={"oracle": opened}, is_checked=False) as here:
+        connection = ask(here, stream=True)
+        assert runner.is_waiting.wait(5)
+        runner.allow(3)
+        response = connection.getresponse()
+        runner.run = _broken  # type: ignore[method-assign,assignment]
+        runner.let_go()
+        data = response.read().decode()
+        connection.close()
+    assert '"code":"engine_dead"' in data
+    assert data.endswith("data: [DONE]\n\n")
+
+
+def _broken(_plan: object) -> Any:
+    raise RuntimeError("the device is gone at 0x7f0000001234")
+
+
+def test_a_server_that_drains_lets_those_inside_finish() -> None:
+    opened, runner = paced_talker()
+    with house(models={"oracle": opened}, drain_s=10) as here:
+        connection = ask(here, stream=True, max_tokens=20)
+        assert runner.is_waiting.wait(5)
+        here.loop.call_soon_threadsafe(here.closing.ask)
+        here.wait_until(lambda: here.doors.is_draining)
+        ready = here.get("/ready")
+        assert (ready.status, "retry-after" in ready.headers) == (503, True)
+        refused = here.post(COMPLETE, BODY)
+        assert (refused.status, refused.code) == (503, "server_draining")
+        assert "retry-after" in refused.headers
+        runner.let_go()
+        data = connection.getresponse().read()
+        assert data.endswith(b"data: [DONE]\n\n")
+        assert b"error" not in data
+        connection.close()
+        here.wait_for_end()
+    assert here.results == [0]
+
+
+def test_what_is_not_done_by_the_bound_is_ended_in_words(paced: tuple[House, PacedRunner]) -> None:
+    here, runner = paced
+    streaming, waiting = ask(here, stream=True), None
+    assert runner.is_waiting.wait(5)
+    runner.allow(2)
+    assert runner.is_waiting.wait(5)
+    waiting = ask(here, prompt="another")
+    here.wait_until(lambda: len(here.doors.inside) == 2)
+    here.loop.call_soon_threadsafe(here.closing.ask)
+    data = streaming.getresponse().read().decode()
+    assert '"code":"server_draining"' in data
+    assert data.endswith("data: [DONE]\n\n")
+    runner.let_go()
+    answer = waiting.getresponse()
+    assert answer.status in (200, 503)
+    assert answer.read()
+    streaming.close()
+    waiting.close()
+
+
+def test_asked_a_second_time_the_server_does_not_wait() -> None:
+    opened, runner = paced_talker()
+    with house(models={"oracle": opened}, drain_s=60) as here:
+        connection = ask(here, stream=True)
+        assert runner.is_waiting.wait(5)
+        runner.allow(2)
+        assert runner.is_waiting.wait(5)
+        for _ in range(2):
+            here.loop.call_soon_threadsafe(here.closing.ask)
+        assert b"server_draining" in connection.getresponse().read()
+        connection.close()
+        runner.let_go()
+        here.wait_for_end()
+    assert here.results == [1]

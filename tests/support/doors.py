@@ -1,0 +1,193 @@
+"""A whole server on a loopback port, in a thread of its own, with oracles behind its doors."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quire.api.app import make_asgi
+from quire.api.auth import Gate
+from quire.api.doors import Doors, DoorSettings
+from quire.api.keys import KeyRing
+from quire.api.models import Model, Models
+from quire.api.server import Closing, listen, make_server, serve
+from quire.core import invariants
+from quire.engine.async_engine import AsyncEngine
+from quire.engine.opening import OpenedModel
+from quire.observe.metrics import Metrics
+from tests.support.talkers import talker
+
+T = TypeVar("T")
+
+
+@dataclass
+class House:
+    """A server that runs, seen from a test's thread."""
+
+    port: int
+    doors: Doors
+    closing: Closing
+    loop: asyncio.AbstractEventLoop
+    opened: dict[str, OpenedModel]
+    thread: threading.Thread | None = None
+    results: list[int] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """On the server's own loop."""
+
+        async def call() -> T:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(timeout=20)
+
+    def wait_until(self, is_so: Callable[[], bool], within_s: float = 1.0) -> None:
+        """Look at the server's own state, on its loop, until it is so."""
+
+        async def look() -> None:
+            async with asyncio.timeout(within_s):
+                while not is_so():
+                    await asyncio.sleep(0.005)
+
+        self.run(look)
+
+    def wait_until_free(self, within_s: float = 1.0) -> None:
+        """No request lives and no block is held."""
+        self.wait_until(lambda: not self.doors.inside, within_s)
+        for opened in self.opened.values():
+            engine = opened.engine
+            self.wait_until(lambda e=engine: not e.has_work, within_s)  # type: ignore[misc]
+            assert engine.memory.stats().num_referenced_blocks == 0
+
+    def wait_for_end(self) -> None:
+        """The server has ended by itself."""
+        assert self.thread is not None
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def num_tasks(self) -> int:
+        """Tasks of the server's loop; to be asked on it."""
+        return len(asyncio.all_tasks(self.loop))
+
+    def connection(self, timeout_s: float = 20) -> HTTPConnection:
+        return HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> "Reply":
+        """One request on a connection of its own. Bytes go as they are, anything else as JSON."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection = self.connection()
+        try:
+            names = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, data, {"content-type": "application/json", **names})
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: Any = None, **headers: str) -> "Reply":
+        return self.request("POST", path, body, **headers)
+
+    def get(self, path: str, **headers: str) -> "Reply":
+        return self.request("GET", path, **headers)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def code(self) -> str:
+        return str(self.json["error"]["code"])
+
+    @property
+    def events(self) -> list[Any]:
+        """The stream's events; its last must be [DONE] and is left out."""
+        lines = [line.removeprefix("data: ") for line in self.data.decode().split("\n\n") if line]
+        assert lines[-1] == "[DONE]", lines[-3:]
+        return [json.loads(line) for line in lines[:-1]]
+
+    @property
+    def text(self) -> str:
+        """What a stream's chunks say, put together, for the first answer."""
+        choices = [choice for event in self.events for choice in event.get("choices", ()) if choice["index"] == 0]
+        return "".join(one["delta"].get("content", "") if "delta" in one else one["text"] for one in choices)
+
+
+@contextmanager
+def house(
+    *,
+    models: dict[str, OpenedModel] | None = None,
+    keys_file: Path | None = None,
+    settings: DoorSettings | None = None,
+    drain_s: float = 5.0,
+    send_buffer_bytes: int | None = None,
+    is_checked: bool = True,
+) -> Iterator[House]:
+    """A server for as long as the test runs; afterwards nothing is held."""
+    opened = models if models is not None else {"oracle": talker()}
+    started: threading.Event = threading.Event()
+    made: list[House] = []
+    failed: list[BaseException] = []
+
+    async def live() -> None:
+        async with AsyncExitStack() as stack:
+            fronts = {name: await stack.enter_async_context(AsyncEngine(one)) for name, one in opened.items()}
+            named = Models([Model(name, front=front) for name, front in fronts.items()])
+            doors = Doors(named, Metrics(), settings)
+            closing = Closing(doors, drain_s)
+            listener = listen("127.0.0.1", 0)
+            if send_buffer_bytes is not None:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+            here = House(listener.getsockname()[1], doors, closing, asyncio.get_running_loop(), opened)
+            made.append(here)
+            started.set()
+            app = make_asgi(doors, Gate(KeyRing(keys_file)))
+            here.results.append(await serve([(make_server(app), listener)], closing))
+
+    def run() -> None:
+        try:
+            asyncio.run(live())
+        except BaseException as error:
+            failed.append(error)
+            raise
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, name="house")
+    thread.start()
+    started.wait(20)
+    here = made[0]
+    here.thread = thread
+    try:
+        yield here
+    finally:
+        if thread.is_alive():
+            here.loop.call_soon_threadsafe(here.closing.ask)
+        thread.join(30)
+        assert not failed
+        assert not thread.is_alive()
+    if is_checked:
+        for one in opened.values():
+            invariants.check_at_rest(one.engine.memory)
+
+
+def read_some(response: HTTPResponse, num_events: int) -> list[bytes]:
+    """The first events of a stream."""
+    return [response.readline() + response.readline() for _ in range(num_events)]
