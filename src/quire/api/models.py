@@ -44,6 +44,10 @@ class Behind(Protocol):
         """What it counts; None if it cannot tell."""
         ...
 
+    async def clear_cache(self) -> None:
+        """Forget every cached block that nobody uses."""
+        ...
+
 
 @dataclass(slots=True)
 class Model:

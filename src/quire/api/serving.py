@@ -95,7 +95,7 @@ async def _load(doors: Doors, plan: Plan, opening: OpenFront) -> AsyncIterator[M
     async with AsyncExitStack() as stack:
         for model in doors.models:
             front, behind = await stack.enter_async_context(opening(model.root, plan.settings))
-            model.behind, model.front = behind, front
+            model.behind, model.front, model.clear_cache = behind, front, behind.clear_cache
         yield doors.models
 
 

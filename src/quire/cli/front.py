@@ -1,7 +1,7 @@
-"""Where `quire serve` runs a model: the one place to change when that changes."""
+"""Where `quire serve` runs its models: each in a worker of its own, all within one memory budget."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,45 +12,49 @@ if TYPE_CHECKING:
     from quire.api.serving import OpenFront
     from quire.checkpoints import Progress
     from quire.config import Settings
-    from quire.engine.async_engine import AsyncEngine
-    from quire.engine.engine import Engine
+    from quire.engine.served import ServedModel, Serving
 
 
 @dataclass(frozen=True, slots=True)
-class InProcess:
-    """An engine in this process, seen from the doors. Its counters are read beside the thread that moves them."""
+class Supervised:
+    """A worker and whoever replaces it, seen from the doors."""
 
-    engine: "Engine"
-    front: "AsyncEngine"
+    front: "ServedModel"
 
     @property
     def is_ready(self) -> bool:
-        """It lives."""
-        return self.front.is_alive
+        """A worker is there, and its loop came round a moment ago."""
+        return self.front.is_ready
 
     def stats(self) -> EngineStats:
-        """What its memory and its scheduler count."""
-        pool, totals = self.engine.memory.pool, self.engine.scheduler.stats
+        """What the worker said with its last step."""
+        ready, load = self.front.ready, self.front.load
         return EngineStats(
-            num_blocks=pool.num_blocks,
-            block_size=self.engine.memory.config.block_size,
-            kv_usage=pool.num_referenced / pool.num_blocks,
-            num_preemptions=totals.num_preemptions,
-            num_steps=totals.num_steps,
-            num_computed_tokens=totals.num_computed_tokens,
+            num_blocks=ready.num_blocks,
+            block_size=ready.block_size,
+            kv_usage=load.num_used_blocks / ready.num_blocks,
+            num_restarts=self.front.num_restarts,
         )
 
+    async def clear_cache(self) -> None:
+        """Forget every cached block that nobody uses."""
+        self.front.supervisor.clear_cache()
 
-def in_process(progress: "Progress") -> "OpenFront":
-    """Models run in a thread of this process."""
+
+def supervised(models: Sequence[str], progress: "Progress") -> "OpenFront":
+    """These models, planned together when the first is opened."""
+    planned: dict[str, Serving] = {}
 
     @asynccontextmanager
-    async def open_front(name: str, settings: "Settings") -> "AsyncIterator[tuple[AsyncEngine, InProcess]]":
-        from quire.engine.async_engine import AsyncEngine
-        from quire.engine.opening import open_model
+    async def open_front(name: str, settings: "Settings") -> "AsyncIterator[tuple[ServedModel, Supervised]]":
+        from quire.engine.served import ServedModel, plan_workers
 
-        opened = await asyncio.to_thread(open_model, name, settings.model, serving=settings.serving, progress=progress)
-        async with AsyncEngine(opened) as front:
-            yield front, InProcess(opened.engine, front)
+        if not planned:
+            servings = await asyncio.to_thread(
+                plan_workers, models, settings.model, settings.serving, progress=progress
+            )
+            planned.update(zip(models, servings, strict=True))
+        async with ServedModel(lambda: planned[name]) as front:
+            yield front, Supervised(front)
 
     return open_front

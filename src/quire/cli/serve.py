@@ -36,13 +36,13 @@ def serve(
 
     from quire.api.serving import Plan, run
     from quire.checkpoints.progress import shown
-    from quire.cli.front import in_process
+    from quire.cli.front import supervised
     from quire.observe.access_log import set_up
 
     set_up("json" if settings.doors.log_format == "json" else "plain")
     plan = Plan(public_names(models, served_model_name or []), settings, insecure_no_keys)
     with shown() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        num_ended = runner.run(run(plan, _say, in_process(progress)))
+        num_ended = runner.run(run(plan, _say, supervised(models, progress)))
     if num_ended:
         typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
 

@@ -117,6 +117,7 @@ class ServedModel(Front):
         super().__init__()
         self._prepare = prepare
         self._supervisor: Supervisor | None = None
+        self._ready: Ready | None = None
 
     async def __aenter__(self) -> "ServedModel":
         self._loop = asyncio.get_running_loop()
@@ -129,7 +130,7 @@ class ServedModel(Front):
         except BaseException:
             await supervisor.close()
             raise
-        self._port = supervisor
+        self._port, self._ready = supervisor, ready
         self._face = ModelFace(
             text, lambda group: ready.identity.namespace(ready.block_size, group), ready.line, ready.notes
         )
@@ -151,6 +152,14 @@ class ServedModel(Front):
         if self._supervisor is None:
             raise EngineDeadError("the model has no worker; enter it first")
         return self._supervisor
+
+    @property
+    def ready(self) -> Ready:
+        """What the worker said of itself when it was ready."""
+        self._started()
+        if self._ready is None:
+            raise EngineDeadError("the model has no worker; enter it first")
+        return self._ready
 
     @property
     def is_ready(self) -> bool:
