@@ -41,7 +41,7 @@ def request(random: Random, number: int, *, n: int = 1, seed: int | None = None)
 def test_whoever_dies_and_whenever_each_client_gets_what_it_would_get_alone(seed: int) -> None:
     random = Random(seed)
     rate = random.choice([0.02, 0.1, 0.3])
-    lives = Lives(random, rate=rate)
+    lives = Lives(random, rate=rate, lies=random.choice([0.0, 0.05]))
     asked = [request(random, at, n=random.choice([1, 1, 1, 3])) for at in range(14)]
     waiting, cancelled = list(asked), set()
 
@@ -64,7 +64,7 @@ def test_whoever_dies_and_whenever_each_client_gets_what_it_would_get_alone(seed
         told = lives.told[one.request_id]
         check_told(one, told, whole=one.request_id not in cancelled)
         assert sum(isinstance(event, Admitted) for event in told) <= 1
-        assert lives.answers[one.request_id] is None
+        assert lives.answers[one.request_id] == [None]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -98,25 +98,36 @@ def test_of_all_in_flight_only_the_one_that_kills_is_ended(seed: int) -> None:
     check_told(poison, lives.told["r99"], whole=False)
 
 
-def test_a_replayed_request_reports_what_its_first_worker_found_in_the_cache() -> None:
-    random = Random(3)
-    dying = [False]
-    lives = Lives(random, lambda _plan: dying[0])
-    first = Request("r1", (1,) * 20, IDENTITY.namespace(4, "group"), 1.0, SamplingParams(max_tokens=3))
-    again = Request("r2", (1,) * 20, IDENTITY.namespace(4, "group"), 2.0, SamplingParams(max_tokens=8))
-    lives.submit(first)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_replayed_request_reports_what_its_first_worker_found_in_the_cache(seed: int) -> None:
+    random, is_dying = Random(seed), False
+    namespace, num_answers = IDENTITY.namespace(4, "group"), random.choice([1, 3])
+    lives = Lives(random, lambda _plan: is_dying)
+    lives.submit(Request("r0", (1,) * 20, namespace, 1.0, SamplingParams(max_tokens=3)))
     lives.run()
-    lives.submit(again)
-    while not any(isinstance(event, Admitted) for event in lives.told["r2"]):
+    answers = tuple(Continuation(index) for index in range(num_answers))
+    names = ["r1", "r2"]
+    for name, length in zip(names, (20, 13), strict=True):
+        lives.submit(
+            Request(name, (1,) * length, namespace, 2.0, SamplingParams(max_tokens=9), seed, continuations=answers)
+        )
+    while not all(any(isinstance(event, Admitted) for event in lives.told[name]) for name in names):
         lives.step()
-    dying[0] = True
+    is_dying = True
     lives.step()
-    dying[0] = False
+    is_dying = False
     lives.run()
     assert lives.num_lives == 2
-    finished = lives.told["r2"][-1]
-    assert isinstance(finished, Finished)
-    assert finished.num_cached_tokens == 16
+    finished = [lives.told[name][-1] for name in names]
+    assert [one.num_cached_tokens for one in finished if isinstance(one, Finished)] == [16, 12]
+
+
+def test_who_is_cancelled_while_no_worker_has_it_ends_when_that_happens() -> None:
+    lives = Lives(Random(1))
+    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 3.0, SamplingParams()))
+    _, events = lives.ledger.cancel("r1", 7.5)
+    assert [event.at_s for event in events if isinstance(event, Finished)] == [7.5]
+    assert lives.ledger.num_steps_forward == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -147,7 +158,7 @@ def test_a_refusal_reaches_who_asked_and_nothing_is_kept() -> None:
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, SamplingParams()))
     lives.ledger.due()
     lives.ledger.refused("r1", QueueFullError(3, 2), 1.0)
-    assert isinstance(lives.answers["r1"], QueueFullError)
+    assert [type(answer) for answer in lives.answers["r1"]] == [QueueFullError]
     assert not lives.ledger.entries
 
 

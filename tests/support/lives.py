@@ -17,7 +17,7 @@ from quire.core.step import StepPlan, StepResult
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.ledger import Ledger
 from quire.engine.messages import Cancel, Restore, Submit
-from quire.errors import QuireError
+from quire.errors import MessageError, QuireError
 
 VOCABULARY = 5
 IDENTITY = ModelIdentity("oracle", "slots")
@@ -45,24 +45,33 @@ class Lives:
     """A ledger, the worker of the moment, and what each client was told."""
 
     def __init__(
-        self, random: Random, dies: Callable[[StepPlan], bool] = lambda _plan: False, *, rate: float = 0.0
+        self,
+        random: Random,
+        dies: Callable[[StepPlan], bool] = lambda _plan: False,
+        *,
+        rate: float = 0.0,
+        lies: float = 0.0,
     ) -> None:
         self.ledger = Ledger(VOCABULARY)
         self.told: dict[str, list[RequestEvent]] = {}
-        self.answers: dict[str, QuireError | None] = {}
+        self.answers: dict[str, list[QuireError | None]] = {}
+        """What each was told when it asked: once."""
+        self.num_lies = 0
         self.num_lives = 1
         self.now_s = 0.0
         self._random = random
         self._dies = dies
         self._rate = rate
+        self._lies = lies
         self._spawn()
 
     def submit(self, request: Request) -> None:
         self.told[request.request_id] = []
-        self.ledger.add(request, lambda error: self.answers.__setitem__(request.request_id, error))
+        heard = self.answers[request.request_id] = []
+        self.ledger.add(request, heard.append)
 
     def cancel(self, request_id: str) -> None:
-        commands, events = self.ledger.cancel(request_id)
+        commands, events = self.ledger.cancel(request_id, self.now_s)
         self._inbox.extend(commands)
         self._tell(events)
 
@@ -79,15 +88,29 @@ class Lives:
             self.crash(flying)
             return
         if events:
-            live = self._engine.scheduler.live
-            firsts = {
-                event.request_id: live[event.request_id].leader.num_cached_tokens
-                for event in events
-                if isinstance(event, Token) and event.num_output_tokens == 1 and event.request_id in live
-            }
-            self._outbox.append(lambda: self._tell(self.ledger.take(events, firsts)))
+            firsts = self._engine.first_passes(events)
+            self._outbox.append(lambda: self._hear(self._spoilt(events), firsts))
         for _ in range(self._random.randint(0, len(self._outbox))):
-            self._outbox.popleft()()
+            try:
+                self._outbox.popleft()()
+            except MessageError:
+                self.crash([*self.ledger.names_sent()])
+                return
+
+    def _spoilt(self, events: list[RequestEvent]) -> list[RequestEvent]:
+        """Sometimes a worker says, in the middle of what is true, something that cannot be."""
+        if self._is_trial or self._random.random() >= self._lies:
+            return events
+        self.num_lies += 1
+        at = self._random.randint(0, len(events))
+        return [*events[:at], Token("stranger", 0, self.now_s, 1, 1, None), *events[at:]]
+
+    def _hear(self, events: list[RequestEvent], firsts: dict[str, int]) -> None:
+        told: list[RequestEvent] = []
+        try:
+            self.ledger.take(events, firsts, told)
+        finally:
+            self._tell(told)
 
     def crash(self, flying: list[str]) -> None:
         """Whatever was on its way is lost."""
@@ -103,9 +126,12 @@ class Lives:
             assert max_steps, f"{sorted(self.ledger.entries)} come to no end"
 
     def _dies_now(self, plan: StepPlan) -> bool:
-        # Whoever is in flight alone when the worker dies is ended for it, so nobody is killed by chance just then.
-        is_trial = any(one.is_suspect for one in self.ledger.entries.values())
-        return self._dies(plan) or (not is_trial and self._random.random() < self._rate)
+        return self._dies(plan) or (not self._is_trial and self._random.random() < self._rate)
+
+    @property
+    def _is_trial(self) -> bool:
+        """Whoever is in flight alone when the worker dies is ended for it, so nobody is killed by chance just then."""
+        return any(one.is_suspect for one in self.ledger.entries.values())
 
     def _spawn(self) -> None:
         self._engine = Engine(DyingRunner(self._dies_now), CONFIG, IDENTITY, bytes(32))
@@ -144,6 +170,8 @@ def check_told(request: Request, told: list[RequestEvent], *, whole: bool = True
         assert [end.num_output_tokens for end in ends] == [len(tokens)]
         is_whole = whole or ends[0].reason in (FinishReason.STOP, FinishReason.LENGTH)
         assert tokens == (alone if is_whole else alone[: len(tokens)])
+        logprobs = [event.logprobs for event in told if isinstance(event, Token) and event.sequence_index == one.index]
+        assert [one is None for one in logprobs] == [request.params.logprobs is None] * len(tokens)
         num_output += len(tokens)
     assert told[-1].num_output_tokens == num_output
     assert told[-1].num_prompt_tokens == len(request.prompt)

@@ -116,7 +116,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixtur
     one.params = SamplingParams(max_tokens=3)
     assert one.hear("still there?")
     assert one.completions[-1].num_output_tokens == 3
-    assert not opened.engine.has_work
+    assert not opened.engine.scheduler.live
 
 
 def test_a_question_too_long_is_refused_and_forgotten(capsys: pytest.CaptureFixture[str]) -> None:

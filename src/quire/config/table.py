@@ -55,7 +55,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "memory", SIZE, _MODEL.memory_bytes,
         "Memory the whole process may hold: libraries, weights, steps and the KV pool. A share such as 50% is what the "
-        "process holds at start and that share of what is free then.",
+        "process holds at start and that share of what is free then. Several models share it: each gets what its "
+        "weights take on disk, and an equal part of the rest.",
         "4GiB", "half of what is free at start", "memory_bytes",
     ),
     Setting(

@@ -105,6 +105,11 @@ class Scheduler:
         if self.in_flight is None and self.running:
             self._preempt(self.running[-1])
 
+    @property
+    def has_events(self) -> bool:
+        """Whether something happened that nobody has been told."""
+        return bool(self._events)
+
     def take_events(self) -> list[RequestEvent]:
         """What has happened since the last call."""
         events, self._events = self._events, []

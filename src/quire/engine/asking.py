@@ -56,9 +56,17 @@ def _priority(value: object) -> PriorityClass:
 
 
 def _name(what: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidParameterError(f"{what} must be a text that is not empty, {value!r} given")
+    if not isinstance(value, str) or not value or not _is_text(value):
+        raise InvalidParameterError(f"{what} must be a text of whole characters that is not empty, {value!r} given")
     return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _timeout_s(value: object) -> float | None:

@@ -5,12 +5,12 @@
 Text, streams, threads and processes are other rooms. The clock is handed in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.backends.protocol import Runner
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.events import KVEvent, RequestEvent
+from quire.core.events import KVEvent, RequestEvent, Token
 from quire.core.kv_memory import KVMemory
 from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.policy import check_request
@@ -59,8 +59,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is alive. What became of one that just ended is still told by the next step."""
-        return bool(self.scheduler.live)
+        """Whether a step has something to do or to tell."""
+        return bool(self.scheduler.live) or self.scheduler.has_events
 
     def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
         """The namespace of a tenant's blocks on this model."""
@@ -105,6 +105,15 @@ class Engine:
             for token_id in row.token_ids:
                 if not 0 <= token_id < size:
                     raise InvariantError(f"the runner chose token {token_id}, the vocabulary has {size}")
+
+    def first_passes(self, events: Sequence[RequestEvent]) -> dict[str, int]:
+        """Of each live request that had its first token: prompt tokens that were not computed."""
+        live = self.scheduler.live
+        return {
+            event.request_id: live[event.request_id].leader.num_cached_tokens
+            for event in events
+            if isinstance(event, Token) and event.num_output_tokens == 1 and event.request_id in live
+        }
 
     def _names_in(self, plan: StepPlan) -> list[str]:
         planned = {item.sequence_id for item in plan.items}

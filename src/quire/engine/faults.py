@@ -17,6 +17,7 @@ import msgspec
 
 from quire.backends.protocol import PendingStep, Runner
 from quire.core.step import RowResult, StepPlan, StepResult, WorkItem
+from quire.engine import messages
 from quire.engine.engine import Engine
 from quire.errors import ConfigError, InvariantError
 
@@ -188,6 +189,15 @@ def _garbage(runner: FaultyRunner, _item: WorkItem) -> None:
     runner.speak(b"\xc1 no message begins like this")
 
 
+def _stranger(runner: FaultyRunner, _item: WorkItem) -> None:
+    """A message, but about somebody the parent never heard of."""
+    runner.speak(messages.encode(messages.Taken("stranger")))
+
+
+def _fpe(_runner: FaultyRunner, _item: WorkItem) -> None:
+    os.kill(os.getpid(), signal.SIGFPE)
+
+
 def _nan(runner: FaultyRunner, item: WorkItem) -> None:
     """Spoil the block this row is about to write into: what it has there already becomes NaN in any float format."""
     block_id = item.block_ids[item.first_position // runner.capacity.block_size]
@@ -222,6 +232,10 @@ def _wrong_token(runner: FaultyRunner, result: StepResult, item: WorkItem) -> St
     return _with_row(result, item.sequence_id, RowResult((runner.capacity.vocabulary_size,)))
 
 
+def _two_tokens(_runner: FaultyRunner, result: StepResult, item: WorkItem) -> StepResult:
+    return _with_row(result, item.sequence_id, RowResult((0, 0)))
+
+
 def _wrong_step(_runner: FaultyRunner, result: StepResult, _item: WorkItem) -> StepResult:
     return result._replace(step=result.step + 1)
 
@@ -229,6 +243,7 @@ def _wrong_step(_runner: FaultyRunner, result: StepResult, _item: WorkItem) -> S
 _BEFORE: dict[str, Callable[[FaultyRunner, WorkItem], None]] = {
     "abort": _abort,
     "exit": _exit,
+    "fpe": _fpe,
     "garbage": _garbage,
     "hang": _hang,
     "hold": _hold,
@@ -242,11 +257,13 @@ _BEFORE: dict[str, Callable[[FaultyRunner, WorkItem], None]] = {
     "segfault": _segfault,
     "spin": _spin,
     "stop": _stop,
+    "stranger": _stranger,
 }
 _AFTER: dict[str, Callable[[FaultyRunner, StepResult, WorkItem], Any]] = {
     "foreign_row": _foreign_row,
     "missing_row": _missing_row,
     "row": _row,
+    "two_tokens": _two_tokens,
     "wrong_step": _wrong_step,
     "wrong_token": _wrong_token,
 }

@@ -139,8 +139,8 @@ class Front:
         asked = Asked(Reply(request, params, face.text.tokenizer), stream, lambda name: self._open.pop(name, None))
         answer: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
         self._open[request.request_id] = asked
-        port.submit(request, lambda error: self._on_loop(_settle, answer, error))
         try:
+            port.submit(request, lambda error: self._on_loop(_settle, answer, error))
             error = await answer
         except BaseException:
             asked.close()

@@ -92,14 +92,18 @@ class Ledger:
         self.vocabulary_size = vocabulary_size
         """What a worker that is ready says it is."""
         self.num_steps_forward = 0
-        """Tokens that came and requests that ended: a crash after one of these was not in vain."""
+        """Tokens that came, requests that a worker ended or refused, and poison found: lives with these were not in
+        vain."""
+        self._held: dict[str, Entry] = {}
+        """Those the worker does not have, suspects among them."""
         self._alone: Entry | None = None
         """The suspect that runs now."""
 
     def add(self, request: Request, answered: Answered) -> None:
         """A client asks. Ids are the door's own and never come twice."""
         tokens: dict[int, list[int]] = {one.index: [] for one in request.continuations}
-        self.entries[request.request_id] = Entry(request, answered, tokens=tokens)
+        entry = Entry(request, answered, tokens=tokens)
+        self.entries[request.request_id] = self._held[request.request_id] = entry
 
     def names_sent(self) -> tuple[str, ...]:
         """Those the worker has."""
@@ -107,7 +111,7 @@ class Ledger:
 
     def abandon(self, error: QuireError) -> None:
         """There will be no worker any more. Who waits to be let in is told; the streams of the others are not ours."""
-        entries, self.entries = self.entries, {}
+        entries, self.entries, self._held = self.entries, {}, {}
         for entry in entries.values():
             if entry.answered is not None:
                 entry.answered(error)
@@ -118,14 +122,13 @@ class Ledger:
         """What the worker must be told now."""
         if self._alone is not None:
             return self._release_alone()
-        suspects = [entry for entry in self.entries.values() if entry.is_suspect]
-        if suspects:
-            others = [entry for entry in self.entries.values() if entry.place is not Place.HELD]
-            if others:
-                return self._recall(others)
-            self._alone = suspects[0]
-            return [self._send(self._alone)]
-        return [self._send(entry) for entry in self.entries.values() if entry.place is Place.HELD]
+        suspect = next((entry for entry in self._held.values() if entry.is_suspect), None)
+        if suspect is None:
+            return [self._send(entry) for entry in list(self._held.values())]
+        if len(self._held) < len(self.entries):
+            return self._recall(self.entries.values())
+        self._alone = suspect
+        return [self._send(suspect)]
 
     def _release_alone(self) -> list[Submit | Restore | Cancel]:
         entry = self._alone
@@ -133,8 +136,6 @@ class Ledger:
             return []
         # It has shown that it does no harm. The next suspect must run alone as well, so this one steps aside.
         self._alone = None
-        if any(one.is_suspect for one in self.entries.values()):
-            return self._recall([entry])
         return self.due()
 
     def _recall(self, entries: Iterable[Entry]) -> list[Submit | Restore | Cancel]:
@@ -143,19 +144,19 @@ class Ledger:
             entry.place = Place.RECALLED
         return [Cancel(entry.request.request_id) for entry in sent]
 
-    @staticmethod
-    def _send(entry: Entry) -> Submit | Restore:
+    def _send(self, entry: Entry) -> Submit | Restore:
         entry.place = Place.SENT
+        del self._held[entry.request.request_id]
         return Restore(entry.again()) if entry.is_taken else Submit(entry.request)
 
-    def cancel(self, request_id: str) -> tuple[list[Cancel], list[RequestEvent]]:
+    def cancel(self, request_id: str, now_s: float) -> tuple[list[Cancel], list[RequestEvent]]:
         """The client has gone: what to tell the worker, and what to tell the client's side if there is nobody to."""
         entry = self.entries.get(request_id)
         if entry is None or entry.is_cancelled:
             return [], []
         entry.is_cancelled = True
         if entry.place is Place.HELD:
-            return [], self._end(entry, FinishReason.CANCELLED, entry.request.arrival_s)
+            return [], self._end(entry, FinishReason.CANCELLED, now_s)
         return ([Cancel(request_id)] if entry.place is Place.SENT else []), []
 
     # -- from the worker -----------------------------------------------------------------------------------------------
@@ -173,22 +174,22 @@ class Ledger:
         if entry.answered is None:
             return self._end(entry, FinishReason.ERROR, now_s, str(error))
         self._drop(entry)
+        self.num_steps_forward += 1
         entry.answered(error)
         return []
 
-    def take(self, events: Sequence[RequestEvent], first_passes: Mapping[str, int]) -> list[RequestEvent]:
-        """What is new to the clients in what a step brought. Raises MessageError for what cannot be.
+    def take(self, events: Sequence[RequestEvent], first_passes: Mapping[str, int], told: list[RequestEvent]) -> None:
+        """Add to `told` what is new to the clients in what a step brought. Raises MessageError for what cannot be.
 
-        `first_passes` says of each request that had its first token how many of its prompt tokens were not computed.
+        What was added before that is entered in the books and must be told all the same. `first_passes` says of each
+        request that had its first token how many of its prompt tokens were not computed.
         """
-        told: list[RequestEvent] = []
         for event in events:
             told += self._take(self._known(event.request_id), event)
         for request_id, num_cached_tokens in first_passes.items():
             entry = self.entries.get(request_id)
             if entry is not None and entry.num_cached_tokens is None:
                 entry.num_cached_tokens = self._first_pass(entry, num_cached_tokens)
-        return told
 
     def _known(self, request_id: str) -> Entry:
         entry = self.entries.get(request_id)
@@ -240,13 +241,14 @@ class Ledger:
 
     def _take_finished(self, entry: Entry, event: Finished) -> list[RequestEvent]:
         if entry.place is Place.RECALLED and len(entry.ends) < len(entry.tokens):
-            entry.place = Place.HELD
+            self._hold(entry)
             return self._end(entry, FinishReason.CANCELLED, event.at_s) if entry.is_cancelled else []
         if len(entry.ends) < len(entry.tokens):
             raise MessageError(f"{event.request_id} finished before all its answers did")
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
         self._drop(entry)
+        self.num_steps_forward += 1
         return [self._finished(entry, event.at_s)]
 
     @staticmethod
@@ -280,9 +282,11 @@ class Ledger:
         alone, self._alone = self._alone, None
         for entry in list(self.entries.values()):
             was_there = entry.is_taken and entry.place is not Place.HELD
+            is_on_trial = entry is alone and entry.is_suspect
             entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
-            entry.place = Place.HELD
-            if entry is alone and entry.request.request_id in flying:
+            self._hold(entry)
+            if is_on_trial and entry.request.request_id in flying:
+                self.num_steps_forward += 1
                 told += self._end(entry, FinishReason.ERROR, now_s, POISON)
             elif entry.is_cancelled:
                 told += self._end(entry, FinishReason.CANCELLED, now_s)
@@ -320,9 +324,13 @@ class Ledger:
         num_output = sum(len(tokens) for tokens in entry.tokens.values())
         return Finished(entry.request.request_id, at_s, len(entry.request.prompt), num_cached, num_output)
 
+    def _hold(self, entry: Entry) -> None:
+        entry.place = Place.HELD
+        self._held[entry.request.request_id] = entry
+
     def _drop(self, entry: Entry) -> None:
         del self.entries[entry.request.request_id]
-        self.num_steps_forward += 1
+        self._held.pop(entry.request.request_id, None)
         if self._alone is entry:
             self._alone = None
 

@@ -107,9 +107,6 @@ class Stepper:
                     self._submit(command)
                 case _Cancel():
                     self._engine.cancel(command.request_id)
-                    if not self._engine.has_work:
-                        # Nothing runs any more, and still somebody must be told that it ended.
-                        return True
                 case _Close():
                     return False
 

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
 
+import zmq
+import zmq.asyncio
+
 from quire.core.events import RequestEvent
 from quire.core.request import Request
 from quire.engine.flight_page import Flight
@@ -59,8 +62,8 @@ class Limits:
 
     stuck_s: float = 30.0
     """A step may take this long."""
-    beat_s: float = 5.0
-    """A worker whose loop has not come round for this long is not ready."""
+    beat_s: float = 4.5
+    """A worker whose loop has not come round for this long is not ready: before five seconds are over."""
     max_fruitless: int = 5
     """So many lives in a row that brought nothing, and it is given up."""
     load_s: float = 900.0
@@ -116,6 +119,7 @@ class _Ending:
     reason: str
     request_ids: tuple[str, ...] = ()
     error: QuireError | None = None
+    was_ready: bool = False
 
 
 class Supervisor:
@@ -123,6 +127,8 @@ class Supervisor:
 
     def __init__(self, plan: WorkerPlan, listener: Listener, failed: OnFailed) -> None:
         self._plan = plan
+        self._context = zmq.asyncio.Context()
+        self._max_open = plan.open.queue.max_requests + plan.open.settings.max_running
         self._listener = listener
         self._failed = failed
         self._ledger = Ledger()
@@ -140,6 +146,7 @@ class Supervisor:
     async def start(self) -> Ready:
         """Spawn a worker and wait until its model is loaded. Raises CheckpointError, ConfigError or EngineDeadError."""
         self._ready = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # nobody may wait for it
         self._tasks = [
             asyncio.create_task(self._run(), name="quire-supervisor"),
             asyncio.create_task(self._watch(), name="quire-watch"),
@@ -184,7 +191,7 @@ class Supervisor:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
             return False
-        return True
+        return self.state is not State.DEAD
 
     async def close(self) -> None:
         """End the worker: kindly if it listens, and what still runs is broken off."""
@@ -197,6 +204,7 @@ class Supervisor:
                 await _within(self._plan.limits.close_s, life.process.gone)
             life.process.kill()
         await asyncio.gather(*self._tasks)
+        self._context.destroy(linger=0)
 
     # -- a port --------------------------------------------------------------------------------------------------------
 
@@ -213,7 +221,7 @@ class Supervisor:
 
     def cancel(self, request_id: str) -> None:
         """End a request, if it lives."""
-        commands, events = self._ledger.cancel(request_id)
+        commands, events = self._ledger.cancel(request_id, monotonic())
         self._send(commands)
         self._tell(events)
         self._send_due()
@@ -223,49 +231,58 @@ class Supervisor:
         self._send([ClearCache()])
 
     def _check_room(self) -> None:
-        if self.state in (State.CLOSED, State.DEAD):
+        if self._closing.is_set():
             raise EngineDeadError("the worker is gone for good; start the server again")
         if self.state is State.DRAINING:
             raise DrainingError("the server is going down and takes no new requests; ask another one, or later")
-        # While a worker runs its own queue says what it takes; while there is none, as much may wait as it would take.
-        limit = self._plan.open.queue.max_requests + self._plan.open.settings.max_running
-        if self.state is not State.READY and self.num_open >= limit:
-            raise QueueFullError(self.num_open, limit)
+        # The worker's own queue judges classes and shares; but it may be stuck, on trial or not there, and then no more
+        # may wait here than it would ever take.
+        if self.num_open >= self._max_open:
+            raise QueueFullError(self.num_open, self._max_open)
 
     # -- one worker after the other ------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        """One life after the other; however that ends, everybody who waits is told."""
+        error: QuireError = EngineDeadError("the worker was closed")
+        try:
+            error = await self._lives()
+        except Exception as bug:
+            log.exception("the supervisor of a worker has failed")
+            error = EngineDeadError(f"the supervisor failed: {bug!r}")
+        finally:
+            self._end(error)
+
+    async def _lives(self) -> QuireError:
+        """Why no other worker is to be spawned."""
         num_fruitless = 0
         while not self._closing.is_set():
             num_before = self._ledger.num_steps_forward
             ending = await self._live_once()
+            is_idle = ending.was_ready and not self._ledger.entries
+            has_moved = self._ledger.num_steps_forward > num_before
             self._tell(self._ledger.crash(ending.request_ids, monotonic()))
-            num_fruitless = 0 if self._ledger.num_steps_forward > num_before else num_fruitless + 1
-            hopeless = self._hopeless(ending, num_fruitless)
-            if hopeless is not None:
-                self._give_up(hopeless)
-                return
+            has_moved = has_moved or self._ledger.num_steps_forward > num_before
+            num_fruitless = 0 if is_idle or has_moved else num_fruitless + 1
+            if self._closing.is_set():
+                break
+            if ending.error is not None and self._ready is not None and not self._ready.done():
+                return ending.error  # the model or a setting is at fault: trying again does not help
+            if num_fruitless >= self._plan.limits.max_fruitless:
+                return EngineDeadError(f"{num_fruitless} workers in a row brought nothing; the last: {ending.reason}")
             log.warning("%s; a new one is started", ending.reason)
             self.num_restarts += 1
-            if self.state is State.READY:
-                self.state = State.RESTARTING
+            self.state = State.RESTARTING if self.state is State.READY else self.state
             await _within(self._plan.limits.delay_s(num_fruitless), self._closing)
+        return EngineDeadError("the worker was closed")
 
-    def _hopeless(self, ending: _Ending, num_fruitless: int) -> QuireError | None:
-        """Why no other worker is to be spawned, if none is."""
-        if self._closing.is_set():
-            return EngineDeadError("the worker was closed")
-        if self._ready is not None and not self._ready.done() and ending.error is not None:
-            return ending.error  # the model or a setting is at fault: trying again does not help
-        if num_fruitless >= self._plan.limits.max_fruitless:
-            return EngineDeadError(f"{num_fruitless} workers in a row brought nothing; the last: {ending.reason}")
-        return None
-
-    def _give_up(self, error: QuireError) -> None:
+    def _end(self, error: QuireError) -> None:
+        """There will be no other worker: the one way out of here."""
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         self._ledger.abandon(error)
         self._look_idle()
+        self._context.destroy(linger=0)
         if not self._closing.is_set():
             log.error("%s", error)
             self.state = State.DEAD
@@ -274,12 +291,12 @@ class Supervisor:
 
     async def _live_once(self) -> _Ending:
         """One worker from its spawning to its end."""
-        settings, queue = self._plan.open.settings, self._plan.open.queue
-        max_names = settings.max_running + queue.max_requests
         try:
-            process = WorkerProcess(max_names, self._plan.command, self._plan.environment)
-        except OSError as error:
+            process = WorkerProcess(self._context, self._max_open, self._plan.command, self._plan.environment)
+        except (OSError, zmq.ZMQError) as error:
             return _Ending(f"no worker could be spawned: {error}")
+        except QuireError as error:
+            return _Ending(f"no worker could be spawned: {error}", error=error)
         self._life = life = _Life(process, monotonic())
         process.send(self._plan.open)
         listening = asyncio.create_task(self._listen(life))
@@ -300,8 +317,9 @@ class Supervisor:
         if lie is not None:
             # What it says cannot be trusted, and who is behind it cannot be told: all it had count as in flight.
             reason = f"worker {life.process.pid} said what cannot be: {lie}"
-            return _Ending(reason, self._ledger.names_sent())
-        return _Ending(f"worker {life.process.pid} {life.reason}", life.process.flight().request_ids, life.error)
+            return _Ending(reason, self._ledger.names_sent(), was_ready=life.is_ready)
+        names = life.process.flight().request_ids
+        return _Ending(f"worker {life.process.pid} {life.reason}", names, life.error, life.is_ready)
 
     async def _listen(self, life: _Life) -> None:
         while True:
@@ -310,6 +328,7 @@ class Supervisor:
             life.num_heard += 1
             self._hear(life, message)
             self._send_due()
+            self._look_idle()
             # A message that is there already does not make us wait; everybody else on this loop wants a turn too.
             await asyncio.sleep(0)
 
@@ -317,7 +336,7 @@ class Supervisor:
         match message:
             case Stepped():
                 self.load = message.load
-                self._tell(self._ledger.take(message.events, message.first_passes))
+                self._take(message)
             case Taken(request_id):
                 self._ledger.taken(request_id)
             case Refused(request_id):
@@ -330,10 +349,17 @@ class Supervisor:
                 life.reason = f"failed: {kind}: {text}"
                 life.error = _PERMANENT[kind](text) if kind in _PERMANENT else None
 
+    def _take(self, message: Stepped) -> None:
+        told: list[RequestEvent] = []
+        try:
+            self._ledger.take(message.events, message.first_passes, told)
+        finally:
+            self._tell(told)
+
     def _begin(self, life: _Life, ready: Ready) -> None:
         life.is_ready = True
         self._ledger.vocabulary_size = ready.vocabulary_size
-        if self.state is not State.DRAINING:
+        if self.state in (State.LOADING, State.RESTARTING):
             self.state = State.READY
         log.info("worker %d is ready; %d requests go on", life.process.pid, self.num_open)
         if self._ready is not None and not self._ready.done():

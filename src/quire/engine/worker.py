@@ -23,7 +23,7 @@ from time import monotonic, time
 import zmq
 
 from quire.checkpoints import Progress, resolve
-from quire.core.events import KVEvent, RequestEvent, Token
+from quire.core.events import KVEvent
 from quire.core.request import Request
 from quire.engine import messages
 from quire.engine.engine import Engine
@@ -80,9 +80,12 @@ class Channel:
 
     def receive(self, timeout_s: float) -> ToWorker | None:
         """The next message, or None if none comes in time."""
-        if not self._pair.poll(int(timeout_s * 1000)):
+        if timeout_s and not self._pair.poll(int(timeout_s * 1000)):
             return None
-        return messages.decode_to_worker(self._pair.recv())
+        try:
+            return messages.decode_to_worker(self._pair.recv(zmq.DONTWAIT))
+        except zmq.Again:
+            return None
 
 
 class Worker:
@@ -101,7 +104,7 @@ class Worker:
             events = self._engine.step(monotonic, self._page.name)
             self._page.land()
             if events:
-                self._channel.send(Stepped.of(events, self._first_passes(events), self._load()))
+                self._channel.send(Stepped.of(events, self._engine.first_passes(events), self._load()))
             if self._publisher is not None:
                 self._publisher.publish(time())
 
@@ -125,8 +128,6 @@ class Worker:
                     self._let_in(request, self._engine.restore)
                 case messages.Cancel(request_id):
                     self._engine.cancel(request_id)
-                    if not self._engine.has_work:
-                        return True  # nothing runs any more, and still somebody must be told that it ended
                 case messages.ClearCache():
                     self._engine.memory.clear()
                 case messages.Close():
@@ -146,14 +147,6 @@ class Worker:
             self._channel.send(Taken(request.request_id))
         self._page.land()
 
-    def _first_passes(self, events: list[RequestEvent]) -> dict[str, int]:
-        live = self._engine.scheduler.live
-        return {
-            event.request_id: live[event.request_id].leader.num_cached_tokens
-            for event in events
-            if isinstance(event, Token) and event.num_output_tokens == 1 and event.request_id in live
-        }
-
     def _load(self) -> Load:
         scheduler, memory = self._engine.scheduler, self._engine.memory
         num_used_blocks = memory.config.num_blocks - memory.num_free_blocks
@@ -168,6 +161,8 @@ def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> Ope
 def serve(arguments: list[str], opener: Opener = open_checkpoint) -> int:
     """Be a worker until told to close; the exit code."""
     path, page, leash, parent = arguments
+    for inherited in (int(page), int(leash)):
+        os.set_inheritable(inherited, False)  # a child of ours must not hold on to them when we are gone
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent decides, and its death is ours
     with zmq.Context() as context, context.socket(zmq.PAIR) as pair:

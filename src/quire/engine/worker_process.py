@@ -25,6 +25,7 @@ from quire.engine.messages import ToParent, ToWorker
 from quire.errors import ConfigError
 
 COMMAND = (sys.executable, "-m", "quire.engine.worker")
+FOLDER = "quire-worker-"
 MAX_SOCKET_PATH = 100
 """Bytes of a Unix socket's path; systems take a few more."""
 
@@ -32,13 +33,19 @@ MAX_SOCKET_PATH = 100
 class WorkerProcess:
     """A worker that was spawned. It belongs to the thread that spawned it, and dies with that."""
 
-    def __init__(self, max_names: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        max_names: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
         with contextlib.ExitStack() as held:
             self._page = FlightPage.make(max_names)
             held.callback(self._page.close)
             folder = _private_folder()
             held.callback(shutil.rmtree, folder, ignore_errors=True)
-            self._pair = _bound(f"ipc://{folder / 'worker'}", held)
+            self._pair = _bound(context, f"ipc://{folder / 'worker'}", held)
             self._leash, other = socket.socketpair()
             held.callback(self._leash.close)
             with other:
@@ -64,8 +71,7 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, message: ToWorker) -> None:
-        """Say something; it is on its way when this returns."""
-        # A future that is done at once: the queue has no bound.
+        """Say something. It is sent in its turn; a worker that has not connected yet gets it when it has."""
         self._pair.send(messages.encode(message))
 
     async def receive(self) -> ToParent:
@@ -97,10 +103,8 @@ class WorkerProcess:
                 self.gone.set()
 
 
-def _bound(address: str, held: contextlib.ExitStack) -> zmq.asyncio.Socket:
+def _bound(context: zmq.asyncio.Context, address: str, held: contextlib.ExitStack) -> zmq.asyncio.Socket:
     """A socket for one worker, held until the stack is closed."""
-    context = zmq.asyncio.Context()
-    held.callback(context.term)
     pair = context.socket(zmq.PAIR)
     held.callback(pair.close)
     # What is on its way is bounded by the ledger, not here: a send that could not be made would be lost.
@@ -112,7 +116,8 @@ def _bound(address: str, held: contextlib.ExitStack) -> zmq.asyncio.Socket:
 
 def _private_folder() -> Path:
     """A new folder that only we may enter, with a path short enough for a socket."""
-    folder = Path(tempfile.mkdtemp(prefix="quire-"))
+    _sweep(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
     if len(os.fsencode(folder)) > MAX_SOCKET_PATH - len("/worker"):
         folder.rmdir()
         raise ConfigError(
@@ -120,3 +125,23 @@ def _private_folder() -> Path:
             f"in it, {folder.parent} is longer; set TMPDIR to a shorter one"
         )
     return folder
+
+
+def _sweep(parent: Path) -> None:
+    """A parent that is killed between making a folder and spawning the worker that removes it leaves it: the next one
+    takes it away.
+    """
+    for folder in parent.glob(f"{FOLDER}*-*"):
+        owner = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if owner.isdecimal() and not _is_alive(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

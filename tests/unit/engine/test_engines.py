@@ -98,11 +98,11 @@ def test_a_chat_goes_through_the_template() -> None:
 def test_a_stream_left_early_leaves_nothing_behind() -> None:
     opened = talker()
     llm = LLM(opened)
-    pieces = llm.stream("go on for ever", SamplingParams(max_tokens=400))
+    pieces = llm.stream("go on for ever", SamplingParams(max_tokens=400, ignore_eos=True))
     first = [next(pieces) for _ in range(3)]
     assert all(isinstance(piece, Piece) for piece in first)
     pieces.close()  # type: ignore[attr-defined]
-    assert not opened.engine.has_work
+    assert not opened.engine.scheduler.live
     invariants.check_at_rest(opened.engine.memory)
 
 
@@ -183,7 +183,9 @@ def test_consumers_that_leave_at_any_moment_hold_no_block() -> None:
 def test_a_dead_engine_tells_everybody_who_waits_and_who_comes_later() -> None:
     async def ask() -> None:
         async with AsyncEngine(talker(fails_at=5)) as engine:
-            waiting = [engine.generate(f"question {at}", SamplingParams(max_tokens=50)) for at in range(4)]
+            waiting = [
+                engine.generate(f"question {at}", SamplingParams(max_tokens=50, ignore_eos=True)) for at in range(4)
+            ]
             done = await asyncio.gather(*waiting, return_exceptions=True)
             assert all(isinstance(one, EngineDeadError) for one in done)
             assert any("the device is gone" in str(one) for one in done)
@@ -382,7 +384,7 @@ def test_ids_must_be_whole_numbers(prompt: Any) -> None:
     with LLM(opened) as llm:
         with pytest.raises(InvalidParameterError):
             llm.generate([prompt], PARAMS)
-        assert not opened.engine.has_work
+        assert not opened.engine.scheduler.live
         assert llm.generate("hello", PARAMS)[0].num_output_tokens == 12
 
 
@@ -402,7 +404,7 @@ def test_two_streams_at_once_do_not_mix() -> None:
         texts = ["", ""]
         streams = [llm.stream("the cat", PARAMS), llm.stream("a dog", PARAMS)]
         pieces = [next(stream) for stream in streams]
-        assert llm.generate("somebody else", SamplingParams(max_tokens=50))[0].num_output_tokens == 50
+        assert llm.generate("somebody else", SamplingParams(max_tokens=50, ignore_eos=True))[0].num_output_tokens == 50
         while any(isinstance(piece, Piece) for piece in pieces):
             for at, piece in enumerate(pieces):
                 if isinstance(piece, Piece):

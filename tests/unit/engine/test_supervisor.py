@@ -8,23 +8,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from quire.config import ModelSettings
+from quire.core.request import Request
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.answers import Completion
 from quire.engine.async_engine import AsyncEngine
+from quire.engine.engine import ModelIdentity
 from quire.engine.faults import faults_from
 from quire.engine.ledger import POISON
 from quire.engine.parameters import SamplingParams
 from quire.engine.served import ServedModel, plan_workers, split_memory
 from quire.engine.supervisor import Limits, Supervisor
-from quire.engine.worker_process import WorkerProcess
-from quire.errors import ConfigError, DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
-from tests.support.oracle_worker import ROOT, oracle_plan
+from quire.engine.worker_process import _sweep
+from quire.errors import (
+    ConfigError,
+    DrainingError,
+    EngineDeadError,
+    InvalidParameterError,
+    QueueFullError,
+    QuireError,
+    RequestTooLargeError,
+)
+from tests.support.oracle_worker import SETTINGS, oracle_plan
+from tests.support.parents import end_a_parent, left_of
 from tests.support.served import served
 from tests.support.talkers import talker
 
@@ -102,7 +115,7 @@ def test_streams_go_on_with_the_next_token_when_the_worker_is_killed() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("kind", ["abort", "raise", "wrong_token", "missing_row", "garbage", "hang"])
+@pytest.mark.parametrize("kind", ["abort", "raise", "wrong_token", "missing_row", "garbage", "stranger", "hang"])
 def test_a_request_that_breaks_its_worker_is_ended_and_its_neighbours_are_not(kind: str) -> None:
     alone = undisturbed(5)
 
@@ -242,64 +255,124 @@ def test_clients_that_leave_while_there_is_no_worker_are_forgotten() -> None:
     run(main)
 
 
-def test_a_parent_that_does_not_read_does_not_stall_the_loop() -> None:
-    """Thousands of steps go by while nobody takes a message, and none of them is lost."""
-
+def test_while_the_parent_is_busy_the_worker_goes_on_stepping() -> None:
     async def main() -> None:
         async with served() as model:
-            hung = await model.ask(model.text.prompt("question"), params(1, 480))
+            asked = await model.ask(model.text.prompt("question"), params(1, 480))
             time.sleep(0.5)
-            beat = model.supervisor.flight().beat_s
-            assert time.monotonic() - beat < 0.4
-            async for _ in hung:
+            assert time.monotonic() - model.supervisor.flight().beat_s < 0.4
+            async for _ in asked:
                 pass
-            assert hung.completion().num_output_tokens == 480
-            hung.close()
+            assert asked.completion().num_output_tokens == 480
+            asked.close()
 
     run(main)
 
 
-ENDS: dict[str, str] = {
-    "returns": "pass",
-    "raises": "raise SystemError('on purpose')",
-    "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
-    "is terminated": "os.kill(os.getpid(), signal.SIGTERM)",
-    "leaves": "os._exit(3)",
-}
-PARENT = """
-import asyncio, os, signal, sys
-from tests.support.served import served
-from quire import SamplingParams
+def test_an_idle_worker_may_be_killed_any_number_of_times() -> None:
+    limits = Limits(max_fruitless=2)
 
-async def main():
-    async with served() as model:
-        asking = asyncio.create_task(model.generate("question", SamplingParams(max_tokens=400, ignore_eos=True)))
-        while model.supervisor.num_steps_forward < 10:
-            await asyncio.sleep(0.001)
-        print(model.supervisor.pid, flush=True)
-        {end}
+    async def main() -> None:
+        async with served(limits=limits) as model:
+            for num_kills in range(1, 5):
+                os.kill(model.supervisor.pid or 0, signal.SIGKILL)
+                await until(lambda count=num_kills: model.num_restarts == count and model.is_ready)  # type: ignore[misc]
+            assert (await model.generate("still there?", params(1, 5))).finish_reason == "length"
 
-asyncio.run(main())
-"""
+    run(main)
 
 
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_clients_who_give_up_do_not_make_a_hopeless_worker_look_alive() -> None:
+    limits = Limits(max_fruitless=3, first_delay_s=0.0)
+
+    async def main() -> None:
+        supervisor = Supervisor(
+            oracle_plan(5, limits=limits, command=("false",)), lambda _events: None, lambda _e: None
+        )
+        starting = asyncio.create_task(supervisor.start())
+        await asyncio.sleep(0)
+        for at in range(200):
+            request = Request(f"r{at}", (1,), ModelIdentity("m", "l").namespace(4, "g"), 0.0)
+            supervisor.submit(request, lambda _error: None)
+            supervisor.cancel(f"r{at}")
+            await asyncio.sleep(0)
+        with pytest.raises(EngineDeadError, match="3 workers in a row"):
+            await starting
+        await supervisor.close()
+
+    run(main)
+
+
+def test_closing_while_no_worker_is_there_tells_who_waits_to_be_let_in() -> None:
+    limits = Limits(first_delay_s=30.0)
+
+    async def main() -> None:
+        heard: list[QuireError | None] = []
+        plan = oracle_plan(5, limits=limits, command=("false",))
+        supervisor = Supervisor(plan, lambda _events: None, lambda _error: None)
+        starting = asyncio.create_task(supervisor.start())
+        await until(lambda: supervisor.num_restarts == 1)
+        supervisor.submit(Request("r1", (1,), ModelIdentity("m", "l").namespace(4, "g"), 0.0), heard.append)
+        await supervisor.close()
+        assert [type(one) for one in heard] == [EngineDeadError]
+        with pytest.raises(EngineDeadError):
+            await starting
+        supervisor.submit(Request("r2", (1,), ModelIdentity("m", "l").namespace(4, "g"), 0.0), heard.append)
+        assert [type(one) for one in heard] == [EngineDeadError] * 2
+
+    run(main)
+
+
+def test_a_stuck_worker_does_not_let_the_queue_grow() -> None:
+    async def main() -> None:
+        queue, settings = QueueConfig(max_requests=5), replace(SETTINGS, max_running=4)
+        limits = Limits(stuck_s=20.0, close_s=0.1)
+        async with served(settings, faults=fault("hang", 0), limits=limits, queue=queue) as model:
+            asking = [asyncio.create_task(model.generate("poison", params(POISON_SEED)))]
+            await until(lambda: model.num_open == 1 and time.monotonic() - model.supervisor.flight().beat_s > 0.3)
+            asking += [asyncio.create_task(model.generate(f"q{at}", params(at))) for at in range(40)]
+            await until(lambda: sum(task.done() for task in asking) == 32)
+            assert all(isinstance(task.exception(), QueueFullError) for task in asking if task.done())
+            assert model.supervisor.num_open == 9
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    run(main)
+
+
+def test_draining_is_over_when_the_last_one_was_refused() -> None:
+    async def main() -> None:
+        async with served() as model:
+            with pytest.raises(RequestTooLargeError):
+                await model.generate([1] * 600, params(1))
+            assert await asyncio.wait_for(model.drain(20.0), 2.0)
+
+    run(main)
+
+
+def test_a_tenant_that_is_no_text_is_refused_at_the_door() -> None:
+    async def main() -> None:
+        async with served() as model:
+            with pytest.raises(InvalidParameterError, match="whole characters"):
+                await model.generate("question", params(1), tenant="\ud800")
+            assert await model.drain(1.0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("end", ["returns", "raises", "leaves", "SIGKILL", "SIGTERM"])
 def test_however_a_parent_ends_its_worker_ends_too_and_leaves_nothing(end: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", PARENT.replace("{end}", end)]
-    parent = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
-    pid = int(parent.stdout)
-    deadline_s = time.monotonic() + 5.0
-    while _is_alive(pid):
-        assert time.monotonic() < deadline_s, f"worker {pid} outlives a parent that {end}"
-    assert list(tmp_path.iterdir()) == []
+    end_a_parent(end, tmp_path, Random(end))
+    assert left_of(tmp_path) == []
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
+def test_a_folder_that_a_killed_parent_left_is_taken_away_by_the_next(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    old, ours = tmp_path / f"quire-worker-{gone.pid}-x", tmp_path / f"quire-worker-{os.getpid()}-x"
+    for folder in (old, ours):
+        folder.mkdir()
+    _sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == [ours]
 
 
 def test_a_folder_too_deep_for_a_socket_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +382,10 @@ def test_a_folder_too_deep_for_a_socket_is_said_to_be_so(tmp_path: Path, monkeyp
 
     async def main() -> None:
         with pytest.raises(ConfigError, match="TMPDIR"):
-            WorkerProcess(4, [sys.executable], {})
+            async with served():
+                pass
 
-    asyncio.run(main())
+    run(main)
 
 
 def test_memory_is_split_by_weights_and_then_evenly() -> None:
@@ -320,3 +394,17 @@ def test_memory_is_split_by_weights_and_then_evenly() -> None:
         split_memory(1_000, [500, 500])
     with pytest.raises(ConfigError, match="twice"):
         plan_workers(["a", "b", "a"])
+
+
+def test_of_two_models_one_may_die_and_the_other_does_not_notice() -> None:
+    async def main() -> None:
+        async with served() as first, served() as second:
+            stream = first.stream("question", params(1, 480))
+            tokens = len((await anext(stream)).token_ids)
+            os.kill(first.supervisor.pid or 0, signal.SIGKILL)
+            done = await second.generate("question", params(1, 20))
+            assert (done.finish_reason, done.num_replays, second.num_restarts) == ("length", 0, 0)
+            assert tokens + sum([len(piece.token_ids) async for piece in stream]) == 480
+            await until(lambda: first.num_restarts == 1)
+
+    run(main)

@@ -1,0 +1,55 @@
+"""The real model in a worker that is killed under its streams."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from benchmarks.test_model import smollm2_directory, smollm2_file
+from quire.config import ModelSettings
+from quire.engine.answers import Completion
+from quire.engine.parameters import SamplingParams
+from quire.engine.served import ServedModel, plan_worker, plan_workers
+
+SETTINGS = ModelSettings(memory_bytes=5 << 29, max_sequence_tokens=512)
+PROMPTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "My favourite colour is"]
+
+
+def params(at: int) -> SamplingParams:
+    return SamplingParams(max_tokens=24, temperature=0.0 if at % 2 else 1.0, seed=at, ignore_eos=True, logprobs=1)
+
+
+@pytest.mark.model
+def test_a_killed_worker_goes_on_with_the_next_byte_of_every_answer() -> None:
+    async def ask(model: ServedModel) -> list[Completion]:
+        return await asyncio.gather(*(model.generate(text, params(at)) for at, text in enumerate(PROMPTS)))
+
+    async def main() -> None:
+        async with ServedModel(plan_worker(str(smollm2_directory()), SETTINGS)) as model:
+            asking = asyncio.create_task(ask(model))
+            async for piece in model.stream("Count to ten:", params(7)):
+                if piece.token_ids and not model.num_restarts:
+                    os.kill(model.supervisor.pid or 0, signal.SIGKILL)
+                    break
+            disturbed, undisturbed = await asking, await ask(model)
+            assert [one.answers for one in disturbed] == [one.answers for one in undisturbed]
+            assert (model.num_restarts, disturbed[0].num_replays, undisturbed[0].num_replays) == (1, 1, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.model
+def test_two_models_share_one_memory_budget_and_answer_each_for_itself() -> None:
+    names = [str(smollm2_directory()), str(smollm2_file())]
+
+    async def main() -> None:
+        settings = ModelSettings(memory_bytes=3 << 30, max_sequence_tokens=256, max_running=4, max_step_tokens=64)
+        first, second = plan_workers(names, settings)
+        assert [one.plan.open.settings.memory_bytes for one in (first, second)] == [3 << 29] * 2
+        async with ServedModel(lambda: first) as one, ServedModel(lambda: second) as other:
+            done = [await model.generate(PROMPTS[1], params(1)) for model in (one, other)]
+        assert done[0].answers == done[1].answers
+        assert [each.num_cached_tokens for each in done] == [0, 0]
+
+    asyncio.run(main())
