@@ -25,6 +25,7 @@ def hostile(proof: Proof, folder: Path, dice: Random) -> None:
         asyncio.run(seen.corpus(server, count - seen.num_inputs, dice))
         still_there = subprocess.run(["curl", "-sf", f"{server.url}/health"]).returncode == 0
         code = server.stop()
+        say("  " + next((line for line in server.lines if line.startswith("longest callback")), "")[:200])
         longest = next((float(line.split()[2]) for line in server.lines if line.startswith("longest callback")), 1e9)
     proof.report("hostile", seen.num_inputs, f"at least {count}", holds=seen.num_inputs >= count)
     proof.report("hostile_refused", seen.num_refused)

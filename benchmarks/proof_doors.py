@@ -183,11 +183,16 @@ class CountingRunner(OracleRunner):
         super().__init__(inner.capacity)
         self.fed: dict[int, set[int]] = {}
         self.is_closed_for: set[int] = set()
+        self.interrupted: set[int] = set()
+        """Preempted before their prompt was computed: their first pass was never finished."""
         self.seed_of: dict[int, int] = {}
         self.num_prompt: dict[int, int] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
-        self.is_closed_for |= {one for one in plan.dropped_sequence_ids if one in self.fed}
+        for one in plan.dropped_sequence_ids:
+            self.is_closed_for.add(one)
+            if one not in self.num_prompt:
+                self.interrupted.add(one)
         for item in plan.items:
             if item.sequence_id not in self.is_closed_for:
                 positions = range(item.first_position, item.first_position + len(item.token_ids))
@@ -202,6 +207,7 @@ class CountingRunner(OracleRunner):
         return {
             seed: self.num_prompt[one] - len([at for at in self.fed[one] if at < self.num_prompt[one]])
             for one, seed in self.seed_of.items()
+            if one not in self.interrupted
         }
 
 
@@ -238,10 +244,11 @@ def cached_tokens(proof: Proof, dice: Random) -> None:
     with house(models={"oracle": opened}) as here:
         told = asyncio.run(ask(here))
     computed = runner.cached_by_seed()
-    wrong = [seed for seed in range(count) if told[seed] != computed[seed]]
+    wrong = [seed for seed, cached in computed.items() if told[seed] != cached]
     proof.report("cached_tokens_hits", sum(value > 0 for value in told.values()))
     proof.report("cached_tokens_preemptions", opened.engine.scheduler.stats.num_preemptions)
-    proof.report("cached_tokens_wrong", len(wrong), f"0 of {count}", holds=not wrong)
+    proof.report("cached_tokens_compared", len(computed), "at least 0.8", holds=len(computed) >= 0.8 * count)
+    proof.report("cached_tokens_wrong", len(wrong), f"0 of {len(computed)}", holds=not wrong)
 
 
 # -- clients that leave, clients that do not read ----------------------------------------------------------------------
