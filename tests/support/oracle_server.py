@@ -58,7 +58,6 @@ class LoopWatch:
 
         setattr(events.Handle, "_run", timed)  # noqa: B010 - not ours to change, but to watch
 
-
     def say(self, line: str) -> None:
         """Starting is nobody's wait: count from when it is over."""
         asyncio.get_running_loop().call_soon(self._begin, line)
