@@ -7,7 +7,7 @@ ONLY ?=
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-worker model native-sanitize
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-worker proof-doors model native-sanitize
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ proof-torch:  ## the torch backend against transformers and itself; SCALE=quick|
 
 proof-engine:  ## text, chats, cancelling, the first minutes; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_engine --scale $(SCALE)
+
+proof-doors:  ## the HTTP doors: SDKs, leaving, strangers, overload, draining; SCALE=quick|full
+	$(PYTHON) -m benchmarks.proof_doors --scale $(SCALE) --only "$(ONLY)"
 
 native-sanitize:  ## the native kernels over random shapes, under the address and undefined-behaviour sanitizers
 	cmake -S native -B build/native-sanitize -DQUIRE_NATIVE_TESTS=ON

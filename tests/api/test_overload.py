@@ -58,7 +58,7 @@ def test_a_full_queue_is_503_and_a_full_share_429() -> None:
     ):
         opened, runner = paced_talker(max_running=1)
         opened.engine.scheduler.queue = WaitingQueue(queue)
-        with house(models={"oracle": opened}, settings=DoorSettings(queue=queue.max_requests)) as here:
+        with house(models={"oracle": opened}, settings=DoorSettings(queue=queue.max_requests, max_running=1)) as here:
             inside = [ask(here, prompt="question 0", stream=True)]
             assert runner.is_waiting.wait(5)
             inside += [ask(here, prompt=f"question {at}") for at in range(1, 1 + num_waiting)]
@@ -84,10 +84,28 @@ def _refused(here: House, runner: PacedRunner) -> Any:
     got: list[Any] = []
     asking = threading.Thread(target=lambda: got.append(here.post(COMPLETE, BODY)))
     asking.start()
+    asking.join(0.2)
     while asking.is_alive():
         _step(runner)
         asking.join(0.01)
     return got[0]
+
+
+def test_a_place_in_the_queue_is_kept_for_each_class() -> None:
+    opened, runner = paced_talker(max_running=1)
+    opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
+    with house(models={"oracle": opened}, settings=DoorSettings(queue=10, max_running=1)) as here:
+        inside = [ask(here, prompt=f"question {at}") for at in range(9)]
+        here.wait_until(lambda: len(here.doors.inside) == 9)
+        assert here.post(COMPLETE, BODY).status == 503
+        inside.append(ask(here, prompt="urgent", priority=-1))
+        inside.append(ask(here, prompt="patient", priority=1))
+        here.wait_until(lambda: len(here.doors.inside) == 11)
+        assert here.post(COMPLETE, {**BODY, "priority": -1}).status == 503
+        runner.let_go()
+        assert {connection.getresponse().status for connection in inside} == {200}
+        for connection in inside:
+            connection.close()
 
 
 def test_a_key_over_its_requests_is_told_when_to_come_back(tmp_path: Path) -> None:

@@ -2,17 +2,24 @@
 
     python -m tests.support.oracle_server --port 0 --step-s 0.01 …
 
-Takes the settings of `quire serve` as `--name value`; says the same lines on stderr.
+Takes the settings of `quire serve` as `--name value` and the options below; says the same lines on stderr.
 """
 
+import argparse
 import asyncio
+import socket
 import sys
 import time
+from asyncio import events
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvloop
 
+from quire.api import serving, sse
+from quire.api.limits import STUCK_S
+from quire.api.server import listen
 from quire.api.serving import Plan, run
 from quire.backends.oracle import OracleRunner
 from quire.cli.front import InProcess
@@ -34,30 +41,96 @@ class TimedRunner(OracleRunner):
         return super().run(plan)
 
 
-@asynccontextmanager
-async def opened(_name: str, _settings: Settings) -> AsyncIterator[tuple[AsyncEngine, InProcess]]:
-    model = talker(num_blocks=4096, max_running=64, max_step_tokens=256)
-    model.engine.runner = TimedRunner(model.engine.runner.capacity)
-    async with AsyncEngine(model) as front:
-        yield front, InProcess(model.engine, front)
+class LoopWatch:
+    """The longest callback of an event loop, in its thread's own processor time."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.longest = ""
+        really = events.Handle._run
+
+        def timed(handle: Any) -> None:
+            started_s = time.thread_time()
+            really(handle)
+            spent_s = time.thread_time() - started_s
+            if spent_s > self.longest_s:
+                self.longest_s, self.longest = spent_s, repr(handle)[:300]
+
+        setattr(events.Handle, "_run", timed)  # noqa: B010 - not ours to change, but to watch
+
+    def say(self, line: str) -> None:
+        """Starting is nobody's wait: count from when it is over."""
+        asyncio.get_running_loop().call_soon(self._begin, line)
+
+    def _begin(self, line: str) -> None:
+        self.longest_s = 0.0
+        say(line)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--running", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=4096)
+    parser.add_argument("--sequence-tokens", type=int, default=512)
+    parser.add_argument("--send-buffer", type=int, default=0)
+    parser.add_argument("--stuck-s", type=float, default=STUCK_S)
+    parser.add_argument("--insecure", type=int, default=0)
+    parser.add_argument("--watch-loop", type=int, default=0)
+    return parser
+
+
+def opener(given: argparse.Namespace) -> Any:
+    @asynccontextmanager
+    async def opened(_name: str, _settings: Settings) -> AsyncIterator[tuple[AsyncEngine, InProcess]]:
+        model = talker(
+            num_blocks=given.blocks,
+            block_size=16,
+            max_running=given.running,
+            max_step_tokens=given.running + 192,
+            max_sequence_tokens=given.sequence_tokens,
+        )
+        TimedRunner.step_s = given.step_s
+        model.engine.runner = TimedRunner(model.engine.runner.capacity)
+        async with AsyncEngine(model) as front:
+            yield front, InProcess(model.engine, front)
+
+    return opened
+
+
+def with_send_buffer(num_bytes: int) -> Any:
+    def listening(host: str, port: int) -> socket.socket:
+        listener = listen(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, num_bytes)
+        return listener
+
+    return listening
 
 
 def main(words: list[str]) -> int:
-    given = dict(zip(words[::2], words[1::2], strict=True))
-    TimedRunner.step_s = float(given.pop("--step-s", "0"))
-    flags = {name.removeprefix("--").replace("-", "_"): value for name, value in given.items()}
+    given, rest = options().parse_known_args(words)
+    flags = {
+        name.removeprefix("--").replace("-", "_"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
+    }
     settings = load_settings(dict(flags), environ={})
     set_up("json" if settings.doors.log_format == "json" else "plain")
-    plan = Plan({"oracle": "oracle"}, settings)
-
-    def say(line: str) -> None:
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        num_ended = runner.run(run(plan, say, opened))
+    setattr(sse, "STUCK_S", given.stuck_s)  # noqa: B010
+    if given.send_buffer:
+        setattr(serving, "listen", with_send_buffer(given.send_buffer))  # noqa: B010
+    watch = LoopWatch() if given.watch_loop else None
+    factory = asyncio.new_event_loop if watch else uvloop.new_event_loop
+    plan = Plan({"oracle": "oracle"}, settings, bool(given.insecure))
+    with asyncio.Runner(loop_factory=factory) as runner:
+        num_ended = runner.run(run(plan, say if watch is None else watch.say, opener(given)))
+    if watch is not None:
+        say(f"longest callback {watch.longest_s * 1000:.3f} ms in {watch.longest}")
     say(f"ended {num_ended}")
     return 0
+
+
+def say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

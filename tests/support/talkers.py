@@ -70,8 +70,9 @@ def talker(num_blocks: int = 256, block_size: int = 4, *, fails_at: int | None =
     tokenizer = Tokenizer(byte_level().library, max_chars=4_000)
     size = tokenizer.vocabulary_size
     config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 16, "max_sequence_tokens": 512, **settings})  # type: ignore[arg-type]
-    capacity = Capacity(num_blocks, block_size, 512, config.max_step_tokens, size, 8 * block_size)
+    longest = config.max_sequence_tokens
+    capacity = Capacity(num_blocks, block_size, longest, config.max_step_tokens, size, 8 * block_size)
     runner = OracleRunner(capacity) if fails_at is None else FailingRunner(capacity, fails_at)
     engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32))
-    text = TextModel("oracle", tokenizer, ChatTemplate(TEMPLATE, {}), frozenset({size - 1}), {}, size, 512)
+    text = TextModel("oracle", tokenizer, ChatTemplate(TEMPLATE, {}), frozenset({size - 1}), {}, size, longest)
     return OpenedModel(engine, text, "an oracle", ())

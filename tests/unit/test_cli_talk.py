@@ -95,7 +95,9 @@ def test_a_conversation_can_be_saved(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     one = talk(max_tokens=300)
-    stream, opened = one.llm.stream, one.llm._opened
+    llm = one.llm
+    assert isinstance(llm, LLM)
+    stream, opened = llm.stream, llm._opened
 
     def pressed(*args: Any, **asked: Any) -> Iterator[object]:
         for count, piece in enumerate(stream(*args, **asked)):
@@ -103,7 +105,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixtur
                 os.kill(os.getpid(), signal.SIGINT)
             yield piece
 
-    one.llm.stream = pressed  # type: ignore[method-assign, assignment]
+    llm.stream = pressed  # type: ignore[method-assign, assignment]
     before = signal.getsignal(signal.SIGINT)
     assert one.hear("go on for ever")
     assert "(stopped)" in capsys.readouterr().err
@@ -112,7 +114,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixtur
     stopped = one.completions[-1]
     assert stopped.finish_reason == "cancelled"
     assert 0 < stopped.timings.first_token_s <= stopped.timings.total_s
-    one.llm.stream = stream  # type: ignore[method-assign]
+    llm.stream = stream  # type: ignore[method-assign]
     one.params = SamplingParams(max_tokens=3)
     assert one.hear("still there?")
     assert one.completions[-1].num_output_tokens == 3

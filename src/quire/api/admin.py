@@ -3,6 +3,7 @@
 Whoever may open the socket may do all of it: the file system is the lock.
 """
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -49,7 +50,8 @@ class _Desk:
             {"name": model.name, "root": model.root, "is_ready": model.is_ready, "engine": _as_dict(model.stats())}
             for model in self._doors.models
         ]
-        return _json({"is_draining": self._doors.is_draining, "num_inside": len(self._doors.inside), "models": models})
+        told = {"is_draining": self._doors.is_draining, "num_inside": len(self._doors.inside), "models": models}
+        return _json({**told, "num_tasks": len(asyncio.all_tasks())})
 
     async def requests(self, request: Request) -> Response:
         told = [visit.line() | {"state": visit.state} for visit, _ in self._doors.inside.values()]

@@ -58,8 +58,9 @@ class Answering(Response):
 
     async def _answer(self, body: bytes, headers: dict[bytes, bytes], visit: Visit, send: Send) -> None:
         fields = await beside_the_loop(len(body), lambda: self._dialect.parse(parse_object(body)))
-        question = await self._dialect.question(fields, self._doors.models, self._caller, headers)
-        visit.model, visit.priority = question.model.name, question.priority.value
+        to = self._dialect.addressed(fields, self._doors.models, self._caller, headers)
+        self._doors.check_room(visit, to.model.name, to.priority)
+        question = await self._dialect.question(fields, to)
         visit.is_streamed, visit.max_tokens = question.stream.is_on, question.params.max_tokens
         visit.num_answers = question.params.n * len(question.prompts)
         self._doors.charge(self._caller, visit.num_answers, sum(len(ids) for ids in question.prompts))
@@ -76,10 +77,10 @@ class Answering(Response):
             self._doors.metrics.observe(figures_of(visit))
 
     async def _ask(self, question: Question, visit: Visit) -> None:
-        front = question.model.open()
+        front = question.to.model.open()
         try:
             for ids in question.prompts:
-                visit.asked.append(await front.ask(ids, question.params, **question.how))
+                visit.asked.append(await front.ask(ids, question.params, **question.to.how))
         except TenantShareError as error:
             raise self._doors.full(error) from error
 
@@ -181,7 +182,7 @@ def head_of(question: Question, object_name: str) -> dict[str, Any]:
         "id": new_id(question.wording.id_prefix),
         "object": object_name,
         "created": int(time()),
-        "model": question.model.name,
+        "model": question.to.model.name,
     }
 
 

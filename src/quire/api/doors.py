@@ -6,6 +6,7 @@ its way there finite.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,12 @@ from quire.api.limits import FULL_RETRY_S
 from quire.api.models import Models
 from quire.api.refusals import Refusal
 from quire.api.visits import Visit
+from quire.core.request import PriorityClass
 from quire.errors import CapacityError, DrainingError, QueueFullError, TenantShareError
 from quire.observe.metrics import Metrics
+
+CLASS_RESERVE = 0.1
+"""The share of a queue that is kept for each class; the engine's own default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class DoorSettings:
     """Requests between their first and their last byte, all models together."""
     queue: int | None = None
     """Requests that may wait in an engine's queue, where that is known."""
+    max_running: int = 0
+    """Sequences that may run at once in an engine."""
 
 
 class Doors:
@@ -80,6 +87,24 @@ class Doors:
             quota.requests.take(num_requests, now_s)
         if quota.tokens is not None:
             quota.tokens.take(num_prompt_tokens, now_s)
+
+    def check_room(self, visit: Visit, model: str, priority: PriorityClass) -> None:
+        """Turn away at once what the engine's queue, as it is seen from here, would turn away after its step.
+
+        The same rule: a tenth of the queue is kept for each class. What is seen here is at most a step old, so places
+        of those who run count as long as nobody is known to have taken them.
+        """
+        visit.model, visit.priority = model, priority.value
+        if (queue := self.settings.queue) is None:
+            return
+        others = [other for other, _ in self.inside.values() if other.model == model and other is not visit]
+        waiting = Counter(other.priority for other in others if other.is_waiting)
+        num_running = sum(other.num_answers for other in others if not other.is_waiting)
+        reserve = int(queue * CLASS_RESERVE)
+        num_kept = sum(max(0, reserve - waiting[one.value]) for one in PriorityClass if one is not priority)
+        room = queue - num_kept + max(0, self.settings.max_running - num_running)
+        if waiting.total() >= room:
+            raise QueueFullError(waiting.total(), room)
 
     def full(self, error: TenantShareError) -> CapacityError:
         """A share that is the whole queue is no tenant's fault: then it is the server that is full."""

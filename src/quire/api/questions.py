@@ -62,22 +62,29 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """Everything that has to be known to answer."""
+class Addressed:
+    """Which model is asked, by whom, how urgently."""
 
     model: Model
-    prompts: Sequence[list[int]]
-    params: SamplingParams
     how: How
-    stream: StreamOptions
-    wording: Wording
-    num_hidden_tokens: int = 0
-    """Tokens of each answer that are computed because one must be, and not shown or counted."""
 
     @property
     def priority(self) -> PriorityClass:
         """Its class."""
         return PriorityClass(self.how.get("priority", PriorityClass.NORMAL))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything that has to be known to answer."""
+
+    to: Addressed
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    stream: StreamOptions
+    wording: Wording
+    num_hidden_tokens: int = 0
+    """Tokens of each answer that are computed because one must be, and not shown or counted."""
 
 
 class Dialect(Protocol):
@@ -87,7 +94,11 @@ class Dialect(Protocol):
         """Valid fields of a body, or a refusal. Pure; may run beside the event loop."""
         ...
 
-    async def question(self, fields: Any, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Question:
+    def addressed(self, fields: Any, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Addressed:
+        """Whom these fields ask, and in whose name. Cheap: whoever finds the house full is told after this."""
+        ...
+
+    async def question(self, fields: Any, to: Addressed) -> Question:
         """What these fields ask, in tokens."""
         ...
 

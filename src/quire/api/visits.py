@@ -48,6 +48,11 @@ class Visit:
         return sum(one.reply.num_tokens for one in self.asked)
 
     @property
+    def is_waiting(self) -> bool:
+        """It is on its way to an engine's queue, or in it."""
+        return bool(self.model) and not (self.asked and all(one.reply.is_admitted for one in self.asked))
+
+    @property
     def state(self) -> str:
         """Where it is."""
         if not self.asked:

@@ -16,9 +16,8 @@ from quire.api.openai.meaning import (
     stream_options,
 )
 from quire.api.openai.shapes import ChatFields, TemplateFields, read
-from quire.api.questions import Question
+from quire.api.questions import Addressed, Question
 from quire.api.refusals import invalid
-from quire.core.request import PriorityClass
 from quire.engine.answers import Piece
 from quire.engine.chat_template import TemplateArguments
 from quire.engine.reply import Reply
@@ -46,20 +45,21 @@ class Chat:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_parameter")
         return Asked(fields, body["messages"])
 
-    async def question(self, asked: Asked, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Question:
+    def addressed(self, asked: Asked, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Addressed:
+        """Whom it asks, and in whose name."""
+        return Addressed(models.named(asked.fields.model), how(asked.fields, caller, headers))
+
+    async def question(self, asked: Asked, to: Addressed) -> Question:
         """What it asks, in tokens."""
-        fields, model = asked.fields, models.named(asked.fields.model)
-        front = model.open()
+        fields, front = asked.fields, to.model.open()
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
-        who = how(fields, caller, headers)
         ids = await front.chat_ids(asked.messages, **template_arguments(fields))
-        check_room(model, len(ids), limit)
+        check_room(to.model, len(ids), limit)
         names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        tier = service_tier(PriorityClass(who["priority"]))
-        wording = ChatWording(names, tier, bool(fields.logprobs), bool(fields.return_token_ids))
-        return Question(model, [ids], params, who, stream_options(fields), wording)
+        wording = ChatWording(names, service_tier(to.priority), bool(fields.logprobs), bool(fields.return_token_ids))
+        return Question(to, [ids], params, stream_options(fields), wording)
 
 
 def template_arguments(fields: TemplateFields) -> TemplateArguments:

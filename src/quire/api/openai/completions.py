@@ -11,7 +11,7 @@ from quire.api.openai.chat import finish_word
 from quire.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from quire.api.openai.meaning import check_room, how, refuse_what_is_not_built, sampling_params, stream_options
 from quire.api.openai.shapes import CompletionFields, read
-from quire.api.questions import Question
+from quire.api.questions import Addressed, Question
 from quire.api.refusals import invalid
 from quire.core.step import TokenLogprobs
 from quire.engine.answers import Piece
@@ -33,12 +33,15 @@ class Completions:
             raise invalid(f"best_of must be equal to n, {fields.best_of} given; leave it out", "best_of")
         return fields
 
-    async def question(
+    def addressed(
         self, fields: CompletionFields, models: Models, caller: Caller, headers: Mapping[bytes, bytes]
-    ) -> Question:
+    ) -> Addressed:
+        """Whom it asks, and in whose name."""
+        return Addressed(models.named(fields.model), how(fields, caller, headers))
+
+    async def question(self, fields: CompletionFields, to: Addressed) -> Question:
         """What it asks, in tokens."""
-        model = models.named(fields.model)
-        front = model.open()
+        front = to.model.open()
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
         # A prompt's own log-probabilities are asked for with an answer of none: one token is computed, and not shown.
         num_hidden = int(limit == 0 and bool(fields.echo))
@@ -46,14 +49,13 @@ class Completions:
         if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
             settled["prompt_logprobs"] = fields.logprobs
         params = sampling_params(fields, **settled)
-        who = how(fields, caller, headers)
         prompts = [await front.prompt_ids(prompt) for prompt in fields.prompts]
         for ids in prompts:
-            check_room(model, len(ids), params.max_tokens)
+            check_room(to.model, len(ids), params.max_tokens)
         names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
         wording = CompletionWording(names, fields, echoes, shows_answers=not num_hidden)
-        return Question(model, prompts, params, who, stream_options(fields), wording, num_hidden)
+        return Question(to, prompts, params, stream_options(fields), wording, num_hidden)
 
 
 def _text(prompt: str | list[int], names: TokenNames) -> str:
