@@ -138,7 +138,8 @@ class Client:
 
     async def models(self) -> list[ModelCard]:
         """What the server serves. Raises like the HTTP client."""
-        async with self._opened().get(f"{self.server.url}/v1/models") as response:
+        patience = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
+        async with self._opened().get(f"{self.server.url}/v1/models", timeout=patience) as response:
             if response.status != 200:
                 raise RefusedError(response.status, await response.text())
             fields: Any = json.loads(await response.read())

@@ -5,13 +5,12 @@ An open loop is how the world behaves and a closed loop is how a server's best i
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
 from quire.bench.calls import Call, CallMaker
 from quire.bench.outcome import Outcome, Run
-from quire.errors import ConfigError
+from quire.bench.pace import Pace
 from quire.workload.visits import Visit
 
 Ask = Callable[[Call, float], Awaitable[Outcome]]
@@ -42,22 +41,6 @@ class RealClock:
     async def sleep_until(self, moment_s: float) -> None:
         """Wait; a late event loop comes back late, and the outcome says so."""
         await asyncio.sleep(max(0.0, moment_s - perf_counter()))
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """When visits begin."""
-
-    concurrency: int | None = None
-    """Closed loop: how many clients. Open loop: how many visits at most at once; those beyond wait in the client."""
-    moments_s: tuple[float, ...] | None = None
-    """Open loop: when each visit comes, from the start. None: a closed loop."""
-
-    def __post_init__(self) -> None:
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ConfigError(f"concurrency must be at least 1, {self.concurrency} given")
-        if self.moments_s is None and self.concurrency is None:
-            raise ConfigError("a load needs a concurrency (closed loop) or arrivals (open loop); neither given")
 
 
 class Load:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from quire.bench.calls import Call, CallMaker
-from quire.bench.load import Load, Pace
+from quire.bench.load import Load
 from quire.bench.measures import most_at_once
 from quire.bench.outcome import Outcome, Run
+from quire.bench.pace import Pace
 from quire.errors import ConfigError
 from quire.workload.mixes import MIXES, Sizes, some_visits
 from quire.workload.visits import Visit
