@@ -7,7 +7,7 @@ ONLY ?=
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native model native-sanitize
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench model native-sanitize
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -61,3 +61,6 @@ native-sanitize:  ## the native kernels over random shapes, under the address an
 
 proof-native:  ## the same bits in any circumstance, and how near the machine's roof; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_native --scale $(SCALE)
+
+proof-bench:  ## the benchmark itself, what batching and the prefix cache give; SCALE=quick|full
+	$(PYTHON) -m benchmarks.proof_bench --scale $(SCALE) --only "$(ONLY)"
