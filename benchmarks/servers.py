@@ -26,6 +26,8 @@ class Command:
     words: Sequence[str]
     ready_s: float = 120.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    """Name to ask for, where the server lists none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def started(command: Command) -> Iterator[Running]:
             start_new_session=True,  # its children are stopped with it
         )
         try:
-            card = asyncio.run(_ready(process, f"http://{HOST}:{port}", command.ready_s))
+            card = asyncio.run(_ready(process, f"http://{HOST}:{port}", command))
             yield Running(f"http://{HOST}:{port}", card, process.pid)
         except BaseException:
             log.seek(0)
@@ -67,9 +69,9 @@ def started(command: Command) -> Iterator[Running]:
             stop(process)
 
 
-async def _ready(process: "subprocess.Popen[bytes]", url: str, ready_s: float) -> ModelCard:
+async def _ready(process: "subprocess.Popen[bytes]", url: str, command: Command) -> ModelCard:
     async with Client(Server(url)) as client:
-        waiting = asyncio.ensure_future(client.ready(ready_s))
+        waiting = asyncio.ensure_future(client.ready(command.ready_s, command.model))
         while not waiting.done():
             await asyncio.wait((waiting,), timeout=0.5)
             if process.poll() is not None and not waiting.done():

@@ -43,7 +43,7 @@ class CallMaker:
     """Ask for every token that was meant: lengths must not depend on what a model finds worth saying."""
     sends_priority: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields laid over the body."""
+    """Fields laid over the body; null takes one away, for servers that refuse what they do not know."""
 
     def check(self, visits: Sequence[Visit]) -> None:
         """Refuse what this form cannot say."""
@@ -72,7 +72,8 @@ class CallMaker:
         said = visit.turns[: len(answers) + 1]
         meant = sum(span.num_tokens for span in visit.system) + sum(one.num_tokens for one in said)
         name = f"{visit.name}.{len(answers)}" if len(visit.turns) > 1 else visit.name
-        return Call(name, visit.kind, path, json.dumps({**body, **self.extra}).encode(), meant)
+        sent = {key: value for key, value in {**body, **self.extra}.items() if value is not None}
+        return Call(name, visit.kind, path, json.dumps(sent).encode(), meant)
 
     def _prompt(self, visit: Visit, answers: Sequence[str]) -> tuple[str, dict[str, Any]]:
         turns = visit.turns[: len(answers) + 1]

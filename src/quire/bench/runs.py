@@ -20,6 +20,7 @@ from quire.bench.report import About, Record, record
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
 from quire.workload.mixes import MIXES, Sizes, some_visits
+from quire.workload.visits import Visit
 from quire.workload.writing import Writer
 
 ROUND_FIGURES = (*HEADLINES, "completed", "failed", "duration", "total_output_tokens", "p99_ttft_ms", "p99_tpot_ms")
@@ -74,14 +75,19 @@ class Bench:
         visits = setup.visits(seed, self._card.max_tokens)
         pace = setup.pace(visits, seed)
         self._told.began(title, sum(len(visit.turns) for visit in visits))
-        return pace, await Load(self._maker(setup, seed), self._client.ask, self._told.watch).run(visits, pace)
+        return pace, await self.run_visits(self.maker(setup, seed), visits, pace)
+
+    async def run_visits(self, maker: CallMaker, visits: Sequence[Visit], pace: Pace) -> Run:
+        """Some visits, as they are."""
+        return await Load(maker, self._client.ask, self._told.watch).run(visits, pace)
 
     def about(self, run_id: str) -> About:
         """What is said of this server's runs."""
         wishes = self._wishes
         return About(self._client.server.url, self._card.name, run_id, wishes.label, wishes.objective, wishes.metadata)
 
-    def _maker(self, setup: LoadSetup, seed: str) -> CallMaker:
+    def maker(self, setup: LoadSetup, seed: str) -> CallMaker:
+        """Writes this server's calls."""
         wishes = self._wishes
         return CallMaker(
             self._card.name, setup.form, Writer(seed), wishes.ignores_eos, wishes.sends_priority, wishes.extra
@@ -91,7 +97,7 @@ class Bench:
         """A few short requests, so that nobody's first one pays for what is made once."""
         visits = some_visits(MIXES["distinct"], Sizes(8, 4), "warm-up", self._wishes.num_warmups)
         setup = LoadSetup()
-        run = await Load(self._maker(setup, token_hex(4)), self._client.ask).run(visits, Pace(concurrency=1))
+        run = await Load(self.maker(setup, token_hex(4)), self._client.ask).run(visits, Pace(concurrency=1))
         bad = [one for one in run.outcomes if not one.is_ok]
         if bad:
             raise ConfigError(

@@ -111,7 +111,7 @@ _ASKING = (
     _asking("warmups", int, 1, typer.Option("--warmups", "--num-warmups", min=0, help="Requests before the clock.")),
     _asking("ignore_eos", bool, True, typer.Option(help="Ask for every token, also after the model's own end token.")),
     _asking("send_priority", bool, False, typer.Option("--send-priority", help="Send each class as a priority.")),
-    _asking("extra_body", str | None, None, typer.Option(help="JSON object laid over every request's body.")),
+    _asking("extra_body", str | None, None, typer.Option(help="JSON laid over every body; null takes a field away.")),
     _asking(
         "goodput", list[str] | None, None, typer.Option(help="Objective in ms: ttft:500, tpot:50, e2el:9000; repeat.")
     ),

@@ -62,5 +62,9 @@ def test_a_stranger_can_be_spared_our_fields_and_given_others() -> None:
     assert (said["top_k"], said["temperature"]) == (1, 1.0)
 
 
+def test_a_field_laid_over_with_null_is_not_sent() -> None:
+    assert "stream_options" not in body(CallMaker("m", "text", WRITER, extra={"stream_options": None}))
+
+
 def test_a_class_is_sent_as_the_number_the_wire_knows() -> None:
     assert body(CallMaker("m", "text", WRITER, sends_priority=True))["priority"] < 0

@@ -1,0 +1,79 @@
+"""The parts of the comparison with peers that need no peer."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.__main__ import Ratios, _checked
+from benchmarks.peers.workers import working
+from benchmarks.servers import null_command, started
+
+ROOT = Path(__file__).parents[2]
+WORKER = """
+import json, sys
+print("a library talks", flush=True)
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    ask = json.loads(line)
+    print(json.dumps({"seconds": 0.5, "output_tokens": len(ask["prompts"]) * min(ask["max_tokens"], 4)}), flush=True)
+"""
+METADATA = """Metadata-Version: 2.1
+Name: peer
+Requires-Dist: torch==9
+Requires-Dist: numpy>=2; python_version > "3"
+Requires-Dist: winpath; sys_platform == "win32"
+Requires-Dist: pandas; extra == "bench"
+"""
+
+
+def test_a_ratio_is_the_median_of_the_rounds_with_the_extremes_beside_it() -> None:
+    ratios = Ratios()
+    for ours, theirs in ((10.0, 10.0), (30.0, 10.0), (20.0, 10.0)):
+        ratios.take("peer_8", ours, theirs)
+    told = ratios.record()["peer_8"]
+    assert (told["ratio"], told["between"], told["rounds"]) == (2.0, [1.0, 3.0], 3)
+
+
+def test_answers_that_are_short_or_missing_stop_the_run() -> None:
+    good = {"failed": 0, "error_kinds": {}, "total_output_tokens": 8}
+    assert _checked(good, 8) is good
+    for bad, wanted in (({**good, "failed": 1}, 8), (good, 9)):
+        with pytest.raises(RuntimeError, match="every request must be answered"):
+            _checked(bad, wanted)
+
+
+def test_a_worker_is_asked_over_pipes_and_ends_with_the_block(capfd: pytest.CaptureFixture[str]) -> None:
+    with working((sys.executable, "-c", WORKER), {}) as worker:
+        assert worker.run([[1], [2]], 3).output_tokens == 6
+        with pytest.raises(RuntimeError, match="2 x 5 tokens"):
+            worker.run([[1], [2]], 5)
+        pid = worker._process.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    with pytest.raises(RuntimeError, match="ended before it answered"), working((sys.executable, "-c", ""), {}):
+        pass
+
+
+def test_a_server_is_started_on_loopback_and_stopped_by_its_id() -> None:
+    with started(null_command()) as running:
+        assert running.url.startswith("http://127.0.0.1:")
+        assert running.card.name == "null"
+        os.kill(running.pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(running.pid, 0)
+
+
+def test_what_a_wheel_requires_here_is_listed_without_what_is_left_out(tmp_path: Path) -> None:
+    wheel = tmp_path / "peer-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("peer-1.dist-info/METADATA", METADATA)
+    script = ROOT / "benchmarks" / "peers" / "requirements_of.py"
+    run = subprocess.run([sys.executable, script, wheel, "--without", "torch"], capture_output=True, text=True)
+    assert run.stdout.split() == ["numpy>=2"], run.stderr
