@@ -7,7 +7,7 @@ ONLY ?=
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench model native-sanitize
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench bench peers tables model native-sanitize
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -64,3 +64,14 @@ proof-native:  ## the same bits in any circumstance, and how near the machine's 
 
 proof-bench:  ## the benchmark itself, what batching and the prefix cache give; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_bench --scale $(SCALE) --only "$(ONLY)"
+
+bench:  ## the engine with the test model, recorded, and the tables of the documents
+	$(PYTHON) -m benchmarks.bench_engine
+	$(PYTHON) -m benchmarks.tables
+
+peers:  ## beside other servers, turn about; ONLY=vllm,transformers,openvino (install them first: benchmarks/peers/install.sh)
+	$(PYTHON) -m benchmarks.peers $(if $(ONLY),--only "$(ONLY)")
+	$(PYTHON) -m benchmarks.tables
+
+tables:  ## write the tables of the documents from the committed results
+	$(PYTHON) -m benchmarks.tables

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from quire.bench.runs import Wishes
 
 KEY_VARIABLES = ("OPENAI_API_KEY",)
+PAIR = "NAME=VALUE"
+EXTRA_HELP = "Laid over every body; null takes a field away."
+GOODPUT_HELP = "Limit to keep: ttft:500, tpot:50, e2el:9000; may be repeated."
+EOS_HELP = "Ask for every token, also after the model's own end token."
 
 
 def with_load(command: Callable[..., None]) -> Callable[..., None]:
@@ -105,18 +109,31 @@ _ASKING = (
         None,
         typer.Option(help="Key for the server.", envvar=list(KEY_VARIABLES), show_envvar=True),
     ),
-    _asking("header", list[str] | None, None, typer.Option(help="Header to send, as name=value; may be repeated.")),
+    _asking("header", list[str] | None, None, typer.Option(metavar=PAIR, help="Header to send; repeatable.")),
     _asking("timeout", float, 600.0, typer.Option(help="Longest time for one answer, in seconds.")),
     _asking("ready_timeout", float, 30.0, typer.Option(help="Wait so many seconds for the server to answer.")),
     _asking("warmups", int, 1, typer.Option("--warmups", "--num-warmups", min=0, help="Requests before the clock.")),
-    _asking("ignore_eos", bool, True, typer.Option(help="Ask for every token, also after the model's own end token.")),
+    _asking("ignore_eos", bool, True, typer.Option(help=EOS_HELP)),
     _asking("send_priority", bool, False, typer.Option("--send-priority", help="Send each class as a priority.")),
-    _asking("extra_body", str | None, None, typer.Option(help="JSON laid over every body; null takes a field away.")),
     _asking(
-        "goodput", list[str] | None, None, typer.Option(help="Objective in ms: ttft:500, tpot:50, e2el:9000; repeat.")
+        "extra_body",
+        str | None,
+        None,
+        typer.Option(metavar="JSON", help=EXTRA_HELP),
+    ),
+    _asking(
+        "goodput",
+        list[str] | None,
+        None,
+        typer.Option(metavar="NAME:MS", help=GOODPUT_HELP),
     ),
     _asking("label", str | None, None, typer.Option(help="A name for the result.")),
-    _asking("metadata", list[str] | None, None, typer.Option(help="Put key=value into the result; may be repeated.")),
+    _asking(
+        "metadata",
+        list[str] | None,
+        None,
+        typer.Option(metavar=PAIR, help="Put into the result; repeatable."),
+    ),
 )
 
 
