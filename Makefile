@@ -7,7 +7,7 @@ ONLY ?=
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench bench peers tables model native-sanitize
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench bench peers tables model native-sanitize proof-worker
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -75,3 +75,6 @@ peers:  ## beside other servers, turn about; ONLY=vllm,transformers,openvino (in
 
 tables:  ## write the tables of the documents from the committed results
 	$(PYTHON) -m benchmarks.tables
+
+proof-worker:  ## workers that are killed, poisoned, hung and orphaned; SCALE=quick|full
+	$(PYTHON) -m benchmarks.proof_worker --scale $(SCALE) --only "$(ONLY)"

@@ -11,7 +11,9 @@
     │   ├── RequestTooLargeError  it could not finish even alone, or asks for nothing
     │   └── TemplateError         the model's chat template refused the messages, or is missing
     ├── EngineDeadError           the engine ended while requests were running
+    ├── MessageError              what came from the other process is no message, or says what cannot be
     └── CapacityError             something bounded is full
+        ├── DrainingError         the server is going down and takes no new requests
         ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
         ├── PinBudgetError        the pin would hold more of the pool than pins may
         ├── QueueFullError        the server's queue is full: come back later
@@ -71,8 +73,19 @@ class EngineDeadError(QuireError):
     """The engine ended while requests were running. What was running is lost with it."""
 
 
+class MessageError(QuireError):
+    """What came from the other process is no message, or says what cannot be. That process is replaced."""
+
+
 class CapacityError(QuireError):
     """Something bounded is full."""
+
+
+class DrainingError(CapacityError):
+    """The server is going down: what runs may finish, nothing new is taken."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is going down and takes no new requests; ask another one, or later")
 
 
 class OutOfBlocksError(CapacityError):

@@ -4,6 +4,8 @@ Odd sizes on purpose: GQA groups of 1, 3, 4 and 8, tied and untied heads, biases
 prompt, RoPE scalings. Weights are spread wide enough that greedy tokens are seldom ties.
 """
 
+import atexit
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -80,6 +82,7 @@ def directory(name: str) -> Path:
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**_COMMON, **fields}))
     _spread(model)
     path = Path(mkdtemp(prefix=f"quire-{name}-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
     model.save_pretrained(path)
     return path
 

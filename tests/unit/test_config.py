@@ -41,6 +41,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "head_start_normal_s": ((20, 20.0), ("30", 30.0), (12.5, 12.5)),
     "head_start_low_s": ((0, 0.0), ("1", 1.0), (2.5, 2.5)),
     "queue": ((1, 1), ("2048", 2048), (512, 512)),
+    "stuck_step_s": (("60", 60.0), (0.5, 0.5), (30, 30.0)),
     "kv_key_file": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
 }
 """For every setting values as they may be given, with what they mean; any combination keeps the rules between them."""

@@ -20,6 +20,8 @@ class ServingSettings:
     queue: int = 512
     """How many requests may wait."""
     kv_key_file: Path | None = None
+    stuck_step_s: float = 30.0
+    """A step that takes longer is ended with its worker, and what ran is asked again."""
 
     def __post_init__(self) -> None:
         if not self.head_start_high_s >= self.head_start_normal_s >= self.head_start_low_s:
@@ -28,6 +30,9 @@ class ServingSettings:
                 f"{self.head_start_high_s:g}, {self.head_start_normal_s:g} and {self.head_start_low_s:g} given; "
                 "equal ones make classes equal"
             )
+
+        if not self.stuck_step_s > 0:
+            raise ConfigError(f"stuck_step_s must be above 0, {self.stuck_step_s:g} given; 30 suits most machines")
 
     def read_kv_key(self) -> bytes | None:
         """The secret in `kv_key_file`, or None where there is no such file and each start makes its own."""

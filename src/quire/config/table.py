@@ -8,6 +8,7 @@ from quire.config.serving import ServingSettings
 
 PREFIX = "QUIRE_"
 MAX_HEAD_START_S = 86_400.0
+MAX_STUCK_STEP_S = 3_600.0
 _MODEL, _SERVING = ModelSettings(), ServingSettings()
 
 
@@ -109,6 +110,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "queue", whole_number(1, 1_000_000), _SERVING.queue,
         "Requests that may wait; one more is turned away and told to come back.", "2048",
+    ),
+    Setting(
+        "stuck_step_s", seconds(MAX_STUCK_STEP_S), _SERVING.stuck_step_s,
+        "Seconds a step may take before its worker is replaced; what ran goes on in the new one.", "60",
     ),
     Setting(
         "kv_key_file", FILE_PATH, _SERVING.kv_key_file,

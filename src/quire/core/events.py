@@ -102,5 +102,12 @@ class Finished(NamedTuple):
     num_output_tokens: int
 
 
-RequestEvent = Admitted | Token | PromptLogprobs | Preempted | SequenceFinished | Finished
+class Replayed(NamedTuple):
+    """The worker that ran it is gone and another goes on with it. Told by whoever replaces workers, not by the core."""
+
+    request_id: str
+    at_s: float
+
+
+RequestEvent = Admitted | Token | PromptLogprobs | Preempted | Replayed | SequenceFinished | Finished
 Event = KVEvent | RequestEvent

@@ -57,6 +57,10 @@ class Completion:
     seed: int
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_preemptions: int = 0
+    """How often it gave up its place to somebody more urgent."""
+    num_replays: int = 0
+    """How often its worker died under it."""
 
     @property
     def text(self) -> str:

@@ -17,12 +17,15 @@ from quire.core.policy import check_request
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_shapes import SchedulerConfig
-from quire.core.step import RowResult, StepResult
+from quire.core.step import RowResult, StepPlan, StepResult
+from quire.errors import InvariantError
 
 FORMAT_VERSION = 1
 
 Clock = Callable[[], float]
 """Seconds that never go back."""
+Began = Callable[[list[str]], None]
+"""Told the ids of a step's requests before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,20 @@ class Engine:
         """Raise RequestError if this request could never be served, however empty the engine."""
         check_request(request, self.scheduler.config, self.memory.config)
 
+    def restore(self, request: Request) -> None:
+        """Queue a request that an engine before this one had let in, with the tokens it had."""
+        self.scheduler.restore(request)
+
     def cancel(self, request_id: str) -> None:
         """End a request; its last events come with a later step. Unknown ids are none of our business."""
         self.scheduler.cancel(request_id)
 
-    def step(self, clock: Clock) -> list[RequestEvent]:
+    def step(self, clock: Clock, began: Began = lambda _ids: None) -> list[RequestEvent]:
         """Plan, run, apply; what happened to whom. The clock is read before and after the step."""
         plan = self.scheduler.plan(clock())
         if not plan.items:
             return self.scheduler.take_events()
+        began(self._names_in(plan))
         try:
             result = self.runner.start(plan).wait()
         except BaseException as error:
@@ -80,7 +88,20 @@ class Engine:
             rows = {item.sequence_id: RowResult(error=f"the step was broken off: {error!r}") for item in plan.items}
             self.scheduler.apply(StepResult(plan.step, rows), clock())
             raise
+        self._check_tokens(result)
         return self.scheduler.apply(result, clock())
+
+    def _check_tokens(self, result: StepResult) -> None:
+        """A runner that names a token nobody has is broken, and must not get as far as a client."""
+        size = self.runner.capacity.vocabulary_size
+        for row in result.rows.values():
+            for token_id in row.token_ids:
+                if not 0 <= token_id < size:
+                    raise InvariantError(f"the runner chose token {token_id}, the vocabulary has {size}")
+
+    def _names_in(self, plan: StepPlan) -> list[str]:
+        planned = {item.sequence_id for item in plan.items}
+        return sorted({one.request.request_id for one in self.scheduler.running if one.sequence_id in planned})
 
     def close(self) -> None:
         """Give the runner's memory back."""

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from quire.backends.load import load
-from quire.checkpoints import Progress, quiet, resolve
+from quire.checkpoints import Checkpoint, Progress, quiet, resolve
 from quire.config import ModelSettings, ServingSettings
 from quire.core.digests import KEY_BYTES
 from quire.core.kv_shapes import KVMemoryConfig
@@ -13,6 +13,15 @@ from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.text_model import ModelFace, TextModel
 from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEngine:
+    """An engine with its model loaded, and how much fits in how much memory."""
+
+    engine: Engine
+    line: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +48,18 @@ def open_model(
     progress: Progress = quiet,
 ) -> OpenedModel:
     """Load a model by directory, GGUF file or hub id. Raises CheckpointError or ConfigError with what to do."""
-    settings, serving = settings or ModelSettings(), serving or ServingSettings()
+    serving = serving or ServingSettings()
     checkpoint = resolve(name, progress=progress)
+    opened = open_engine(checkpoint, settings or ModelSettings(), queue_of(serving), kv_key(serving), progress)
+    engine = opened.engine
+    text = TextModel.of(checkpoint, engine.runner.capacity.vocabulary_size, engine.scheduler.config.max_sequence_tokens)
+    return OpenedModel(engine, text, opened.line, opened.notes)
+
+
+def open_engine(
+    checkpoint: Checkpoint, settings: ModelSettings, queue: QueueConfig, key: bytes, progress: Progress = quiet
+) -> OpenedEngine:
+    """Load a checkpoint's weights and build an engine on them. Raises CheckpointError or ConfigError."""
     loaded = load(checkpoint, settings, lambda done, total: progress("loading weights", done, total))
     capacity = loaded.runner.capacity
     memory = KVMemoryConfig(capacity.num_blocks, capacity.block_size)
@@ -56,18 +75,21 @@ def open_model(
         max_step_tokens=capacity.max_step_tokens,
         max_running=settings.max_running,
         max_sequence_tokens=longest,
-        queue=_queue(serving),
+        queue=queue,
     )
     layout = f"torch {settings.kv_dtype or settings.dtype}"
     identity = ModelIdentity(f"{checkpoint.fingerprint} {settings.dtype}", layout)
-    # Without a key file names of blocks need not outlive this process, so nobody needs to know their key.
-    engine = Engine(loaded.runner, config, identity, serving.read_kv_key() or os.urandom(KEY_BYTES))
-    text = TextModel.of(checkpoint, capacity.vocabulary_size, longest)
-    line = f"{loaded.plan.line}; a request may have {longest:,} tokens"
-    return OpenedModel(engine, text, line, loaded.notes)
+    engine = Engine(loaded.runner, config, identity, key)
+    return OpenedEngine(engine, f"{loaded.plan.line}; a request may have {longest:,} tokens", loaded.notes)
 
 
-def _queue(serving: ServingSettings) -> QueueConfig:
+def kv_key(serving: ServingSettings) -> bytes:
+    """The secret that names blocks. Without a key file names need not outlive this process: nobody needs to know it."""
+    return serving.read_kv_key() or os.urandom(KEY_BYTES)
+
+
+def queue_of(serving: ServingSettings) -> QueueConfig:
+    """The core's queue by the settings."""
     return QueueConfig(
         max_requests=serving.queue,
         high_head_start_s=serving.head_start_high_s,

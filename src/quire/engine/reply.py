@@ -6,7 +6,16 @@ that way the request should be cancelled: `is_answered` before `is_done`.
 
 from collections.abc import Sequence
 
-from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.events import (
+    Admitted,
+    Finished,
+    Preempted,
+    PromptLogprobs,
+    Replayed,
+    RequestEvent,
+    SequenceFinished,
+    Token,
+)
 from quire.core.request import FinishReason, Request
 from quire.core.step import TokenLogprobs
 from quire.engine.answer_text import AnswerText
@@ -66,6 +75,8 @@ class Reply:
         self.num_tokens = 0
         """Tokens of all answers so far."""
         self._num_cached_tokens = 0
+        self._num_preemptions = 0
+        self._num_replays = 0
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
 
@@ -98,6 +109,8 @@ class Reply:
             seed=self.request.seed,
             timings=timings,
             prompt_logprobs=tuple(self._prompt_logprobs),
+            num_preemptions=self._num_preemptions,
+            num_replays=self._num_replays,
         )
 
     def _take(self, event: RequestEvent) -> list[Piece]:
@@ -110,6 +123,10 @@ class Reply:
             case Admitted():
                 self._times["admitted"] = event.at_s
                 self._num_cached_tokens = event.num_cached_tokens
+            case Preempted():
+                self._num_preemptions += 1
+            case Replayed():
+                self._num_replays += 1
             case PromptLogprobs():
                 self._prompt_logprobs += event.logprobs
             case Finished():

@@ -61,7 +61,7 @@ class Ledger:
         elif isinstance(event, Admitted):
             if entry.first_admitted_s is None:
                 entry.first_admitted_s = event.at_s
-        else:
+        elif isinstance(event, PromptLogprobs):
             self._take_prompt_logprobs(entry, event)
 
     def cancelled(self, request_id: str) -> None:

@@ -1,0 +1,571 @@
+"""`make proof-worker`: workers that are killed, poisoned, hung and orphaned, and clients who cannot tell.
+
+Real processes and sockets throughout. Where text matters the real model talks; where counts matter, the oracle.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random, SystemRandom
+
+from benchmarks.proof import ROOT, Proof, run, say
+from benchmarks.test_model import smollm2_directory
+from quire.config import ModelSettings
+from quire.core.request import FinishReason
+from quire.engine.answers import Answer, Completion
+from quire.engine.async_engine import AsyncEngine
+from quire.engine.faults import KINDS, Fault, falls
+from quire.engine.front import Front
+from quire.engine.ledger import POISON, Ledger
+from quire.engine.messages import Refused, Stepped, Taken, decode_to_parent, decode_to_worker, encode
+from quire.engine.parameters import SamplingParams
+from quire.engine.served import ServedModel, Serving, plan_worker
+from quire.engine.supervisor import Limits
+from quire.errors import MessageError, QuireError
+from tests.support.served import served
+from tests.support.talkers import talker
+from tests.unit.engine.test_messages import REQUEST, TO_PARENT, TO_WORKER
+
+GIB = 1 << 30
+SETTINGS = ModelSettings(memory_bytes=5 * GIB // 2, max_sequence_tokens=1024)
+LIMITS = Limits(stuck_s=2.0)
+NUM_STREAMS = 16
+POISON_SEED = 666
+QUESTIONS = ("Tell me about the {}.", "Write a sentence about a {}.", "What is a {}?", "Once upon a time a {}")
+WORDS = ("river", "stone", "light", "winter", "garden", "letter", "morning", "engine", "orange", "window", "lamp")
+
+
+def prove(proof: Proof) -> None:
+    random = Random(SystemRandom().getrandbits(64))
+    sections: list[tuple[str, Callable[[], None]]] = [
+        ("garbage", lambda: garbage(proof, random)),
+        ("poison", lambda: asyncio.run(poison(proof))),
+        ("orphans", lambda: orphans(proof, random)),
+        ("kills", lambda: asyncio.run(kills(proof, random))),
+        ("hang", lambda: asyncio.run(hang(proof, random))),
+        ("nan", lambda: asyncio.run(nan_rows(proof, random))),
+        ("overhead", lambda: asyncio.run(ipc_overhead(proof, random))),
+        ("soak", lambda: asyncio.run(soak(proof, random))),
+    ]
+    proof.run_sections(sections)
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ask:
+    """A question, and what came back."""
+
+    prompt: str
+    params: SamplingParams
+    num_tokens: int = 0
+    answer: Answer | None = None
+    error: str = ""
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        answer = self.answer
+        return () if answer is None else (answer.text, answer.token_ids, answer.finish_reason, answer.logprobs)
+
+
+def question(random: Random, max_tokens: int) -> Ask:
+    """Greedy or seeded, some with log-probabilities or a stop."""
+    text = random.choice(QUESTIONS).format(random.choice(WORDS))
+    greedy = random.random() < 0.5
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=0.0 if greedy else 1.0,
+        seed=random.getrandbits(60),
+        logprobs=random.choice([None, None, 2]),
+        stop=random.choice([(), (), ("\n\n",)]),
+        ignore_eos=random.random() < 0.7,
+    )
+    return Ask(text, params)
+
+
+async def answer(front: Front, ask: Ask) -> None:
+    """Stream it, count its tokens, keep what came; what goes wrong is kept too."""
+    try:
+        asked = await front.ask(await front.prompt_ids(ask.prompt), ask.params)
+        try:
+            async for piece in asked:
+                ask.num_tokens += len(piece.token_ids)
+        finally:
+            asked.close()
+        ask.answer = asked.completion().answers[0]
+        if ask.answer.finish_reason not in ("stop", "length"):
+            ask.error = ask.answer.error or ask.answer.finish_reason
+    except QuireError as error:
+        ask.error = str(error)
+
+
+async def answers_of(front: Front, asks: Sequence[Ask], concurrency: int = NUM_STREAMS) -> None:
+    """All of them, so many at a time."""
+    waiting = list(asks)
+
+    async def client() -> None:
+        while waiting:
+            await answer(front, waiting.pop())
+
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+
+
+def real(faults: Sequence[Fault] = (), limits: Limits = LIMITS) -> ServedModel:
+    """The test model in a worker; faults only where given."""
+    prepare = plan_worker(str(smollm2_directory()), SETTINGS, limits=limits)
+
+    def with_faults() -> Serving:
+        serving = prepare()
+        return replace(serving, plan=replace(serving.plan, environment=_environment(faults)))
+
+    return ServedModel(with_faults)
+
+
+def _environment(faults: Sequence[Fault]) -> dict[str, str]:
+    return {"QUIRE_TESTING": "1", "QUIRE_FAULTS": encode_faults(faults)} if faults else {}
+
+
+def encode_faults(faults: Sequence[Fault]) -> str:
+    return json.dumps([{name: getattr(one, name) for name in one.__struct_fields__} for one in faults])
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> float:
+    """Seconds it took."""
+    started = time.perf_counter()
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.002)
+    return time.perf_counter() - started
+
+
+async def cold_start_s(count: int) -> float:
+    """Median of how long a worker takes from nothing to ready."""
+    taken = []
+    for _ in range(count):
+        started = time.perf_counter()
+        async with real():
+            taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+# -- kill -9 -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Crowd:
+    """Sixteen streams at any time; who ends is followed by another."""
+
+    model: ServedModel
+    random: Random
+    is_over: bool = False
+    asks: list[Ask] = field(default_factory=list)
+    open: list[Ask] = field(default_factory=list)
+
+    async def client(self) -> None:
+        while not self.is_over:
+            ask = question(self.random, self.random.randint(24, 72))
+            self.asks.append(ask)
+            self.open.append(ask)
+            await answer(self.model, ask)
+            self.open.remove(ask)
+
+    async def each_has_a_token_more(self) -> None:
+        seen = [(ask, ask.num_tokens) for ask in self.open]
+        await until(lambda: all(ask.num_tokens > count or ask not in self.open for ask, count in seen))
+
+
+async def kills(proof: Proof, random: Random) -> None:
+    load_s = await cold_start_s(proof.sized(quick=2, full=5))
+    detections, extras = [], []
+    async with real() as model:
+        crowd = Crowd(model, random)
+        clients = [asyncio.create_task(crowd.client()) for _ in range(NUM_STREAMS)]
+        await until(lambda: len(crowd.open) == NUM_STREAMS)
+        for cycle in range(proof.sized(quick=2, full=100)):
+            await crowd.each_has_a_token_more()
+            await asyncio.sleep(random.uniform(0.0, 0.3))
+            os.kill(model.supervisor.pid or 0, signal.SIGKILL)
+            killed_s = time.perf_counter()
+            detections.append(await until(lambda: not model.is_ready))
+            await until(lambda: model.is_ready)
+            extras.append(time.perf_counter() - killed_s - load_s)
+            if cycle % 10 == 9:
+                say(f"  {cycle + 1} kills, {len(crowd.asks)} requests; the last cost {extras[-1] + load_s:.1f} s")
+        crowd.is_over = True
+        await asyncio.gather(*clients)
+        num_restarts = model.num_restarts
+        again = [Ask(ask.prompt, ask.params) for ask in crowd.asks]
+        await answers_of(model, again)
+    lost = sum(bool(ask.error) or ask.answer is None for ask in crowd.asks)
+    equal = sum(one.said == other.said and bool(one.said) for one, other in zip(crowd.asks, again, strict=True))
+    proof.report("kill_cycles", num_restarts, "full 100", holds=num_restarts == len(detections))
+    proof.report("kill_requests", len(crowd.asks))
+    proof.report("lost", lost, "0", holds=lost == 0)
+    share = equal / len(crowd.asks)
+    proof.report("resumed_equal_share", share, "1.0", holds=share == 1.0)
+    proof.report("detect_s", max(detections), "at most 1", holds=max(detections) <= 1)
+    proof.report("load_s", load_s, "median cold start")
+    proof.report("ready_extra_s", max(extras), "at most 3", holds=max(extras) <= 3)
+    proof.report("ready_extra_median_s", statistics.median(extras))
+
+
+# -- poison ------------------------------------------------------------------------------------------------------------
+
+ON_ONE_ROW = {"row"}
+"""Kinds that end their own request and no worker."""
+
+
+def _poisons() -> list[tuple[str, Fault]]:
+    """Every kind while it decodes, and two while the prompt is computed. What NaN does needs a model with floats."""
+    decoding = [(kind, Fault(kind, seed=POISON_SEED, after=4)) for kind in sorted(KINDS - {"nan"})]
+    return [*decoding, *((f"{kind} at once", Fault(kind, seed=POISON_SEED)) for kind in ("abort", "hang"))]
+
+
+async def poison(proof: Proof) -> None:
+    kinds = (
+        _poisons() if proof.is_full else [one for one in _poisons() if one[0] in ("abort", "hang", "garbage", "row")]
+    )
+    plain = [SamplingParams(max_tokens=40, seed=at, ignore_eos=True) for at in range(15)]
+    async with AsyncEngine(talker()) as engine:
+        alone = [(await engine.generate(f"question {at}", params)).answers for at, params in enumerate(plain)]
+    survivors, ended, num_retries = 0, 0, 0
+    for kind, fault in kinds:
+        async with served(faults=encode_faults([fault]), limits=LIMITS) as model:
+            bad = asyncio.create_task(model.generate("poison", replace(plain[0], seed=POISON_SEED)))
+            done = await asyncio.gather(
+                *(model.generate(f"question {at}", params) for at, params in enumerate(plain)), return_exceptions=True
+            )
+            end = (await bad).answers[0]
+            good = sum(isinstance(one, Completion) and one.answers == own for one, own in zip(done, alone, strict=True))
+            is_own = end.finish_reason == "error" and (end.error == POISON) != (kind in ON_ONE_ROW)
+            survivors, ended = survivors + good, ended + is_own
+            # Two crashes among others make it a suspect; what comes after those are its trials alone.
+            num_retries = max(num_retries, model.num_restarts - 2)
+            if good != len(plain) or not is_own:
+                say(f"  {kind}: {good} of {len(plain)} healthy, the poison ended by {end.finish_reason}: {end.error}")
+    proof.report("poison_kinds", len(kinds), "full at least 20", holds=not proof.is_full or len(kinds) >= 20)
+    total = len(kinds) * len(plain)
+    proof.report("poison_survivors", survivors, f"all {total}", holds=survivors == total)
+    proof.report("poison_ended", ended, f"all {len(kinds)}", holds=ended == len(kinds))
+    proof.report("poison_lonely_retries", num_retries, "at most 1", holds=num_retries <= 1)
+
+
+async def hang(proof: Proof, random: Random) -> None:
+    load_s = await cold_start_s(proof.sized(quick=1, full=5))
+    not_ready, killed, recovered = [], [], []
+    for _ in range(proof.sized(quick=1, full=5)):
+        async with real([Fault("hang", seed=POISON_SEED, after=4)]) as model:
+            asks = [question(random, 32) for _ in range(7)]
+            stuck = Ask("Tell me a story.", SamplingParams(max_tokens=32, seed=POISON_SEED, ignore_eos=True))
+            asking = asyncio.create_task(answers_of(model, [*asks, stuck]))
+            pid = model.supervisor.pid or 0
+            # The page's beat stands still from the moment the step began.
+            await until(lambda: time.monotonic() - model.supervisor.flight().beat_s > 1.0)
+            began_s = model.supervisor.flight().beat_s
+            await until(lambda: not model.is_ready)
+            not_ready.append(time.monotonic() - began_s)
+            await until(lambda pid=pid: not _is_alive(pid))  # type: ignore[misc]
+            killed_s = time.monotonic()
+            killed.append(killed_s - began_s)
+            await until(lambda: model.is_ready)
+            recovered.append(time.monotonic() - killed_s - load_s)
+            await asking
+            if any(ask.error for ask in asks) or stuck.error != POISON:
+                raise SystemExit(f"a neighbour of the stuck request ended badly: {[ask.error for ask in asks]}")
+    proof.report("hang_not_ready_s", max(not_ready), "at most 5", holds=max(not_ready) <= 5)
+    proof.report("hang_killed_s", max(killed), "at most 3: the limit + 1", holds=max(killed) <= LIMITS.stuck_s + 1)
+    proof.report("hang_recovered_s", max(recovered), "at most 3 above load time", holds=max(recovered) <= 3)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def nan_rows(proof: Proof, random: Random) -> None:
+    share, count = 0.01, proof.sized(quick=24, full=240)
+    asks = [question(random, 24) for _ in range(count)]
+    again = [Ask(ask.prompt, ask.params) for ask in asks]
+    async with real() as model:
+        await answers_of(model, again)
+        doomed = [await _is_doomed(model, ask, share) for ask in again]
+    async with real([Fault("nan", share=share)]) as model:
+        await answers_of(model, asks)
+        num_restarts = model.num_restarts
+    wrong_ends = sum(bool(ask.error) != is_doomed for ask, is_doomed in zip(asks, doomed, strict=True))
+    changed = sum(
+        one.said != other.said for one, other, bad in zip(asks, again, doomed, strict=True) if not bad and not one.error
+    )
+    proof.report("nan_requests", sum(doomed), "reported", holds=sum(doomed) > 0)
+    proof.report("nan_rows", wrong_ends, "0: exactly those fail", holds=wrong_ends == 0 and num_restarts == 0)
+    proof.report("nan_others_changed", changed, "0", holds=changed == 0)
+
+
+async def _is_doomed(model: Front, ask: Ask, share: float) -> bool:
+    """Whether one of its rows will be spoilt: a row that writes into a block which holds something already."""
+    assert ask.answer is not None
+    assert ask.params.seed is not None
+    first = len(await model.prompt_ids(ask.prompt))
+    rows = range(first + 1, first + len(ask.answer.token_ids))
+    return any(falls(ask.params.seed, at, share) for at in rows if (at - 1) % SETTINGS.block_size)
+
+
+# -- nothing left behind -----------------------------------------------------------------------------------------------
+
+ENDS = {
+    "returns": "return",
+    "raises": "raise SystemError('on purpose')",
+    "leaves": "os._exit(3)",
+    "kills itself": "os.kill(os.getpid(), signal.SIGKILL)",
+    "SIGKILL": "",
+    "SIGTERM": "",
+    "SIGINT": "",
+    "SIGHUP": "",
+    "SIGQUIT": "",
+    "SIGSEGV": "",
+}
+PARENT = """
+import asyncio, os, signal, sys
+from tests.support.served import served
+from quire import SamplingParams
+
+async def main():
+    print("on my way", flush=True)
+    async with served() as model:
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        tasks = [asyncio.create_task(model.generate("x", params)) for _ in range(3)]
+        await asyncio.sleep(float(sys.argv[1]))
+        {end}
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def orphans(proof: Proof, random: Random) -> None:
+    left_processes = left_files = 0
+    count = proof.sized(quick=10, full=100)
+    for at in range(count):
+        name = list(ENDS)[at % len(ENDS)]
+        with tempfile.TemporaryDirectory() as folder:
+            _end_a_parent(name, folder, random)
+            deadline_s = time.monotonic() + 5.0
+            while (left := _workers_of(folder)) and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            files = list(Path(folder).iterdir())
+            if left or files:
+                say(f"  a parent that ends by {name} leaves {left} and {files}")
+            left_processes += len(left)
+            left_files += len(files)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+    proof.report("parent_ends", count, "full 100")
+    proof.report("orphans", left_processes + left_files, "0", holds=left_processes + left_files == 0)
+
+
+def _end_a_parent(name: str, folder: str, random: Random) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TMPDIR": folder}
+    command = [sys.executable, "-c", PARENT.replace("{end}", ENDS[name]), str(random.uniform(0.0, 0.3))]
+    parent = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    if name.startswith("SIG"):
+        # Anywhere between its first breath and its streams.
+        time.sleep(random.uniform(0.0, 1.2))
+        parent.send_signal(signal.Signals[name])
+    parent.wait()
+    parent.stdout.close()
+
+
+def _workers_of(folder: str) -> list[int]:
+    """Processes whose socket was in this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            pid = int(path.parent.name)
+            if folder.encode() in path.read_bytes() and _is_alive(pid):
+                found.append(pid)
+    return found
+
+
+# -- garbage -----------------------------------------------------------------------------------------------------------
+
+
+def garbage(proof: Proof, random: Random) -> None:
+    """Bytes of all kinds to both decoders; what passes as a message goes on to the ledger."""
+    seeds = [encode(message) for message in (*TO_WORKER, *TO_PARENT)]
+    count, errors, crashes = proof.sized(quick=20_000, full=1_000_000), 0, 0
+    for _ in range(count):
+        data = _mutated(random, seeds)
+        for hear in (decode_to_worker, _hear):
+            try:
+                hear(data)
+            except MessageError:
+                errors += 1
+            except Exception as error:
+                crashes += 1
+                say(f"  {error!r} for {data!r}")
+    proof.report("garbage_messages", count, "full 1,000,000")
+    proof.report("garbage_crashes", crashes, "0", holds=crashes == 0)
+    proof.report("garbage_errors", errors, "most of them", holds=errors > count)
+
+
+def _mutated(random: Random, seeds: Sequence[bytes]) -> bytes:
+    dice = random.random()
+    if dice < 0.2:
+        return random.randbytes(random.randint(0, 120))
+    data = bytearray(random.choice(seeds))
+    if dice < 0.3:
+        return bytes(data[: random.randrange(len(data))])
+    if dice < 0.4:
+        at = random.randrange(len(data))
+        return bytes(data[:at] + random.randbytes(random.randint(1, 8)) + data[at:])
+    for _ in range(random.randint(1, 4)):
+        data[random.randrange(len(data))] = random.randrange(256)
+    return bytes(data)
+
+
+def _hear(data: bytes) -> None:
+    """As the supervisor hears it, with one request at the worker."""
+    ledger = Ledger(49152)
+    ledger.add(replace(REQUEST, request_id="a"), lambda _error: None)
+    ledger.due()
+    match decode_to_parent(data):
+        case Stepped() as message:
+            ledger.take(message.events, message.first_passes)
+        case Taken(request_id):
+            ledger.taken(request_id)
+        case Refused() as message:
+            ledger.refused(message.request_id, message.error, 1.0)
+
+
+# -- speed and time ----------------------------------------------------------------------------------------------------
+
+
+async def ipc_overhead(proof: Proof, random: Random) -> None:
+    """Sixteen streams in process and through a worker, turn about."""
+    length, rounds = proof.sized(quick=24, full=96), proof.sized(quick=2, full=7)
+    asks = [replace(question(random, length).params, ignore_eos=True, stop=(), logprobs=None) for _ in range(16)]
+
+    async def tokens_per_s(front: Front) -> float:
+        started = time.perf_counter()
+        done = await asyncio.gather(
+            *(front.generate(f"{WORDS[at % len(WORDS)]} {at}", one) for at, one in enumerate(asks))
+        )
+        return sum(one.num_output_tokens for one in done) / (time.perf_counter() - started)
+
+    within: list[float] = []
+    through: list[float] = []
+    async with AsyncEngine(str(smollm2_directory()), SETTINGS) as inside, real() as outside:
+        for front in (inside, outside):
+            await tokens_per_s(front)
+        for _ in range(rounds):
+            within.append(await tokens_per_s(inside))
+            through.append(await tokens_per_s(outside))
+    ratio = statistics.median(through) / statistics.median(within)
+    proof.report("ipc_tokens_per_s", statistics.median(through))
+    proof.report("ipc_spread", (max(through) - min(through)) / statistics.median(through), "of the rounds")
+    proof.report("ipc_overhead", ratio, "at least 0.95", holds=ratio >= 0.95)
+
+
+SOAK_FAULTS = {
+    "row": 800,
+    "raise": 40,
+    "abort": 40,
+    "exit": 30,
+    "missing_row": 20,
+    "garbage": 20,
+    "out_of_memory": 20,
+    "invariant": 20,
+    "hang": 10,
+}
+"""Of a thousand requests that are faulty, so many of each kind. The kind is written in the seed."""
+SEED_BASE = 1 << 40
+
+
+@dataclass
+class Held:
+    """What the parent holds, at rest."""
+
+    memory_bytes: int
+    num_handles: int
+    num_tasks: int
+
+    @classmethod
+    def now(cls) -> "Held":
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return cls(pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()))
+
+
+async def soak(proof: Proof, random: Random) -> None:
+    count = proof.sized(quick=1_000, full=100_000)
+    faults = [Fault(kind, seed=SEED_BASE + at, after=1) for at, kind in enumerate(SOAK_FAULTS)]
+    kinds = random.choices(range(len(SOAK_FAULTS)), list(SOAK_FAULTS.values()), k=count)
+    lost = wrong = num_faulty = 0
+    samples: list[tuple[int, int]] = []
+    async with served(faults=encode_faults(faults), limits=replace(LIMITS, max_fruitless=50)) as model:
+
+        async def one(at: int) -> None:
+            nonlocal lost, wrong, num_faulty
+            is_faulty = at % 100 == 7
+            num_faulty += is_faulty
+            seed = SEED_BASE + kinds[at] if is_faulty else at
+            done = await model.generate(
+                f"{WORDS[at % len(WORDS)]} {at}",
+                SamplingParams(max_tokens=random.randint(2, 6), seed=seed, ignore_eos=True),
+            )
+            is_ended = done.finish_reason == FinishReason.ERROR.value
+            lost += done.finish_reason not in ("length", "error")
+            wrong += is_ended != is_faulty
+
+        await _crowd(one, range(count // 20))
+        before = Held.now()
+        for first in range(count // 20, count, max(1, count // 20)):
+            await _crowd(one, range(first, min(count, first + count // 20)))
+            samples.append((first, Held.now().memory_bytes))
+        await until(lambda: model.is_ready and model.num_open == 0)
+        after, num_restarts, num_open = Held.now(), model.num_restarts, model.supervisor.num_open
+    growth = after.memory_bytes / before.memory_bytes - 1
+    proof.report("soak", count, "full 100,000")
+    proof.report("soak_faulty", num_faulty)
+    proof.report("soak_restarts", num_restarts)
+    proof.report("soak_lost", lost + num_open, "0", holds=lost + num_open == 0)
+    proof.report("soak_wrong_ends", wrong, "0: the faulty end in an error, nobody else", holds=wrong == 0)
+    proof.report("soak_memory_growth", growth, "at most 0.05", holds=growth <= 0.05)
+    proof.report("soak_bytes_per_request", _slope(samples), "reported")
+    handles, tasks = after.num_handles - before.num_handles, after.num_tasks - before.num_tasks
+    proof.report("soak_handles", handles, "0", holds=handles <= 0)
+    proof.report("soak_tasks", tasks, "0", holds=tasks <= 0)
+
+
+async def _crowd(one: Callable[[int], Awaitable[None]], numbers: Sequence[int], concurrency: int = 64) -> None:
+    waiting = list(numbers)
+
+    async def client() -> None:
+        while waiting:
+            await one(waiting.pop())
+
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+
+
+def _slope(samples: Sequence[tuple[int, int]]) -> float:
+    """Least squares over the second half."""
+    late = samples[len(samples) // 2 :]
+    return float(statistics.linear_regression(*zip(*late, strict=True)).slope) if len(late) > 1 else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(run("worker", prove))

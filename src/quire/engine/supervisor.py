@@ -1,0 +1,395 @@
+"""The parent's side of a worker: spawn, watch, replace, and ask again what a dead one owed.
+
+    spawn ─► load ─► serve ─► gone ─┬─► spawn again, at once if the last life brought anything, else later and later
+                                    └─► after too many lives that brought nothing: give up, and tell everybody
+
+To a front it is a port like the thread that steps in process, only that it survives its engine. It decides nothing
+about requests: that is the ledger's business. It lives on one event loop, the one that spawned it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from time import monotonic
+
+from quire.core.events import RequestEvent
+from quire.core.request import Request
+from quire.engine.flight_page import Flight
+from quire.engine.ledger import Ledger
+from quire.engine.messages import (
+    ClearCache,
+    Close,
+    Failed,
+    Load,
+    Open,
+    Progress,
+    Ready,
+    Refused,
+    Stepped,
+    Taken,
+    ToParent,
+    ToWorker,
+)
+from quire.engine.stepper import Answered, Listener
+from quire.engine.stepper import Failed as OnFailed
+from quire.engine.worker_process import COMMAND, WorkerProcess
+from quire.errors import (
+    CheckpointError,
+    ConfigError,
+    DrainingError,
+    EngineDeadError,
+    QueueFullError,
+    QuireError,
+)
+
+log = logging.getLogger("quire.worker")
+
+TICK_S = 0.1
+"""How often the beat and held deadlines are looked at."""
+QUIET_S = 0.03
+"""After a worker's end its last words are heard until none has come for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a worker counts as stuck, and when as hopeless."""
+
+    stuck_s: float = 30.0
+    """A step may take this long."""
+    beat_s: float = 5.0
+    """A worker whose loop has not come round for this long is not ready."""
+    max_fruitless: int = 5
+    """So many lives in a row that brought nothing, and it is given up."""
+    load_s: float = 900.0
+    """A worker that loads may be silent for this long."""
+    close_s: float = 5.0
+    """A worker that was told to close may take this long."""
+    first_delay_s: float = 0.25
+    max_delay_s: float = 30.0
+
+    def delay_s(self, num_fruitless: int) -> float:
+        """How long to wait before the next life."""
+        return min(self.max_delay_s, self.first_delay_s * 2 ** (num_fruitless - 1)) if num_fruitless else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """Everything a life needs."""
+
+    open: Open
+    limits: Limits = field(default_factory=Limits)
+    command: Sequence[str] = COMMAND
+    environment: Mapping[str, str] = field(default_factory=dict)
+    progress: Callable[[str, int, int], None] = lambda _label, _done, _total: None
+
+
+class State(Enum):
+    """What the supervisor is at."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    CLOSED = "closed"
+    DEAD = "dead"
+
+
+@dataclass(slots=True)
+class _Life:
+    """One worker, and what is known of why it ends."""
+
+    process: WorkerProcess
+    heard_s: float
+    is_ready: bool = False
+    num_heard: int = 0
+    reason: str = "died"
+    error: QuireError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Why a worker ended, who was in flight, and what a caller who waits for the first one should be told."""
+
+    reason: str
+    request_ids: tuple[str, ...] = ()
+    error: QuireError | None = None
+
+
+class Supervisor:
+    """Keeps one model's worker alive, and its clients unaware of how often that took a new one."""
+
+    def __init__(self, plan: WorkerPlan, listener: Listener, failed: OnFailed) -> None:
+        self._plan = plan
+        self._listener = listener
+        self._failed = failed
+        self._ledger = Ledger()
+        self._life: _Life | None = None
+        self._ready: asyncio.Future[Ready] | None = None
+        self._idle = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.state = State.LOADING
+        self.num_restarts = 0
+        self.load = Load()
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> Ready:
+        """Spawn a worker and wait until its model is loaded. Raises CheckpointError, ConfigError or EngineDeadError."""
+        self._ready = asyncio.get_running_loop().create_future()
+        self._tasks = [
+            asyncio.create_task(self._run(), name="quire-supervisor"),
+            asyncio.create_task(self._watch(), name="quire-watch"),
+        ]
+        return await asyncio.shield(self._ready)
+
+    @property
+    def is_ready(self) -> bool:
+        """A worker is there, and its loop came round a moment ago."""
+        life = self._life
+        if self.state is not State.READY or life is None or not life.is_ready:
+            return False
+        return monotonic() - life.process.flight().beat_s < self._plan.limits.beat_s
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process, if there is one."""
+        return None if self._life is None else self._life.process.pid
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not had their last event."""
+        return len(self._ledger.entries)
+
+    @property
+    def num_steps_forward(self) -> int:
+        """Tokens that came and requests that ended, since the start."""
+        return self._ledger.num_steps_forward
+
+    def flight(self) -> Flight:
+        """What the worker is at. Raises EngineDeadError if there is none."""
+        if self._life is None:
+            raise EngineDeadError("there is no worker at this moment; wait until one is ready")
+        return self._life.process.flight()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing new and wait until what runs has ended; false if it has not in time."""
+        if self.state in (State.LOADING, State.READY, State.RESTARTING):
+            self.state = State.DRAINING
+        self._look_idle()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End the worker: kindly if it listens, and what still runs is broken off."""
+        self.state = State.DEAD if self.state is State.DEAD else State.CLOSED
+        self._closing.set()
+        life = self._life
+        if life is not None and not life.process.gone.is_set():
+            if life.is_ready:
+                life.process.send(Close())
+                await _within(self._plan.limits.close_s, life.process.gone)
+            life.process.kill()
+        await asyncio.gather(*self._tasks)
+
+    # -- a port --------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, answered: Answered) -> None:
+        """Queue a request; `answered` gets None, or why it was refused."""
+        try:
+            self._check_room()
+        except QuireError as error:
+            answered(error)
+            return
+        self._ledger.add(request, answered)
+        self._idle.clear()
+        self._send_due()
+
+    def cancel(self, request_id: str) -> None:
+        """End a request, if it lives."""
+        commands, events = self._ledger.cancel(request_id)
+        self._send(commands)
+        self._tell(events)
+        self._send_due()
+
+    def clear_cache(self) -> None:
+        """Forget every cached block that nobody uses."""
+        self._send([ClearCache()])
+
+    def _check_room(self) -> None:
+        if self.state in (State.CLOSED, State.DEAD):
+            raise EngineDeadError("the worker is gone for good; start the server again")
+        if self.state is State.DRAINING:
+            raise DrainingError
+        # While a worker runs its own queue says what it takes; while there is none, as much may wait as it would take.
+        limit = self._plan.open.queue.max_requests + self._plan.open.settings.max_running
+        if self.state is not State.READY and self.num_open >= limit:
+            raise QueueFullError(self.num_open, limit)
+
+    # -- one worker after the other ------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        num_fruitless = 0
+        while not self._closing.is_set():
+            num_before = self._ledger.num_steps_forward
+            ending = await self._live_once()
+            self._tell(self._ledger.crash(ending.request_ids, monotonic()))
+            num_fruitless = 0 if self._ledger.num_steps_forward > num_before else num_fruitless + 1
+            hopeless = self._hopeless(ending, num_fruitless)
+            if hopeless is not None:
+                self._give_up(hopeless)
+                return
+            log.warning("%s; a new one is started", ending.reason)
+            self.num_restarts += 1
+            if self.state is State.READY:
+                self.state = State.RESTARTING
+            await _within(self._plan.limits.delay_s(num_fruitless), self._closing)
+
+    def _hopeless(self, ending: _Ending, num_fruitless: int) -> QuireError | None:
+        """Why no other worker is to be spawned, if none is."""
+        if self._closing.is_set():
+            return EngineDeadError("the worker was closed")
+        if self._ready is not None and not self._ready.done() and ending.error is not None:
+            return ending.error  # the model or a setting is at fault: trying again does not help
+        if num_fruitless >= self._plan.limits.max_fruitless:
+            return EngineDeadError(f"{num_fruitless} workers in a row brought nothing; the last: {ending.reason}")
+        return None
+
+    def _give_up(self, error: QuireError) -> None:
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(error)
+        self._ledger.abandon(error)
+        self._look_idle()
+        if not self._closing.is_set():
+            log.error("%s", error)
+            self.state = State.DEAD
+            self._closing.set()
+            self._failed(error)
+
+    async def _live_once(self) -> _Ending:
+        """One worker from its spawning to its end."""
+        settings, queue = self._plan.open.settings, self._plan.open.queue
+        max_names = settings.max_running + queue.max_requests
+        try:
+            process = WorkerProcess(max_names, self._plan.command, self._plan.environment)
+        except OSError as error:
+            return _Ending(f"no worker could be spawned: {error}")
+        self._life = life = _Life(process, monotonic())
+        process.send(self._plan.open)
+        listening = asyncio.create_task(self._listen(life))
+        gone = asyncio.create_task(process.gone.wait())
+        try:
+            await asyncio.wait([listening, gone], return_when=asyncio.FIRST_COMPLETED)
+            await _last_words(life, listening)
+            return self._ending(life, listening)
+        finally:
+            self._life = None
+            for task in (listening, gone):
+                task.cancel()
+            code = await process.close()
+            log.info("worker %d has ended with code %d", process.pid, code)
+
+    def _ending(self, life: _Life, listening: "asyncio.Task[None]") -> _Ending:
+        lie = listening.exception() if listening.done() else None
+        if lie is not None:
+            # What it says cannot be trusted, and who is behind it cannot be told: all it had count as in flight.
+            reason = f"worker {life.process.pid} said what cannot be: {lie}"
+            return _Ending(reason, self._ledger.names_sent())
+        return _Ending(f"worker {life.process.pid} {life.reason}", life.process.flight().request_ids, life.error)
+
+    async def _listen(self, life: _Life) -> None:
+        while True:
+            message = await life.process.receive()
+            life.heard_s = monotonic()
+            life.num_heard += 1
+            self._hear(life, message)
+            self._send_due()
+            # A message that is there already does not make us wait; everybody else on this loop wants a turn too.
+            await asyncio.sleep(0)
+
+    def _hear(self, life: _Life, message: ToParent) -> None:
+        match message:
+            case Stepped():
+                self.load = message.load
+                self._tell(self._ledger.take(message.events, message.first_passes))
+            case Taken(request_id):
+                self._ledger.taken(request_id)
+            case Refused(request_id):
+                self._tell(self._ledger.refused(request_id, message.error, life.heard_s))
+            case Progress(label, done_bytes, total_bytes):
+                self._plan.progress(label, done_bytes, total_bytes)
+            case Ready():
+                self._begin(life, message)
+            case Failed(kind, text):
+                life.reason = f"failed: {kind}: {text}"
+                life.error = _PERMANENT[kind](text) if kind in _PERMANENT else None
+
+    def _begin(self, life: _Life, ready: Ready) -> None:
+        life.is_ready = True
+        self._ledger.vocabulary_size = ready.vocabulary_size
+        if self.state is not State.DRAINING:
+            self.state = State.READY
+        log.info("worker %d is ready; %d requests go on", life.process.pid, self.num_open)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(ready)
+
+    async def _watch(self) -> None:
+        """Kill a worker whose loop does not come round; end who is held too long."""
+        while not self._closing.is_set():
+            now_s = monotonic()
+            self._tell(self._ledger.expire(now_s))
+            if self._life is not None:
+                self._look_at(self._life, now_s)
+            await _within(TICK_S, self._closing)
+
+    def _look_at(self, life: _Life, now_s: float) -> None:
+        limits = self._plan.limits
+        since_s = life.process.flight().beat_s if life.is_ready else life.heard_s
+        limit_s = limits.stuck_s if life.is_ready else limits.load_s
+        if now_s - since_s > limit_s:
+            where = "in a step" if life.is_ready else "while loading"
+            life.reason = f"was stuck {where} for more than {limit_s:g} s and was killed"
+            life.process.kill()
+
+    # -- what is said to whom ------------------------------------------------------------------------------------------
+
+    def _send_due(self) -> None:
+        if self._life is not None and self._life.is_ready:
+            self._send(self._ledger.due())
+
+    def _send(self, commands: Sequence[ToWorker]) -> None:
+        if self._life is not None and self._life.is_ready:
+            for command in commands:
+                self._life.process.send(command)
+
+    def _tell(self, events: list[RequestEvent]) -> None:
+        if events:
+            self._listener(events)
+            self._look_idle()
+
+    def _look_idle(self) -> None:
+        if not self._ledger.entries:
+            self._idle.set()
+
+
+async def _within(timeout_s: float, event: asyncio.Event) -> None:
+    """Wait for the event, but no longer than this."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)
+
+
+async def _last_words(life: _Life, listening: "asyncio.Task[None]") -> None:
+    """A dead worker's messages may still be on their way."""
+    num_heard = -1
+    while num_heard != life.num_heard and not listening.done():
+        num_heard = life.num_heard
+        await asyncio.sleep(QUIET_S)
+
+
+_PERMANENT: dict[str, Callable[[str], QuireError]] = {"CheckpointError": CheckpointError, "ConfigError": ConfigError}

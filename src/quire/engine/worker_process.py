@@ -1,0 +1,122 @@
+"""One life of a worker, from the parent's side: a process, a socket, a flight page and a leash. Decides nothing.
+
+The socket lies in a folder only we may enter; as soon as the worker has found it the folder is gone. The page has no
+name. The leash is a pair of sockets that says nothing: each side sees it close when the other ends. So however either
+of the two ends, nothing is left behind.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from quire.engine import messages
+from quire.engine.flight_page import Flight, FlightPage
+from quire.engine.messages import ToParent, ToWorker
+from quire.errors import ConfigError
+
+COMMAND = (sys.executable, "-m", "quire.engine.worker")
+MAX_SOCKET_PATH = 100
+"""Bytes of a Unix socket's path; systems take a few more."""
+
+
+class WorkerProcess:
+    """A worker that was spawned. It belongs to the thread that spawned it, and dies with that."""
+
+    def __init__(self, max_names: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        with contextlib.ExitStack() as held:
+            self._page = FlightPage.make(max_names)
+            held.callback(self._page.close)
+            folder = _private_folder()
+            held.callback(shutil.rmtree, folder, ignore_errors=True)
+            self._pair = _bound(f"ipc://{folder / 'worker'}", held)
+            self._leash, other = socket.socketpair()
+            held.callback(self._leash.close)
+            with other:
+                ends = (self._page.descriptor, other.fileno())
+                self._process = subprocess.Popen(  # noqa: S603 - our own module, or what a test hands in
+                    [*command, str(folder / "worker"), *map(str, ends), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=ends,
+                    start_new_session=True,
+                    env={**os.environ, **environment},
+                )
+            self._held = held.pop_all()
+        self.gone = asyncio.Event()
+        """Set at the moment the process has ended."""
+        self._leash.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._leash, self._on_leash)
+
+    @property
+    def pid(self) -> int:
+        """For logs, and for those who kill it on purpose."""
+        return self._process.pid
+
+    def send(self, message: ToWorker) -> None:
+        """Say something; it is on its way when this returns."""
+        # A future that is done at once: the queue has no bound.
+        self._pair.send(messages.encode(message))
+
+    async def receive(self) -> ToParent:
+        """The next message. Raises MessageError for what is none."""
+        return messages.decode_to_parent(await self._pair.recv())
+
+    def flight(self) -> Flight:
+        """What it does, or did when it died."""
+        return self._page.read()
+
+    def kill(self) -> None:
+        """End it at once; `gone` follows."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> int:
+        """Kill it if it lives, and give everything back; the exit code."""
+        self.kill()
+        self._loop.remove_reader(self._leash)
+        # A process with gigabytes takes its time to go.
+        code = await asyncio.to_thread(self._process.wait)
+        self._held.close()
+        return code
+
+    def _on_leash(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not self._leash.recv(1):
+                self._loop.remove_reader(self._leash)
+                self.gone.set()
+
+
+def _bound(address: str, held: contextlib.ExitStack) -> zmq.asyncio.Socket:
+    """A socket for one worker, held until the stack is closed."""
+    context = zmq.asyncio.Context()
+    held.callback(context.term)
+    pair = context.socket(zmq.PAIR)
+    held.callback(pair.close)
+    # What is on its way is bounded by the ledger, not here: a send that could not be made would be lost.
+    pair.setsockopt(zmq.SNDHWM, 0)
+    pair.setsockopt(zmq.LINGER, 0)
+    pair.bind(address)
+    return pair
+
+
+def _private_folder() -> Path:
+    """A new folder that only we may enter, with a path short enough for a socket."""
+    folder = Path(tempfile.mkdtemp(prefix="quire-"))
+    if len(os.fsencode(folder)) > MAX_SOCKET_PATH - len("/worker"):
+        folder.rmdir()
+        raise ConfigError(
+            f"the folder for temporary files must have a path of at most {MAX_SOCKET_PATH} bytes for a socket to lie "
+            f"in it, {folder.parent} is longer; set TMPDIR to a shorter one"
+        )
+    return folder

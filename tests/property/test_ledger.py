@@ -1,0 +1,163 @@
+"""A worker may die at any step, and no client can tell."""
+
+from random import Random
+
+import pytest
+
+from quire.core.events import Admitted, Finished, PromptLogprobs, SequenceFinished
+from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams
+from quire.core.step import StepPlan
+from quire.engine.ledger import POISON
+from quire.errors import MessageError, QueueFullError
+from tests.support.lives import CONFIG, IDENTITY, VOCABULARY, Lives, check_told
+
+POISON_SEED = 666
+
+
+def request(random: Random, number: int, *, n: int = 1, seed: int | None = None) -> Request:
+    stem = (
+        [random.randrange(VOCABULARY) for _ in range(random.choice([1, 4, 12]))] if random.random() < 0.5 else [1] * 9
+    )
+    params = SamplingParams(
+        max_tokens=random.randint(1, 12),
+        stop_token_ids=frozenset({0}) if random.random() < 0.3 else frozenset(),
+        logprobs=random.choice([None, None, 1]),
+        prompt_logprobs=random.choice([None, None, None, 1]),
+        frequency_penalty=random.choice([0.0, 0.5]),
+    )
+    return Request(
+        f"r{number}",
+        (*stem, random.randrange(VOCABULARY)),
+        IDENTITY.namespace(4, "group"),
+        float(number),
+        params,
+        seed=number if seed is None else seed,
+        priority=random.choice([*PriorityClass]),
+        continuations=tuple(Continuation(index) for index in range(n)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_whoever_dies_and_whenever_each_client_gets_what_it_would_get_alone(seed: int) -> None:
+    random = Random(seed)
+    rate = random.choice([0.02, 0.1, 0.3])
+    lives = Lives(random, rate=rate)
+    asked = [request(random, at, n=random.choice([1, 1, 1, 3])) for at in range(14)]
+    waiting, cancelled = list(asked), set()
+
+    def come_and_go() -> None:
+        if waiting and random.random() < 0.5:
+            lives.submit(waiting.pop())
+        if random.random() < 0.03:
+            cancelled.add(gone := random.choice(asked).request_id)
+            lives.cancel(gone)
+        if random.random() < rate / 4:
+            lives.crash([])  # killed from outside, between two steps
+
+    lives.submit(waiting.pop())
+    lives.run(come_and_go)
+    while waiting:
+        lives.submit(waiting.pop())
+        lives.run(come_and_go)
+    assert lives.num_lives > 1 or rate < 0.05
+    for one in asked:
+        told = lives.told[one.request_id]
+        check_told(one, told, whole=one.request_id not in cancelled)
+        assert sum(isinstance(event, Admitted) for event in told) <= 1
+        assert lives.answers[one.request_id] is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_of_all_in_flight_only_the_one_that_kills_is_ended(seed: int) -> None:
+    random = Random(seed)
+    after = random.choice([0, 0, 3])
+
+    def dies(plan: StepPlan) -> bool:
+        return any(
+            item.sampling is not None and item.sampling.seed == POISON_SEED and item.sampling.num_output_tokens >= after
+            for item in plan.items
+        )
+
+    lives = Lives(random, dies)
+    healthy = [request(random, at) for at in range(7)]
+    poison = request(random, 99, seed=POISON_SEED)
+    asked = random.sample([*healthy, poison], 8)
+    for one in asked:
+        lives.submit(one)
+    lives.run()
+    for one in healthy:
+        check_told(one, lives.told[one.request_id])
+    ends = [event for event in lives.told["r99"] if isinstance(event, SequenceFinished)]
+    if poison.params.max_tokens > after:
+        assert [(end.reason, end.error) for end in ends] in (
+            [(FinishReason.ERROR, POISON)],
+            [(FinishReason.STOP, None)],
+        )
+    # Two crashes among others, perhaps one more because a step forward came between, and one alone.
+    assert lives.num_lives <= 6
+    check_told(poison, lives.told["r99"], whole=False)
+
+
+def test_a_replayed_request_reports_what_its_first_worker_found_in_the_cache() -> None:
+    random = Random(3)
+    dying = [False]
+    lives = Lives(random, lambda _plan: dying[0])
+    first = Request("r1", (1,) * 20, IDENTITY.namespace(4, "group"), 1.0, SamplingParams(max_tokens=3))
+    again = Request("r2", (1,) * 20, IDENTITY.namespace(4, "group"), 2.0, SamplingParams(max_tokens=8))
+    lives.submit(first)
+    lives.run()
+    lives.submit(again)
+    while not any(isinstance(event, Admitted) for event in lives.told["r2"]):
+        lives.step()
+    dying[0] = True
+    lives.step()
+    dying[0] = False
+    lives.run()
+    assert lives.num_lives == 2
+    finished = lives.told["r2"][-1]
+    assert isinstance(finished, Finished)
+    assert finished.num_cached_tokens == 16
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_prompt_logprobs_come_once_each_whatever_dies(seed: int) -> None:
+    random = Random(seed)
+    lives = Lives(random, rate=0.3)
+    params = SamplingParams(max_tokens=2, prompt_logprobs=1)
+    prompt = tuple(random.randrange(VOCABULARY) for _ in range(50))
+    lives.submit(Request("r1", prompt, IDENTITY.namespace(4, "group"), 1.0, params))
+    lives.run()
+    told = [event for event in lives.told["r1"] if isinstance(event, PromptLogprobs)]
+    positions = [one.first_position + at for one in told for at in range(len(one.logprobs))]
+    assert positions == list(range(1, 50))
+
+
+def test_who_is_held_beyond_its_deadline_is_ended_without_a_worker() -> None:
+    lives = Lives(Random(1))
+    late = Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, SamplingParams(), deadline_s=5.0)
+    lives.submit(late)
+    assert lives.ledger.expire(4.9) == []
+    reasons = [event.reason for event in lives.ledger.expire(5.0) if isinstance(event, SequenceFinished)]
+    assert reasons == [FinishReason.DEADLINE]
+    assert not lives.ledger.entries
+
+
+def test_a_refusal_reaches_who_asked_and_nothing_is_kept() -> None:
+    lives = Lives(Random(1))
+    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, SamplingParams()))
+    lives.ledger.due()
+    lives.ledger.refused("r1", QueueFullError(3, 2), 1.0)
+    assert isinstance(lives.answers["r1"], QueueFullError)
+    assert not lives.ledger.entries
+
+
+@pytest.mark.parametrize("name", ["stranger", "r1"])
+def test_a_worker_that_speaks_of_what_it_was_not_given_is_not_believed(name: str) -> None:
+    lives = Lives(Random(1))
+    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, SamplingParams()))
+    with pytest.raises(MessageError, match="was not given"):
+        lives.ledger.taken(name)
+
+
+def test_the_pool_of_these_tests_is_small_enough_to_preempt() -> None:
+    assert CONFIG.max_running * CONFIG.max_sequence_tokens > 64 * 4

@@ -1,0 +1,149 @@
+"""Workers that die in this process: the real engine on the oracle behind the real ledger, killed wherever it hurts.
+
+No processes and no sockets, so that thousands of lives go by in a second. What a message is in the real thing is a
+list of calls here, and a crash loses those on their way.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+from quire.backends.oracle import OracleRunner, answer_alone
+from quire.backends.protocol import Capacity
+from quire.core.events import Finished, RequestEvent, SequenceFinished, Token
+from quire.core.request import FinishReason, Request
+from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.step import StepPlan, StepResult
+from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.ledger import Ledger
+from quire.engine.messages import Cancel, Restore, Submit
+from quire.errors import QuireError
+
+VOCABULARY = 5
+IDENTITY = ModelIdentity("oracle", "slots")
+CONFIG = SchedulerConfig(max_step_tokens=32, max_running=8, max_sequence_tokens=64)
+
+
+class Crash(BaseException):
+    """The process is gone in the middle of a step."""
+
+
+class DyingRunner(OracleRunner):
+    """Dies when it is asked to."""
+
+    def __init__(self, dies: Callable[[StepPlan], bool]) -> None:
+        super().__init__(Capacity(64, 4, 64, CONFIG.max_step_tokens, VOCABULARY, 32))
+        self._dies = dies
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self._dies(plan):
+            raise Crash
+        return super().run(plan)
+
+
+class Lives:
+    """A ledger, the worker of the moment, and what each client was told."""
+
+    def __init__(
+        self, random: Random, dies: Callable[[StepPlan], bool] = lambda _plan: False, *, rate: float = 0.0
+    ) -> None:
+        self.ledger = Ledger(VOCABULARY)
+        self.told: dict[str, list[RequestEvent]] = {}
+        self.answers: dict[str, QuireError | None] = {}
+        self.num_lives = 1
+        self.now_s = 0.0
+        self._random = random
+        self._dies = dies
+        self._rate = rate
+        self._spawn()
+
+    def submit(self, request: Request) -> None:
+        self.told[request.request_id] = []
+        self.ledger.add(request, lambda error: self.answers.__setitem__(request.request_id, error))
+
+    def cancel(self, request_id: str) -> None:
+        commands, events = self.ledger.cancel(request_id)
+        self._inbox.extend(commands)
+        self._tell(events)
+
+    def step(self) -> None:
+        """Some commands arrive, one step runs, some of what it brought arrives."""
+        self.now_s += 1.0
+        self._inbox.extend(self.ledger.due())
+        for _ in range(self._random.randint(0, len(self._inbox))):
+            self._obey(self._inbox.popleft())
+        flying: list[str] = []
+        try:
+            events = self._engine.step(lambda: self.now_s, flying.extend)
+        except Crash:
+            self.crash(flying)
+            return
+        if events:
+            live = self._engine.scheduler.live
+            firsts = {
+                event.request_id: live[event.request_id].leader.num_cached_tokens
+                for event in events
+                if isinstance(event, Token) and event.num_output_tokens == 1 and event.request_id in live
+            }
+            self._outbox.append(lambda: self._tell(self.ledger.take(events, firsts)))
+        for _ in range(self._random.randint(0, len(self._outbox))):
+            self._outbox.popleft()()
+
+    def crash(self, flying: list[str]) -> None:
+        """Whatever was on its way is lost."""
+        self._tell(self.ledger.crash(flying, self.now_s))
+        self.num_lives += 1
+        self._spawn()
+
+    def run(self, between: Callable[[], None] = lambda: None, max_steps: int = 5_000) -> None:
+        while self.ledger.entries:
+            self.step()
+            between()
+            max_steps -= 1
+            assert max_steps, f"{sorted(self.ledger.entries)} come to no end"
+
+    def _dies_now(self, plan: StepPlan) -> bool:
+        # Whoever is in flight alone when the worker dies is ended for it, so nobody is killed by chance just then.
+        is_trial = any(one.is_suspect for one in self.ledger.entries.values())
+        return self._dies(plan) or (not is_trial and self._random.random() < self._rate)
+
+    def _spawn(self) -> None:
+        self._engine = Engine(DyingRunner(self._dies_now), CONFIG, IDENTITY, bytes(32))
+        self._inbox: deque[Submit | Restore | Cancel] = deque()
+        self._outbox: deque[Callable[[], None]] = deque()
+
+    def _obey(self, command: Submit | Restore | Cancel) -> None:
+        match command:
+            case Submit(request) | Restore(request):
+                name = request.request_id
+                enter = self._engine.submit if isinstance(command, Submit) else self._engine.restore
+                try:
+                    enter(request)
+                except QuireError as error:
+                    refusal = error
+                    self._outbox.append(lambda: self._tell(self.ledger.refused(name, refusal, self.now_s)))
+                else:
+                    self._outbox.append(lambda: self.ledger.taken(name))
+            case Cancel(request_id):
+                self._engine.cancel(request_id)
+
+    def _tell(self, events: list[RequestEvent]) -> None:
+        for event in events:
+            self.told[event.request_id].append(event)
+
+
+def check_told(request: Request, told: list[RequestEvent], *, whole: bool = True) -> None:
+    """What a client was told is what it gets alone, from the first event to the last, with nothing twice."""
+    assert isinstance(told[-1], Finished)
+    assert sum(isinstance(event, Finished) for event in told) == 1
+    num_output = 0
+    for one in request.continuations:
+        tokens = [event.token_id for event in told if isinstance(event, Token) and event.sequence_index == one.index]
+        alone = answer_alone(request.prompt, request.params, request.seed, VOCABULARY, one.index)
+        ends = [event for event in told if isinstance(event, SequenceFinished) and event.sequence_index == one.index]
+        assert [end.num_output_tokens for end in ends] == [len(tokens)]
+        is_whole = whole or ends[0].reason in (FinishReason.STOP, FinishReason.LENGTH)
+        assert tokens == (alone if is_whole else alone[: len(tokens)])
+        num_output += len(tokens)
+    assert told[-1].num_output_tokens == num_output
+    assert told[-1].num_prompt_tokens == len(request.prompt)

@@ -1,0 +1,63 @@
+"""A worker without a model: the oracle in a real process, so that counts are exact and a life begins in half a second.
+
+python -m tests.support.oracle_worker SOCKET PAGE LEASH PARENT
+"""
+
+import sys
+from pathlib import Path
+
+from quire.backends.oracle import OracleRunner
+from quire.backends.protocol import Capacity
+from quire.checkpoints import Progress
+from quire.config import ModelSettings
+from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.waiting_queue import QueueConfig
+from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.messages import Open
+from quire.engine.opening import OpenedEngine
+from quire.engine.supervisor import Limits, WorkerPlan
+from quire.engine.worker import serve
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = ModelSettings(memory_bytes=512, block_size=4, max_step_tokens=256, max_running=64, max_sequence_tokens=512)
+"""`memory_bytes` counts blocks here, and the model's name is the size of its vocabulary."""
+
+
+def open_oracle(command: Open, _progress: Progress) -> OpenedEngine:
+    settings = command.settings
+    assert settings.memory_bytes is not None
+    assert settings.max_sequence_tokens is not None
+    longest = settings.max_sequence_tokens
+    capacity = Capacity(
+        settings.memory_bytes,
+        settings.block_size,
+        longest,
+        settings.max_step_tokens,
+        int(command.model),
+        8 * settings.block_size,
+    )
+    config = SchedulerConfig(settings.max_step_tokens, settings.max_running, longest, queue=command.queue)
+    engine = Engine(OracleRunner(capacity), config, ModelIdentity("oracle", "slots"), command.key)
+    return OpenedEngine(engine, "an oracle")
+
+
+def oracle_plan(
+    vocabulary_size: int,
+    settings: ModelSettings = SETTINGS,
+    *,
+    faults: str = "",
+    limits: Limits | None = None,
+    queue: QueueConfig | None = None,
+    command: tuple[str, ...] = (sys.executable, "-m", "tests.support.oracle_worker"),
+) -> WorkerPlan:
+    """What a supervisor needs to run oracles."""
+    return WorkerPlan(
+        Open(str(vocabulary_size), settings, queue or QueueConfig(), bytes(32)),
+        limits or Limits(stuck_s=2.0),
+        command,
+        {"QUIRE_FAULTS": faults, "QUIRE_TESTING": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1:], open_oracle))

@@ -1,0 +1,21 @@
+"""Served models without tensors: real processes and sockets around the oracle, with a small tokenizer in the parent."""
+
+from quire.config import ModelSettings
+from quire.core.waiting_queue import QueueConfig
+from quire.engine.served import ServedModel, Serving
+from quire.engine.supervisor import Limits
+from tests.support.oracle_worker import SETTINGS, oracle_plan
+from tests.support.talkers import talker
+
+
+def served(
+    settings: ModelSettings = SETTINGS,
+    *,
+    faults: str = "",
+    limits: Limits | None = None,
+    queue: QueueConfig | None = None,
+) -> ServedModel:
+    """An oracle in a worker of its own; it answers as `talker()` does in this process."""
+    text = talker().text
+    plan = oracle_plan(text.vocabulary_size, settings, faults=faults, limits=limits, queue=queue)
+    return ServedModel(lambda: Serving(plan, lambda _ready: text))
