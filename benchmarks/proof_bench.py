@@ -4,22 +4,18 @@ The first sections need no model: a server that thinks nothing stands for a buil
 one. The others start `quire serve` with SmolLM2 in fp32 and ask it over HTTP.
 """
 
-import asyncio
 import statistics
 import sys
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 from benchmarks.proof import Proof, run
 from benchmarks.servers import Running, null_command, quire_command, started
 from benchmarks.test_model import smollm2_directory
 from quire.bench.client import Client
 from quire.bench.compare import Verdict, compare
+from quire.bench.loop import finished
 from quire.bench.outcome import Run
 from quire.bench.runs import Bench, Told, Wishes, seeded, turn_about
 from quire.bench.setup import LoadSetup
-
-Result = TypeVar("Result")
 
 NUM_STREAMS = 64
 GAP_MS = 64.0
@@ -82,7 +78,7 @@ def _verdict(proof: Proof, a: Running, b: Running) -> Verdict:
         prompts="tokens",
     )
     rounds = proof.sized(quick=8, full=12)
-    return compare(*_finished(turn_about((a.server, b.server), seeded(setup), rounds, Wishes(), Told()))).verdict
+    return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, Wishes(), Told()))).verdict
 
 
 # -- what this project was begun for -----------------------------------------------------------------------------------
@@ -146,15 +142,11 @@ def _load(running: Running, setup: LoadSetup) -> Run:
             bench = await Bench.opened(client, Wishes(), Told())
             return (await bench.run(setup, setup.seed, ""))[1]
 
-    done = _finished(main())
+    done = finished(main())
     failed = [one for one in done.outcomes if not one.is_ok]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed, the first with {failed[0].error}: {failed[0].detail}")
     return done
-
-
-def _finished(work: Coroutine[Any, Any, Result]) -> Result:
-    return asyncio.run(work)
 
 
 if __name__ == "__main__":

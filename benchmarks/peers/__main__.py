@@ -26,6 +26,7 @@ from benchmarks.proof import RESULTS, ROOT, circumstances, say
 from benchmarks.servers import HOST, Command, Running, quire_command, started
 from benchmarks.test_model import smollm2_directory, smollm2_file
 from quire.bench.client import Client
+from quire.bench.loop import finished
 from quire.bench.measures import measured
 from quire.bench.pace import Pace
 from quire.bench.runs import Bench, Told, Wishes
@@ -154,7 +155,7 @@ def _distinct(side: Running, seed: str, setup: LoadSetup, wishes: Wishes | None 
             _, run = await bench.run(setup, seed, "")
             return _checked(measured(run), len(run.outcomes) * (setup.output_tokens or 0))
 
-    return asyncio.run(main())
+    return finished(main())
 
 
 def _shared(side: Running, seed: str, clients: int) -> dict[str, dict[str, Any]]:
@@ -179,7 +180,7 @@ def _shared(side: Running, seed: str, clients: int) -> dict[str, dict[str, Any]]
                 told[kind] = _checked(measured(run), clients * 64)
             return told
 
-    return asyncio.run(main())
+    return finished(main())
 
 
 def _checked(figures: dict[str, Any], num_tokens: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`quire bench`: numbers people can trust, of any OpenAI-compatible server. Tables on stderr, one JSON object last."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,8 +11,6 @@ from quire.cli.settings_flags import with_settings
 from quire.config import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from quire.bench.compare import Comparison
 
 bench_app = typer.Typer(rich_markup_mode=None)
@@ -59,8 +57,6 @@ Example:
 """
 NOT_COMPARABLE_CODE = 3
 
-Result = TypeVar("Result")
-
 
 @bench_app.command(epilog=SERVE_EPILOG)
 @with_asking
@@ -76,10 +72,11 @@ def serve(
     """Put one load on a server and say how it did."""
     server = asking.server(url)
     from quire.bench import report, runs
+    from quire.bench.loop import finished
     from quire.cli.bench_progress import shown
 
     with shown() as told:
-        record, run = _finished(runs.serve(server, runs.seeded(setup), asking.wishes(), told))
+        record, run = finished(runs.serve(server, runs.seeded(setup), asking.wishes(), told))
     _print_rows(("what", "how much"), report.rows(record))
     _print_rows(("milliseconds", "mean", "median", "90%", "99%"), report.latency_rows(record))
     if plot is not None:
@@ -109,10 +106,11 @@ def sweep(
     """Measure with more and more clients: what throughput costs in latency. Each asks as often as with `serve`."""
     server, counts = asking.server(url), _numbers(clients, "--clients")
     from quire.bench import report, runs
+    from quire.bench.loop import finished
     from quire.cli.bench_progress import shown
 
     with shown() as told:
-        points = _finished(runs.sweep(server, runs.seeded(setup), counts, asking.wishes(), told))
+        points = finished(runs.sweep(server, runs.seeded(setup), counts, asking.wishes(), told))
     header = ("clients", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "failed")
     _print_rows(header, report.point_rows(points))
     result = {"sweep": "concurrency", "points": points}
@@ -141,10 +139,11 @@ def ab(
     servers = (asking.server(a), asking.server(b))
     from quire.bench import report, runs
     from quire.bench.compare import compare as judge
+    from quire.bench.loop import finished
     from quire.cli.bench_progress import shown
 
     with shown() as told:
-        sides = _finished(runs.turn_about(servers, runs.seeded(setup), rounds, asking.wishes(), told))
+        sides = finished(runs.turn_about(servers, runs.seeded(setup), rounds, asking.wishes(), told))
     if save is not None:
         stem = save.with_suffix("") if save.suffix == ".json" else save
         for side, record in zip("ab", sides, strict=True):
@@ -198,12 +197,6 @@ def engine(
     if save is not None:
         report.save(save, result.record())
     _print_json(result.record())
-
-
-def _finished(work: "Coroutine[Any, Any, Result]") -> Result:
-    import asyncio
-
-    return asyncio.run(work)
 
 
 def _headline(record: dict[str, Any]) -> str:
