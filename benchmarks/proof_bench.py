@@ -21,6 +21,8 @@ NUM_STREAMS = 64
 GAP_MS = 64.0
 SLOWDOWN = 1.1
 NUM_VERDICTS = 10
+WARM = Wishes(num_warmups=0)
+"""Servers are asked once when they are started."""
 
 
 def prove(proof: Proof) -> None:
@@ -44,7 +46,7 @@ def client_overhead(proof: Proof) -> None:
 
 
 def _lateness(proof: Proof, phases: int) -> float:
-    num_tokens = proof.sized(quick=64, full=400)
+    num_tokens = proof.sized(quick=48, full=400)
     setup = LoadSetup(
         requests=NUM_STREAMS, concurrency=NUM_STREAMS, prompt_tokens=32, output_tokens=num_tokens, prompts="tokens"
     )
@@ -74,11 +76,11 @@ def _verdict(proof: Proof, a: Running, b: Running) -> Verdict:
         requests=proof.sized(quick=8, full=24),
         concurrency=8,
         prompt_tokens=16,
-        output_tokens=proof.sized(quick=20, full=40),
+        output_tokens=proof.sized(quick=16, full=40),
         prompts="tokens",
     )
     rounds = proof.sized(quick=8, full=12)
-    return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, Wishes(), Told()))).verdict
+    return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, WARM, Told()))).verdict
 
 
 # -- what this project was begun for -----------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def prefix(proof: Proof, running: Running) -> None:
         output_tokens=2,
         prompts="tokens",
     )
-    for _ in range(proof.sized(quick=4, full=15)):
+    for _ in range(proof.sized(quick=3, full=15)):
         first, second = _load(running, seeded(setup)).outcomes
         cold.append(first.ttft_s)
         warm.append(second.ttft_s)
@@ -139,7 +141,7 @@ def _load(running: Running, setup: LoadSetup) -> Run:
 
     async def main() -> Run:
         async with Client(running.server) as client:
-            bench = await Bench.opened(client, Wishes(), Told())
+            bench = await Bench.opened(client, WARM, Told())
             return (await bench.run(setup, setup.seed, ""))[1]
 
     done = finished(main())

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.proof import ROOT, say
 from quire.bench.client import Client, ModelCard, Server
+from quire.bench.runs import Bench, Told, Wishes
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
@@ -26,8 +27,8 @@ class Command:
     words: Sequence[str]
     ready_s: float = 120.0
     environment: Mapping[str, str] = field(default_factory=dict)
-    model: str | None = None
-    """Name to ask for, where the server lists none."""
+    wishes: Wishes = field(default_factory=Wishes)
+    """How to ask it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,14 @@ def started(command: Command) -> Iterator[Running]:
 
 async def _ready(process: "subprocess.Popen[bytes]", url: str, command: Command) -> ModelCard:
     async with Client(Server(url)) as client:
-        waiting = asyncio.ensure_future(client.ready(command.ready_s, command.model))
+        # Ready is who answers a request: many list their models while they load them.
+        waiting = asyncio.ensure_future(Bench.opened(client, replace(command.wishes, ready_s=command.ready_s), Told()))
         while not waiting.done():
             await asyncio.wait((waiting,), timeout=0.5)
             if process.poll() is not None and not waiting.done():
                 waiting.cancel()
                 raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it answered")
-        return waiting.result()
+        return waiting.result().card
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:

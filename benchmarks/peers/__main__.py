@@ -111,6 +111,10 @@ def vllm(ratios: Ratios, rounds: int) -> None:
 
 def transformers(ratios: Ratios, rounds: int) -> None:
     model = str(smollm2_directory())
+    # It takes text only, refuses fields it does not know, and ends where the model ends unless that token is unsaid.
+    never_ends = json.dumps({"do_sample": False, "eos_token_id": -1, "pad_token_id": 0})
+    extra = {"stream_options": None, "generation_config": never_ends}
+    wishes = Wishes(model=model, ignores_eos=False, extra=extra)
     command = Command(
         (
             *(str(_python("transformers").with_name("transformers")), "serve", model, "--continuous-batching"),
@@ -120,12 +124,8 @@ def transformers(ratios: Ratios, rounds: int) -> None:
         ),
         ready_s=600.0,
         environment={"HF_HOME": str(_folder("transformers") / "hf"), "HF_HUB_OFFLINE": "1"},
-        model=model,
+        wishes=wishes,
     )
-    # It takes text only, refuses fields it does not know, and ends where the model ends unless that token is unsaid.
-    never_ends = json.dumps({"do_sample": False, "eos_token_id": -1, "pad_token_id": 0})
-    extra = {"stream_options": None, "generation_config": never_ends}
-    wishes = Wishes(model=model, ignores_eos=False, extra=extra)
     setup = LoadSetup(requests=16, concurrency=16, prompt_tokens=256, output_tokens=64, prompts="text")
     with started(quire_command(smollm2_directory())) as ours, started(command) as theirs:
 

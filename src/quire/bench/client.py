@@ -19,6 +19,7 @@ from quire.bench.outcome import BROKEN, CONNECT, EMPTY, SERVER, TIMEOUT, UNREADA
 from quire.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
+SECONDS_BETWEEN_LOOKS = 0.25
 DETAIL_CHARS = 300
 
 
@@ -157,7 +158,7 @@ class Client:
                         f"{self.server.url}/v1/models must answer within {timeout_s:g} s: {_told(failure)}; "
                         "start the server, or check --url and --api-key"
                     ) from failure
-                await asyncio.sleep(0.25)
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
                 continue
             return _chosen(cards, model, self.server.url)
 

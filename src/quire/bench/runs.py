@@ -4,17 +4,19 @@ Every round writes prompts of its own, from the seed and the round: what an earl
 never a later one's hit. Two servers of one round get the same prompts.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
+from time import perf_counter
 from typing import Any
 
 from quire.bench.calls import CallMaker
-from quire.bench.client import Client, ModelCard, Server
+from quire.bench.client import SECONDS_BETWEEN_LOOKS, Client, ModelCard, Server
 from quire.bench.compare import HEADLINES
 from quire.bench.load import Load
 from quire.bench.measures import Objective, measured
-from quire.bench.outcome import Outcome, Run
+from quire.bench.outcome import CONNECT, Outcome, Run
 from quire.bench.pace import Pace
 from quire.bench.report import About, Record, record
 from quire.bench.setup import LoadSetup
@@ -23,6 +25,8 @@ from quire.workload.mixes import MIXES, Sizes, some_visits
 from quire.workload.visits import Visit
 from quire.workload.writing import Writer
 
+LOADING = ("http 503", CONNECT)
+"""What a server that is still loading answers."""
 ROUND_FIGURES = (*HEADLINES, "completed", "failed", "duration", "total_output_tokens", "p99_ttft_ms", "p99_tpot_ms")
 
 Began = Callable[[str, int], None]
@@ -58,7 +62,7 @@ class Bench:
 
     def __init__(self, client: Client, card: ModelCard, wishes: Wishes, told: Told) -> None:
         self._client = client
-        self._card = card
+        self.card = card
         self._wishes = wishes
         self._told = told
 
@@ -72,7 +76,7 @@ class Bench:
 
     async def run(self, setup: LoadSetup, seed: str, title: str) -> tuple[Pace, Run]:
         """One load."""
-        visits = setup.visits(seed, self._card.max_tokens)
+        visits = setup.visits(seed, self.card.max_tokens)
         pace = setup.pace(visits, seed)
         self._told.began(title, sum(len(visit.turns) for visit in visits))
         return pace, await self.run_visits(self.maker(setup, seed), visits, pace)
@@ -84,26 +88,34 @@ class Bench:
     def about(self, run_id: str) -> About:
         """What is said of this server's runs."""
         wishes = self._wishes
-        return About(self._client.server.url, self._card.name, run_id, wishes.label, wishes.objective, wishes.metadata)
+        return About(self._client.server.url, self.card.name, run_id, wishes.label, wishes.objective, wishes.metadata)
 
     def maker(self, setup: LoadSetup, seed: str) -> CallMaker:
         """Writes this server's calls."""
         wishes = self._wishes
         return CallMaker(
-            self._card.name, setup.form, Writer(seed), wishes.ignores_eos, wishes.sends_priority, wishes.extra
+            self.card.name, setup.form, Writer(seed), wishes.ignores_eos, wishes.sends_priority, wishes.extra
         )
 
     async def _warm_up(self) -> None:
-        """A few short requests, so that nobody's first one pays for what is made once."""
+        """A few short requests, so that nobody's first one pays for what is made once.
+
+        A server may list its models while it loads them; so long as it says so, it is asked again.
+        """
+        until_s = perf_counter() + self._wishes.ready_s
         visits = some_visits(MIXES["distinct"], Sizes(8, 4), "warm-up", self._wishes.num_warmups)
-        setup = LoadSetup()
-        run = await Load(self.maker(setup, token_hex(4)), self._client.ask).run(visits, Pace(concurrency=1))
-        bad = [one for one in run.outcomes if not one.is_ok]
-        if bad:
-            raise ConfigError(
-                f"{self._client.server.url} must answer a first request, it failed ({bad[0].error}): "
-                f"{bad[0].detail or 'nothing was said'}; check --model, --api-key and --no-ignore-eos"
-            )
+        maker = self.maker(LoadSetup(), token_hex(4))
+        for visit in visits:
+            outcome = await self._client.ask(maker.call(visit, ()))
+            while outcome.error in LOADING and perf_counter() < until_s:
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+                outcome = await self._client.ask(maker.call(visit, ()))
+            if not outcome.is_ok:
+                raise ConfigError(
+                    f"{self._client.server.url} must answer a first request within {self._wishes.ready_s:g} s, "
+                    f"it failed ({outcome.error}): {outcome.detail or 'nothing was said'}; "
+                    "check --model, --api-key and --no-ignore-eos"
+                )
 
 
 def seeded(setup: LoadSetup) -> LoadSetup:

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.null_server import Manner, null_server
-from quire.bench import report
+from benchmarks.null_server import Manner, NullServer, null_server
+from quire.bench import report, runs
 from quire.bench.client import Server
 from quire.bench.outcome import Run
 from quire.bench.report import Record
@@ -98,8 +100,30 @@ def test_a_server_that_refuses_the_first_request_is_told_before_the_load() -> No
         async with scripted([answer]) as url:
             await serve(Server(url), SETUP, Wishes(), Told())
 
-    with pytest.raises(ConfigError, match="must answer a first request, it failed"):
+    with pytest.raises(ConfigError, match="must answer a first request within"):
         asyncio.run(main())
+
+
+def test_a_server_that_is_still_loading_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "SECONDS_BETWEEN_LOOKS", 0.0)
+    answers: list[int] = []
+
+    class Loading(NullServer):
+        async def _stream(self, writer: asyncio.StreamWriter, body: Mapping[str, Any], *, is_chat: bool) -> None:
+            answers.append(200 if len(answers) >= 2 else 503)
+            if answers[-1] == 200:
+                await super()._stream(writer, body, is_chat=is_chat)
+            else:
+                writer.write(b"HTTP/1.1 503 Loading\r\nContent-Length: 0\r\n\r\n")
+
+    async def main() -> Record:
+        server = await asyncio.start_server(Loading(QUICK).serve, "127.0.0.1", 0)
+        async with server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            return (await serve(Server(url), SETUP, Wishes(), Told()))[0]
+
+    assert asyncio.run(main())["failed"] == 0
+    assert answers[:3] == [503, 503, 200]
 
 
 def test_a_fresh_seed_is_drawn_where_none_was_given() -> None:
