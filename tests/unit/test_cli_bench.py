@@ -70,6 +70,14 @@ def test_serve_prints_a_table_for_people_and_one_object_for_programs(url: str, t
     assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
+def test_classes_of_a_mixed_workload_have_a_table_of_their_own(url: str) -> None:
+    code, out, err = run(
+        "serve", "--url", url, "--workload", "mixed", "--prompts", "chat", "--requests", "40", "--output-tokens", "2"
+    )
+    assert (code, set(json.loads(out)["by_kind"])) == (0, {"person", "agent", "job"})
+    assert all(kind in err for kind in ("person", "agent", "job"))
+
+
 def test_sweep_prints_a_row_for_each_number_of_clients(url: str, tmp_path: Path) -> None:
     words = ("--clients", "1,2", "--save", str(tmp_path / "s.json"), "--plot", str(tmp_path / "s.png"))
     code, out, err = run("sweep", "--url", url, *QUICK, *words)

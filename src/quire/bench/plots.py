@@ -7,6 +7,7 @@ batches    tokens per second of the engine by batch, beside the machine's roof
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from quire.bench.outcome import Outcome, Run
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 COLOURS = ("#3b6fb6", "#d1702a", "#4f9a5b", "#8c5fa8", "#b5485d", "#6b6b6b")
 WAITING, SPEAKING, FAILED, INK, FAINT = "#e3b778", "#3b6fb6", "#c2384a", "#2b2b2b", "#d9d9d9"
 DOTS_PER_INCH = 150
+TOKENS_OF_A_SLICE = 8
 MAX_ROWS = 400
 """Requests drawn in a timeline; of more, every so many-th."""
 
@@ -98,7 +100,8 @@ def _figure(width: float, height: float, title: str) -> "Figure":
         raise ConfigError("a picture needs matplotlib, which is missing; pip install 'quire[plot]'") from error
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # type: ignore[union-attr,call-arg]
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12.5, color=INK)
+    lines = [shorten(line, int(9 * width), placeholder=" ...") for line in title.splitlines()]
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=12.5, color=INK)
     return figure
 
 
@@ -158,8 +161,9 @@ def _legend(panel: "Axes", has_failed: bool) -> None:
 
 
 def _rates(run: Run) -> tuple[list[float], list[float]]:
-    """Tokens per second in slices of the run: seconds, or finer for a short one."""
-    slice_s = max(run.duration_s / 120.0, 0.05) if run.duration_s < 60.0 else 1.0
+    """Tokens per second in slices of the run, wide enough for some tokens each."""
+    num_tokens = sum(one.output_tokens for one in run.outcomes if one.is_ok)
+    slice_s = max(run.duration_s / 120.0, 0.05, run.duration_s * TOKENS_OF_A_SLICE / max(1, num_tokens))
     counts = [0.0] * (int(run.duration_s / slice_s) + 1)
     for one in run.outcomes:
         if one.is_ok:

@@ -104,6 +104,15 @@ def latency_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [(told, *(_ms(figures[f"{kind}_{name}_ms"]) for kind in kinds)) for name, told in names.items()]
 
 
+def kind_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row for each class of a mixed workload."""
+    names = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
+    return [
+        (kind, f"{one['completed']:,}", f"{one['output_throughput']:,.1f}", *(_ms(one[name]) for name in names))
+        for kind, one in figures["by_kind"].items()
+    ]
+
+
 def point_rows(points: Sequence[Record]) -> list[tuple[str, ...]]:
     """One row for each point of a sweep."""
     return [

@@ -79,10 +79,13 @@ def serve(
         record, run = finished(runs.serve(server, runs.seeded(setup), asking.wishes(), told))
     _print_rows(("what", "how much"), report.rows(record))
     _print_rows(("milliseconds", "mean", "median", "90%", "99%"), report.latency_rows(record))
+    if "by_kind" in record:
+        header = ("class", "requests", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99")
+        _print_rows(header, report.kind_rows(record))
     if plot is not None:
         from quire.bench import plots
 
-        plots.timeline(plot, run, f"{record['model_id']}: {_headline(record)}")
+        plots.timeline(plot, run, f"{_headline(record)}\n{record['model_id']}")
     if save is not None:
         report.save(save, {**record, **report.detailed(run)} if save_detailed else record)
     _print_json(record)
