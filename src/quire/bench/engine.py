@@ -124,6 +124,9 @@ class EngineBench:
         ):
             if wanted > longest:
                 raise ConfigError(f"{what} must fit {longest} tokens, {wanted} asked for; ask for less, or more memory")
+        most = opened.engine.scheduler.config.max_running
+        if max(load.batches) > most:
+            raise ConfigError(f"{most} sequences may run at once, {max(load.batches)} asked for; raise --max-running")
         self._opened, self._load, self._roof, self._name = opened, load, roof, name
         self._llm = LLM(opened)
         self._num_prompts = 0
@@ -220,9 +223,11 @@ class EngineBench:
         if roof is None:
             raise ConfigError("a roof was not asked for")
         num_steps = self._load.num_rounds * ROOF_STEPS
-        # The first decode while the last are still being read in, for as long as it takes: no limit but the sequence's.
+        # The first decode while the last are still being read in: they must live through that, and then be measured.
+        num_reading = batch * (2 + self._load.prompt_tokens // max(1, engine.runner.capacity.max_step_tokens - batch))
         longest = self._opened.text.max_sequence_tokens - self._load.prompt_tokens
-        params = SamplingParams(max_tokens=longest, temperature=0.0, ignore_eos=True)
+        count = min(longest, num_reading + num_steps + 2)
+        params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
         requests = [make_request(self._opened.face, self._prompt(), params) for _ in range(batch)]
         for request in requests:
             engine.submit(request)
@@ -230,7 +235,10 @@ class EngineBench:
         while engine.has_work and (len(running) < batch or any(one.num_uncomputed > 1 for one in running)):
             engine.step(monotonic)
         if len(running) < batch:
-            raise ConfigError(f"{batch} requests must run at once, some ended before; ask for shorter prompts")
+            raise ConfigError(
+                f"{batch} requests must run at once, some ended before the last began; give the model more memory, "
+                "or ask for smaller batches or shorter prompts"
+            )
         # Everybody decodes now; on average each has as many tokens as the middle step will see.
         capacity = engine.runner.capacity
         context = sum(len(one.tokens) for one in running) / batch + num_steps / 2
