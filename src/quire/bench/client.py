@@ -19,6 +19,7 @@ from quire.bench.outcome import BROKEN, CONNECT, EMPTY, SERVER, TIMEOUT, UNREADA
 from quire.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
+IDLE_S = 2.0
 SECONDS_BETWEEN_LOOKS = 0.25
 DETAIL_CHARS = 300
 
@@ -99,7 +100,8 @@ class Client:
         self._session = aiohttp.ClientSession(
             headers=headers,
             # As many connections as there are requests: a load must not wait in its own client.
-            connector=aiohttp.TCPConnector(limit=0),
+            # Idle ones are left before a server leaves them: many do after five seconds, in the middle of a request.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
             timeout=aiohttp.ClientTimeout(total=self.server.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
             read_bufsize=1 << 18,
         )

@@ -56,9 +56,9 @@ class Roof:
         from quire.backends.torch import native  # noqa: PLC0415
 
         data = torch.ones(READ_BYTES // 4)
-        products = [_bare(self.shape, max(2, num_rows), name) for name in ("mkl", "onednn")]
-        calls: dict[str, Work] = {"step": step, "mkl": products[0], "onednn": products[1]}
-        taken = turn_about({**calls, "read": lambda: native.read_sum(data)}, num_steps)
+        rows = max(2, num_rows)
+        products = {name: Bare(self.shape, rows, rows, name).run for name in ("mkl", "onednn")}
+        taken = turn_about({"step": step, **products, "read": lambda: native.read_sum(data)}, num_steps)
         bare_s, bytes_per_s = min(taken["mkl"], taken["onednn"]), READ_BYTES / taken["read"]
         return RoofPoint(taken["step"], bare_s, bare_s + kv_bytes / bytes_per_s, bytes_per_s)
 
@@ -74,24 +74,33 @@ def turn_about(calls: Mapping[str, Work], num_rounds: int) -> dict[str, float]:
     return {name: median(taken[1:]) for name, taken in times.items()}
 
 
-def _bare(shape: Any, num_rows: int, name: str) -> Work:
-    """The products of one step at exactly this many rows, and nothing else."""
-    import torch  # noqa: PLC0415
+class Bare:
+    """The products of a step at exactly this many rows, and nothing else: all layers, then the head of some rows.
 
-    from quire.backends.torch.linear import LinearKind  # noqa: PLC0415
+    `parts` takes the layers' rows in so many equal slabs, one after the other.
+    """
 
-    kind = LinearKind(name, "", (num_rows,) if name == "mkl" else ())
-    hidden, wide = shape.hidden_size, shape.intermediate_size
-    sizes = ((shape.query_size + 2 * shape.kv_size, hidden), (hidden, shape.query_size), (2 * wide, hidden))
-    layers = [[kind.prepare(torch.randn(*size)) for size in (*sizes, (hidden, wide))] for _ in range(shape.num_layers)]
-    inputs = [torch.randn(num_rows, size) for size in (hidden, shape.query_size, hidden, wide, hidden)]
-    head = kind.prepare(torch.randn(shape.vocabulary_size, hidden))
+    def __init__(self, shape: Any, num_rows: int, head_rows: int, name: str, parts: int = 1) -> None:
+        import torch  # noqa: PLC0415
 
-    @torch.inference_mode()
-    def run() -> None:
-        for layer in layers:
-            for product, rows in zip(layer, inputs, strict=False):
-                product(rows)
-        head(inputs[-1])
+        from quire.backends.torch.linear import LinearKind  # noqa: PLC0415
 
-    return run
+        hidden, wide, rows = shape.hidden_size, shape.intermediate_size, num_rows // parts
+        kind, head_kind = LinearKind(name, "", (rows,)), LinearKind(name, "", (head_rows,))
+        qkv = shape.query_size + 2 * shape.kv_size
+        sizes = ((qkv, hidden), (hidden, shape.query_size), (2 * wide, hidden), (hidden, wide))
+        self._layers = [[kind.prepare(torch.randn(*size)) for size in sizes] for _ in range(shape.num_layers)]
+        self._inputs = [torch.randn(rows, size) for _, size in sizes]
+        self._head = head_kind.prepare(torch.randn(shape.vocabulary_size, hidden))
+        self._head_input = torch.randn(head_rows, hidden)
+        self._parts = parts
+        self._inference = torch.inference_mode
+
+    def run(self) -> None:
+        """One step's worth."""
+        with self._inference():
+            for layer in self._layers:
+                for product, rows in zip(layer, self._inputs, strict=True):
+                    for _ in range(self._parts):
+                        product(rows)
+            self._head(self._head_input)

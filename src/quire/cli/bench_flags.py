@@ -107,7 +107,7 @@ _ASKING = (
         "api_key",
         str | None,
         None,
-        typer.Option(help="Key for the server.", envvar=list(KEY_VARIABLES), show_envvar=True),
+        typer.Option("--api-key", "--key", help="Key for the server.", envvar=list(KEY_VARIABLES), show_envvar=True),
     ),
     _asking("header", list[str] | None, None, typer.Option(metavar=PAIR, help="Header to send; repeatable.")),
     _asking("timeout", float, 600.0, typer.Option(help="Longest time for one answer, in seconds.")),
