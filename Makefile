@@ -65,8 +65,9 @@ proof-native:  ## the same bits in any circumstance, and how near the machine's 
 proof-bench:  ## the benchmark itself, what batching and the prefix cache give; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_bench --scale $(SCALE) --only "$(ONLY)"
 
-bench:  ## the engine with the test model, recorded, and the tables of the documents
+bench:  ## the engine and the server with the test model, recorded, and the tables of the documents
 	$(PYTHON) -m benchmarks.bench_engine
+	$(PYTHON) -m benchmarks.bench_sweep
 	$(PYTHON) -m benchmarks.tables
 
 peers:  ## beside other servers, turn about; ONLY=vllm,transformers,openvino (install them first: benchmarks/peers/install.sh)

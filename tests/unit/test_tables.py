@@ -20,6 +20,20 @@ RESULTS: dict[str, Any] = {
         "peers": {"vllm": {**RECORD, "installed": ["torch==1"], "figures": {"vllm_8": FIGURE, "vllm_ttft_8": FIGURE}}},
     },
     "proof-bench": {**RECORD, "figures": {"client_overhead": 0.004, "same_build_no_difference": 1.0}},
+    "sweep": {
+        **RECORD,
+        "model": "m",
+        "points": [
+            {
+                "max_concurrency": 8,
+                "output_throughput": 90.0,
+                "median_ttft_ms": 70.0,
+                "p99_ttft_ms": 80.0,
+                "median_tpot_ms": None,
+                "p99_tpot_ms": 9.0,
+            }
+        ],
+    },
     "engine": {
         **RECORD,
         "model": "m",
@@ -51,6 +65,7 @@ def page(name: str) -> str:
         ("better", "- vLLM-CPU, `vllm_ttft_8`: ours is 1.25 times theirs."),
         ("proof-bench", "| `client_overhead` | 0.004 |"),
         ("engine", "| 4 | 80 | 3.0 | 110 | 80% |"),
+        ("sweep", "| 8 | 90 | 70 | 80 | - | 9 |"),
         ("help-serve", "--concurrency"),
     ],
 )
@@ -63,7 +78,7 @@ def test_what_stands_between_the_marks_is_written_from_the_results(name: str, to
     assert tables.filled(written, RESULTS) == written
 
 
-@pytest.mark.parametrize("name", ["peers", "better", "proof-bench", "engine"])
+@pytest.mark.parametrize("name", ["peers", "better", "proof-bench", "engine", "sweep"])
 def test_what_was_not_measured_says_how_to_measure_it(name: str) -> None:
     assert "Not measured yet; `make" in tables.filled(page(name), {})
 

@@ -136,7 +136,7 @@ class Client:
             cached_tokens=usage.cached_tokens if usage else None,
             finish_reason=answer.finish_reason,
             error=error,
-            detail=detail[:DETAIL_CHARS],
+            detail=_printable(detail[:DETAIL_CHARS]),
         )
 
     async def models(self) -> list[ModelCard]:
@@ -198,10 +198,15 @@ def _kind(failure: BaseException) -> str:
             return BROKEN
 
 
+def _printable(text: str) -> str:
+    """One line that cannot steer a terminal: the server may be anybody's."""
+    return "".join(one if one.isprintable() else " " for one in text).strip()
+
+
 def _told(failure: BaseException) -> str:
     if isinstance(failure, RefusedError):
         return f"it answered {failure.status}"
-    return f"{type(failure).__name__} {failure}".strip()
+    return _printable(f"{type(failure).__name__} {failure}")
 
 
 def _chosen(cards: list[ModelCard], model: str | None, url: str) -> ModelCard:

@@ -65,6 +65,11 @@ def test_whatever_goes_wrong_is_told_by_its_kind(pieces: tuple[bytes, ...], kind
     assert told in outcome.detail.lower()
 
 
+def test_what_a_stranger_says_cannot_steer_a_terminal() -> None:
+    outcome = asked(b"HTTP/1.1 500 No\r\nContent-Length: 9\r\n\r\nno\x1b[31m\r\n")
+    assert outcome.detail == "no [31m"
+
+
 def test_a_server_that_is_not_there_is_told_apart() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
