@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.peers.__main__ import Ratios, _checked
 from benchmarks.peers.workers import working
-from benchmarks.servers import null_command, started
+from benchmarks.servers import Command, null_command, started
 
 ROOT = Path(__file__).parents[2]
 WORKER = """
@@ -68,6 +68,13 @@ def test_a_server_is_started_on_loopback_and_stopped_by_its_id() -> None:
         os.kill(running.pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(running.pid, 0)
+
+
+def test_a_server_that_ends_before_it_answers_is_told_with_its_last_words(capsys: pytest.CaptureFixture[str]) -> None:
+    command = Command((sys.executable, "-c", "print('no such model'); raise SystemExit(3)"))
+    with pytest.raises(RuntimeError, match="ended with 3 before it answered"), started(command):
+        pass
+    assert "no such model" in capsys.readouterr().err
 
 
 def test_what_a_wheel_requires_here_is_listed_without_what_is_left_out(tmp_path: Path) -> None:
