@@ -13,17 +13,18 @@ from quire.config import ModelSettings
 from quire.core.scheduler_shapes import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.kv_events import KVEventSettings
 from quire.engine.messages import Open
 from quire.engine.opening import OpenedEngine
 from quire.engine.supervisor import Limits, WorkerPlan
-from quire.engine.worker import serve
+from quire.engine.worker import Emit, serve
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ModelSettings(memory_bytes=512, block_size=4, max_step_tokens=256, max_running=64, max_sequence_tokens=512)
 """`memory_bytes` counts blocks here, and the model's name is the size of its vocabulary."""
 
 
-def open_oracle(command: Open, _progress: Progress) -> OpenedEngine:
+def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> OpenedEngine:
     settings = command.settings
     assert settings.memory_bytes is not None
     assert settings.max_sequence_tokens is not None
@@ -37,7 +38,7 @@ def open_oracle(command: Open, _progress: Progress) -> OpenedEngine:
         8 * settings.block_size,
     )
     config = SchedulerConfig(settings.max_step_tokens, settings.max_running, longest, queue=command.queue)
-    engine = Engine(OracleRunner(capacity), config, ModelIdentity("oracle", "slots"), command.key)
+    engine = Engine(OracleRunner(capacity), config, ModelIdentity("oracle", "slots"), command.key, emit)
     return OpenedEngine(engine, "an oracle")
 
 
@@ -48,11 +49,12 @@ def oracle_plan(
     faults: str = "",
     limits: Limits | None = None,
     queue: QueueConfig | None = None,
+    kv_events: KVEventSettings | None = None,
     command: tuple[str, ...] = (sys.executable, "-m", "tests.support.oracle_worker"),
 ) -> WorkerPlan:
     """What a supervisor needs to run oracles."""
     return WorkerPlan(
-        Open(str(vocabulary_size), settings, queue or QueueConfig(), bytes(32)),
+        Open(str(vocabulary_size), settings, queue or QueueConfig(), bytes(32), kv_events),
         limits or Limits(stuck_s=2.0),
         command,
         {"QUIRE_FAULTS": faults, "QUIRE_TESTING": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},

@@ -43,6 +43,10 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "queue": ((1, 1), ("2048", 2048), (512, 512)),
     "stuck_step_s": (("60", 60.0), (0.5, 0.5), (30, 30.0)),
     "kv_key_file": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
+    "kv_events": (("tcp://*:5557", "tcp://*:5557"), ("ipc:///a", "ipc:///a"), ("tcp://h:1", "tcp://h:1")),
+    "kv_events_replay": (("tcp://*:5558", "tcp://*:5558"), ("ipc:///b", "ipc:///b"), ("tcp://h:2", "tcp://h:2")),
+    "kv_events_topic": (("kv", "kv"), ("kv@pod@model", "kv@pod@model"), ("a b", "a b")),
+    "kv_events_encoding": (("map", "map"), ("array", "array"), ("map", "map")),
 }
 """For every setting values as they may be given, with what they mean; any combination keeps the rules between them."""
 

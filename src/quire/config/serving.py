@@ -4,6 +4,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from quire.errors import ConfigError
 
@@ -22,6 +23,12 @@ class ServingSettings:
     kv_key_file: Path | None = None
     stuck_step_s: float = 30.0
     """A step that takes longer is ended with its worker, and what ran is asked again."""
+
+    kv_events: str | None = None
+    """Where cached blocks are announced to routers; None: nowhere."""
+    kv_events_replay: str | None = None
+    kv_events_topic: str | None = None
+    kv_events_encoding: Literal["map", "array"] = "map"
 
     def __post_init__(self) -> None:
         if not self.head_start_high_s >= self.head_start_normal_s >= self.head_start_low_s:

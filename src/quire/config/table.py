@@ -7,6 +7,7 @@ from quire.config.model import ModelSettings
 from quire.config.serving import ServingSettings
 
 PREFIX = "QUIRE_"
+ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
 _MODEL, _SERVING = ModelSettings(), ServingSettings()
@@ -120,6 +121,24 @@ SETTINGS: tuple[Setting, ...] = (
         "A file of 32 secret bytes, readable by its owner alone, that names blocks. Replicas with the same file agree "
         "on names, and names outlive a restart. A relative path starts where quire is started.",
         "~/.config/quire/kv.key", "a new secret at every start",
+    ),
+    Setting(
+        "kv_events", text("an address such as tcp://127.0.0.1:5557", ENDPOINT), _SERVING.kv_events,
+        "Where cached blocks are announced to routers, in the field's ZMQ format. A second model takes the next port.",
+        "tcp://127.0.0.1:5557", "nowhere",
+    ),
+    Setting(
+        "kv_events_replay", text("an address such as tcp://127.0.0.1:5558", ENDPOINT), _SERVING.kv_events_replay,
+        "Where routers ask for announcements they missed.",
+        "tcp://127.0.0.1:5558", "nowhere",
+    ),
+    Setting(
+        "kv_events_topic", text("1 to 200 plain characters", r"[\x20-\x7e]{1,200}"), _SERVING.kv_events_topic,
+        "The first frame of every announcement; some routers want it to say who speaks.", "kv@pod-1@model", "empty",
+    ),
+    Setting(
+        "kv_events_encoding", choice("map", "array"), _SERVING.kv_events_encoding,
+        "How announcements are written; array suits readers of before mid-2026.", "array",
     ),
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quire.backends.protocol import Runner
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.events import RequestEvent
+from quire.core.events import KVEvent, RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.policy import check_request
@@ -43,10 +43,17 @@ class ModelIdentity:
 class Engine:
     """One model's requests. Not safe for threads: whoever owns it steps it."""
 
-    def __init__(self, runner: Runner, config: SchedulerConfig, identity: ModelIdentity, key: bytes) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        config: SchedulerConfig,
+        identity: ModelIdentity,
+        key: bytes,
+        emit: Callable[[KVEvent], None] | None = None,
+    ) -> None:
         capacity = runner.capacity
         self.runner = runner
-        self.memory = KVMemory(KVMemoryConfig(capacity.num_blocks, capacity.block_size), BlockHasher(key))
+        self.memory = KVMemory(KVMemoryConfig(capacity.num_blocks, capacity.block_size), BlockHasher(key), emit)
         self.scheduler = Scheduler(config, self.memory)
         self.identity = identity
 

@@ -15,6 +15,7 @@ from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, Req
 from quire.core.request import Request
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import ModelIdentity
+from quire.engine.kv_events import KVEventSettings
 from quire.errors import (
     DuplicateRequestError,
     InvalidParameterError,
@@ -41,6 +42,7 @@ class Open(_Message, frozen=True):
     settings: ModelSettings
     queue: QueueConfig
     key: bytes
+    kv_events: KVEventSettings | None = None
 
 
 class Submit(_Message, frozen=True):

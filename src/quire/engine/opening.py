@@ -1,12 +1,14 @@
 """From a name to an engine that can be asked: resolve, load, decide memory, and one line that says what came of it."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.backends.load import load
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
 from quire.config import ModelSettings, ServingSettings
 from quire.core.digests import KEY_BYTES
+from quire.core.events import KVEvent
 from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.scheduler_shapes import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
@@ -57,9 +59,17 @@ def open_model(
 
 
 def open_engine(
-    checkpoint: Checkpoint, settings: ModelSettings, queue: QueueConfig, key: bytes, progress: Progress = quiet
+    checkpoint: Checkpoint,
+    settings: ModelSettings,
+    queue: QueueConfig,
+    key: bytes,
+    progress: Progress = quiet,
+    emit: Callable[[KVEvent], None] | None = None,
 ) -> OpenedEngine:
-    """Load a checkpoint's weights and build an engine on them. Raises CheckpointError or ConfigError."""
+    """Load a checkpoint's weights and build an engine on them. Raises CheckpointError or ConfigError.
+
+    `emit` is told what becomes of cached blocks, in the middle of steps.
+    """
     loaded = load(checkpoint, settings, lambda done, total: progress("loading weights", done, total))
     capacity = loaded.runner.capacity
     memory = KVMemoryConfig(capacity.num_blocks, capacity.block_size)
@@ -79,7 +89,7 @@ def open_engine(
     )
     layout = f"torch {settings.kv_dtype or settings.dtype}"
     identity = ModelIdentity(f"{checkpoint.fingerprint} {settings.dtype}", layout)
-    engine = Engine(loaded.runner, config, identity, key)
+    engine = Engine(loaded.runner, config, identity, key, emit)
     return OpenedEngine(engine, f"{loaded.plan.line}; a request may have {longest:,} tokens", loaded.notes)
 
 

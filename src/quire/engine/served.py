@@ -16,6 +16,7 @@ from quire.config import ModelSettings, ServingSettings
 from quire.config.machine import share_of_memory_bytes
 from quire.config.model import MEMORY_SHARE
 from quire.engine.front import Front
+from quire.engine.kv_events import KVEventSettings
 from quire.engine.messages import Load, Open, Ready
 from quire.engine.opening import kv_key, queue_of
 from quire.engine.supervisor import Limits, Supervisor, WorkerPlan
@@ -68,10 +69,18 @@ def plan_workers(
     total_bytes = given.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
     budgets = split_memory(total_bytes, [_weight_bytes(checkpoint) for checkpoint in checkpoints])
     limits = limits or Limits(stuck_s=queueing.stuck_step_s)
-    return [
-        _serving(checkpoint, replace(given, memory_bytes=budget), queueing, limits, progress)
-        for checkpoint, budget in zip(checkpoints, budgets, strict=True)
-    ]
+    announced = _kv_events(queueing)
+    servings = []
+    for index, (checkpoint, budget) in enumerate(zip(checkpoints, budgets, strict=True)):
+        command = Open(
+            str(checkpoint.directory),
+            replace(given, memory_bytes=budget),
+            queue_of(queueing),
+            kv_key(queueing),
+            None if announced is None else announced.of_worker(index),
+        )
+        servings.append(Serving(WorkerPlan(command, limits, progress=progress), _words_of(checkpoint)))
+    return servings
 
 
 def split_memory(total_bytes: int, weight_bytes: Sequence[int]) -> list[int]:
@@ -89,12 +98,16 @@ def _weight_bytes(checkpoint: Checkpoint) -> int:
     return sum(path.stat().st_size for path in checkpoint.weight_files)
 
 
-def _serving(
-    checkpoint: Checkpoint, settings: ModelSettings, serving: ServingSettings, limits: Limits, progress: Progress
-) -> Serving:
-    command = Open(str(checkpoint.directory), settings, queue_of(serving), kv_key(serving))
-    plan = WorkerPlan(command, limits, progress=progress)
-    return Serving(plan, lambda it: TextModel.of(checkpoint, it.vocabulary_size, it.max_sequence_tokens))
+def _words_of(checkpoint: Checkpoint) -> Callable[[Ready], TextModel]:
+    return lambda ready: TextModel.of(checkpoint, ready.vocabulary_size, ready.max_sequence_tokens)
+
+
+def _kv_events(serving: ServingSettings) -> KVEventSettings | None:
+    if serving.kv_events is None:
+        return None
+    return KVEventSettings(
+        serving.kv_events, serving.kv_events_replay or "", serving.kv_events_topic or "", serving.kv_events_encoding
+    )
 
 
 class ServedModel(Front):

@@ -18,17 +18,18 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
-from time import monotonic
+from time import monotonic, time
 
 import zmq
 
 from quire.checkpoints import Progress, resolve
-from quire.core.events import RequestEvent, Token
+from quire.core.events import KVEvent, RequestEvent, Token
 from quire.core.request import Request
 from quire.engine import messages
 from quire.engine.engine import Engine
 from quire.engine.faults import faults_from, with_faults
 from quire.engine.flight_page import FlightPage
+from quire.engine.kv_events import KVEventPublisher
 from quire.engine.messages import Load, Open, Ready, Refused, Stepped, Taken, ToParent, ToWorker
 from quire.engine.opening import OpenedEngine, open_engine
 from quire.errors import InvariantError, QuireError
@@ -42,7 +43,8 @@ PR_SET_PDEATHSIG = 1
 FAILED = 70
 """Exit code of a worker that could say why it ended."""
 
-Opener = Callable[[Open, Progress], OpenedEngine]
+Emit = Callable[[KVEvent], None]
+Opener = Callable[[Open, Progress, Emit | None], OpenedEngine]
 
 
 class Channel:
@@ -86,10 +88,11 @@ class Channel:
 class Worker:
     """Steps an engine and says what happened, until it is told to close."""
 
-    def __init__(self, engine: Engine, channel: Channel, page: FlightPage) -> None:
+    def __init__(self, engine: Engine, channel: Channel, page: FlightPage, publisher: KVEventPublisher | None) -> None:
         self._engine = engine
         self._channel = channel
         self._page = page
+        self._publisher = publisher
 
     def run(self) -> None:
         """The loop."""
@@ -99,6 +102,8 @@ class Worker:
             self._page.land()
             if events:
                 self._channel.send(Stepped.of(events, self._first_passes(events), self._load()))
+            if self._publisher is not None:
+                self._publisher.publish(time())
 
     def blame(self) -> None:
         """A step that was under way has named its requests; for anything else all who live are named."""
@@ -155,9 +160,9 @@ class Worker:
         return Load(len(scheduler.running), len(scheduler.queue), num_used_blocks)
 
 
-def open_checkpoint(command: Open, progress: Progress) -> OpenedEngine:
+def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> OpenedEngine:
     """The model the parent has resolved: a directory on this machine."""
-    return open_engine(resolve(command.model), command.settings, command.queue, command.key, progress)
+    return open_engine(resolve(command.model), command.settings, command.queue, command.key, progress, emit)
 
 
 def serve(arguments: list[str], opener: Opener = open_checkpoint) -> int:
@@ -205,14 +210,17 @@ def _die_with(parent: int, leash: socket.socket) -> None:
 
 def _live(command: Open, opener: Opener, channel: Channel, page: FlightPage) -> int:
     worker: Worker | None = None
+    publisher: KVEventPublisher | None = None
 
     def progress(label: str, done_bytes: int, total_bytes: int) -> None:
         channel.send(messages.Progress(label, done_bytes, total_bytes))
 
     try:
-        opened = opener(command, progress)
+        if command.kv_events is not None:
+            publisher = KVEventPublisher(command.kv_events)
+        opened = opener(command, progress, None if publisher is None else publisher.emit)
         engine = with_faults(opened.engine, faults_from(os.environ), channel.put)
-        worker = Worker(engine, channel, page)
+        worker = Worker(engine, channel, page, publisher)
         page.beat(monotonic())
         channel.send(_ready(opened))
         worker.run()
@@ -222,6 +230,9 @@ def _live(command: Open, opener: Opener, channel: Channel, page: FlightPage) -> 
             worker.blame()
         channel.send(messages.Failed(type(error).__name__, str(error)))
         return FAILED
+    finally:
+        if publisher is not None:
+            publisher.close()
     return 0
 
 

@@ -1,0 +1,180 @@
+"""Which blocks are cached, told to routers outside in the field's format: msgpack over a ZMQ publisher.
+
+    PUB     [topic][number: 8 bytes, big-endian][batch]           one batch for each step that changed anything
+    ROUTER  a client asks from a number on and gets every batch that is still kept, then an end mark
+
+A batch is [seconds, events, rank]. Publishing never blocks a step: who reads too slowly loses batches, and sees that by
+the gap in their numbers. Runs in the worker, between two steps.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import msgspec
+import zmq
+
+from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from quire.errors import ConfigError
+
+RANK = 0
+"""Of replicas that share one engine; there is one. Always sent, because readers decode three elements."""
+MEDIUM = "GPU"
+"""The field's word for the memory a model computes in, whatever that is."""
+HASH_MASK = (1 << 63) - 1
+"""Readers of signed integers exist: 63 bits fit them all."""
+END = (-1).to_bytes(8, "big", signed=True)
+
+Encoding = Literal["map", "array"]
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class KVEventSettings:
+    """Where and how cached blocks are announced."""
+
+    endpoint: str
+    """Bound if it is a pattern (`tcp://*:5557`), ipc or inproc, or of this machine; else connected to."""
+    replay_endpoint: str = ""
+    """Where lost batches can be asked for; empty: nowhere."""
+    topic: str = ""
+    encoding: Encoding = "map"
+    num_kept_batches: int = 10_000
+    high_water_mark: int = 100_000
+
+    def of_worker(self, index: int) -> "KVEventSettings":
+        """Several workers of one server announce on consecutive ports."""
+        return replace(
+            self, endpoint=_shifted(self.endpoint, index), replay_endpoint=_shifted(self.replay_endpoint, index)
+        )
+
+
+class KVEventPublisher:
+    """Collects what a step does to the cache and sends it when the step is over."""
+
+    def __init__(self, settings: KVEventSettings) -> None:
+        self._settings = settings
+        self._events: list[KVEvent] = []
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.num_kept_batches)
+        self._next_number = 0
+        self._context = zmq.Context()
+        self._out = self._context.socket(zmq.PUB)
+        self._out.setsockopt(zmq.SNDHWM, settings.high_water_mark)
+        self._replay = self._context.socket(zmq.ROUTER)
+        try:
+            _attach(self._out, settings.endpoint)
+            if settings.replay_endpoint:
+                self._replay.bind(settings.replay_endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(
+                f"kv_events must be addresses such as tcp://127.0.0.1:5557 that are free, {settings.endpoint!r} and "
+                f"{settings.replay_endpoint!r} given: {error}; choose others"
+            ) from error
+
+    def emit(self, event: KVEvent) -> None:
+        """Called by the memory in the middle of things: only noted."""
+        self._events.append(event)
+
+    def publish(self, now_s: float) -> None:
+        """Send what was noted as one batch, and answer who asks for earlier ones."""
+        if self._events:
+            events, self._events = self._events, []
+            wire = [_ENCODERS[self._settings.encoding](event) for event in events]
+            batch = _encode([now_s, wire, RANK])
+            self._kept.append((self._next_number, batch))
+            # A publisher drops for those who do not keep up; it never waits.
+            self._out.send_multipart([self._topic, _number(self._next_number), batch], zmq.DONTWAIT)
+            self._next_number += 1
+        self._answer()
+
+    def close(self) -> None:
+        """Leave the addresses to others."""
+        self._context.destroy(linger=0)
+
+    @property
+    def _topic(self) -> bytes:
+        return self._settings.topic.encode()
+
+    def _answer(self) -> None:
+        replay = self._replay
+        while replay.poll(0):
+            frames = replay.recv_multipart()
+            if len(frames) != 3 or len(frames[2]) != 8:
+                continue  # not a question of this protocol
+            first = int.from_bytes(frames[2], "big")
+            for number, batch in self._kept:
+                if number >= first:
+                    _send(replay, [frames[0], b"", self._topic, _number(number), batch])
+            _send(replay, [frames[0], b"", b"", END, b""])
+
+
+def _shifted(endpoint: str, index: int) -> str:
+    """The same address for the first; for others another port, or another name."""
+    if not endpoint or not index:
+        return endpoint
+    stem, _, port = endpoint.rpartition(":")
+    return f"{stem}:{int(port) + index}" if port.isdecimal() else f"{endpoint}-{index}"
+
+
+def _attach(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    """As the field does it: readers that bind are connected to, all others find us bound."""
+    is_ours = any(mark in endpoint for mark in ("*", "::", "ipc://", "inproc://", "127.0.0.1", "localhost", "0.0.0.0"))  # noqa: S104
+    (socket.bind if is_ours else socket.connect)(endpoint)
+
+
+def _send(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> None:
+    try:
+        socket.send_multipart(frames, zmq.DONTWAIT)
+    except zmq.Again:
+        return  # it asked for more than it reads
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "big")
+
+
+def block_hash(digest: bytes) -> int:
+    """A block's name for readers outside."""
+    return int.from_bytes(digest[-8:], "big") & HASH_MASK
+
+
+def _as_map(event: KVEvent) -> Mapping[str, Any]:
+    """Fields with default values are left out."""
+    match event:
+        case BlockStored():
+            parent = event.parent_digest
+            return {
+                "type": "BlockStored",
+                "block_hashes": [block_hash(digest) for digest in event.digests],
+                "parent_block_hash": None if parent is None else block_hash(parent),
+                "token_ids": event.token_ids,
+                "block_size": event.block_size,
+                "lora_id": None,
+                "medium": MEDIUM,
+                "lora_name": event.adapter or None,
+                "extra_keys": _extra_keys(event),
+                # Read by routers that keep one tenant's blocks from counting as another's.
+                "cache_salt": event.cache_group,
+            }
+        case BlockRemoved():
+            hashes = [block_hash(digest) for digest in event.digests]
+            return {"type": "BlockRemoved", "block_hashes": hashes, "medium": MEDIUM}
+        case AllBlocksCleared():
+            return {"type": "AllBlocksCleared"}
+
+
+def _as_array(event: KVEvent) -> list[Any]:
+    """The same for readers of before mid-2026: the tag, then fields by position."""
+    told = dict(_as_map(event))
+    told.pop("cache_salt", None)
+    return list(told.values())
+
+
+def _extra_keys(event: BlockStored) -> list[list[str]]:
+    keys = [key for key in (event.adapter, event.cache_group) if key]
+    return [keys for _ in event.digests]
+
+
+_ENCODERS = {"map": _as_map, "array": _as_array}
