@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 import zipfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from benchmarks.peers import __main__ as peers
 from benchmarks.peers.__main__ import Ratios, _checked
 from benchmarks.peers.workers import working
-from benchmarks.servers import Command, null_command, started
+from benchmarks.servers import Command, Running, null_command, started
 
 ROOT = Path(__file__).parents[2]
 WORKER = """
@@ -36,6 +38,40 @@ def test_a_ratio_is_the_median_of_the_rounds_with_the_extremes_beside_it() -> No
         ratios.take("peer_8", ours, theirs)
     told = ratios.record()["peer_8"]
     assert (told["ratio"], told["between"], told["rounds"]) == (2.0, [1.0, 3.0], 3)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that think nothing stand for both sides, and no model is needed."""
+
+    def stand_in(_command: Command) -> AbstractContextManager[Running]:
+        return started(null_command(first_ms=0.5, gap_ms=0.1))
+
+    monkeypatch.setattr(peers, "started", stand_in)
+    monkeypatch.setattr(peers, "_python", Path)
+    monkeypatch.setattr(peers, "smollm2_directory", lambda: Path("model"))
+    monkeypatch.setattr(peers, "SETTLE_S", 0.0)
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_a_round_measures_every_figure_that_has_a_bound(name: str) -> None:
+    ratios = Ratios()
+    peers.PEERS[name](ratios, 1)
+    bounded = {key for key in (*peers.BOUNDS, *peers.MOST) if key.startswith(name)}
+    assert bounded
+    assert bounded <= ratios.record().keys()
+
+
+def test_engines_in_process_are_measured_in_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_python", lambda _: Path(sys.executable))
+    monkeypatch.setattr(peers, "smollm2_directory", lambda: Path("model"))
+    monkeypatch.setattr(peers, "smollm2_file", lambda: Path("file"))
+    program = WORKER.replace('min(ask["max_tokens"], 4)', 'ask["max_tokens"]')
+    monkeypatch.setattr(peers, "working", lambda _words, env: working((sys.executable, "-c", program), env))
+    ratios = Ratios()
+    peers.PEERS["openvino"](ratios, 1)
+    assert {key for key in peers.BOUNDS if key.startswith("openvino")} <= ratios.record().keys()
 
 
 def test_answers_that_are_short_or_missing_stop_the_run() -> None:

@@ -96,6 +96,11 @@ def test_a_trace_that_cannot_be_read_is_told_as_a_setting() -> None:
         LoadSetup(trace="/nowhere.csv").visits("1")
 
 
+def test_of_a_trace_no_workload_is_told(trace: str) -> None:
+    told = LoadSetup(trace=trace).told()
+    assert (told["trace"], told["arrivals"], "workload" in told) == (trace, "trace", False)
+
+
 def test_a_result_says_how_to_make_it_again() -> None:
     setup = LoadSetup(workload="chat", turns=2, rate=3.0, seed="s")
     told = setup.told()
