@@ -7,7 +7,7 @@ ONLY ?=
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-worker proof-doors model native-sanitize
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors bench peers tables model native-sanitize proof-worker
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,21 @@ native-sanitize:  ## the native kernels over random shapes, under the address an
 
 proof-native:  ## the same bits in any circumstance, and how near the machine's roof; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_native --scale $(SCALE)
+
+proof-bench:  ## the benchmark itself, what batching and the prefix cache give; SCALE=quick|full
+	$(PYTHON) -m benchmarks.proof_bench --scale $(SCALE) --only "$(ONLY)"
+
+bench:  ## the engine and the server with the test model, recorded, and the tables of the documents
+	$(PYTHON) -m benchmarks.bench_engine
+	$(PYTHON) -m benchmarks.bench_sweep
+	$(PYTHON) -m benchmarks.tables
+
+peers:  ## beside other servers, turn about; ONLY=vllm,transformers,openvino (install them first: benchmarks/peers/install.sh)
+	$(PYTHON) -m benchmarks.peers $(if $(ONLY),--only "$(ONLY)")
+	$(PYTHON) -m benchmarks.tables
+
+tables:  ## write the tables of the documents from the committed results
+	$(PYTHON) -m benchmarks.tables
 
 proof-worker:  ## workers that are killed, poisoned, hung and orphaned; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_worker --scale $(SCALE) --only "$(ONLY)"

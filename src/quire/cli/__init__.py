@@ -13,6 +13,7 @@ from quire.cli.generate import generate
 from quire.cli.info import EPILOG as INFO_EPILOG
 from quire.cli.info import info
 from quire.cli.keys import keys_app
+from quire.cli.lazy import lazy_group
 from quire.cli.models import EPILOG as MODELS_EPILOG
 from quire.cli.models import models
 from quire.cli.serve import EPILOG as SERVE_EPILOG
@@ -38,6 +39,15 @@ app.command(epilog="Examples: quire generate model.gguf 'Once upon a time'; echo
 )
 app.command(epilog="Examples: quire chat model.gguf; quire chat --url http://127.0.0.1:8000")(chat)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
+app.add_typer(
+    lazy_group(
+        "quire.cli.bench",
+        "bench_app",
+        name="bench",
+        help="Measure any OpenAI-compatible server, or this machine's engine.",
+        epilog="\b\nExamples:\n  quire bench serve --url http://localhost:8000\n  quire bench engine model.gguf",
+    )
+)
 
 
 def _print_version(wanted: bool) -> None:

@@ -30,3 +30,23 @@ def bursts(random: Random, rate_per_s: float, mean_size: float) -> Iterator[floa
         moment_s += random.expovariate(rate_per_s / mean_size)
         for _ in range(1 + int(random.expovariate(1.0 / mean_size))):
             yield moment_s
+
+
+def gamma(random: Random, rate_per_s: float, burstiness: float) -> Iterator[float]:
+    """Gaps of a gamma distribution with this shape: 1 is Poisson, less comes in clumps, more is steadier."""
+    moment_s = 0.0
+    while True:
+        moment_s += random.gammavariate(burstiness, 1.0 / (rate_per_s * burstiness))
+        yield moment_s
+
+
+def ramp(random: Random, from_per_s: float, to_per_s: float, over_s: float) -> Iterator[float]:
+    """Independent arrivals whose rate goes evenly from one to the other, and stays there."""
+    highest = max(from_per_s, to_per_s)
+    moment_s = 0.0
+    while True:
+        # Drawn at the highest rate, and kept as often as the rate of the moment is of it.
+        moment_s += random.expovariate(highest)
+        rate = from_per_s + (to_per_s - from_per_s) * min(1.0, moment_s / over_s)
+        if random.random() * highest < rate:
+            yield moment_s

@@ -1,0 +1,285 @@
+"""`make peers`: quire beside its peers, the same model and the same prompts, turn about in one run.
+
+    python -m benchmarks.peers --only vllm,transformers,openvino --rounds 5
+
+Each peer must have been installed by `benchmarks/peers/install.sh NAME`. Servers listen on loopback and are stopped by
+their process ids. Every figure is ours over theirs: the median over the rounds of the ratio within a round, with the
+smallest and largest beside it. A round in which an answer failed or was too short stops the run: nothing is left out.
+Writes results/peers.json; peers that were not run keep what the file says of them.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from benchmarks.peers.workers import Worker, working
+from benchmarks.proof import RESULTS, ROOT, circumstances, say
+from benchmarks.servers import HOST, Command, Running, quire_command, started
+from benchmarks.test_model import smollm2_directory, smollm2_file
+from quire.bench.client import Client
+from quire.bench.loop import finished
+from quire.bench.measures import measured
+from quire.bench.pace import Pace
+from quire.bench.runs import Bench, Told, Wishes
+from quire.bench.setup import LoadSetup
+from quire.checkpoints import cache_folder
+from quire.workload.visits import Span
+from quire.workload.writing import Writer
+
+SETTLE_S = 0.5
+"""Between two loads: threads of the one that spoke last go to sleep."""
+BOUNDS: dict[str, float] = {
+    "vllm_8": 1.2,
+    "vllm_16": 1.3,
+    "vllm_32": 1.1,
+    **{f"vllm_shared_{kind}_{clients}": 1.2 for kind in ("cold", "warm") for clients in (16, 32)},
+    "transformers_16": 3.0,
+    **{f"openvino_{count}": 1.1 for count in (8, 16, 32, 64)},
+}
+"""At least so many times theirs."""
+MOST = {f"vllm_ttft_{clients}": 1.0 for clients in (8, 16, 32)}
+"""Time until the first token: at most so many times theirs."""
+PEER_FILE = RESULTS / "peers.json"
+
+
+@dataclass(slots=True)
+class Ratios:
+    """Figures of both, round by round."""
+
+    ours: dict[str, list[float]] = field(default_factory=dict)
+    theirs: dict[str, list[float]] = field(default_factory=dict)
+
+    def take(self, key: str, ours: float, theirs: float) -> None:
+        self.ours.setdefault(key, []).append(ours)
+        self.theirs.setdefault(key, []).append(theirs)
+        say(f"  {key:24} ours {ours:12.2f}   theirs {theirs:12.2f}   {ours / theirs:6.2f}")
+
+    def record(self) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for key, ours in self.ours.items():
+            ratios = [one / other for one, other in zip(ours, self.theirs[key], strict=True)]
+            told[key] = {
+                "ratio": round(statistics.median(ratios), 4),
+                "between": [round(min(ratios), 4), round(max(ratios), 4)],
+                "ours": round(statistics.median(ours), 3),
+                "theirs": round(statistics.median(self.theirs[key]), 3),
+                "rounds": len(ratios),
+            }
+        return told
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+def vllm(ratios: Ratios, rounds: int) -> None:
+    model = smollm2_directory()
+    command = Command(
+        (
+            *(str(_python("vllm")), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+            *("--host", HOST, "--port", "{port}", "--dtype", "float32", "--max-model-len", "2048"),
+            *("--max-num-seqs", "64", "--enable-prefix-caching"),
+        ),
+        ready_s=600.0,
+        environment={"VLLM_CPU_KVCACHE_SPACE": "4", "HF_HUB_OFFLINE": "1"},
+    )
+    with started(quire_command(model)) as ours, started(command) as theirs:
+        for number in range(rounds):
+            say(f"vllm, round {number + 1} of {rounds}")
+            for clients in (8, 16, 32):
+                setup = LoadSetup(
+                    requests=2 * clients, concurrency=clients, prompt_tokens=256, output_tokens=64, prompts="tokens"
+                )
+                one, other = _turn(number, partial(_distinct, setup=setup), ours, theirs)
+                ratios.take(f"vllm_{clients}", one["output_throughput"], other["output_throughput"])
+                ratios.take(f"vllm_ttft_{clients}", one["median_ttft_ms"], other["median_ttft_ms"])
+            for clients in (16, 32):
+                both = _turn(number, partial(_shared, clients=clients), ours, theirs)
+                for kind in ("cold", "warm"):
+                    one, other = (side[kind] for side in both)
+                    key = f"vllm_shared_{kind}_{clients}"
+                    ratios.take(key, one["output_throughput"], other["output_throughput"])
+
+
+def transformers(ratios: Ratios, rounds: int) -> None:
+    model = str(smollm2_directory())
+    # It takes text only, refuses fields it does not know, and ends where the model ends unless that token is unsaid.
+    never_ends = json.dumps({"do_sample": False, "eos_token_id": -1, "pad_token_id": 0})
+    extra = {"stream_options": None, "generation_config": never_ends}
+    wishes = Wishes(model=model, ignores_eos=False, extra=extra)
+    command = Command(
+        (
+            *(str(_python("transformers").with_name("transformers")), "serve", model, "--continuous-batching"),
+            *("--host", HOST, "--port", "{port}", "--device", "cpu", "--dtype", "float32"),
+            # Its cache would take most of the machine's memory; this holds 32 requests of 1,024 tokens.
+            *("--cb-block-size", "256", "--cb-num-blocks", "128"),
+        ),
+        ready_s=600.0,
+        environment={"HF_HOME": str(_folder("transformers") / "hf"), "HF_HUB_OFFLINE": "1"},
+        wishes=wishes,
+    )
+    setup = LoadSetup(requests=16, concurrency=16, prompt_tokens=256, output_tokens=64, prompts="text")
+    with started(quire_command(smollm2_directory())) as ours, started(command) as theirs:
+
+        def load(side: Running, seed: str) -> dict[str, Any]:
+            return _distinct(side, seed, setup, wishes if side is theirs else Wishes())
+
+        for number in range(rounds):
+            say(f"transformers, round {number + 1} of {rounds}")
+            one, other = _turn(number, load, ours, theirs)
+            ratios.take("transformers_16", one["output_throughput"], other["output_throughput"])
+            ratios.take("transformers_ttft_16", one["median_ttft_ms"], other["median_ttft_ms"])
+
+
+def _turn(number: int, load: Callable[[Running, str], Any], ours: Running, theirs: Running) -> tuple[Any, Any]:
+    """Both under one load of prompts nobody has seen, the first to go changing from round to round."""
+    seed = token_hex(8)
+    sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
+    told = {side.pid: load(side, seed) for side in sides}
+    return told[ours.pid], told[theirs.pid]
+
+
+def _distinct(side: Running, seed: str, setup: LoadSetup, wishes: Wishes | None = None) -> dict[str, Any]:
+    async def main() -> dict[str, Any]:
+        async with Client(side.server) as client:
+            bench = await Bench.opened(client, wishes or Wishes(), Told())
+            await asyncio.sleep(SETTLE_S)
+            _, run = await bench.run(setup, seed, "")
+            return _checked(measured(run), len(run.outcomes) * (setup.output_tokens or 0))
+
+    return finished(main())
+
+
+def _shared(side: Running, seed: str, clients: int) -> dict[str, dict[str, Any]]:
+    """512 shared and 64 distinct tokens in, 64 out: everybody at once under a prefix nobody has seen, then others."""
+    setup = LoadSetup(
+        workload="shared",
+        requests=2 * clients,
+        prompt_tokens=64,
+        shared_tokens=512,
+        output_tokens=64,
+        prompts="tokens",
+    )
+
+    async def main() -> dict[str, dict[str, Any]]:
+        async with Client(side.server) as client:
+            bench = await Bench.opened(client, Wishes(), Told())
+            visits, maker = setup.visits(seed), bench.maker(setup, seed)
+            told = {}
+            for kind, some in (("cold", visits[:clients]), ("warm", visits[clients:])):
+                await asyncio.sleep(SETTLE_S)
+                run = await bench.run_visits(maker, some, Pace(concurrency=clients))
+                told[kind] = _checked(measured(run), clients * 64)
+            return told
+
+    return finished(main())
+
+
+def _checked(figures: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    if figures["failed"] or figures["total_output_tokens"] != num_tokens:
+        raise RuntimeError(
+            f"every request must be answered with all its tokens: {figures['failed']} failed "
+            f"({figures['error_kinds']}), {figures['total_output_tokens']} of {num_tokens} tokens came"
+        )
+    return figures
+
+
+# -- engines in process ------------------------------------------------------------------------------------------------
+
+
+def openvino(ratios: Ratios, rounds: int) -> None:
+    """Both in processes of their own, asked over pipes; theirs reads the 4-bit file, ours the same converted."""
+    theirs_words = (str(_python("openvino")), "benchmarks/peers/openvino_worker.py", str(smollm2_file()), "4")
+    ours_words = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(smollm2_directory()), "6")
+    environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    with working(ours_words, environment) as ours, working(theirs_words, {"PYTHONPATH": ""}) as theirs:
+        for number in range(rounds):
+            say(f"openvino, round {number + 1} of {rounds}")
+            for count in (1, 8, 16, 32, 64):
+                sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
+                prompts = _prompts(count)
+                told = {id(side): _rates(side, prompts) for side in sides}
+                for place, name in enumerate(("", "decode_")):
+                    ratios.take(f"openvino_{name}{count}", told[id(ours)][place], told[id(theirs)][place])
+
+
+def _prompts(count: int) -> list[list[list[int]]]:
+    """Two batches with nothing in common: one for the first tokens alone, one for all."""
+    writer = Writer(token_hex(8))
+    return [[writer.ids([Span(f"{part} {place}", 256)]) for place in range(count)] for part in ("first", "whole")]
+
+
+def _rates(side: Worker, prompts: list[list[list[int]]]) -> tuple[float, float]:
+    """Output tokens per second of the whole, and after the first tokens."""
+    first = side.run(prompts[0], 1)
+    whole = side.run(prompts[1], 64)
+    after_s = max(whole.seconds - first.seconds, 1e-6)
+    return whole.output_tokens / whole.seconds, (whole.output_tokens - first.output_tokens) / after_s
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+PEERS: dict[str, Callable[[Ratios, int], None]] = {"vllm": vllm, "transformers": transformers, "openvino": openvino}
+
+
+def _folder(name: str) -> Path:
+    return cache_folder() / "peers" / name
+
+
+def _python(name: str) -> Path:
+    path = _folder(name) / "bin" / "python"
+    if not path.exists():
+        raise SystemExit(f"{name} is not installed; run: benchmarks/peers/install.sh {name}")
+    return path
+
+
+def _versions(name: str) -> list[str]:
+    """What matters of what is installed there."""
+    wanted = ("vllm", "torch", "transformers", "openvino", "numpy")
+    lines = (_folder(name) / "installed.txt").read_text().splitlines()
+    return [line for line in lines if line.lower().startswith(wanted)]
+
+
+@contextmanager
+def _kept(names: list[str]) -> Iterator[dict[str, Any]]:
+    """The record: what the file says of others, and room for these; written at the end."""
+    before = json.loads(PEER_FILE.read_text()) if PEER_FILE.exists() else {"peers": {}}
+    peers = {name: one for name, one in before["peers"].items() if name not in names}
+    yield peers
+    figures = {key: one["ratio"] for peer in peers.values() for key, one in peer["figures"].items()}
+    broken = [key for key, least in BOUNDS.items() if key in figures and figures[key] < least]
+    broken += [key for key, most in MOST.items() if key in figures and figures[key] > most]
+    record = {"figures": figures, "at_least": BOUNDS, "at_most": MOST, "broken": broken, "peers": peers}
+    RESULTS.mkdir(exist_ok=True)
+    PEER_FILE.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps({**figures, "broken": len(broken)}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="quire beside its peers.")
+    parser.add_argument("--only", default=",".join(PEERS), help="which peers, with commas between")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    names = given.only.split(",")
+    for name in names:
+        if name not in PEERS:
+            parser.error(f"peers are {', '.join(PEERS)}; {name!r} given")
+        _python(name)
+    with _kept(names) as peers:
+        for name in names:
+            ratios = Ratios()
+            PEERS[name](ratios, given.rounds)
+            peers[name] = {"figures": ratios.record(), "installed": _versions(name), **circumstances()}
+    return 1 if json.loads(PEER_FILE.read_text())["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""`make proof-bench`: the benchmark is lighter than what it measures, its verdicts are right, and what batching gives.
+
+The first sections need no model: a server that thinks nothing stands for a build, and one slowed by a tenth for a worse
+one. The others start `quire serve` with SmolLM2 in fp32 and ask it over HTTP.
+"""
+
+import statistics
+import sys
+
+from benchmarks.proof import Proof, run
+from benchmarks.servers import Running, null_command, quire_command, started
+from benchmarks.test_model import smollm2_directory
+from quire.bench.client import Client
+from quire.bench.compare import Verdict, compare
+from quire.bench.loop import finished
+from quire.bench.outcome import Run
+from quire.bench.runs import Bench, Told, Wishes, seeded, turn_about
+from quire.bench.setup import LoadSetup
+
+NUM_STREAMS = 64
+GAP_MS = 64.0
+SLOWDOWN = 1.1
+NUM_VERDICTS = 10
+WARM = Wishes(num_warmups=0)
+"""Servers are asked once when they are started."""
+
+
+def prove(proof: Proof) -> None:
+    proof.run_sections(
+        (
+            ("client overhead", lambda: client_overhead(proof)),
+            ("verdicts", lambda: verdicts(proof)),
+            ("batching and prefix", lambda: our_server(proof)),
+        )
+    )
+
+
+# -- the benchmark itself ----------------------------------------------------------------------------------------------
+
+
+def client_overhead(proof: Proof) -> None:
+    """How late the client notices an event, as a share of the gap between two events of a stream."""
+    spread = _lateness(proof, phases=NUM_STREAMS)
+    proof.report("client_overhead", spread, "at most 0.02 of the gap", holds=spread <= 0.02)
+    proof.report("client_overhead_in_bursts", _lateness(proof, phases=1), "reported: all streams speak at once")
+
+
+def _lateness(proof: Proof, phases: int) -> float:
+    num_tokens = proof.sized(quick=48, full=400)
+    setup = LoadSetup(
+        requests=NUM_STREAMS, concurrency=NUM_STREAMS, prompt_tokens=32, output_tokens=num_tokens, prompts="tokens"
+    )
+    with started(null_command(gap_ms=GAP_MS, phases=phases)) as running:
+        done = _load(running, seeded(setup))
+    # One machine, one monotonic clock: the stamp a piece carries can be laid beside the one it was given here.
+    late = [stamp - float(piece) for one in done.outcomes for stamp, piece in zip(one.token_s, one.pieces, strict=True)]
+    if len(late) != NUM_STREAMS * num_tokens:
+        raise RuntimeError(f"{NUM_STREAMS * num_tokens} events were sent, {len(late)} came")
+    return statistics.median(late) / (GAP_MS / 1000.0)
+
+
+def verdicts(proof: Proof) -> None:
+    """Ten comparisons of a build with itself, ten with one that is slower by a tenth."""
+    with started(null_command()) as one, started(null_command()) as same:
+        told = [_verdict(proof, one, same) for _ in range(NUM_VERDICTS)]
+        share = told.count(Verdict.NO_DIFFERENCE) / NUM_VERDICTS
+        proof.report("same_build_no_difference", share, "at least 0.9", holds=share >= 0.9)
+        with started(null_command(slowdown=SLOWDOWN)) as slowed:
+            told = [_verdict(proof, one, slowed) for _ in range(NUM_VERDICTS)]
+    share = told.count(Verdict.SLOWER) / NUM_VERDICTS
+    proof.report("slowed_build_found", share, "at least 0.9", holds=share >= 0.9)
+
+
+def _verdict(proof: Proof, a: Running, b: Running) -> Verdict:
+    setup = LoadSetup(
+        requests=proof.sized(quick=8, full=24),
+        concurrency=8,
+        prompt_tokens=16,
+        output_tokens=proof.sized(quick=16, full=40),
+        prompts="tokens",
+    )
+    rounds = proof.sized(quick=8, full=12)
+    return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, WARM, Told()))).verdict
+
+
+# -- what this project was begun for -----------------------------------------------------------------------------------
+
+
+def our_server(proof: Proof) -> None:
+    with started(quire_command(smollm2_directory())) as running:
+        for prompt_tokens, output_tokens, bound in ((32, 128, 6.0), (256, 64, 3.5)):
+            speedup = _speedup(proof, running, prompt_tokens, output_tokens)
+            key = f"batching_speedup_16_{prompt_tokens}_{output_tokens}"
+            proof.report(key, speedup, f"at least {bound:g}", holds=speedup >= bound)
+        prefix(proof, running)
+
+
+def _speedup(proof: Proof, running: Running, prompt_tokens: int, output_tokens: int) -> float:
+    """Output tokens per second of 16 clients over one, turn about; the median over the rounds."""
+    alone: list[float] = []
+    together: list[float] = []
+    for _ in range(proof.sized(quick=2, full=7)):
+        for clients, kept in ((1, alone), (16, together)):
+            setup = LoadSetup(
+                requests=clients * proof.sized(quick=1, full=2),
+                concurrency=clients,
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                prompts="tokens",
+            )
+            done = _load(running, seeded(setup))
+            kept.append(sum(one.output_tokens for one in done.outcomes) / done.duration_s)
+    return statistics.median(together) / statistics.median(alone)
+
+
+def prefix(proof: Proof, running: Running) -> None:
+    """One client asks twice under a prefix nobody has seen: the first computes it, the second finds it."""
+    cold, warm, cached = [], [], []
+    setup = LoadSetup(
+        workload="shared",
+        requests=2,
+        concurrency=1,
+        prompt_tokens=32,
+        shared_tokens=1024,
+        output_tokens=2,
+        prompts="tokens",
+    )
+    for _ in range(proof.sized(quick=3, full=15)):
+        first, second = _load(running, seeded(setup)).outcomes
+        cold.append(first.ttft_s)
+        warm.append(second.ttft_s)
+        cached.append(second.cached_tokens or 0)
+    ratio = statistics.median(cold) / statistics.median(warm)
+    told = f"at least 10; {statistics.median(cold) * 1e3:.0f} ms over {statistics.median(warm) * 1e3:.0f} ms"
+    proof.report("prefix_cached_tokens", min(cached), "1,024 of 1,056", holds=min(cached) == 1024)
+    proof.report("prefix_ttft_ratio", ratio, told, holds=ratio >= 10)
+
+
+def _load(running: Running, setup: LoadSetup) -> Run:
+    """One load; every request must be answered whole."""
+
+    async def main() -> Run:
+        async with Client(running.server) as client:
+            bench = await Bench.opened(client, WARM, Told())
+            return (await bench.run(setup, setup.seed, ""))[1]
+
+    done = finished(main())
+    failed = [one for one in done.outcomes if not one.is_ok]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed, the first with {failed[0].error}: {failed[0].detail}")
+    return done
+
+
+if __name__ == "__main__":
+    sys.exit(run("bench", prove))

@@ -1,0 +1,113 @@
+"""Starts servers on loopback, waits until they answer, and stops them by their process id. Ours, null, or a peer's."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.proof import ROOT, say
+from quire.bench.client import Client, ModelCard, Server
+from quire.bench.runs import Bench, Told, Wishes
+
+HOST = "127.0.0.1"
+STOP_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to start. `{port}` in a word becomes a free port."""
+
+    words: Sequence[str]
+    ready_s: float = 120.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    wishes: Wishes = field(default_factory=Wishes)
+    """How to ask it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers."""
+
+    url: str
+    card: ModelCard
+    pid: int
+
+    @property
+    def server(self) -> Server:
+        return Server(self.url)
+
+
+@contextmanager
+def started(command: Command) -> Iterator[Running]:
+    """The server, ready; stopped at the end whatever happened. What it said is shown if it does not get ready."""
+    port = free_port()
+    words = [word.format(port=port) for word in command.words]
+    with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+b") as log:
+        process = subprocess.Popen(
+            words,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            env={**os.environ, **command.environment},
+            start_new_session=True,  # its children are stopped with it
+        )
+        try:
+            card = asyncio.run(_ready(process, f"http://{HOST}:{port}", command))
+            yield Running(f"http://{HOST}:{port}", card, process.pid)
+        except BaseException:
+            log.seek(0)
+            say(log.read()[-3000:].decode("utf-8", "replace"))
+            raise
+        finally:
+            stop(process)
+
+
+async def _ready(process: "subprocess.Popen[bytes]", url: str, command: Command) -> ModelCard:
+    async with Client(Server(url)) as client:
+        # Ready is who answers a request: many list their models while they load them.
+        waiting = asyncio.ensure_future(Bench.opened(client, replace(command.wishes, ready_s=command.ready_s), Told()))
+        while not waiting.done():
+            await asyncio.wait((waiting,), timeout=0.5)
+            if process.poll() is not None and not waiting.done():
+                waiting.cancel()
+                raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it answered")
+        return waiting.result().card
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """Ask it to end, and see that it does: this process, and those it started."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def null_command(*, first_ms: float = 20.0, gap_ms: float = 5.0, slowdown: float = 1.0, phases: int = 1) -> Command:
+    """A server that thinks nothing."""
+    words = (sys.executable, "-m", "benchmarks.null_server", "--port", "{port}", "--first-ms", str(first_ms))
+    return Command(
+        (*words, "--gap-ms", str(gap_ms), "--slowdown", str(slowdown), "--phases", str(phases)), ready_s=20.0
+    )
+
+
+def quire_command(model: Path, *flags: str) -> Command:
+    """`quire serve` of this checkout."""
+    words = (sys.executable, "-m", "quire", "serve", str(model), "--port", "{port}", *flags)
+    return Command(words, ready_s=180.0, environment={"PYTHONPATH": str(ROOT / "src")})

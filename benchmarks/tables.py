@@ -1,0 +1,177 @@
+"""Writes the tables of the documents from `results/*.json`, and what commands say of themselves: nothing is typed.
+
+    python -m benchmarks.tables           rewrite what stands between the marks
+    python -m benchmarks.tables --check   exit 1 if something would change
+
+A document says `<!-- figures: NAME -->` and `<!-- end of figures -->`; what stands between is written here.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.proof import RESULTS, ROOT
+
+PAGES = ("README.md", "docs/guides/bench.md", "docs/guides/peers.md", "benchmarks/README.md")
+MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+PICTURES = ROOT / "docs" / "guides" / "img"
+PEERS = {"vllm": "vLLM-CPU", "transformers": "transformers serve", "openvino": "OpenVINO GenAI"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the tables of the documents.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would change")
+    given = parser.parse_args()
+    stale = [page for page in PAGES if not _is_fresh(ROOT / page, write=not given.check)]
+    for page in stale:
+        print(f"{'stale' if given.check else 'written'}: {page}")
+    return 1 if given.check and stale else 0
+
+
+def _is_fresh(path: Path, *, write: bool) -> bool:
+    before = path.read_text()
+    after = filled(before, results())
+    if write and after != before:
+        path.write_text(after)
+    return before == after
+
+
+def results(folder: Path = RESULTS) -> dict[str, Any]:
+    """Every committed result by its name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def filled(page: str, found: Mapping[str, Any]) -> str:
+    """The page with every marked place written anew."""
+    return MARKED.sub(lambda mark: f"{mark[1]}{TABLES[mark[2]](found)}\n{mark[3]}", page)
+
+
+def peers(found: Mapping[str, Any]) -> str:
+    """Ours over theirs, peer by peer."""
+    record = found.get("peers")
+    if record is None:
+        return _not_yet("make peers")
+    rows = []
+    for name, peer in record["peers"].items():
+        for key, one in peer["figures"].items():
+            between = f"{one['between'][0]:.2f} to {one['between'][1]:.2f}"
+            figures = (f"{one['ours']:,.1f}", f"{one['theirs']:,.1f}", f"{one['ratio']:.2f}", between)
+            rows.append((PEERS[name], f"`{key}`", *figures, _bound(key, record)))
+    header = ("peer", "figure", "ours", "theirs", "ours / theirs", "over the rounds", "asked for")
+    return "\n".join((table(header, rows), "", *(_made(one, PEERS[name]) for name, one in record["peers"].items())))
+
+
+def better(found: Mapping[str, Any]) -> str:
+    """What was measured in their favour, as a list."""
+    record = found.get("peers")
+    if record is None:
+        return _not_yet("make peers")
+    lines = []
+    for name, peer in record["peers"].items():
+        for key, one in peer["figures"].items():
+            is_worse = one["ratio"] > 1 if "_ttft_" in key else one["ratio"] < 1
+            if is_worse:
+                lines.append(f"- {PEERS[name]}, `{key}`: ours is {one['ratio']:.2f} times theirs.")
+    return "\n".join(lines) or "In no figure of the last run."
+
+
+def proof(found: Mapping[str, Any]) -> str:
+    """What the benchmark's own proof found."""
+    record = found.get("proof-bench")
+    if record is None:
+        return _not_yet("make proof-bench SCALE=full")
+    rows = [(f"`{key}`", f"{value:,.3f}".rstrip("0").rstrip(".")) for key, value in record["figures"].items()]
+    return f"{table(('figure', 'value'), rows)}\n\n{_made(record, 'quire')}"
+
+
+def engine(found: Mapping[str, Any]) -> str:
+    """The engine by batch."""
+    record = found.get("engine")
+    if record is None:
+        return _not_yet("make bench")
+    rows = [
+        (
+            str(one["batch"]),
+            f"{one['output_tokens_per_s']:,.0f}",
+            f"{one['speedup']:.1f}",
+            f"{one['decode_tokens_per_s']:,.0f}",
+            "-" if one["roof_share"] is None else f"{one['roof_share']:.0%}",
+        )
+        for one in record["batches"]
+    ]
+    header = ("requests at once", "output tokens/s", "times one alone", "decoding alone, tokens/s", "of the roof")
+    prefix = (
+        f"Prefill: {record['prefill_tokens_per_s']:,.0f} tokens/s. First token of {record['load']['prefix_tokens']:,} "
+        f"shared and 32 own tokens: {record['miss_ttft_ms']:,.0f} ms cold, {record['hit_ttft_ms']:,.0f} ms cached."
+    )
+    return f"{table(header, rows)}\n\n{prefix}\n\n{_picture('engine')}{_made(record, record['model'])}"
+
+
+def sweep(found: Mapping[str, Any]) -> str:
+    """Our server by number of clients."""
+    record = found.get("sweep")
+    if record is None:
+        return _not_yet("make bench")
+    names = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
+    rows = [
+        (str(one["max_concurrency"]), *("-" if one[name] is None else f"{one[name]:,.0f}" for name in names))
+        for one in record["points"]
+    ]
+    header = ("clients", "output tokens/s", "first token p50, ms", "p99", "each further token p50, ms", "p99")
+    return f"{table(header, rows)}\n\n{_picture('sweep')}{_made(record, record['model'])}"
+
+
+def help_of(*words: str) -> str:
+    """What a command says of itself."""
+    from typer.testing import CliRunner  # noqa: PLC0415
+
+    from quire import cli  # noqa: PLC0415
+
+    told = CliRunner().invoke(cli.app, [*words, "--help"], prog_name="quire", terminal_width=100).stdout
+    return f"```\n{told.rstrip()}\n```"
+
+
+TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "peers": peers,
+    "better": better,
+    "proof-bench": proof,
+    "engine": engine,
+    "sweep": sweep,
+    "help-serve": lambda _: help_of("bench", "serve"),
+    "help-engine": lambda _: help_of("bench", "engine"),
+}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _bound(key: str, record: Mapping[str, Any]) -> str:
+    if key in record["at_least"]:
+        return f"at least {record['at_least'][key]:g}"
+    return f"at most {record['at_most'][key]:g}" if key in record["at_most"] else ""
+
+
+def _made(record: Mapping[str, Any], what: str) -> str:
+    machine = record["machine"]
+    where = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    with_what = f" with {', '.join(record['installed'])}" if record.get("installed") else ""
+    return f"{what}: {record['date']}, commit {record['commit'][:10]}, {where}{with_what}.\n"
+
+
+def _picture(name: str) -> str:
+    """A picture beside the guides, where it was drawn."""
+    return f"![{name}](img/{name}.png)\n\n" if (PICTURES / f"{name}.png").exists() else ""
+
+
+def _not_yet(command: str) -> str:
+    return f"Not measured yet; `{command}` does."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

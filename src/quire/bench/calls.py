@@ -1,0 +1,92 @@
+"""A visit's next turn as the body of a request: text, chat messages or token ids. Pure.
+
+text     /v1/completions        one string: all that was said and answered, and what is said now
+chat     /v1/chat/completions   the same as messages, through the server's own template
+tokens   /v1/completions        a list of ids: exact lengths, for servers that take them; one turn only
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quire.errors import ConfigError
+from quire.workload.visits import Visit
+from quire.workload.writing import Writer
+
+Form = Literal["text", "chat", "tokens"]
+FORMS: tuple[Form, ...] = ("text", "chat", "tokens")
+PRIORITIES = {"high": -10, "normal": 0, "low": 10}
+"""On the wire a lower number is more urgent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request, ready to be sent."""
+
+    name: str
+    kind: str
+    path: str
+    body: bytes
+    prompt_tokens: int
+    """As meant, answers of earlier turns left out: for servers that do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallMaker:
+    """Writes calls for one model."""
+
+    model: str
+    form: Form
+    writer: Writer
+    ignores_eos: bool = True
+    """Ask for every token that was meant: lengths must not depend on what a model finds worth saying."""
+    sends_priority: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Fields laid over the body; null takes one away, for servers that refuse what they do not know."""
+
+    def check(self, visits: Sequence[Visit]) -> None:
+        """Refuse what this form cannot say."""
+        if self.form == "tokens" and any(len(visit.turns) > 1 for visit in visits):
+            raise ConfigError(
+                "conversations need --prompts text or chat: answers come back as text, tokens given; "
+                "or choose a workload of one turn"
+            )
+
+    def call(self, visit: Visit, answers: Sequence[str]) -> Call:
+        """The turn after those answers."""
+        turn = visit.turns[len(answers)]
+        path, prompt = self._prompt(visit, answers)
+        body: dict[str, Any] = {
+            "model": self.model,
+            **prompt,
+            "max_tokens": turn.max_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.ignores_eos:
+            body["ignore_eos"] = True
+        if self.sends_priority:
+            body["priority"] = PRIORITIES[visit.priority]
+        said = visit.turns[: len(answers) + 1]
+        meant = sum(span.num_tokens for span in visit.system) + sum(one.num_tokens for one in said)
+        name = f"{visit.name}.{len(answers)}" if len(visit.turns) > 1 else visit.name
+        sent = {key: value for key, value in {**body, **self.extra}.items() if value is not None}
+        return Call(name, visit.kind, path, json.dumps(sent).encode(), meant)
+
+    def _prompt(self, visit: Visit, answers: Sequence[str]) -> tuple[str, dict[str, Any]]:
+        turns = visit.turns[: len(answers) + 1]
+        if self.form == "tokens":
+            return "/v1/completions", {"prompt": self.writer.ids((*visit.system, *turns[0].spans))}
+        said = [self.writer.words(turn.spans) for turn in turns]
+        system = self.writer.words(visit.system)
+        if self.form == "text":
+            talk = "".join(f"{question}{answer}" for question, answer in zip(said, (*answers, ""), strict=True))
+            return "/v1/completions", {"prompt": f"{system} {talk}" if system else talk}
+        messages = [{"role": "system", "content": system}] if system else []
+        for question, answer in zip(said, (*answers, None), strict=True):
+            messages.append({"role": "user", "content": question})
+            if answer is not None:
+                messages.append({"role": "assistant", "content": answer})
+        return "/v1/chat/completions", {"messages": messages}

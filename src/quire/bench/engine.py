@@ -1,0 +1,280 @@
+"""The engine in this process: one request at a time against batches, prefill, prefix hit against miss, the roof.
+
+The only file of the benchmark that knows the engine. Batches are measured round by round, each round over all of them,
+because a machine drifts; figures are medians over the rounds. Prompts are fresh in every round: nothing is cached that
+was not meant to be.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from secrets import token_hex
+from statistics import median
+from time import monotonic, perf_counter
+from types import TracebackType
+from typing import Any
+
+from quire.bench.machine import machine
+from quire.bench.roof import Roof, RoofPoint
+from quire.checkpoints import Progress, resolve
+from quire.config import Settings
+from quire.engine.asking import make_request
+from quire.engine.llm import LLM
+from quire.engine.opening import OpenedModel, open_model
+from quire.engine.parameters import SamplingParams
+from quire.errors import ConfigError
+from quire.workload.visits import Span
+from quire.workload.writing import TOKEN_IDS, Writer
+
+OWN_TOKENS = 32
+"""What a prompt adds to a shared prefix."""
+ROOF_STEPS = 5
+"""Steps of each round that are laid beside the bare products."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What to measure."""
+
+    batches: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int
+    prefix_tokens: int
+    num_rounds: int
+    has_roof: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPoint:
+    """What so many requests at once come to."""
+
+    batch: int
+    output_tokens_per_s: float
+    """Over the whole of it, prefill included."""
+    speedup: float
+    """Over one request at a time."""
+    decode_tokens_per_s: float
+    step_ms: float | None = None
+    """A step in which all of them decode."""
+    roof_ms: float | None = None
+    bare_ms: float | None = None
+    gb_per_s: float | None = None
+    roof_tokens_per_s: float | None = None
+    roof_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResult:
+    """All of it."""
+
+    model: str
+    load: EngineLoad
+    batches: tuple[BatchPoint, ...]
+    prefill_tokens_per_s: float
+    miss_ttft_ms: float | None
+    hit_ttft_ms: float | None
+    notes: tuple[str, ...]
+
+    def record(self) -> dict[str, Any]:
+        """For a file."""
+        return {**asdict(self), "prefix_ttft_ratio": self.prefix_ttft_ratio, "machine": machine()}
+
+    @property
+    def prefix_ttft_ratio(self) -> float | None:
+        """How many times sooner the first token comes when the prefix is cached."""
+        if self.miss_ttft_ms is None or self.hit_ttft_ms is None:
+            return None
+        return self.miss_ttft_ms / self.hit_ttft_ms
+
+    def batch_rows(self) -> list[tuple[str, ...]]:
+        """One row for each batch."""
+        return [
+            (
+                str(one.batch),
+                f"{one.output_tokens_per_s:,.1f}",
+                f"{one.speedup:.2f}",
+                _number(one.step_ms, ".1f"),
+                _number(one.roof_ms, ".1f"),
+                _number(one.roof_share, ".0%"),
+            )
+            for one in self.batches
+        ]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What is not of a batch."""
+        told = [("prefill tokens/s", f"{self.prefill_tokens_per_s:,.0f}")]
+        if self.prefix_ttft_ratio is not None:
+            told += [
+                (f"first token, {self.load.prefix_tokens:,} shared tokens cold", f"{self.miss_ttft_ms:,.1f} ms"),
+                ("the same, cached", f"{self.hit_ttft_ms:,.1f} ms ({self.prefix_ttft_ratio:.1f} times sooner)"),
+            ]
+        return told
+
+
+class EngineBench:
+    """One model, measured. Close it, or use it as a context."""
+
+    def __init__(self, opened: OpenedModel, load: EngineLoad, roof: Roof | None, name: str) -> None:
+        longest = opened.text.max_sequence_tokens
+        for what, wanted in (
+            ("a prompt and its answer", load.prompt_tokens + load.output_tokens),
+            ("a shared prefix and a question", load.prefix_tokens + OWN_TOKENS + 1),
+        ):
+            if wanted > longest:
+                raise ConfigError(f"{what} must fit {longest} tokens, {wanted} asked for; ask for less, or more memory")
+        most = opened.engine.scheduler.config.max_running
+        if max(load.batches) > most:
+            raise ConfigError(f"{most} sequences may run at once, {max(load.batches)} asked for; raise --max-running")
+        self._opened, self._load, self._roof, self._name = opened, load, roof, name
+        self._llm = LLM(opened)
+        self._num_prompts = 0
+        size = opened.text.vocabulary_size
+        ids = TOKEN_IDS if size >= TOKEN_IDS.stop else range(1, size)
+        self._writer = Writer(token_hex(4), ids)
+
+    @classmethod
+    def opened(cls, model: str, settings: Settings, load: EngineLoad, progress: Progress) -> "EngineBench":
+        """The model loaded."""
+        opened = open_model(model, settings.model, serving=settings.serving, progress=progress)
+        roof = None
+        if load.has_roof:
+            dtypes = (settings.model.dtype, settings.model.device)
+            roof = Roof.of(resolve(model, progress=progress).config, *dtypes)
+        return cls(opened, load, roof, Path(model).name)
+
+    def __enter__(self) -> "EngineBench":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._llm.close()
+
+    def run(self, say: Say) -> EngineResult:
+        """Everything, one section after the other."""
+        self._generate([self._prompt()])  # what is made once is made before the clock
+        say("batches, turn about ...")
+        rates, decodes = self._batches()
+        prefill, miss, hit = self._prefix() if self._load.prefix_tokens else (self._prefill(), None, None)
+        notes: tuple[str, ...] = self._opened.notes
+        roofs: dict[int, RoofPoint] = {}
+        if self._roof is not None and self._roof.reason:
+            notes += (f"no roof: {self._roof.reason}",)
+        elif self._roof is not None:
+            say("the machine's roof ...")
+            roofs = {batch: self._beside_roof(batch) for batch in self._load.batches}
+        single = rates[min(rates)] / min(rates)
+        points = tuple(
+            _point(batch, rates[batch], rates[batch] / single, decodes[batch], roofs.get(batch))
+            for batch in self._load.batches
+        )
+        return EngineResult(self._name, self._load, points, prefill, miss, hit, notes)
+
+    def _batches(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Output tokens per second by batch: of the whole, and after everybody's first token."""
+        whole: dict[int, list[float]] = {batch: [] for batch in self._load.batches}
+        decode: dict[int, list[float]] = {batch: [] for batch in self._load.batches}
+        for _ in range(self._load.num_rounds):
+            for batch in self._load.batches:
+                prompts = [self._prompt() for _ in range(batch)]
+                started_s = perf_counter()
+                timings = self._generate(prompts)
+                taken_s = perf_counter() - started_s
+                whole[batch].append(batch * self._load.output_tokens / taken_s)
+                after_s = max(total_s - first_s for first_s, total_s in timings)
+                decode[batch].append(batch * (self._load.output_tokens - 1) / after_s)
+        return {key: median(one) for key, one in whole.items()}, {key: median(one) for key, one in decode.items()}
+
+    def _prefill(self) -> float:
+        """Prompt tokens per second of one prompt alone."""
+        taken = [self._generate([self._prompt()], 1)[0][0] for _ in range(self._load.num_rounds)]
+        return self._load.prompt_tokens / median(taken)
+
+    def _prefix(self) -> tuple[float, float, float]:
+        """Prefill tokens per second, and the first token's milliseconds cold and with the prefix cached."""
+        cold: list[float] = []
+        warm: list[float] = []
+        for _ in range(self._load.num_rounds):
+            prefix = self._writer.ids([self._span(self._load.prefix_tokens)])
+            for kept in (cold, warm):
+                prompt = [*prefix, *self._writer.ids([self._span(OWN_TOKENS)])]
+                kept.append(self._generate([prompt], 1)[0][0])
+        num_tokens = self._load.prefix_tokens + OWN_TOKENS
+        return num_tokens / median(cold), median(cold) * 1e3, median(warm) * 1e3
+
+    def _generate(self, prompts: list[list[int]], max_tokens: int | None = None) -> list[tuple[float, float]]:
+        """Seconds to each prompt's first token and to its end."""
+        count = max_tokens or self._load.output_tokens
+        params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+        done = self._llm.generate(prompts, params, show_progress=False)
+        short = [one for one in done if one.num_output_tokens != count]
+        if short:
+            raise ConfigError(
+                f"every answer must have {count} tokens, one ended with {short[0].num_output_tokens} "
+                f"({short[0].finish_reason}); give the model more memory or ask for shorter answers"
+            )
+        return [(one.timings.first_token_s, one.timings.total_s) for one in done]
+
+    def _beside_roof(self, batch: int) -> RoofPoint:
+        """Steps of a batch that decodes, turn about with the bare products and a sum over memory."""
+        engine, roof = self._opened.engine, self._roof
+        if roof is None:
+            raise ConfigError("a roof was not asked for")
+        num_steps = self._load.num_rounds * ROOF_STEPS
+        # The first decode while the last are still being read in: they must live through that, and then be measured.
+        num_reading = batch * (2 + self._load.prompt_tokens // max(1, engine.runner.capacity.max_step_tokens - batch))
+        longest = self._opened.text.max_sequence_tokens - self._load.prompt_tokens
+        count = min(longest, num_reading + num_steps + 2)
+        params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+        requests = [make_request(self._opened.face, self._prompt(), params) for _ in range(batch)]
+        for request in requests:
+            engine.submit(request)
+        running = engine.scheduler.running
+        while engine.has_work and (len(running) < batch or any(one.num_uncomputed > 1 for one in running)):
+            engine.step(monotonic)
+        if len(running) < batch:
+            raise ConfigError(
+                f"{batch} requests must run at once, some ended before the last began; give the model more memory, "
+                "or ask for smaller batches or shorter prompts"
+            )
+        # Everybody decodes now; on average each has as many tokens as the middle step will see.
+        capacity = engine.runner.capacity
+        context = sum(len(one.tokens) for one in running) / batch + num_steps / 2
+        kv_bytes = batch * context * capacity.num_kv_bytes / capacity.block_size
+        point = roof.beside(lambda: engine.step(monotonic), batch, kv_bytes, num_steps)
+        for request in requests:
+            engine.cancel(request.request_id)
+        while engine.has_work:
+            engine.step(monotonic)
+        return point
+
+    def _prompt(self) -> list[int]:
+        return self._writer.ids([self._span(self._load.prompt_tokens)])
+
+    def _span(self, num_tokens: int) -> Span:
+        """Never seen before."""
+        self._num_prompts += 1
+        return Span(f"prompt {self._num_prompts}", num_tokens)
+
+
+def _point(batch: int, rate: float, speedup: float, decode: float, roof: RoofPoint | None) -> BatchPoint:
+    if roof is None:
+        return BatchPoint(batch, rate, speedup, decode)
+    return BatchPoint(
+        batch,
+        rate,
+        speedup,
+        batch / roof.step_s,
+        roof.step_s * 1e3,
+        roof.roof_s * 1e3,
+        roof.bare_s * 1e3,
+        roof.bytes_per_s / 1e9,
+        batch / roof.roof_s,
+        roof.roof_s / roof.step_s,
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,177 @@
+"""Pictures of results as PNG files. The only file that knows matplotlib, which is imported when a picture is drawn.
+
+curve      throughput and latency by number of clients, one line for each server
+timeline   when each request waited and spoke, and tokens per second beneath
+batches    tokens per second of the engine by batch, beside the machine's roof
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any
+
+from quire.bench.outcome import Outcome, Run
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#3b6fb6", "#d1702a", "#4f9a5b", "#8c5fa8", "#b5485d", "#6b6b6b")
+WAITING, SPEAKING, FAILED, INK, FAINT = "#e3b778", "#3b6fb6", "#c2384a", "#2b2b2b", "#d9d9d9"
+DOTS_PER_INCH = 150
+TOKENS_OF_A_SLICE = 8
+MAX_ROWS = 400
+"""Requests drawn in a timeline; of more, every so many-th."""
+
+
+def curve(path: Path, series: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> None:
+    """Three panels over the number of clients: tokens per second, first token, each further token."""
+    figure = _figure(12.5, 4.3, title)
+    panels = figure.subplots(1, 3)
+    for colour, (name, points) in zip(_colours(len(series)), series.items(), strict=True):
+        clients = [point["max_concurrency"] for point in points]
+        rates = [point["output_throughput"] for point in points]
+        panels[0].plot(clients, rates, "o-", color=colour, label=name)
+        for panel, figure_name in ((panels[1], "ttft"), (panels[2], "tpot")):
+            _band(panel, clients, points, figure_name, colour)
+    counts = sorted({point["max_concurrency"] for points in series.values() for point in points})
+    _by_clients(panels[0], counts, "output tokens per second")
+    _by_clients(panels[1], counts, "ms until the first token (median, shade to 99%)")
+    _by_clients(panels[2], counts, "ms per further token (median, shade to 99%)")
+    if len(series) > 1:
+        panels[0].legend(frameon=False, fontsize=9)
+    _write(figure, path)
+
+
+def timeline(path: Path, run: Run, title: str) -> None:
+    """A bar for each request, from the moment it was sent: waiting, then speaking; beneath, tokens per second."""
+    ordered = sorted(run.outcomes, key=lambda one: one.sent_s)
+    step = -(-len(ordered) // MAX_ROWS) or 1
+    drawn = ordered[::step]
+    figure = _figure(10.0, min(9.0, 3.2 + 0.06 * len(drawn)), title)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    for row, one in enumerate(drawn):
+        _bar(upper, row, one, run.started_s)
+    upper.set_ylim(len(drawn) - 0.5, -0.5)
+    upper.set_ylabel("requests" if step == 1 else f"requests (every {step}th)")
+    _legend(upper, any(not one.is_ok for one in drawn))
+    moments, rates = _rates(run)
+    lower.fill_between(moments, rates, step="post", color=SPEAKING, alpha=0.25, linewidth=0)
+    lower.step(moments, rates, where="post", color=SPEAKING, linewidth=1.2)
+    lower.set_ylim(bottom=0)
+    lower.set_xlim(0, max(run.duration_s, 1e-3))
+    lower.set_ylabel("tokens/s")
+    lower.set_xlabel("seconds")
+    for panel in (upper, lower):
+        _plain(panel)
+    _write(figure, path)
+
+
+def batches(path: Path, record: Mapping[str, Any]) -> None:
+    """Tokens per second by batch, the machine's roof above."""
+    points = record["batches"]
+    figure = _figure(7.5, 4.4, f"{record['model']}: what batching gives")
+    panel = figure.subplots()
+    rates = [point["decode_tokens_per_s"] for point in points]
+    roofs = [point.get("roof_tokens_per_s") for point in points]
+    places = range(len(points))
+    panel.bar(places, rates, color=SPEAKING, width=0.62, label="decoding", zorder=2)
+    if all(roofs):
+        panel.plot(
+            places, roofs, "_", color=INK, markersize=26, markeredgewidth=2, label="the machine's roof", zorder=3
+        )
+    one_s = rates[0] / points[0]["batch"]
+    panel.set_xticks(
+        places, [f"{point['batch']}\n{rate / one_s:.1f} x" for point, rate in zip(points, rates, strict=True)]
+    )
+    panel.set_xlabel("requests at once, and how many times one alone")
+    panel.set_ylabel("output tokens per second")
+    panel.legend(frameon=False, loc="upper left")
+    _plain(panel)
+    panel.grid(axis="y", color=FAINT, linewidth=0.6, zorder=0)
+    _write(figure, path)
+
+
+def _figure(width: float, height: float, title: str) -> "Figure":
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws pays
+    except ImportError as error:
+        raise ConfigError("a picture needs matplotlib, which is missing; pip install 'quire[plot]'") from error
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # type: ignore[union-attr,call-arg]
+    lines = [shorten(line, int(9 * width), placeholder=" ...") for line in title.splitlines()]
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=12.5, color=INK)
+    return figure
+
+
+def _write(figure: "Figure", path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another place to --plot") from error
+
+
+def _plain(panel: "Axes") -> None:
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        panel.spines[side].set_color("#999999")
+    panel.tick_params(colors="#555555", labelsize=9)
+
+
+def _by_clients(panel: "Axes", clients: Sequence[int], title: str) -> None:
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(clients, [str(count) for count in clients])
+    panel.minorticks_off()
+    panel.set_ylim(bottom=0)
+    panel.set_xlabel("clients")
+    panel.set_title(title, fontsize=10, color=INK, loc="left", pad=8)
+    panel.grid(axis="y", color=FAINT, linewidth=0.6)
+    _plain(panel)
+
+
+def _band(panel: "Axes", clients: Sequence[int], points: Sequence[Mapping[str, Any]], name: str, colour: str) -> None:
+    median = [point[f"median_{name}_ms"] or 0.0 for point in points]
+    slow = [point[f"p99_{name}_ms"] or 0.0 for point in points]
+    panel.plot(clients, median, "o-", color=colour)
+    panel.fill_between(clients, median, slow, color=colour, alpha=0.15, linewidth=0)
+
+
+def _bar(panel: "Axes", row: int, one: Outcome, started_s: float) -> None:
+    sent = one.sent_s - started_s
+    if not one.is_ok:
+        panel.plot([sent], [row], "x", color=FAILED, markersize=4)
+        return
+    spoke, ended = one.token_s[0] - started_s, one.token_s[-1] - started_s
+    panel.broken_barh(
+        [(sent, spoke - sent), (spoke, max(ended - spoke, 1e-4))], (row - 0.4, 0.8), facecolors=(WAITING, SPEAKING)
+    )
+
+
+def _legend(panel: "Axes", has_failed: bool) -> None:
+    from matplotlib.lines import Line2D  # noqa: PLC0415
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    handles: list[Any] = [Patch(color=WAITING, label="until the first token"), Patch(color=SPEAKING, label="speaking")]
+    if has_failed:
+        handles.append(Line2D([], [], color=FAILED, marker="x", linestyle="", label="failed"))
+    panel.legend(handles=handles, frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3)
+
+
+def _rates(run: Run) -> tuple[list[float], list[float]]:
+    """Tokens per second in slices of the run, wide enough for some tokens each."""
+    num_tokens = sum(one.output_tokens for one in run.outcomes if one.is_ok)
+    slice_s = max(run.duration_s / 120.0, 0.05, run.duration_s * TOKENS_OF_A_SLICE / max(1, num_tokens))
+    counts = [0.0] * (int(run.duration_s / slice_s) + 1)
+    for one in run.outcomes:
+        if one.is_ok:
+            for moment_s in one.token_s:
+                counts[int((moment_s - run.started_s) / slice_s)] += one.output_tokens / len(one.token_s)
+    moments = [place * slice_s for place in range(len(counts) + 1)]
+    return moments, [*(count / slice_s for count in counts), 0.0]
+
+
+def _colours(count: int) -> list[str]:
+    return [COLOURS[place % len(COLOURS)] for place in range(count)]

@@ -1,0 +1,181 @@
+"""A run as a record that scripts of the field can read, as rows for a person, and as a file.
+
+Setup and figures carry the names of `vllm bench serve`; what is ours beside them: `run_id`, `machine`, `load`, `url`.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.bench.compare import Comparison
+from quire.bench.machine import machine
+from quire.bench.measures import Objective, measured
+from quire.bench.outcome import Run
+from quire.bench.pace import Pace
+from quire.bench.setup import LoadSetup
+from quire.errors import ConfigError
+
+Record = dict[str, Any]
+MAX_FILE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is said of a run beside its figures."""
+
+    url: str
+    model: str
+    run_id: str
+    label: str | None = None
+    objective: Objective | None = None
+    metadata: Mapping[str, str] | None = None
+
+
+def record(about: About, setup: LoadSetup, pace: Pace, run: Run) -> Record:
+    """Everything a run was and came to."""
+    endpoint = "openai-chat" if setup.form == "chat" else "openai"
+    return {
+        "date": time.strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": endpoint,
+        "backend": endpoint,
+        "label": about.label,
+        "model_id": about.model,
+        "tokenizer_id": about.model,
+        "num_prompts": len(run.outcomes),
+        **(about.metadata or {}),
+        "request_rate": "inf" if pace.moments_s is None else setup.rate,
+        "burstiness": setup.burstiness,
+        "max_concurrency": pace.concurrency,
+        **_ramp(setup),
+        **measured(run, about.objective),
+        "objective": None if about.objective is None else asdict(about.objective),
+        "run_id": about.run_id,
+        "url": about.url,
+        "machine": machine(),
+        "load": setup.told(),
+    }
+
+
+def detailed(run: Run) -> Record:
+    """Every request, under the names of a detailed result."""
+    return {
+        "input_lens": [one.prompt_tokens for one in run.outcomes],
+        "output_lens": [one.output_tokens if one.is_ok else 0 for one in run.outcomes],
+        "ttfts": [one.ttft_s if one.is_ok else 0.0 for one in run.outcomes],
+        "itls": [one.itl_s for one in run.outcomes],
+        "start_times": [one.sent_s - run.started_s for one in run.outcomes],
+        "generated_texts": [one.text for one in run.outcomes],
+        "errors": [f"{one.error}: {one.detail}" if one.error else "" for one in run.outcomes],
+    }
+
+
+def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a person wants to know, in order."""
+    told = [
+        ("requests", f"{figures['completed']:,} answered, {figures['failed']:,} failed in {figures['duration']:.1f} s"),
+        ("requests/s", f"{figures['request_throughput']:.2f}"),
+        ("output tokens/s", f"{figures['output_throughput']:,.1f}"),
+        ("all tokens/s", f"{figures['total_token_throughput']:,.1f}"),
+        ("most at once", f"{figures['max_concurrent_requests']:,}"),
+    ]
+    if figures["cached_token_share"] is not None:
+        cached = f"{figures['total_cached_tokens']:,} of {figures['total_input_tokens']:,}"
+        told.append(("prompt tokens cached", f"{cached} ({figures['cached_token_share']:.1%})"))
+    if figures["request_goodput"] is not None:
+        told.append(("good requests/s", f"{figures['request_goodput']:.2f}"))
+    told += [(f"failed: {kind}", f"{count:,}") for kind, count in figures["error_kinds"].items()]
+    return told
+
+
+def latency_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row for each latency: mean, median, 90%, 99%, in milliseconds."""
+    names = {
+        "ttft": "until the first token",
+        "tpot": "per token after it",
+        "itl": "between two events",
+        "e2el": "until the end",
+    }
+    kinds = ("mean", "p50", "p90", "p99")
+    return [(told, *(_ms(figures[f"{kind}_{name}_ms"]) for kind in kinds)) for name, told in names.items()]
+
+
+def kind_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row for each class of a mixed workload."""
+    names = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
+    return [
+        (kind, f"{one['completed']:,}", f"{one['output_throughput']:,.1f}", *(_ms(one[name]) for name in names))
+        for kind, one in figures["by_kind"].items()
+    ]
+
+
+def point_rows(points: Sequence[Record]) -> list[tuple[str, ...]]:
+    """One row for each point of a sweep."""
+    return [
+        (
+            str(point["max_concurrency"]),
+            f"{point['output_throughput']:,.1f}",
+            _ms(point["median_ttft_ms"]),
+            _ms(point["p99_ttft_ms"]),
+            _ms(point["median_tpot_ms"]),
+            _ms(point["p99_tpot_ms"]),
+            f"{point['failed']:,}",
+        )
+        for point in points
+    ]
+
+
+def change_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """One row for each figure that was judged."""
+    return [
+        (
+            one.figure,
+            f"{one.a:,.2f}",
+            f"{one.b:,.2f}",
+            f"{one.change:+.1%}",
+            f"{one.low:+.1%} to {one.high:+.1%}",
+            f"{one.noise:.1%}",
+            one.verdict.value,
+        )
+        for one in comparison.changes
+    ]
+
+
+def save(path: Path, content: Record) -> None:
+    """Write a record whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another place to --save") from error
+
+
+def read(path: Path) -> Record:
+    """A record from a file."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"a result has at most {MAX_FILE_BYTES} bytes, {path} has more")
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as a result: {error}; give a file written by --save") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"a result is one JSON object, {path} is not; give a file written by --save")
+    return content
+
+
+def _ramp(setup: LoadSetup) -> Record:
+    if setup.comes != "ramp":
+        return {}
+    return {"ramp_up_strategy": "linear", "ramp_up_start_rps": setup.rate, "ramp_up_end_rps": setup.ramp_to}
+
+
+def _ms(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.1f}"

@@ -1,0 +1,106 @@
+"""The fastest a decode step could be on this machine, measured beside the step itself.
+
+    bare    the products of a step alone, by the fastest packed operator at exactly these rows (two for one)
+    roof    bare + KV bytes / bandwidth, the best native sum over 1 GiB
+
+Each is timed turn about with the step in one process, because a machine drifts; figures are medians. Asked by
+`bench/engine.py` only; knows the torch backend's packed products, and imports torch when it is used.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+READ_BYTES = 1 << 30
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class RoofPoint:
+    """Medians, in seconds."""
+
+    step_s: float
+    bare_s: float
+    roof_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """What a model's products cost alone, or why that cannot be said."""
+
+    shape: Any
+    reason: str = ""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], dtype: str, device: str) -> "Roof":
+        """For the model of this config."""
+        from quire.backends.torch import native  # noqa: PLC0415 - seconds of import
+        from quire.backends.torch.models.shape import is_decoder, read_shape  # noqa: PLC0415
+
+        if not is_decoder(config):
+            return cls(None, "the model runs through transformers' own modules")
+        if dtype != "float32" or device != "cpu":
+            return cls(None, f"it is measured for float32 on a CPU, this is {dtype} on {device}")
+        if not native.available().is_available:
+            return cls(None, native.available().reason)
+        return cls(read_shape(config))
+
+    def beside(self, step: Work, num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
+        """The step and its roof, turn about."""
+        import torch  # noqa: PLC0415
+
+        from quire.backends.torch import native  # noqa: PLC0415
+
+        data = torch.ones(READ_BYTES // 4)
+        rows = max(2, num_rows)
+        products = {name: Bare(self.shape, rows, rows, name).run for name in ("mkl", "onednn")}
+        taken = turn_about({"step": step, **products, "read": lambda: native.read_sum(data)}, num_steps)
+        bare_s, bytes_per_s = min(taken["mkl"], taken["onednn"]), READ_BYTES / taken["read"]
+        return RoofPoint(taken["step"], bare_s, bare_s + kv_bytes / bytes_per_s, bytes_per_s)
+
+
+def turn_about(calls: Mapping[str, Work], num_rounds: int) -> dict[str, float]:
+    """Each call in turn, round after round; the first round is not counted. Medians in seconds."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(num_rounds + 1):
+        for name, call in calls.items():
+            started_s = perf_counter()
+            call()
+            times[name].append(perf_counter() - started_s)
+    return {name: median(taken[1:]) for name, taken in times.items()}
+
+
+class Bare:
+    """The products of a step at exactly this many rows, and nothing else: all layers, then the head of some rows.
+
+    `parts` takes the layers' rows in so many equal slabs, one after the other.
+    """
+
+    def __init__(self, shape: Any, num_rows: int, head_rows: int, name: str, parts: int = 1) -> None:
+        import torch  # noqa: PLC0415
+
+        from quire.backends.torch.linear import LinearKind  # noqa: PLC0415
+
+        hidden, wide, rows = shape.hidden_size, shape.intermediate_size, num_rows // parts
+        kind, head_kind = LinearKind(name, "", (rows,)), LinearKind(name, "", (head_rows,))
+        qkv = shape.query_size + 2 * shape.kv_size
+        sizes = ((qkv, hidden), (hidden, shape.query_size), (2 * wide, hidden), (hidden, wide))
+        self._layers = [[kind.prepare(torch.randn(*size)) for size in sizes] for _ in range(shape.num_layers)]
+        self._inputs = [torch.randn(rows, size) for _, size in sizes]
+        self._head = head_kind.prepare(torch.randn(shape.vocabulary_size, hidden))
+        self._head_input = torch.randn(head_rows, hidden)
+        self._parts = parts
+        self._inference = torch.inference_mode
+
+    def run(self) -> None:
+        """One step's worth."""
+        with self._inference():
+            for layer in self._layers:
+                for product, rows in zip(layer, self._inputs, strict=True):
+                    for _ in range(self._parts):
+                        product(rows)
+            self._head(self._head_input)

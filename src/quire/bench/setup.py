@@ -1,0 +1,169 @@
+"""What load to put on a server: one table of settings, checked, and what they stand for. The command's flags are made
+of this table, and it is written into every result, so that a result says how to make it again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from math import isfinite
+from pathlib import Path
+from random import Random
+from typing import Any, get_args
+
+from quire.bench.calls import FORMS, Form
+from quire.bench.pace import Pace
+from quire.errors import ConfigError
+from quire.workload import arrivals
+from quire.workload.mixes import MIXES, Sizes, some_visits
+from quire.workload.traces import TraceError, read_trace
+from quire.workload.visits import Visit
+
+ARRIVALS = ("closed", "poisson", "bursts", "ramp", "trace")
+CONCURRENCY = 8
+REQUESTS = 64
+
+
+def _flag(default: Any, help_text: str, *names: str) -> Any:
+    return field(default=default, metadata={"help": help_text, "names": names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSetup:
+    """Who asks what, and when."""
+
+    workload: str = _flag("distinct", f"What is asked: {', '.join(MIXES)}.")
+    trace: str | None = _flag(None, "Replay this published trace instead: Mooncake JSONL or Azure CSV, plain or .gz.")
+    prompts: str = _flag("text", f"How prompts are sent: {', '.join(FORMS)}; tokens are exact, where taken.")
+    requests: int | None = _flag(
+        None, f"How many requests; default {REQUESTS}, of a trace all.", "--requests", "--num-prompts"
+    )
+    prompt_tokens: int | None = _flag(None, "Tokens each turn adds; default: the workload's own.")
+    output_tokens: int | None = _flag(None, "Tokens of an answer.")
+    shared_tokens: int | None = _flag(None, "Tokens of the shared part.")
+    groups: int | None = _flag(None, "How many different shared parts.")
+    turns: int | None = _flag(None, "Turns of a conversation.")
+    concurrency: int | None = _flag(
+        None,
+        f"Closed loop: how many clients, default {CONCURRENCY}. Open loop: most at once, default no limit.",
+        "--concurrency",
+        "--max-concurrency",
+    )
+    arrivals: str | None = _flag(
+        None,
+        f"When visits come: {', '.join(ARRIVALS)}. Default: trace with --trace, poisson with --rate, else closed.",
+    )
+    rate: float | None = _flag(None, "Visits per second of an open loop.", "--rate", "--request-rate")
+    burstiness: float = _flag(1.0, "Poisson: shape of the gaps; less than 1 comes in clumps.")
+    burst_size: float = _flag(8.0, "Bursts: how many come together, on average.")
+    ramp_to: float | None = _flag(None, "Ramp: the rate it goes to.")
+    ramp_seconds: float = _flag(60.0, "Ramp: how long that takes.")
+    speedup: float = _flag(1.0, "Trace: how many times faster than it was recorded.")
+    context: int | None = _flag(None, "Trace: scale lengths to this many tokens; default: what the server says.")
+    seed: str = _flag("", "The same seed gives the same prompts; default: a fresh one, which is reported.")
+
+    def __post_init__(self) -> None:
+        self._check_choice("prompts", self.prompts, get_args(Form))
+        if self.trace is None:
+            self._check_choice("workload", self.workload, tuple(MIXES))
+        self._check_choice("arrivals", self.comes, ARRIVALS)
+        for name in ("requests", "prompt_tokens", "output_tokens", "groups", "turns", "concurrency", "context"):
+            self._check_least(name, 1)
+        self._check_least("shared_tokens", 0)
+        for name in ("rate", "burstiness", "burst_size", "ramp_to", "ramp_seconds", "speedup"):
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value > 0):
+                raise ConfigError(f"{_flag_name(name)} must be more than 0, {value:g} given")
+        self._check_arrivals()
+        self._check_trace()
+
+    @property
+    def comes(self) -> str:
+        """How arrivals come, when nothing was said as well."""
+        if self.arrivals is not None:
+            return self.arrivals
+        return "trace" if self.trace is not None else "poisson" if self.rate is not None else "closed"
+
+    @property
+    def form(self) -> Form:
+        """How prompts are sent."""
+        return next(form for form in FORMS if form == self.prompts)
+
+    def visits(self, seed: str, model_tokens: int | None = None) -> list[Visit]:
+        """Who comes. `model_tokens` is what the server says of its longest sequence."""
+        if self.trace is None:
+            mix = MIXES[self.workload]
+            return some_visits(mix, self._sizes(mix.sizes), seed, self.requests or REQUESTS)
+        try:
+            trace = read_trace(Path(self.trace))
+        except TraceError as error:
+            raise ConfigError(str(error)) from error
+        longest = self.context or model_tokens
+        if self.requests is not None:
+            trace = trace.head(self.requests)
+        return list((trace.fitted(longest) if longest else trace).visits(self.speedup))
+
+    def pace(self, visits: Sequence[Visit], seed: str) -> Pace:
+        """When they come."""
+        random, rate = Random(f"arrivals {seed}"), self.rate or 1.0
+        match self.comes:
+            case "closed":
+                return Pace(concurrency=self.concurrency or CONCURRENCY)
+            case "trace":
+                return Pace(self.concurrency, tuple(visit.arrival_s or 0.0 for visit in visits))
+            case "poisson":
+                moments = arrivals.gamma(random, rate, self.burstiness)
+            case "bursts":
+                moments = arrivals.bursts(random, rate, self.burst_size)
+            case _:
+                moments = arrivals.ramp(random, rate, self.ramp_to or rate, self.ramp_seconds)
+        return Pace(self.concurrency, tuple(islice(moments, len(visits))))
+
+    def with_concurrency(self, concurrency: int) -> "LoadSetup":
+        """The same load by so many clients, each asking as often as before."""
+        each = max(1, round((self.requests or REQUESTS) / (self.concurrency or CONCURRENCY)))
+        return replace(self, concurrency=concurrency, requests=max(concurrency * each, concurrency))
+
+    def told(self) -> dict[str, Any]:
+        """What is written into results: everything that was said, or that matters without being said."""
+        given = {name: value for name, value in asdict(self).items() if value is not None} | {"arrivals": self.comes}
+        if self.trace is not None:
+            del given["workload"]
+        return given
+
+    def _sizes(self, usual: Sizes) -> Sizes:
+        given = {
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "shared_tokens": self.shared_tokens,
+            "num_groups": self.groups,
+            "num_turns": self.turns,
+        }
+        return replace(usual, **{name: value for name, value in given.items() if value is not None})
+
+    def _check_choice(self, name: str, value: str, choices: tuple[str, ...]) -> None:
+        if value not in choices:
+            raise ConfigError(f"{_flag_name(name)} must be one of {', '.join(choices)}, {value!r} given")
+
+    def _check_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{_flag_name(name)} must be at least {least}, {value} given")
+
+    def _check_arrivals(self) -> None:
+        if self.comes == "trace" and self.trace is None:
+            raise ConfigError("--arrivals trace needs a trace; give one with --trace FILE")
+        if self.comes in ("poisson", "bursts", "ramp") and self.rate is None:
+            raise ConfigError(f"--arrivals {self.comes} needs a rate; give one with --rate PER_SECOND")
+        if self.comes == "ramp" and self.ramp_to is None:
+            raise ConfigError("--arrivals ramp needs the rate it goes to; give it with --ramp-to PER_SECOND")
+
+    def _check_trace(self) -> None:
+        """A trace says how long everything is; a flag that would do nothing is a misunderstanding."""
+        sizes = ("prompt_tokens", "output_tokens", "shared_tokens", "groups", "turns")
+        given = [name for name in sizes if getattr(self, name) is not None]
+        if self.trace is not None and given:
+            raise ConfigError(f"{_flag_name(given[0])} is of a workload, lengths of a trace are its own; leave it out")
+
+
+def _flag_name(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

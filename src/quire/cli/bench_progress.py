@@ -1,0 +1,95 @@
+"""How a load goes, while it goes: a bar on a terminal, a line every few seconds elsewhere. All on stderr."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from quire.bench.outcome import Outcome
+    from quire.bench.runs import Told
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class Tally:
+    """What has come so far of what began last."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self.title = ""
+        self.total = self.done = self.failed = self.tokens = 0
+        self._began_s = clock()
+
+    def begin(self, title: str, total: int) -> None:
+        """Start counting anew."""
+        self.title, self.total = title, total
+        self.done = self.failed = self.tokens = 0
+        self._began_s = self._clock()
+
+    def take(self, outcome: "Outcome") -> None:
+        """Count one."""
+        self.done += 1
+        self.failed += not outcome.is_ok
+        self.tokens += outcome.output_tokens if outcome.is_ok else 0
+
+    @property
+    def line(self) -> str:
+        """How it goes, in a few words."""
+        seconds = self._clock() - self._began_s
+        rate = f"{self.tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
+        failed = f", {self.failed:,} failed" if self.failed else ""
+        return f"{rate}{failed}"
+
+
+@contextmanager
+def shown() -> Iterator["Told"]:
+    """Whoever is told, and shows it."""
+    with _bar() if sys.stderr.isatty() else _lines(Tally(), monotonic) as told:
+        yield told
+
+
+@contextmanager
+def _lines(tally: Tally, clock: Callable[[], float]) -> Iterator["Told"]:
+    from quire.bench.runs import Told
+
+    last_s = clock()
+
+    def watch(outcome: "Outcome") -> None:
+        nonlocal last_s
+        tally.take(outcome)
+        if clock() - last_s >= SECONDS_BETWEEN_LINES:
+            last_s = clock()
+            typer.echo(f"{tally.title}: {tally.done:,} of {tally.total:,}, {tally.line}", err=True)
+
+    yield Told(tally.begin, watch)
+
+
+@contextmanager
+def _bar() -> Iterator["Told"]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from quire.bench.runs import Told
+
+    tally, task = Tally(), None
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    columns += [TextColumn("{task.fields[line]}"), TimeElapsedColumn()]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        def begin(title: str, total: int) -> None:
+            nonlocal task
+            tally.begin(title, total)
+            if task is not None:
+                progress.remove_task(task)
+            task = progress.add_task(title, total=total, line="")
+
+        def watch(outcome: "Outcome") -> None:
+            tally.take(outcome)
+            if task is not None:
+                progress.update(task, completed=tally.done, line=tally.line)
+
+        yield Told(begin, watch)

@@ -1,0 +1,129 @@
+"""Named workloads of visits. The same name, sizes and seed give the same visits, on any machine."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from random import Random
+
+from quire.workload.visits import Span, Turn, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything. Each mix has its own usual sizes."""
+
+    prompt_tokens: int = 256
+    """What a turn adds: a question, a tool's result."""
+    output_tokens: int = 64
+    shared_tokens: int = 0
+    """The part visits have in common: a system prompt, a document."""
+    num_groups: int = 1
+    """How many different shared parts there are."""
+    num_turns: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A workload under a name, what it is for, and its usual sizes."""
+
+    name: str
+    purpose: str
+    sizes: Sizes
+    visits: Callable[[Random, Sizes], Iterator[Visit]]
+    """Endless; whoever runs them takes as many requests as they need."""
+
+
+def distinct(_random: Random, sizes: Sizes) -> Iterator[Visit]:
+    """Nobody shares anything: what a server can do without its cache."""
+    for index in count():
+        question = Span(f"prompt {index}", sizes.prompt_tokens)
+        yield Visit(f"distinct{index}", (Turn((question,), sizes.output_tokens),))
+
+
+def shared(random: Random, sizes: Sizes) -> Iterator[Visit]:
+    """One question each, under one of a few system prompts."""
+    for index in count():
+        question = Span(f"question {index}", sizes.prompt_tokens)
+        yield Visit(f"shared{index}", (Turn((question,), sizes.output_tokens),), _system(random, sizes))
+
+
+def chat(random: Random, sizes: Sizes) -> Iterator[Visit]:
+    """People who talk: every turn carries the whole conversation."""
+    for index in count():
+        turns = tuple(
+            Turn((Span(f"chat {index} turn {turn}", _about(random, sizes.prompt_tokens)),), sizes.output_tokens)
+            for turn in range(sizes.num_turns)
+        )
+        yield Visit(f"chat{index}", turns, _system(random, sizes))
+
+
+def agents(random: Random, sizes: Sizes) -> Iterator[Visit]:
+    """Agents: a long system prompt, a task, then tool results of very different lengths, until the task is done."""
+    for index in count():
+        task = Turn((Span(f"agent {index} task", _about(random, sizes.prompt_tokens)),), sizes.output_tokens)
+        results = tuple(
+            Turn((Span(f"agent {index} result {turn}", _skewed(random, sizes.prompt_tokens)),), sizes.output_tokens)
+            for turn in range(1, sizes.num_turns)
+        )
+        yield Visit(f"agent{index}", (task, *results), _system(random, sizes))
+
+
+def documents(random: Random, sizes: Sizes) -> Iterator[Visit]:
+    """Questions about long documents, each document asked about by several."""
+    for index in count():
+        document = Span(f"document {random.randrange(sizes.num_groups)}", sizes.shared_tokens)
+        question = Span(f"about {index}", sizes.prompt_tokens)
+        yield Visit(f"document{index}", (Turn((question,), sizes.output_tokens),), (document,))
+
+
+def mixed(random: Random, sizes: Sizes) -> Iterator[Visit]:
+    """People who wait, agents at work, and long jobs nobody waits for, in one stream."""
+    people = chat(Random(random.getrandbits(64)), sizes)
+    at_work = agents(Random(random.getrandbits(64)), sizes)
+    long = replace(sizes, shared_tokens=4 * sizes.shared_tokens, num_groups=64, output_tokens=2 * sizes.output_tokens)
+    jobs = documents(Random(random.getrandbits(64)), long)
+    sources = (("person", "high", people), ("agent", "normal", at_work), ("job", "low", jobs))
+    while True:
+        kind, priority, source = random.choices(sources, (5, 3, 2))[0]
+        yield replace(next(source), kind=kind, priority=priority)
+
+
+def _system(random: Random, sizes: Sizes) -> tuple[Span, ...]:
+    if not sizes.shared_tokens:
+        return ()
+    return (Span(f"system {random.randrange(sizes.num_groups)}", sizes.shared_tokens),)
+
+
+def _about(random: Random, mean: int) -> int:
+    """Half to one and a half times the mean, evenly."""
+    return max(1, random.randint(mean - mean // 2, mean + mean // 2))
+
+
+def _skewed(random: Random, mean: int) -> int:
+    """A quarter to four times the mean, short ones more often: the logarithm is even."""
+    return max(1, int(mean * 4 ** random.uniform(-1.0, 1.0)))
+
+
+MIXES = {
+    mix.name: mix
+    for mix in (
+        Mix("distinct", "prompts with nothing in common", Sizes(256, 64), distinct),
+        Mix("shared", "questions under a shared system prompt", Sizes(64, 64, shared_tokens=512), shared),
+        Mix("chat", "conversations that grow turn by turn", Sizes(48, 64, 256, 4, 4), chat),
+        Mix("agents", "growing history with tool results", Sizes(96, 48, 1024, 2, 6), agents),
+        Mix("documents", "several questions about each long document", Sizes(48, 64, 2048, 4), documents),
+        Mix("mixed", "people, agents and long jobs in one stream", Sizes(64, 48, 256, 4, 3), mixed),
+    )
+}
+
+
+def some_visits(mix: Mix, sizes: Sizes, seed: str, num_requests: int) -> list[Visit]:
+    """Visits that together make so many requests; the last may be cut short."""
+    taken: list[Visit] = []
+    left = num_requests
+    for visit in mix.visits(Random(f"{mix.name} {seed}"), sizes):
+        if left <= 0:
+            break
+        taken.append(replace(visit, turns=visit.turns[:left]))
+        left -= len(visit.turns)
+    return taken

@@ -1,0 +1,109 @@
+"""The engine measured in this process, with an oracle for a model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire.backends.torch import native
+from quire.bench import roof
+from quire.bench.engine import EngineBench, EngineLoad
+from quire.bench.roof import Roof, RoofPoint, turn_about
+from quire.errors import ConfigError
+from tests.support.talkers import talker
+from tests.support.tiny_models import Tiny, converted_tiny
+
+LOAD = EngineLoad((1, 2, 4), prompt_tokens=12, output_tokens=5, prefix_tokens=40, num_rounds=2, has_roof=False)
+
+
+class PretendedRoof(Roof):
+    """Runs the step and says what a machine would."""
+
+    def beside(self, step: Callable[[], object], num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
+        for _ in range(num_steps):
+            step()
+        assert kv_bytes > 0
+        return RoofPoint(0.02, 0.01, 0.015, 1e9)
+
+
+def test_each_batch_is_measured_and_compared_with_one() -> None:
+    with EngineBench(talker(), LOAD, None, "oracle") as bench:
+        result = bench.run(lambda _: None)
+    assert [one.batch for one in result.batches] == [1, 2, 4]
+    assert result.batches[0].speedup == 1.0
+    assert all(one.output_tokens_per_s > 0 and one.decode_tokens_per_s > 0 for one in result.batches)
+    assert result.prefill_tokens_per_s > 0
+    assert result.record()["batches"][2]["batch"] == 4
+    assert len(result.batch_rows()) == 3
+
+
+def test_a_prefix_that_was_seen_is_found_again() -> None:
+    opened = talker()
+    with EngineBench(opened, LOAD, None, "oracle") as bench:
+        result = bench.run(lambda _: None)
+        hit_tokens = opened.engine.memory.stats().hit_tokens
+    assert hit_tokens == LOAD.num_rounds * LOAD.prefix_tokens
+    assert result.prefix_ttft_ratio is not None
+    assert "cached" in result.rows()[2][0]
+
+
+def test_the_roof_stands_beside_a_step_in_which_all_decode_and_nothing_is_left() -> None:
+    opened = talker()
+    with EngineBench(opened, LOAD, PretendedRoof(None), "oracle") as bench:
+        result = bench.run(lambda _: None)
+        assert not opened.engine.has_work
+    assert [one.roof_share for one in result.batches] == [0.75] * 3
+    assert result.batches[2].roof_tokens_per_s == pytest.approx(4 / 0.015)
+
+
+def test_a_model_without_a_roof_says_why() -> None:
+    load = EngineLoad((1,), 12, 5, 0, 1, has_roof=True)
+    with EngineBench(talker(), load, Roof(None, "it is strange"), "oracle") as bench:
+        result = bench.run(lambda _: None)
+    assert result.notes == ("no roof: it is strange",)
+    assert result.prefix_ttft_ratio is None
+
+
+def test_what_does_not_fit_a_sequence_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="must fit 512 tokens"):
+        EngineBench(talker(), EngineLoad((1,), 600, 5, 0, 1, has_roof=False), None, "oracle")
+
+
+def test_a_roof_is_measured_turn_about_with_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = converted_tiny(tmp_path, Tiny(hidden=256)).config
+    reason = Roof.of(config, "float32", "cpu").reason
+    if not native.available().is_available:
+        assert reason == native.available().reason
+        return
+    assert reason == ""
+    monkeypatch.setattr(roof, "READ_BYTES", 1 << 20)
+    steps: list[int] = []
+    point = Roof.of(config, "float32", "cpu").beside(lambda: steps.append(1), 3, kv_bytes=1e9, num_steps=4)
+    assert len(steps) == 5
+    assert 0 < point.bare_s < point.roof_s
+    assert point.roof_s == pytest.approx(point.bare_s + 1e9 / point.bytes_per_s)
+
+
+def test_what_has_no_roof_says_why(tmp_path: Path) -> None:
+    config = converted_tiny(tmp_path, Tiny()).config
+    assert "bfloat16 on cpu" in Roof.of(config, "bfloat16", "cpu").reason
+    assert "transformers" in Roof.of({"model_type": "gpt2"}, "float32", "cpu").reason
+
+
+def test_more_at_once_than_may_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="16 sequences may run at once, 17 asked for"):
+        EngineBench(talker(), EngineLoad((17,), 8, 5, 0, 1, has_roof=False), None, "oracle")
+
+
+def test_a_pool_too_small_for_the_batch_is_told_and_not_waited_for() -> None:
+    load = EngineLoad((16,), 60, 2, 0, 1, has_roof=True)
+    bench = EngineBench(talker(num_blocks=160), load, PretendedRoof(None), "oracle")
+    with bench, pytest.raises(ConfigError, match="some ended before the last began"):
+        bench.run(lambda _: None)
+
+
+def test_calls_are_timed_turn_about() -> None:
+    order: list[str] = []
+    taken = turn_about({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    assert order == ["a", "b"] * 3
+    assert set(taken) == {"a", "b"}
