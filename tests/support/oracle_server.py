@@ -1,4 +1,4 @@
-"""`quire serve` with an oracle behind it, as a process of its own: everything but the model is real.
+"""`quire serve` with an oracle in its worker: everything but the model is real.
 
     python -m tests.support.oracle_server --port 0 --step-s 0.01 …
 
@@ -21,24 +21,13 @@ from quire.api import serving, sse
 from quire.api.limits import STUCK_S
 from quire.api.server import listen
 from quire.api.serving import Plan, run
-from quire.backends.oracle import OracleRunner
-from quire.cli.front import InProcess
-from quire.config import Settings, load_settings
-from quire.core.step import StepPlan, StepResult
-from quire.engine.async_engine import AsyncEngine
+from quire.cli.front import Supervised
+from quire.config import ModelSettings, Settings, load_settings
+from quire.engine.opening import queue_of
+from quire.engine.served import ServedModel, Serving
 from quire.observe.access_log import set_up
+from tests.support.oracle_worker import oracle_plan
 from tests.support.talkers import talker
-
-
-class TimedRunner(OracleRunner):
-    """An oracle whose steps take some time, during which others may run."""
-
-    step_s = 0.0
-
-    def run(self, plan: StepPlan) -> StepResult:
-        if self.step_s:
-            time.sleep(self.step_s)
-        return super().run(plan)
 
 
 class LoopWatch:
@@ -82,18 +71,18 @@ def options() -> argparse.ArgumentParser:
 
 def opener(given: argparse.Namespace) -> Any:
     @asynccontextmanager
-    async def opened(_name: str, _settings: Settings) -> AsyncIterator[tuple[AsyncEngine, InProcess]]:
-        model = talker(
-            num_blocks=given.blocks,
+    async def opened(_name: str, settings: Settings) -> AsyncIterator[tuple[ServedModel, Supervised]]:
+        text = talker(max_sequence_tokens=given.sequence_tokens).text
+        model = ModelSettings(
+            memory_bytes=given.blocks,
             block_size=16,
             max_running=given.running,
             max_step_tokens=given.running + 192,
             max_sequence_tokens=given.sequence_tokens,
         )
-        TimedRunner.step_s = given.step_s
-        model.engine.runner = TimedRunner(model.engine.runner.capacity)
-        async with AsyncEngine(model) as front:
-            yield front, InProcess(model.engine, front)
+        plan = oracle_plan(text.vocabulary_size, model, queue=queue_of(settings.serving), step_s=given.step_s)
+        async with ServedModel(lambda: Serving(plan, lambda _ready: text)) as front:
+            yield front, Supervised(front)
 
     return opened
 

@@ -3,7 +3,9 @@
 python -m tests.support.oracle_worker SOCKET PAGE LEASH PARENT
 """
 
+import os
 import sys
+import time
 from pathlib import Path
 
 from quire.backends.oracle import OracleRunner
@@ -11,6 +13,7 @@ from quire.backends.protocol import Capacity
 from quire.checkpoints import Progress
 from quire.config import ModelSettings
 from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.step import StepPlan, StepResult
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.kv_events import KVEventSettings
@@ -20,8 +23,22 @@ from quire.engine.supervisor import Limits, WorkerPlan
 from quire.engine.worker import Emit, serve
 
 ROOT = Path(__file__).parents[2]
+STEP_S = "ORACLE_STEP_S"
 SETTINGS = ModelSettings(memory_bytes=512, block_size=4, max_step_tokens=256, max_running=64, max_sequence_tokens=512)
 """`memory_bytes` counts blocks here, and the model's name is the size of its vocabulary."""
+
+
+class TimedRunner(OracleRunner):
+    """An oracle whose steps take some time."""
+
+    def __init__(self, capacity: Capacity, step_s: float) -> None:
+        super().__init__(capacity)
+        self._step_s = step_s
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self._step_s:
+            time.sleep(self._step_s)
+        return super().run(plan)
 
 
 def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> OpenedEngine:
@@ -38,7 +55,8 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Opened
         8 * settings.block_size,
     )
     config = SchedulerConfig(settings.max_step_tokens, settings.max_running, longest, queue=command.queue)
-    engine = Engine(OracleRunner(capacity), config, ModelIdentity("oracle", "slots"), command.key, emit)
+    runner = TimedRunner(capacity, float(os.environ.get(STEP_S, "0")))
+    engine = Engine(runner, config, ModelIdentity("oracle", "slots"), command.key, emit)
     return OpenedEngine(engine, "an oracle")
 
 
@@ -50,6 +68,7 @@ def oracle_plan(
     limits: Limits | None = None,
     queue: QueueConfig | None = None,
     kv_events: KVEventSettings | None = None,
+    step_s: float = 0.0,
     command: tuple[str, ...] = (sys.executable, "-m", "tests.support.oracle_worker"),
 ) -> WorkerPlan:
     """What a supervisor needs to run oracles."""
@@ -57,7 +76,7 @@ def oracle_plan(
         Open(str(vocabulary_size), settings, queue or QueueConfig(), bytes(32), kv_events),
         limits or Limits(stuck_s=2.0),
         command,
-        {"QUIRE_FAULTS": faults, "QUIRE_TESTING": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        {"QUIRE_FAULTS": faults, "QUIRE_TESTING": "1", STEP_S: str(step_s), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
     )
 
 

@@ -33,6 +33,9 @@ class Supervised:
             num_blocks=ready.num_blocks,
             block_size=ready.block_size,
             kv_usage=load.num_used_blocks / ready.num_blocks,
+            num_preemptions=load.num_preemptions,
+            num_steps=load.num_steps,
+            num_computed_tokens=load.num_computed_tokens,
             num_restarts=self.front.num_restarts,
         )
 

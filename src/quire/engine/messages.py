@@ -147,11 +147,14 @@ _REFUSALS: dict[str, type[QuireError]] = {
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):
-    """How busy a worker is."""
+    """How busy a worker is, and what it has done in its life."""
 
     num_running: int = 0
     num_waiting: int = 0
     num_used_blocks: int = 0
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
 
 
 class _Admitted(_Message, frozen=True):

@@ -149,8 +149,15 @@ class Worker:
 
     def _load(self) -> Load:
         scheduler, memory = self._engine.scheduler, self._engine.memory
-        num_used_blocks = memory.config.num_blocks - memory.num_free_blocks
-        return Load(len(scheduler.running), len(scheduler.queue), num_used_blocks)
+        totals = scheduler.stats
+        return Load(
+            len(scheduler.running),
+            len(scheduler.queue),
+            memory.config.num_blocks - memory.num_free_blocks,
+            totals.num_steps,
+            totals.num_computed_tokens,
+            totals.num_preemptions,
+        )
 
 
 def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> OpenedEngine:
