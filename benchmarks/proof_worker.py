@@ -265,8 +265,7 @@ async def poison(proof: Proof) -> None:
             good = sum(isinstance(one, Completion) and one.answers == own for one, own in zip(done, alone, strict=True))
             is_own = end.finish_reason == "error" and (end.error == POISON) != (kind in ON_ONE_ROW)
             survivors, ended = survivors + good, ended + is_own
-            # Two crashes among others make it a suspect; what comes after those are its trials alone.
-            num_retries = max(num_retries, model.num_restarts - 2)
+            num_retries = max(num_retries, model.supervisor.num_lost_trials)
             if good != len(plain) or not is_own:
                 say(f"  {kind}: {good} of {len(plain)} healthy, the poison ended by {end.finish_reason}: {end.error}")
     fatal = {fault.kind for _, fault in kinds} - ON_ONE_ROW

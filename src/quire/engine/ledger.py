@@ -94,6 +94,8 @@ class Ledger:
         self.num_steps_forward = 0
         """Tokens that came, requests that a worker ended or refused, and poison found: lives with these were not in
         vain."""
+        self.num_lost_trials = 0
+        """Times a request was alone when its worker died of it."""
         self._held: dict[str, Entry] = {}
         """Those the worker does not have, suspects among them."""
         self._alone: Entry | None = None
@@ -287,6 +289,7 @@ class Ledger:
             self._hold(entry)
             if is_on_trial and entry.request.request_id in flying:
                 self.num_steps_forward += 1
+                self.num_lost_trials += 1
                 told += self._end(entry, FinishReason.ERROR, now_s, POISON)
             elif entry.is_cancelled:
                 told += self._end(entry, FinishReason.CANCELLED, now_s)

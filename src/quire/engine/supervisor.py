@@ -176,6 +176,11 @@ class Supervisor:
         """Tokens that came and requests that ended, since the start."""
         return self._ledger.num_steps_forward
 
+    @property
+    def num_lost_trials(self) -> int:
+        """Times a request was alone when its worker died of it: each is the end of that request."""
+        return self._ledger.num_lost_trials
+
     def flight(self) -> Flight:
         """What the worker is at. Raises EngineDeadError if there is none."""
         if self._life is None:

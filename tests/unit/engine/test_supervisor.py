@@ -126,7 +126,9 @@ def test_a_request_that_breaks_its_worker_is_ended_and_its_neighbours_are_not(ki
             assert same(healthy, alone)
             end = (await poison).answers[0]
             assert (end.finish_reason, end.error) == ("error", POISON)
-            assert model.num_restarts == 3
+            # Twice among others, once more if tokens on their way were lost with the first, and once alone.
+            assert model.num_restarts in (3, 4)
+            assert model.supervisor.num_lost_trials == 1
 
     run(main)
 
