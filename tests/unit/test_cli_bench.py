@@ -72,7 +72,12 @@ def test_serve_prints_a_table_for_people_and_one_object_for_programs(url: str, t
 
 def test_classes_of_a_mixed_workload_have_a_table_of_their_own(url: str) -> None:
     code, out, err = run(
-        "serve", "--url", url, "--workload", "mixed", "--prompts", "chat", "--requests", "40", "--output-tokens", "2"
+        "serve",
+        "--url",
+        url,
+        "--seed",
+        "3",
+        *["--workload", "mixed", "--prompts", "chat", "--requests", "40", "--output-tokens", "2"],
     )
     assert (code, set(json.loads(out)["by_kind"])) == (0, {"person", "agent", "job"})
     assert all(kind in err for kind in ("person", "agent", "job"))
