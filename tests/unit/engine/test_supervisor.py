@@ -98,10 +98,11 @@ def test_streams_go_on_with_the_next_token_when_the_worker_is_killed() -> None:
     alone = undisturbed(8, 300)
 
     async def killer(model: ServedModel) -> None:
-        num_tokens = 0
+        num_tokens, due = 0, [20, 60, 100]
         async for piece in model.stream("question 0", params(0, 300)):
             num_tokens += len(piece.token_ids)
-            if num_tokens in (20, 60, 100):
+            if due and num_tokens >= due[0] and model.is_ready:
+                due.pop(0)
                 os.kill(model.supervisor.pid or 0, signal.SIGKILL)
 
     async def main() -> None:
