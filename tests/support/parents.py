@@ -30,6 +30,11 @@ import asyncio, os, signal, sys
 from tests.support.served import served
 from quire import SamplingParams
 
+# Whoever starts us in the background may have had these ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)
+
 async def main():
     print("on my way", flush=True)
     async with served() as model:
@@ -55,7 +60,7 @@ def end_a_parent(end: str, folder: Path, random: Random) -> None:
     if end.startswith("SIG"):
         time.sleep(random.uniform(0.0, 1.2))
         parent.send_signal(signal.Signals[end])
-    parent.wait()
+    parent.wait(timeout=20)
     parent.stdout.close()
 
 
