@@ -54,6 +54,7 @@ def prove(proof: Proof) -> None:
         ("poison", lambda: asyncio.run(poison(proof))),
         ("orphans", lambda: orphans(proof, random)),
         ("kills", lambda: asyncio.run(kills(proof, random))),
+        ("recovery", lambda: asyncio.run(recovery(proof, random))),
         ("hang", lambda: asyncio.run(hang(proof, random))),
         ("nan", lambda: asyncio.run(nan_rows(proof, random))),
         ("overhead", lambda: asyncio.run(ipc_overhead(proof, random))),
@@ -201,8 +202,7 @@ class Crowd:
 
 
 async def kills(proof: Proof, random: Random) -> None:
-    load_s = await cold_start_s(proof.sized(quick=2, full=5))
-    detections, extras = [], []
+    detections, pauses = [], []
     async with real() as model:
         crowd = Crowd(model, random)
         clients = [asyncio.create_task(crowd.client()) for _ in range(NUM_STREAMS)]
@@ -214,9 +214,9 @@ async def kills(proof: Proof, random: Random) -> None:
             killed_s = time.perf_counter()
             detections.append(await until(lambda: not model.is_ready))
             await until(lambda: model.is_ready)
-            extras.append(time.perf_counter() - killed_s - load_s)
+            pauses.append(time.perf_counter() - killed_s)
             if cycle % 10 == 9:
-                say(f"  {cycle + 1} kills, {len(crowd.asks)} requests; the last cost {extras[-1] + load_s:.1f} s")
+                say(f"  {cycle + 1} kills, {len(crowd.asks)} requests; the last cost {pauses[-1]:.1f} s")
         crowd.is_over = True
         await asyncio.gather(*clients)
         num_restarts = model.num_restarts
@@ -230,9 +230,28 @@ async def kills(proof: Proof, random: Random) -> None:
     share = equal / len(crowd.asks)
     proof.report("resumed_equal_share", share, "1.0", holds=share == 1.0)
     proof.report("detect_s", max(detections), "at most 1", holds=max(detections) <= 1)
-    proof.report("load_s", load_s, "median cold start")
-    proof.report("ready_extra_s", max(extras), "at most 3", holds=max(extras) <= 3)
-    proof.report("ready_extra_median_s", statistics.median(extras))
+    proof.report("kill_pause_s", statistics.median(pauses), "median, from a kill to ready again")
+
+
+async def recovery(proof: Proof, random: Random) -> None:
+    """Cold starts and restarts under sixteen streams, turn about, because the machine drifts."""
+    cold, again = [], []
+    async with real() as model:
+        for _ in range(proof.sized(quick=2, full=10)):
+            asking = asyncio.create_task(answers_of(model, [question(random, 24) for _ in range(NUM_STREAMS)]))
+            await until(lambda: model.num_open == NUM_STREAMS)
+            os.kill(model.supervisor.pid or 0, signal.SIGKILL)
+            killed_s = time.perf_counter()
+            await until(lambda: not model.is_ready)
+            await until(lambda: model.is_ready)
+            again.append(time.perf_counter() - killed_s)
+            await asking
+            cold.append(await cold_start_s(1))
+    load_s = statistics.median(cold)
+    extra_s = max(again) - load_s
+    proof.report("load_s", load_s, "median cold start, from spawning to ready")
+    proof.report("ready_extra_s", extra_s, "at most 3, the worst", holds=extra_s <= 3)
+    proof.report("ready_extra_median_s", statistics.median(again) - load_s)
 
 
 # -- poison ------------------------------------------------------------------------------------------------------------
