@@ -238,14 +238,14 @@ async def recovery(proof: Proof, random: Random) -> None:
     cold, again = [], []
     async with real() as model:
         for _ in range(proof.sized(quick=2, full=10)):
-            asking = asyncio.create_task(answers_of(model, [question(random, 24) for _ in range(NUM_STREAMS)]))
-            await until(lambda: model.num_open == NUM_STREAMS)
-            os.kill(model.supervisor.pid or 0, signal.SIGKILL)
-            killed_s = time.perf_counter()
-            await until(lambda: not model.is_ready)
-            await until(lambda: model.is_ready)
-            again.append(time.perf_counter() - killed_s)
-            await asking
+            async with asyncio.TaskGroup() as streams:
+                streams.create_task(answers_of(model, [question(random, 24) for _ in range(NUM_STREAMS)]))
+                await until(lambda: model.num_open == NUM_STREAMS)
+                os.kill(model.supervisor.pid or 0, signal.SIGKILL)
+                killed_s = time.perf_counter()
+                await until(lambda: not model.is_ready)
+                await until(lambda: model.is_ready)
+                again.append(time.perf_counter() - killed_s)
             cold.append(await cold_start_s(1))
     load_s = statistics.median(cold)
     extra_s = max(again) - load_s
