@@ -39,6 +39,7 @@ from tests.unit.engine.test_messages import REQUEST, TO_PARENT, TO_WORKER
 GIB = 1 << 30
 SETTINGS = ModelSettings(memory_bytes=5 * GIB // 2, max_sequence_tokens=1024)
 LIMITS = Limits(stuck_s=2.0)
+"""For oracles, whose steps take milliseconds. A real model's may take longer on a busy machine: it has the default."""
 HANG_LIMITS = Limits(stuck_s=8.0)
 """Longer than the five seconds after which a silent worker is not ready, so that the beat is what shows it."""
 NUM_STREAMS = 16
@@ -134,7 +135,7 @@ async def answers_of(front: Front, asks: Sequence[Ask], concurrency: int = NUM_S
     await asyncio.gather(*(client() for _ in range(concurrency)))
 
 
-def real(faults: Sequence[Fault] = (), limits: Limits = LIMITS) -> ServedModel:
+def real(faults: Sequence[Fault] = (), limits: Limits | None = None) -> ServedModel:
     """The test model in a worker; faults only where given."""
     prepare = plan_worker(str(smollm2_directory()), SETTINGS, limits=limits)
 
@@ -164,7 +165,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 120.0) -> floa
 
 async def cold_start_s(count: int) -> float:
     """Median of how long a worker takes from its spawning to its being ready: what a restart must do again."""
-    plan = plan_worker(str(smollm2_directory()), SETTINGS, limits=LIMITS)().plan
+    plan = plan_worker(str(smollm2_directory()), SETTINGS)().plan
     taken = []
     for _ in range(count):
         supervisor = Supervisor(plan, lambda _events: None, lambda _error: None)
