@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,20 @@ def test_without_keys_everybody_is_one_tenant_and_may_be_urgent() -> None:
     caller = Gate(KeyRing(None)).caller(None, None)
     assert (caller.tenant, caller.ceiling) == ("default", PriorityClass.HIGH)
     assert asyncio.run(public()) is None
+
+
+def test_a_keys_file_that_cannot_be_seen_is_not_no_keys_file(tmp_path: Path) -> None:
+    loop = tmp_path / "keys.json"
+    loop.symlink_to(loop)
+    ring = KeyRing(loop)
+    assert ring.is_locked
+    assert ring.problem is not None
+    assert ring.find("anything") is None
+
+
+def test_two_who_change_the_keys_at_once_do_not_undo_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda at: add_key(path, f"k{at}"), range(40)))
+        list(pool.map(lambda at: revoke_key(path, f"k{at}"), range(0, 40, 2)))
+    assert {key.name for key in read_keys(path) or ()} == {f"k{at}" for at in range(1, 40, 2)}

@@ -176,6 +176,8 @@ def test_changed_terms_begin_anew_and_what_is_open_stays_open() -> None:
     quota.num_open = 2
     assert quotas.of("alice", Terms(concurrent=2)) is quota
     assert quotas.of("alice", Terms(concurrent=5)).num_open == 2
+    quota.num_open -= 2  # who came in under the old terms leaves under the new ones
+    assert (quotas.of("alice", Terms(concurrent=5)).num_open, quota.concurrent) == (0, 5)
 
 
 def test_a_dead_engine_is_503_before_an_answer_and_an_event_within_one() -> None:

@@ -4,6 +4,7 @@ A key is 256 random bits, so a plain hash keeps it: there is nothing to guess. T
 a key that was revoked is refused within a second, without a restart. A file that cannot be read accepts nobody.
 """
 
+import fcntl
 import hashlib
 import hmac
 import logging
@@ -11,7 +12,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -128,22 +130,37 @@ def write_keys(path: Path, keys: Sequence[Key]) -> None:
 def add_key(path: Path, name: str, **terms: Any) -> str:
     """A new key under this name; its secret is returned once and kept nowhere."""
     _check_name(name)
-    keys = read_keys(path) or ()
-    if any(key.name == name for key in keys):
-        raise ConfigError(f"names of keys must differ, {name!r} is taken; revoke it first, or choose another")
     secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    write_keys(path, [*keys, Key(name, digest_of(secret), created=created, **terms)])
+    key = Key(name, digest_of(secret), created=created, **terms)
+    with _alone_with(path):
+        keys = read_keys(path) or ()
+        if any(one.name == name for one in keys):
+            raise ConfigError(f"names of keys must differ, {name!r} is taken; revoke it first, or choose another")
+        write_keys(path, [*keys, key])
     return secret
 
 
 def revoke_key(path: Path, name: str) -> None:
     """The key is refused from now on. An emptied file still locks the doors."""
-    keys = read_keys(path) or ()
-    if not any(key.name == name for key in keys):
-        names = ", ".join(key.name for key in keys) or "none"
-        raise ConfigError(f"there is no key {name!r}; the keys are: {names}")
-    write_keys(path, [key for key in keys if key.name != name])
+    with _alone_with(path):
+        keys = read_keys(path) or ()
+        if not any(key.name == name for key in keys):
+            names = ", ".join(key.name for key in keys) or "none"
+            raise ConfigError(f"there is no key {name!r}; the keys are: {names}")
+        write_keys(path, [key for key in keys if key.name != name])
+
+
+@contextmanager
+def _alone_with(path: Path) -> Iterator[None]:
+    """Nobody else changes the file between our reading and our writing: else a key that was revoked could come back."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)  # the file itself is replaced by every change
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 # -- while serving -----------------------------------------------------------------------------------------------------
@@ -152,7 +169,7 @@ def revoke_key(path: Path, name: str) -> None:
 @dataclass(frozen=True, slots=True)
 class _Seen:
     keys: tuple[Key, ...] | None
-    stamp: tuple[int, int, int] | None
+    stamp: tuple[int, ...] | None
 
 
 class KeyRing:
@@ -198,9 +215,13 @@ class KeyRing:
             LOG.error("nobody is let in: %s", self.problem)
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Different whenever the file may say something else, or is not ours alone any more; None if there is none."""
     try:
         found = path.stat()
-    except OSError:
+    except FileNotFoundError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    except OSError as error:
+        # There may be keys, and they cannot be seen: not the same as none.
+        return (-1, error.errno or 0)
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size

@@ -20,6 +20,11 @@ HEAD_S = 20.0
 BODY_S = 60.0
 """How long it may take to send the body."""
 KEEP_ALIVE_S = 75
+"""How long a connection may be open with no request under way."""
+MAX_PIPELINED = 16
+"""Requests sent before the one before them was answered."""
+LOOK_S = 5.0
+"""How often a connection is looked at."""
 WRITE_BUFFER_BYTES = 64 * 1024
 """What is handed to the socket and not yet taken by it; beyond it a writer waits."""
 STUCK_S = 30.0

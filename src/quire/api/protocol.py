@@ -1,16 +1,26 @@
 """Bytes to requests: uvicorn's HTTP/1.1 protocol with bounds it does not have.
 
-Added: a bound on the head of a request in bytes and in time, on connections, and on what is handed to a socket that
-does not take it; a way to cut a connection at once; and, where a client sent its next request early and then left, the
-news of that to the request that is being answered.
+Added: a bound on the head of a request in bytes and in time, on connections, on requests sent early, on how long a
+connection may be idle and on how long it may take nothing of what was written to it; a way to cut a connection at once;
+and, where a client sent its next request early and then left, the news of that to the request that is being answered.
 """
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.api.limits import HEAD_S, MAX_CONNECTIONS, MAX_HEAD_BYTES, WRITE_BUFFER_BYTES
+from quire.api.limits import (
+    HEAD_S,
+    KEEP_ALIVE_S,
+    LOOK_S,
+    MAX_CONNECTIONS,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    STUCK_S,
+    WRITE_BUFFER_BYTES,
+)
 from quire.api.refusals import Refusal
 
 
@@ -24,10 +34,16 @@ class Protocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
+        """As they came."""
+        self._num_line_bytes = 0
+        """As they were understood: a head that comes all at once is over before it can be counted as it comes."""
         self._is_in_head = True
         self._is_head_too_large = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._cycles: list[RequestResponseCycle] = []
+        self._idle_since_s = self._stuck_since_s = self.loop.time()
+        self._num_unsent = 0
+        self._watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody came."""
@@ -37,10 +53,13 @@ class Protocol(HttpToolsProtocol):
             transport.abort()
             return
         self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+        self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Somebody left: whoever is being answered on this connection is told, not only the last to ask."""
         self._stop_head_timer()
+        if self._watch is not None:
+            self._watch.cancel()
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -60,7 +79,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The head of a request begins."""
         super().on_message_begin()
-        self._num_head_bytes, self._is_in_head = 0, True
+        self._num_head_bytes, self._num_line_bytes, self._is_in_head = 0, 0, True
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
@@ -82,6 +101,11 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
+        if len(self.pipeline) > MAX_PIPELINED:
+            self.transport.abort()
+        elif self.pipeline:
+            # The library stops reading while a request waits for another, and then nobody sees a client leave.
+            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is told so in the shape of all other errors."""
@@ -91,20 +115,28 @@ class Protocol(HttpToolsProtocol):
         if self._is_head_too_large:
             message = f"the head of a request may have {MAX_HEAD_BYTES:,} bytes, more given"
             refusal = Refusal(431, "head_too_large", message)
-        lines = [b"HTTP/1.1 %d " % refusal.status, b"Bad Request\r\n", b"connection: close\r\n"]
+        phrase = HTTPStatus(refusal.status).phrase.encode()
+        lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, phrase), b"connection: close\r\n"]
         lines += [name + b": " + value + b"\r\n" for name, value in refusal.header_items()]
         self.transport.write(b"".join([*lines, b"\r\n", refusal.body]))
         self.transport.close()
 
-    def timeout_keep_alive_handler(self) -> None:
-        """Idle for too long. An answer that is still not taken is not waited for any longer."""
-        if self.transport.get_write_buffer_size():
+    def _look(self) -> None:
+        """Cut who holds the connection for nothing: no request under way, or nothing taken of an answer."""
+        now_s, num_unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        if any(not cycle.response_complete for cycle in self._cycles):
+            self._idle_since_s = now_s
+        if not num_unsent or num_unsent < self._num_unsent:
+            self._stuck_since_s = now_s
+        self._num_unsent = num_unsent
+        if now_s - self._idle_since_s > KEEP_ALIVE_S or now_s - self._stuck_since_s > STUCK_S:
             self.transport.abort()
-        super().timeout_keep_alive_handler()
+            return
+        self._watch = self.loop.call_later(LOOK_S, self._look)
 
     def _count(self, num_bytes: int) -> None:
-        self._num_head_bytes += num_bytes
-        if self._num_head_bytes > MAX_HEAD_BYTES:
+        self._num_line_bytes += num_bytes
+        if self._num_line_bytes > MAX_HEAD_BYTES:
             self._is_head_too_large = True
             raise HeadTooLargeError
 

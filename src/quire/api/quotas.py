@@ -60,16 +60,16 @@ class Terms:
 class Quotas:
     """Of all tenants. One for each key there is: as many as the operator made."""
 
-    _by_tenant: dict[str, tuple[Terms, Quota]] = field(default_factory=dict)
+    _by_tenant: dict[str, Quota] = field(default_factory=dict)
+    _terms: dict[str, Terms] = field(default_factory=dict)
 
     def of(self, tenant: str, terms: Terms) -> Quota:
-        """The tenant's, begun anew if its terms have changed; what is open stays open."""
-        known = self._by_tenant.get(tenant)
-        if known is not None and known[0] == terms:
-            return known[1]
-        quota = Quota(_bucket(terms.requests_per_minute), _bucket(terms.tokens_per_minute), terms.concurrent)
-        quota.num_open = known[1].num_open if known else 0
-        self._by_tenant[tenant] = (terms, quota)
+        """The tenant's. Changed terms begin new buckets in it; who is inside holds on to the same one and leaves it."""
+        quota = self._by_tenant.setdefault(tenant, Quota())
+        if self._terms.get(tenant) != terms:
+            self._terms[tenant] = terms
+            quota.requests, quota.tokens = _bucket(terms.requests_per_minute), _bucket(terms.tokens_per_minute)
+            quota.concurrent = terms.concurrent
         return quota
 
 

@@ -107,11 +107,19 @@ async def _serve_while_loading(
 ) -> int:
     """The doors are open from the start; a model that cannot be loaded closes them."""
     serving = asyncio.ensure_future(serve(servers, closing))
+    loaded = asyncio.ensure_future(loading.__aenter__())
     try:
-        async with loading as models:
-            if not closing.asked.is_set():
-                lines.ready(models)
+        # Whoever ends the server while it loads does not wait for the model.
+        await asyncio.wait({loaded, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not loaded.done():
+            loaded.cancel()
+            await asyncio.gather(loaded, return_exceptions=True)
             return await serving
+        lines.ready(loaded.result())
+        try:
+            return await serving
+        finally:
+            await loading.__aexit__(None, None, None)
     finally:
         closing.ask()
         await serving

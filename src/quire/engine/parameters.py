@@ -21,6 +21,8 @@ MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 MAX_LISTED = 1 << 18
 """Entries of a list of tokens: more than any vocabulary has."""
+SHOWN_CHARS = 200
+"""Of a caller's own value inside a message."""
 MAX_TOKENS_DEFAULT = 1 << 30
 """Without a limit of the client's, the longest sequence the pool holds is the limit."""
 
@@ -65,7 +67,7 @@ class SamplingParams:
             _check(one.name, getattr(self, one.name), one.metadata)
         for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidParameterError(f"{name} must be true or false, {getattr(self, name)!r} given")
+                raise InvalidParameterError(f"{name} must be true or false, {_some(getattr(self, name))} given")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError("allowed_token_ids must hold at least one token, or be None to allow all")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -74,7 +76,7 @@ class SamplingParams:
             )
         if len(self.stop) > MAX_STOPS or not all(_is_stop(text) for text in self.stop):
             raise InvalidParameterError(
-                f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {self.stop!r} given"
+                f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {_some(self.stop)} given"
             )
         if len(self.logit_bias) > MAX_BIASES or not all(
             isfinite(bias) and abs(bias) <= 1000 for bias in self.logit_bias.values()
@@ -91,7 +93,7 @@ class SamplingParams:
         given: Any = self.logit_bias
         bias = {} if given is None else given
         if not isinstance(bias, Mapping) or not all(isinstance(one, int | float) for one in bias.values()):
-            raise InvalidParameterError(f"logit_bias must map token ids to numbers, {bias!r} given")
+            raise InvalidParameterError(f"logit_bias must map token ids to numbers, {_some(bias)} given")
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(bias)))
 
     def settle(self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int) -> CoreParams:
@@ -127,7 +129,7 @@ def _frozen(name: str, given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise InvalidParameterError(f"{name} must be a list, {given!r} given")
+        raise InvalidParameterError(f"{name} must be a list, {_some(given)} given")
     taken = tuple(dict.fromkeys(islice(given, MAX_LISTED + 1)))
     if len(taken) > MAX_LISTED:
         raise InvalidParameterError(f"{name} takes up to {MAX_LISTED} entries, more given")
@@ -144,12 +146,22 @@ def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
-        raise InvalidParameterError(f"{name} must be a number from {low} to {high}, {value!r} given")
+        raise InvalidParameterError(f"{name} must be a number from {low} to {high}, {_some(value)} given")
     if isinstance(low, int) and not isinstance(value, int):
-        raise InvalidParameterError(f"{name} must be a whole number, {value!r} given")
+        raise InvalidParameterError(f"{name} must be a whole number, {_some(value)} given")
 
 
 def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary_size:
-            raise InvalidParameterError(f"{name} must hold token ids from 0 to {vocabulary_size - 1}, {token!r} given")
+            raise InvalidParameterError(
+                f"{name} must hold token ids from 0 to {vocabulary_size - 1}, {_some(token)} given"
+            )
+
+
+def _some(value: object) -> str:
+    """A value inside a message: enough of it to find it by. Long ones are cut before they are written out."""
+    short = value[:SHOWN_CHARS] if isinstance(value, str) else value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        short = [one[:SHOWN_CHARS] if isinstance(one, str) else one for one in value[:MAX_STOPS]]
+    return repr(short)[:SHOWN_CHARS]
