@@ -118,7 +118,7 @@ def slow_connection(here: House, **more: Any) -> socket.socket:
 
 
 def test_a_reader_that_takes_nothing_is_cut_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.sse.STUCK_S", 0.3)
+    monkeypatch.setattr("quire.api.entrance.STUCK_S", 0.3)
     monkeypatch.setattr("quire.api.protocol.WRITE_BUFFER_BYTES", 4096)
     with house(models={"oracle": talker(num_blocks=2048)}, send_buffer_bytes=65536) as here:
         slow = [slow_connection(here, seed=at) for at in range(6)]

@@ -58,9 +58,11 @@ def test_a_full_queue_is_503_and_a_full_share_429() -> None:
     ):
         opened, runner = paced_talker(max_running=1)
         opened.engine.scheduler.queue = WaitingQueue(queue)
-        with house(models={"oracle": opened}, settings=DoorSettings(queue=queue.max_requests, max_running=1)) as here:
+        with house(models={"oracle": opened}, settings=DoorSettings(queue=queue.max_requests)) as here:
             inside = [ask(here, prompt="question 0", stream=True)]
             assert runner.is_waiting.wait(5)
+            _step(runner)
+            here.wait_until(lambda: here.states() == ["running"])
             inside += [ask(here, prompt=f"question {at}") for at in range(1, 1 + num_waiting)]
             here.wait_until(lambda: len(here.doors.inside) == len(inside))  # noqa: B023
             while len(opened.engine.scheduler.live) < len(inside):
@@ -94,13 +96,13 @@ def _refused(here: House, runner: PacedRunner) -> Any:
 def test_a_place_in_the_queue_is_kept_for_each_class() -> None:
     opened, runner = paced_talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
-    with house(models={"oracle": opened}, settings=DoorSettings(queue=10, max_running=1)) as here:
-        inside = [ask(here, prompt=f"question {at}") for at in range(9)]
-        here.wait_until(lambda: len(here.doors.inside) == 9)
+    with house(models={"oracle": opened}, settings=DoorSettings(queue=10)) as here:
+        inside = [ask(here, prompt=f"question {at}") for at in range(8)]
+        here.wait_until(lambda: len(here.doors.inside) == 8)
         assert here.post(COMPLETE, BODY).status == 503
         inside.append(ask(here, prompt="urgent", priority=-1))
         inside.append(ask(here, prompt="patient", priority=1))
-        here.wait_until(lambda: len(here.doors.inside) == 11)
+        here.wait_until(lambda: len(here.doors.inside) == 10)
         assert here.post(COMPLETE, {**BODY, "priority": -1}).status == 503
         runner.let_go()
         assert {connection.getresponse().status for connection in inside} == {200}

@@ -19,10 +19,11 @@ from starlette.responses import Response
 from quire.api.auth import Caller
 from quire.api.body import ClientGoneError, Receive, beside_the_loop, parse_object, read_body
 from quire.api.doors import Doors, rate_headers
+from quire.api.entrance import ReaderStuckError
 from quire.api.ids import new_id
 from quire.api.questions import Dialect, Question, usage
 from quire.api.refusals import Refusal, refusal_of
-from quire.api.sse import DONE, ReaderStuckError, Send, Writer, error_event, event, send_json
+from quire.api.sse import DONE, Send, Writer, error_event, event, send_json
 from quire.api.visits import Visit, figures_of
 from quire.engine.answers import Piece
 from quire.engine.front import Asked
@@ -52,9 +53,6 @@ class Answering(Response):
                 await while_client_stays(receive, self._answer(body, headers, visit, send))
         except ClientGoneError:
             visit.is_cut = True
-        except ReaderStuckError:
-            visit.is_cut, visit.error = True, "reader_too_slow"
-            scope.get("quire.abort", _nothing)()
 
     async def _answer(self, body: bytes, headers: dict[bytes, bytes], visit: Visit, send: Send) -> None:
         fields = await beside_the_loop(len(body), lambda: self._dialect.parse(parse_object(body)))
@@ -229,7 +227,3 @@ async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) 
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _nothing() -> None:
-    """There is no connection to cut where there is no socket."""

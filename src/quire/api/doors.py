@@ -33,8 +33,6 @@ class DoorSettings:
     """Requests between their first and their last byte, all models together."""
     queue: int | None = None
     """Requests that may wait in an engine's queue, where that is known."""
-    max_running: int = 0
-    """Sequences that may run at once in an engine."""
 
 
 class Doors:
@@ -91,20 +89,18 @@ class Doors:
     def check_room(self, visit: Visit, model: str, priority: PriorityClass) -> None:
         """Turn away at once what the engine's queue, as it is seen from here, would turn away after its step.
 
-        The same rule: a tenth of the queue is kept for each class. What is seen here is at most a step old, so places
-        of those who run count as long as nobody is known to have taken them.
+        The same rule: a tenth of the queue is kept for each class. What is seen here is at most a step old: a place
+        that became free in the step that runs is given away after it.
         """
         visit.model, visit.priority = model, priority.value
         if (queue := self.settings.queue) is None:
             return
-        others = [other for other, _ in self.inside.values() if other.model == model and other is not visit]
+        others = (other for other, _ in self.inside.values() if other.model == model and other is not visit)
         waiting = Counter(other.priority for other in others if other.is_waiting)
-        num_running = sum(other.num_answers for other in others if not other.is_waiting)
         reserve = int(queue * CLASS_RESERVE)
         num_kept = sum(max(0, reserve - waiting[one.value]) for one in PriorityClass if one is not priority)
-        room = queue - num_kept + max(0, self.settings.max_running - num_running)
-        if waiting.total() >= room:
-            raise QueueFullError(waiting.total(), room)
+        if waiting.total() >= queue - num_kept:
+            raise QueueFullError(waiting.total(), queue - num_kept)
 
     def full(self, error: TenantShareError) -> CapacityError:
         """A share that is the whole queue is no tenant's fault: then it is the server that is full."""
