@@ -50,7 +50,8 @@ def test_a_full_house_turns_away_and_says_when_to_come_back(paced: tuple[House, 
     assert here.post(COMPLETE, BODY).status == 200
 
 
-def test_a_full_queue_is_503_and_a_full_share_429() -> None:
+def test_a_full_queue_is_503_and_a_full_share_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.doors.COUNT_AGAIN_S", -1.0)
     weights = {"default": 1.0, "other": 99.0}
     for queue, num_waiting, status, code in (
         (QueueConfig(max_requests=2, class_reserve=0.0), 2, 503, "server_overloaded"),

@@ -23,6 +23,7 @@ from quire.observe.metrics import Metrics
 
 CLASS_RESERVE = 0.1
 """The share of a queue that is kept for each class; the engine's own default."""
+COUNT_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Doors:
         self.inside: dict[str, tuple[Visit, Caller]] = {}
         self.is_draining = False
         self._emptied = asyncio.Event()
+        self._counts: dict[str, tuple[float, Counter[str]]] = {}
+        """Who waits for which model, and when that was counted."""
 
     @property
     def is_ready(self) -> bool:
@@ -92,15 +95,24 @@ class Doors:
         The same rule: a tenth of the queue is kept for each class. What is seen here is at most a step old: a place
         that became free in the step that runs is given away after it.
         """
+        if (queue := self.settings.queue) is not None:
+            waiting = self._waiting(model)
+            reserve = int(queue * CLASS_RESERVE)
+            num_kept = sum(max(0, reserve - waiting[one.value]) for one in PriorityClass if one is not priority)
+            if waiting.total() >= queue - num_kept:
+                raise QueueFullError(waiting.total(), queue - num_kept)
+            waiting[priority.value] += 1
         visit.model, visit.priority = model, priority.value
-        if (queue := self.settings.queue) is None:
-            return
-        others = (other for other, _ in self.inside.values() if other.model == model and other is not visit)
-        waiting = Counter(other.priority for other in others if other.is_waiting)
-        reserve = int(queue * CLASS_RESERVE)
-        num_kept = sum(max(0, reserve - waiting[one.value]) for one in PriorityClass if one is not priority)
-        if waiting.total() >= queue - num_kept:
-            raise QueueFullError(waiting.total(), queue - num_kept)
+
+    def _waiting(self, model: str) -> Counter[str]:
+        """How many wait for this model, by class. A flood must not make everybody be counted for each of its drops."""
+        now_s = monotonic()
+        counted_s, waiting = self._counts.get(model, (0.0, Counter[str]()))
+        if now_s - counted_s > COUNT_AGAIN_S:
+            others = (visit for visit, _ in self.inside.values() if visit.model == model)
+            waiting = Counter(visit.priority for visit in others if visit.is_waiting)
+            self._counts[model] = (now_s, waiting)
+        return waiting
 
     def full(self, error: TenantShareError) -> CapacityError:
         """A share that is the whole queue is no tenant's fault: then it is the server that is full."""
