@@ -28,7 +28,7 @@ def paced() -> Iterator[tuple[House, PacedRunner]]:
 def ask(here: House, **more: Any) -> HTTPConnection:
     """Send a request and wait for nothing."""
     connection = here.connection()
-    asked = {"model": "oracle", "prompt": "hello", "max_tokens": 200, "temperature": 0.0, **more}
+    asked = {"model": "oracle", "prompt": "hello", "max_tokens": 200, "temperature": 0.0, "ignore_eos": True, **more}
     connection.request("POST", COMPLETE, json.dumps(asked).encode())
     return connection
 
@@ -152,7 +152,9 @@ def test_a_reader_that_was_away_for_a_moment_gets_everything_in_fewer_pieces(pac
     )
     data = connection.getresponse().read()
     connection.close()
-    whole = here.post(COMPLETE, {"model": "oracle", "prompt": "hello", "max_tokens": 300, "temperature": 0.0}).json
+    whole = here.post(
+        COMPLETE, {"model": "oracle", "prompt": "hello", "max_tokens": 300, "temperature": 0.0, "ignore_eos": True}
+    ).json
     texts = [json.loads(line[6:])["choices"][0]["text"] for line in data.decode().split("\n\n")[:-2]]
     assert "".join(texts) == whole["choices"][0]["text"]
 
