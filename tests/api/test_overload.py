@@ -1,5 +1,6 @@
 """Too much: who is turned away, how, and until when; and how a server ends."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -251,6 +252,29 @@ def test_what_is_not_done_by_the_bound_is_ended_in_words(paced: tuple[House, Pac
     assert answer.read()
     streaming.close()
     waiting.close()
+
+
+def test_whoever_is_still_entering_when_all_are_ended_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    with house(drain_s=0.0) as here:
+        front = next(iter(here.doors.models)).open()
+        really, entered, go_on = front.prompt_ids, threading.Event(), asyncio.Event()
+
+        async def slow(prompt: Any) -> list[int]:
+            entered.set()
+            await go_on.wait()
+            return await really(prompt)
+
+        monkeypatch.setattr(front, "prompt_ids", slow)
+        connection = ask(here)
+        assert entered.wait(5)
+        here.loop.call_soon_threadsafe(here.closing.ask)
+        here.wait_until(lambda: here.doors.is_draining and here.doors._is_over)
+        here.loop.call_soon_threadsafe(go_on.set)
+        response = connection.getresponse()
+        assert response.status == 503
+        assert b"server_draining" in response.read()
+        connection.close()
+        here.wait_for_end()
 
 
 def test_asked_a_second_time_the_server_does_not_wait() -> None:

@@ -78,6 +78,7 @@ class Answering(Response):
         front = question.to.model.open()
         try:
             for ids in question.prompts:
+                self._doors.check_not_over()
                 visit.asked.append(await front.ask(ids, question.params, **question.to.how))
         except TenantShareError as error:
             raise self._doors.full(error) from error

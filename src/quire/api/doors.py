@@ -45,6 +45,7 @@ class Doors:
         self.settings = settings or DoorSettings()
         self.inside: dict[str, tuple[Visit, Caller]] = {}
         self.is_draining = False
+        self._is_over = False
         self._emptied = asyncio.Event()
         self._counts: dict[str, tuple[float, Counter[str]]] = {}
         """Who waits for which model, and when that was counted."""
@@ -137,11 +138,17 @@ class Doors:
 
     def _end_all(self) -> int:
         visits = [visit for visit, _ in self.inside.values()]
-        error = DrainingError("the server is shutting down and ended this request; ask again elsewhere, or later")
+        self._is_over = True
+        error = _ended()
         for visit in visits:
             for asked in visit.asked:
                 asked.stream.stop(error)
         return len(visits)
+
+    def check_not_over(self) -> None:
+        """Whoever was still on the way to an engine when all were ended does not begin."""
+        if self._is_over:
+            raise _ended()
 
     async def emptied(self, within_s: float) -> bool:
         """Whether everybody left in time."""
@@ -157,6 +164,10 @@ class Doors:
             raise DrainingError("the server is shutting down; ask another one, or later")
         if len(self.inside) >= self.settings.max_inside:
             raise QueueFullError(len(self.inside), self.settings.max_inside)
+
+
+def _ended() -> DrainingError:
+    return DrainingError("the server is shutting down and ended this request; ask again elsewhere, or later")
 
 
 def rate_headers(caller: Caller) -> tuple[tuple[str, str], ...]:
