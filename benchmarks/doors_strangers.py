@@ -17,8 +17,8 @@ from quire.api.refusals import TELLING
 
 def hostile(proof: Proof, folder: Path, dice: Random) -> None:
     """What a description-driven fuzzer and a hand corpus can think of."""
-    count = proof.sized(quick=2_500, full=200_000)
-    num_generated = proof.sized(quick=500, full=40_000)
+    count = proof.sized(quick=1_500, full=200_000)
+    num_generated = proof.sized(quick=240, full=40_000)
     with started(folder, "--watch-loop", "1", "--max-inside", "4096") as server:
         seen = _Seen()
         seen.generated(server, num_generated, dice)

@@ -316,7 +316,7 @@ def _settle(server: Server) -> float:
 def slow_readers(proof: Proof, folder: Path) -> None:
     """Normal readers with and without slow ones among them, in turns."""
     num_slow, num_normal = proof.sized(quick=10, full=50), proof.sized(quick=30, full=150)
-    num_tokens, stuck_s = proof.sized(quick=3_000, full=20_000), 2.0 if not proof.is_full else 30.0
+    num_tokens, stuck_s = proof.sized(quick=1_500, full=20_000), 2.0 if not proof.is_full else 30.0
     words = ("--running", "256", "--sequence-tokens", str(num_tokens + 200), "--send-buffer", "65536",
              "--blocks", str((num_slow + num_normal) * (num_tokens // 16 + 20)), "--stuck-s", str(stuck_s))  # fmt: skip
     ratios, num_cut, baseline_ms = [], 0, 0.0
@@ -447,13 +447,12 @@ def _serve_words(*more: str) -> tuple[str, ...]:
 
 def overload(proof: Proof, folder: Path, dice: Random) -> None:
     """Ten times what it can do: what it does then."""
-    seconds = proof.sized(quick=12, full=60)
+    seconds, lead_s = proof.sized(quick=8, full=60), 4.0 if not proof.is_full else 20.0
     words = _serve_words("--queue", "64", "--max-inside", "128")
     with started(folder, *words, module="quire serve") as server:
-        asyncio.run(_closed_loop(server, 64, 3.0, dice))
-        capacity = asyncio.run(_closed_loop(server, 64, float(seconds), dice))
+        capacity = asyncio.run(_closed_loop(server, 64, (lead_s, float(seconds)), dice))
         before = server.resident_bytes()
-        done, rejected = asyncio.run(_open_loop(server, 10 * capacity, float(seconds), dice))
+        done, rejected = asyncio.run(_open_loop(server, 10 * capacity, (lead_s, float(seconds)), dice))
         growth = server.resident_bytes() / before - 1
         server.stop()
     missing = sum(not has_retry for _, has_retry in rejected)
@@ -471,25 +470,30 @@ def _small_body(dice: Random) -> dict[str, Any]:
     return {"model": "m", "prompt": _phrase(dice, 30), "max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
 
 
-async def _closed_loop(server: Server, num_clients: int, seconds: float, dice: Random) -> float:
-    """Requests a second with so many clients that each wait for their answer."""
-    done, end = 0, time.perf_counter() + seconds
+async def _closed_loop(server: Server, num_clients: int, window_s: tuple[float, float], dice: Random) -> float:
+    """Requests a second with so many clients that each wait for their answer; counted once it has got going."""
+    done, begin = 0, time.perf_counter() + window_s[0]
+    end = begin + window_s[1]
 
     async def client(session: aiohttp.ClientSession) -> None:
         nonlocal done
         while time.perf_counter() < end:
             async with session.post(f"{server.url}/v1/completions", json=_small_body(dice)) as response:
                 await response.read()
-                done += response.status == 200 and time.perf_counter() < end
+                done += response.status == 200 and begin <= time.perf_counter() < end
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         await asyncio.gather(*(client(session) for _ in range(num_clients)))
-    return done / seconds
+    return done / window_s[1]
 
 
-async def _open_loop(server: Server, rate: float, seconds: float, dice: Random) -> tuple[int, list[tuple[float, bool]]]:
-    """Requests come whether answered or not: how many were served in time, and how the others were turned away."""
-    done, rejected, end = 0, [], time.perf_counter() + seconds
+async def _open_loop(
+    server: Server, rate: float, window_s: tuple[float, float], dice: Random
+) -> tuple[int, list[tuple[float, bool]]]:
+    """Requests come whether answered or not: how many were served in the window, how the others were turned away."""
+    done, begin = 0, time.perf_counter() + window_s[0]
+    rejected: list[tuple[float, bool]] = []
+    end = begin + window_s[1]
 
     async def one(session: aiohttp.ClientSession) -> None:
         nonlocal done
@@ -497,7 +501,7 @@ async def _open_loop(server: Server, rate: float, seconds: float, dice: Random) 
         async with session.post(f"{server.url}/v1/completions", json=_small_body(dice)) as response:
             await response.read()
             if response.status == 200:
-                done += time.perf_counter() < end
+                done += begin <= time.perf_counter() < end
             elif response.status in (429, 503):
                 rejected.append(((time.perf_counter() - begun) * 1000, "retry-after" in response.headers))
             else:
@@ -516,7 +520,7 @@ async def _open_loop(server: Server, rate: float, seconds: float, dice: Random) 
 
 def http_overhead(proof: Proof, folder: Path) -> None:
     """16 streams through HTTP and in process, in turns on the same machine."""
-    rounds, num_tokens = proof.sized(quick=2, full=7), proof.sized(quick=48, full=128)
+    rounds, num_tokens = proof.sized(quick=2, full=7), proof.sized(quick=32, full=128)
     settings = quire.ModelSettings(memory_bytes=2 << 30, max_sequence_tokens=1024)
     with started(folder, *_serve_words(), module="quire serve") as server:
         ratios = asyncio.run(_overhead_rounds(server, settings, rounds, num_tokens))

@@ -28,7 +28,7 @@ def paced() -> Iterator[tuple[House, PacedRunner]]:
 def ask(here: House, **more: Any) -> HTTPConnection:
     """Send a request and wait for nothing."""
     connection = here.connection()
-    asked = {"model": "oracle", "prompt": "hello", "max_tokens": 200, "temperature": 0.0, **more}
+    asked = {"model": "oracle", "prompt": "hello", "max_tokens": 200, "temperature": 0.0, "ignore_eos": True, **more}
     connection.request("POST", COMPLETE, json.dumps(asked).encode())
     return connection
 
@@ -118,7 +118,7 @@ def slow_connection(here: House, **more: Any) -> socket.socket:
 
 
 def test_a_reader_that_takes_nothing_is_cut_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.sse.STUCK_S", 0.3)
+    monkeypatch.setattr("quire.api.entrance.STUCK_S", 0.3)
     monkeypatch.setattr("quire.api.protocol.WRITE_BUFFER_BYTES", 4096)
     with house(models={"oracle": talker(num_blocks=2048)}, send_buffer_bytes=65536) as here:
         slow = [slow_connection(here, seed=at) for at in range(6)]
@@ -152,7 +152,9 @@ def test_a_reader_that_was_away_for_a_moment_gets_everything_in_fewer_pieces(pac
     )
     data = connection.getresponse().read()
     connection.close()
-    whole = here.post(COMPLETE, {"model": "oracle", "prompt": "hello", "max_tokens": 300, "temperature": 0.0}).json
+    whole = here.post(
+        COMPLETE, {"model": "oracle", "prompt": "hello", "max_tokens": 300, "temperature": 0.0, "ignore_eos": True}
+    ).json
     texts = [json.loads(line[6:])["choices"][0]["text"] for line in data.decode().split("\n\n")[:-2]]
     assert "".join(texts) == whole["choices"][0]["text"]
 

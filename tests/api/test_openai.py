@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import openai
 import pytest
 
+from quire.api import answering
 from quire.engine.llm import LLM
 from quire.engine.parameters import SamplingParams
 from tests.support.doors import House
@@ -265,6 +267,27 @@ def test_many_at_once_get_what_each_gets_alone(here: House) -> None:
             return list(await asyncio.gather(*(one(asked | {"stream": True}) for asked in asks)))
 
     assert asyncio.run(together()) == alone
+
+
+def test_a_large_answer_is_worded_beside_the_loop(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    really = answering.whole_answer
+
+    def spy(*given: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return really(*given)
+
+    monkeypatch.setattr(answering, "whole_answer", spy)
+    small = here.post("/v1/chat/completions", body(logprobs=True, top_logprobs=2, ignore_eos=True)).json
+    large = here.post("/v1/chat/completions", body(logprobs=True, top_logprobs=20, n=4, ignore_eos=True)).json
+    assert threads[0] == "house"
+    assert threads[1] != "house"
+    tokens = [[entry["token"] for entry in one["choices"][0]["logprobs"]["content"]] for one in (small, large)]
+    assert len(tokens[0]) == len(tokens[1]) == 12
+    streamed = here.post("/v1/chat/completions", body(logprobs=True, top_logprobs=20, n=4, stream=True, seed=1)).events
+    assert {choice["index"] for event in streamed for choice in event["choices"]} == {0, 1, 2, 3}
+    many = [40, 41] * 50_000
+    assert here.post("/detokenize", {"model": "oracle", "tokens": many}).json["prompt"] == "IJ" * 50_000
 
 
 def test_the_description_names_every_route_and_body(here: House) -> None:

@@ -1,5 +1,6 @@
 """Too much: who is turned away, how, and until when; and how a server ends."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tests.support.doors import House, house
 from tests.support.talkers import PacedRunner, paced_talker, talker
 
 COMPLETE = "/v1/completions"
-BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 4}
+BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 4, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -50,7 +51,8 @@ def test_a_full_house_turns_away_and_says_when_to_come_back(paced: tuple[House, 
     assert here.post(COMPLETE, BODY).status == 200
 
 
-def test_a_full_queue_is_503_and_a_full_share_429() -> None:
+def test_a_full_queue_is_503_and_a_full_share_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.doors.COUNT_AGAIN_S", -1.0)
     weights = {"default": 1.0, "other": 99.0}
     for queue, num_waiting, status, code in (
         (QueueConfig(max_requests=2, class_reserve=0.0), 2, 503, "server_overloaded"),
@@ -58,9 +60,11 @@ def test_a_full_queue_is_503_and_a_full_share_429() -> None:
     ):
         opened, runner = paced_talker(max_running=1)
         opened.engine.scheduler.queue = WaitingQueue(queue)
-        with house(models={"oracle": opened}, settings=DoorSettings(queue=queue.max_requests, max_running=1)) as here:
+        with house(models={"oracle": opened}, settings=DoorSettings(queue=queue.max_requests)) as here:
             inside = [ask(here, prompt="question 0", stream=True)]
             assert runner.is_waiting.wait(5)
+            _step(runner)
+            here.wait_until(lambda: here.states() == ["running"])
             inside += [ask(here, prompt=f"question {at}") for at in range(1, 1 + num_waiting)]
             here.wait_until(lambda: len(here.doors.inside) == len(inside))  # noqa: B023
             while len(opened.engine.scheduler.live) < len(inside):
@@ -94,13 +98,13 @@ def _refused(here: House, runner: PacedRunner) -> Any:
 def test_a_place_in_the_queue_is_kept_for_each_class() -> None:
     opened, runner = paced_talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
-    with house(models={"oracle": opened}, settings=DoorSettings(queue=10, max_running=1)) as here:
-        inside = [ask(here, prompt=f"question {at}") for at in range(9)]
-        here.wait_until(lambda: len(here.doors.inside) == 9)
+    with house(models={"oracle": opened}, settings=DoorSettings(queue=10)) as here:
+        inside = [ask(here, prompt=f"question {at}") for at in range(8)]
+        here.wait_until(lambda: len(here.doors.inside) == 8)
         assert here.post(COMPLETE, BODY).status == 503
         inside.append(ask(here, prompt="urgent", priority=-1))
         inside.append(ask(here, prompt="patient", priority=1))
-        here.wait_until(lambda: len(here.doors.inside) == 11)
+        here.wait_until(lambda: len(here.doors.inside) == 10)
         assert here.post(COMPLETE, {**BODY, "priority": -1}).status == 503
         runner.let_go()
         assert {connection.getresponse().status for connection in inside} == {200}
@@ -183,8 +187,8 @@ def test_changed_terms_begin_anew_and_what_is_open_stays_open() -> None:
 def test_a_dead_engine_is_503_before_an_answer_and_an_event_within_one() -> None:
     with house(models={"oracle": talker(fails_at=6)}, is_checked=False) as here:
         begun = here.post(COMPLETE, {**BODY, "max_tokens": 100, "stream": True})
-        if begun.status == 200:
-            assert begun.events[-1]["error"]["code"] == "engine_dead"
+        code = begun.events[-1]["error"]["code"] if begun.status == 200 else begun.code
+        assert code == "engine_dead"
         later = here.post(COMPLETE, BODY)
         assert (later.status, later.code) == (503, "engine_dead")
         assert "retry-after" in later.headers
@@ -250,6 +254,29 @@ def test_what_is_not_done_by_the_bound_is_ended_in_words(paced: tuple[House, Pac
     assert answer.read()
     streaming.close()
     waiting.close()
+
+
+def test_whoever_is_still_entering_when_all_are_ended_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    with house(drain_s=0.0) as here:
+        front = next(iter(here.doors.models)).open()
+        really, entered, go_on = front.prompt_ids, threading.Event(), asyncio.Event()
+
+        async def slow(prompt: Any) -> list[int]:
+            entered.set()
+            await go_on.wait()
+            return await really(prompt)
+
+        monkeypatch.setattr(front, "prompt_ids", slow)
+        connection = ask(here)
+        assert entered.wait(5)
+        here.loop.call_soon_threadsafe(here.closing.ask)
+        here.wait_until(lambda: here.doors.is_draining and here.doors._is_over)
+        here.loop.call_soon_threadsafe(go_on.set)
+        response = connection.getresponse()
+        assert response.status == 503
+        assert b"server_draining" in response.read()
+        connection.close()
+        here.wait_for_end()
 
 
 def test_asked_a_second_time_the_server_does_not_wait() -> None:

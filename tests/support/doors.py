@@ -74,6 +74,10 @@ class House:
         self.thread.join(10)
         assert not self.thread.is_alive()
 
+    def states(self) -> list[str]:
+        """Where those inside are."""
+        return [visit.state for visit, _ in self.doors.inside.values()]
+
     def num_tasks(self) -> int:
         """Tasks of the server's loop; to be asked on it."""
         return len(asyncio.all_tasks(self.loop))

@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from quire.api import serving, sse
+from quire.api import entrance, serving
 from quire.api.limits import STUCK_S
 from quire.api.server import listen
 from quire.api.serving import Plan, run
@@ -103,7 +103,7 @@ def main(words: list[str]) -> int:
     }
     settings = load_settings(dict(flags), environ={})
     set_up("json" if settings.doors.log_format == "json" else "plain")
-    setattr(sse, "STUCK_S", given.stuck_s)  # noqa: B010
+    setattr(entrance, "STUCK_S", given.stuck_s)  # noqa: B010
     if given.send_buffer:
         setattr(serving, "listen", with_send_buffer(given.send_buffer))  # noqa: B010
     watch = LoopWatch() if given.watch_loop else None

@@ -19,12 +19,13 @@ from starlette.responses import Response
 from quire.api.auth import Caller
 from quire.api.body import ClientGoneError, Receive, beside_the_loop, parse_object, read_body
 from quire.api.doors import Doors, rate_headers
+from quire.api.entrance import ReaderStuckError
 from quire.api.ids import new_id
 from quire.api.questions import Dialect, Question, usage
 from quire.api.refusals import Refusal, refusal_of
-from quire.api.sse import DONE, ReaderStuckError, Send, Writer, error_event, event, send_json
+from quire.api.sse import DONE, Send, Writer, error_event, event, send_json
 from quire.api.visits import Visit, figures_of
-from quire.engine.answers import Piece
+from quire.engine.answers import LOGPROB_BYTES, Piece
 from quire.engine.front import Asked
 from quire.engine.reply import Reply
 from quire.errors import TenantShareError
@@ -52,9 +53,6 @@ class Answering(Response):
                 await while_client_stays(receive, self._answer(body, headers, visit, send))
         except ClientGoneError:
             visit.is_cut = True
-        except ReaderStuckError:
-            visit.is_cut, visit.error = True, "reader_too_slow"
-            scope.get("quire.abort", _nothing)()
 
     async def _answer(self, body: bytes, headers: dict[bytes, bytes], visit: Visit, send: Send) -> None:
         fields = await beside_the_loop(len(body), lambda: self._dialect.parse(parse_object(body)))
@@ -80,6 +78,7 @@ class Answering(Response):
         front = question.to.model.open()
         try:
             for ids in question.prompts:
+                self._doors.check_not_over()
                 visit.asked.append(await front.ask(ids, question.params, **question.to.how))
         except TenantShareError as error:
             raise self._doors.full(error) from error
@@ -90,16 +89,11 @@ class Answering(Response):
             clock.tick(batch)
             for place, piece in batch:
                 check(piece, visit.asked[place].reply)
-        replies, wording = [asked.reply for asked in visit.asked], question.wording
-        choices = [choice for place, reply in enumerate(replies) for choice in wording.whole(place, reply)]
-        whole = {
-            **head_of(question, wording.object_name),
-            "choices": choices,
-            "usage": usage(replies, question.num_hidden_tokens * visit.num_answers),
-            **wording.extras(replies),
-        }
+        num_bytes = sum(piece.num_bytes for asked in visit.asked for piece in asked.reply.pieces)
+        num_bytes += prompt_bytes(question, visit.num_prompt_tokens)
+        data = await beside_the_loop(num_bytes, lambda: whole_answer(question, visit))
         limits = [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
-        await send_json(send, 200, msgspec.json.encode(whole), limits)
+        await send_json(send, 200, data, limits)
 
 
 class Streaming:
@@ -119,7 +113,7 @@ class Streaming:
         try:
             async for batch in batches(self._visit.asked):
                 self._clock.tick(batch)
-                if data := b"".join([chunk for place, piece in batch for chunk in self._chunks(place, piece)]):
+                if data := await beside_the_loop(self._num_bytes(batch), lambda: self._joined(batch)):  # noqa: B023
                     await self._writer.write(data)
             await self._writer.write(self._end(), is_last=True)
         except (ReaderStuckError, asyncio.CancelledError):
@@ -132,6 +126,16 @@ class Streaming:
                 LOG.exception("stream %s broke", self._visit.request_id)
             self._visit.error = refusal.code
             await self._writer.write(error_event(refusal.body), is_last=True)
+
+    def _num_bytes(self, batch: Sequence[tuple[int, Piece]]) -> int:
+        """About how much there is to word."""
+        num_bytes = sum(piece.num_bytes for _, piece in batch)
+        if len(self._begun) < len(self._replies):
+            num_bytes += prompt_bytes(self._question, self._visit.num_prompt_tokens)
+        return num_bytes
+
+    def _joined(self, batch: Sequence[tuple[int, Piece]]) -> bytes:
+        return b"".join([chunk for place, piece in batch for chunk in self._chunks(place, piece)])
 
     def _chunks(self, place: int, piece: Piece) -> list[bytes]:
         check(piece, self._replies[place])
@@ -174,6 +178,25 @@ class TokenClock:
             for _ in range(count):
                 self._observe(gap_s)
         self._last_s = now_s
+
+
+def whole_answer(question: Question, visit: Visit) -> bytes:
+    """All choices in one object."""
+    replies, wording = [asked.reply for asked in visit.asked], question.wording
+    choices = [choice for place, reply in enumerate(replies) for choice in wording.whole(place, reply)]
+    told = {
+        **head_of(question, wording.object_name),
+        "choices": choices,
+        "usage": usage(replies, question.num_hidden_tokens * visit.num_answers),
+        **wording.extras(replies),
+    }
+    return msgspec.json.encode(told)
+
+
+def prompt_bytes(question: Question, num_prompt_tokens: int) -> int:
+    """About how much there is to say of the prompts themselves."""
+    wanted = question.params.prompt_logprobs
+    return 0 if wanted is None else LOGPROB_BYTES * num_prompt_tokens * (1 + wanted) * question.params.n
 
 
 def head_of(question: Question, object_name: str) -> dict[str, Any]:
@@ -229,7 +252,3 @@ async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) 
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _nothing() -> None:
-    """There is no connection to cut where there is no socket."""

@@ -23,6 +23,7 @@ from quire.observe.metrics import Metrics
 
 CLASS_RESERVE = 0.1
 """The share of a queue that is kept for each class; the engine's own default."""
+COUNT_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,6 @@ class DoorSettings:
     """Requests between their first and their last byte, all models together."""
     queue: int | None = None
     """Requests that may wait in an engine's queue, where that is known."""
-    max_running: int = 0
-    """Sequences that may run at once in an engine."""
 
 
 class Doors:
@@ -46,7 +45,10 @@ class Doors:
         self.settings = settings or DoorSettings()
         self.inside: dict[str, tuple[Visit, Caller]] = {}
         self.is_draining = False
+        self._is_over = False
         self._emptied = asyncio.Event()
+        self._counts: dict[str, tuple[float, Counter[str]]] = {}
+        """Who waits for which model, and when that was counted."""
 
     @property
     def is_ready(self) -> bool:
@@ -91,20 +93,27 @@ class Doors:
     def check_room(self, visit: Visit, model: str, priority: PriorityClass) -> None:
         """Turn away at once what the engine's queue, as it is seen from here, would turn away after its step.
 
-        The same rule: a tenth of the queue is kept for each class. What is seen here is at most a step old, so places
-        of those who run count as long as nobody is known to have taken them.
+        The same rule: a tenth of the queue is kept for each class. What is seen here is at most a step old: a place
+        that became free in the step that runs is given away after it.
         """
+        if (queue := self.settings.queue) is not None:
+            waiting = self._waiting(model)
+            reserve = int(queue * CLASS_RESERVE)
+            num_kept = sum(max(0, reserve - waiting[one.value]) for one in PriorityClass if one is not priority)
+            if waiting.total() >= queue - num_kept:
+                raise QueueFullError(waiting.total(), queue - num_kept)
+            waiting[priority.value] += 1
         visit.model, visit.priority = model, priority.value
-        if (queue := self.settings.queue) is None:
-            return
-        others = [other for other, _ in self.inside.values() if other.model == model and other is not visit]
-        waiting = Counter(other.priority for other in others if other.is_waiting)
-        num_running = sum(other.num_answers for other in others if not other.is_waiting)
-        reserve = int(queue * CLASS_RESERVE)
-        num_kept = sum(max(0, reserve - waiting[one.value]) for one in PriorityClass if one is not priority)
-        room = queue - num_kept + max(0, self.settings.max_running - num_running)
-        if waiting.total() >= room:
-            raise QueueFullError(waiting.total(), room)
+
+    def _waiting(self, model: str) -> Counter[str]:
+        """How many wait for this model, by class. A flood must not make everybody be counted for each of its drops."""
+        now_s = monotonic()
+        counted_s, waiting = self._counts.get(model, (0.0, Counter[str]()))
+        if now_s - counted_s > COUNT_AGAIN_S:
+            others = (visit for visit, _ in self.inside.values() if visit.model == model)
+            waiting = Counter(visit.priority for visit in others if visit.is_waiting)
+            self._counts[model] = (now_s, waiting)
+        return waiting
 
     def full(self, error: TenantShareError) -> CapacityError:
         """A share that is the whole queue is no tenant's fault: then it is the server that is full."""
@@ -129,11 +138,17 @@ class Doors:
 
     def _end_all(self) -> int:
         visits = [visit for visit, _ in self.inside.values()]
-        error = DrainingError("the server is shutting down and ended this request; ask again elsewhere, or later")
+        self._is_over = True
+        error = _ended()
         for visit in visits:
             for asked in visit.asked:
                 asked.stream.stop(error)
         return len(visits)
+
+    def check_not_over(self) -> None:
+        """Whoever was still on the way to an engine when all were ended does not begin."""
+        if self._is_over:
+            raise _ended()
 
     async def emptied(self, within_s: float) -> bool:
         """Whether everybody left in time."""
@@ -149,6 +164,10 @@ class Doors:
             raise DrainingError("the server is shutting down; ask another one, or later")
         if len(self.inside) >= self.settings.max_inside:
             raise QueueFullError(len(self.inside), self.settings.max_inside)
+
+
+def _ended() -> DrainingError:
+    return DrainingError("the server is shutting down and ended this request; ask again elsewhere, or later")
 
 
 def rate_headers(caller: Caller) -> tuple[tuple[str, str], ...]:

@@ -1,8 +1,10 @@
 """The outermost door, pure ASGI: names every request, sees its status, and writes its line when it is over.
 
-Middleware of the framework would stand between a route and its client and hide that the client left; this does not.
+Middleware of the framework would stand between a route and its client and hide that the client left; this does not. A
+reader that takes nothing for STUCK_S is cut here, whatever it was to be sent.
 """
 
+import asyncio
 import logging
 from typing import Any
 
@@ -10,13 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.ids import HARMLESS, new_id
-from quire.api.limits import MAX_HEADERS
+from quire.api.limits import MAX_HEADERS, STUCK_S
 from quire.api.refusals import Refusal, refusal_of
 from quire.api.sse import Send
 from quire.api.visits import Visit
 from quire.observe.access_log import write_access
 
 LOG = logging.getLogger("quire.api")
+
+
+class ReaderStuckError(Exception):
+    """The reader took nothing for too long."""
 
 
 class Entrance:
@@ -39,6 +45,9 @@ class Entrance:
                 message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
                 raise Refusal(431, "too_many_headers", message)
             await self._app(scope, receive, told.send)
+        except ReaderStuckError:
+            visit.is_cut, visit.error = True, "reader_too_slow"
+            scope.get("quire.abort", _nothing)()
         except Exception as error:
             await told.refuse(error)
         finally:
@@ -52,14 +61,25 @@ class _Told:
         self._visit = visit
         self._send = send
         self.is_complete = False
+        self._is_stuck = False
 
     async def send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self._visit.status = message["status"]
             name = self._visit.client_id or self._visit.request_id
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
-        await self._send(message)
+        await self._within(message)
         self.is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    async def _within(self, message: dict[str, Any]) -> None:
+        try:
+            if not self._is_stuck:
+                async with asyncio.timeout(STUCK_S):
+                    await self._send(message)
+                return
+        except TimeoutError:
+            self._is_stuck = True
+        raise ReaderStuckError
 
     async def refuse(self, error: Exception) -> None:
         """Say what went wrong, if it can still be said."""
@@ -83,6 +103,10 @@ async def worded(request: Request, error: Exception) -> Response:
     response = Response(refusal.body, refusal.status)
     response.raw_headers = list(refusal.header_items())
     return response
+
+
+def _nothing() -> None:
+    """There is no connection to cut where there is no socket."""
 
 
 def _client_id(scope: Any) -> str:

@@ -31,7 +31,7 @@ TELLING = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|File \"|site-packages|(?:/[\w
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-@dataclass
+@dataclass(eq=False)
 class Refusal(Exception):  # noqa: N818 - it is what a client gets, not an error of ours
     """An answer that is not the one asked for."""
 

@@ -46,7 +46,7 @@ async def run(plan: Plan, say: Say, opening: OpenFront) -> int:
     if ring.problem:
         raise ConfigError(ring.problem)
     models = Models([Model(name, root) for name, root in plan.models.items()])
-    limits = DoorSettings(doors_settings.max_inside, plan.settings.serving.queue, plan.settings.model.max_running)
+    limits = DoorSettings(doors_settings.max_inside, plan.settings.serving.queue)
     doors = Doors(models, Metrics(doors_settings.metrics_prefix), limits)
     closing = Closing(doors, doors_settings.drain_s)
     closing.on_signals()

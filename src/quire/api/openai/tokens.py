@@ -1,12 +1,17 @@
 """`/tokenize` and `/detokenize`: text to token ids and back, as the model's own tokenizer does it."""
 
+from functools import partial
 from typing import Any
 
+from quire.api.body import beside_the_loop
 from quire.api.limits import MAX_DETOKENIZE_TOKENS
 from quire.api.models import Models
 from quire.api.openai.shapes import DetokenizeFields, TokenizeFields, read
 from quire.api.refusals import invalid
 from quire.engine.chat_template import TemplateArguments
+
+TOKEN_BYTES = 4
+"""About how much text a token is."""
 
 
 async def tokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
@@ -36,7 +41,8 @@ async def detokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
     strange = next((one for one in fields.tokens if not 0 <= one < text.vocabulary_size), None)
     if strange is not None:
         raise invalid(f"tokens must lie between 0 and {text.vocabulary_size - 1}, {strange} given", "tokens")
-    return {"prompt": text.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
+    decode = partial(text.tokenizer.decode, fields.tokens, skip_special_tokens=False)
+    return {"prompt": await beside_the_loop(TOKEN_BYTES * len(fields.tokens), decode)}
 
 
 def _arguments(fields: TokenizeFields) -> TemplateArguments:

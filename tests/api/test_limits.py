@@ -1,0 +1,170 @@
+"""Each bound of `limits.py` that is about time or connections, met by a client that goes beyond it."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from quire.api import limits
+from quire.api.server import listen
+from quire.api.serving import Plan, run
+from quire.cli.front import InProcess
+from quire.config import Settings, load_settings
+from quire.engine.async_engine import AsyncEngine
+from quire.errors import CheckpointError, ConfigError
+from tests.support.doors import House, house
+from tests.support.talkers import talker
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+def heard(wire: socket.socket) -> bytes:
+    """Everything until the other side hangs up."""
+    wire.settimeout(10)
+    parts = []
+    try:
+        while part := wire.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def connected(here: House) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", here.port), timeout=10)
+
+
+def test_the_bounds_are_those_of_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/keys-and-limits.md").read_text()
+    for words in (
+        f"{limits.MAX_BODY_BYTES // 10**6} MB of JSON, {limits.MAX_JSON_DEPTH} deep, sent within {limits.BODY_S:g} s",
+        f"{limits.MAX_HEAD_BYTES // 1024} KiB and {limits.MAX_HEADERS} headers, sent within {limits.HEAD_S:g} s",
+        f"| prompts in one request | {limits.MAX_PROMPTS} |",
+        f"| answers (`n`) | {limits.MAX_ANSWERS} |",
+        f"| stop texts | {limits.MAX_STOPS} of up to {limits.MAX_STOP_CHARS:,} characters |",
+        f"| log-probabilities | {limits.MAX_LOGPROBS} alternatives |",
+        f"| messages | {limits.MAX_MESSAGES:,} |",
+        f"{limits.MAX_PENDING} pieces, then joined; {limits.MAX_PENDING_BYTES >> 20} MiB, then ended;",
+        f"{limits.STUCK_S:g} s without progress, then cut",
+    ):
+        assert words in guide, words
+
+
+def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.protocol.HEAD_S", 0.1)
+    with house() as here, connected(here) as silent, connected(here) as dripping:
+        dripping.sendall(HEAD)
+        assert heard(silent) == b""
+        assert heard(dripping) == b""
+        assert here.get("/health").status == 200
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.body.BODY_S", 0.1)
+    with house() as here, connected(here) as wire:
+        wire.sendall(HEAD + b"connection: close\r\ncontent-length: 100\r\n\r\n{")
+        assert b" 408 " in heard(wire)
+        assert not here.doors.inside
+
+
+def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.protocol.MAX_CONNECTIONS", 2)
+    with house() as here:
+        kept = [here.connection() for _ in range(2)]
+        for connection in kept:
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b""
+        with connected(here) as wire:
+            assert heard(wire) == b""
+        for connection in kept:
+            connection.close()
+
+
+def test_an_idle_connection_is_closed_and_answers_nobody_takes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.server.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("quire.api.entrance.STUCK_S", 0.2)
+    with house(send_buffer_bytes=4096) as here:
+        with connected(here) as wire:
+            wire.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b" 200 " in heard(wire)
+        num_tasks = here.num_tasks()
+        wire = socket.socket()
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        wire.connect(("127.0.0.1", here.port))
+        wire.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 40)
+        here.wait_until(lambda: here.num_tasks() <= num_tasks + 1, 10)
+        wire.close()
+
+
+def test_a_request_that_takes_too_long_ends_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.openai.meaning.REQUEST_S", 0.0)
+    with house() as here:
+        late = here.post("/v1/completions", {"prompt": "hello", "max_tokens": 100})
+        assert (late.status, late.code) == (503, "request_timeout")
+        assert "retry-after" in late.headers
+
+
+def test_more_tokens_than_any_text_has_are_not_made_text(here: House) -> None:
+    assert (
+        here.post("/detokenize", {"model": "oracle", "tokens": [40] * (limits.MAX_DETOKENIZE_TOKENS + 1)}).status == 400
+    )
+
+
+def settings(folder: Path, port: int = 0) -> Settings:
+    flags = {"port": str(port), "admin_socket": str(folder / "run" / "a.sock"), "keys_file": str(folder / "keys.json")}
+    return load_settings(dict(flags), environ={})
+
+
+def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
+    told: list[str] = []
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+
+    async def live() -> tuple[int, list[int]]:
+        loaded, statuses = asyncio.Event(), []
+
+        @asynccontextmanager
+        async def slow(_name: str, _settings: Settings) -> AsyncIterator[tuple[AsyncEngine, InProcess]]:
+            await loaded.wait()
+            opened = talker()
+            async with AsyncEngine(opened) as front:
+                yield front, InProcess(opened.engine, front)
+
+        running = asyncio.ensure_future(run(Plan({"oracle": "x"}, settings(tmp_path, port)), told.append, slow))
+        path = str(tmp_path / "run" / "a.sock")
+        while not Path(path).exists():
+            await asyncio.sleep(0.01)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            for route, body in (("/v1/models", None), ("/ready", None), ("/v1/completions", {"prompt": "x"})):
+                async with session.request("POST" if body else "GET", route, json=body) as response:
+                    statuses.append(response.status)
+            loaded.set()
+            while not told:
+                await asyncio.sleep(0.01)
+            async with session.get("/ready") as response:
+                statuses.append(response.status)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await running, statuses
+
+    assert asyncio.run(live()) == (0, [200, 503, 503, 200])
+    assert any(line.startswith("listening on http://127.0.0.1:") for line in told)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def broken(_name: str, _settings: Settings) -> AsyncIterator[tuple[AsyncEngine, InProcess]]:
+        raise CheckpointError("there is no such model")
+        yield
+
+    with pytest.raises(CheckpointError, match="no such model"):
+        asyncio.run(run(Plan({"x": "x"}, settings(tmp_path)), print, broken))
+    (tmp_path / "keys.json").write_text("nonsense")
+    (tmp_path / "keys.json").chmod(0o600)
+    with pytest.raises(ConfigError, match="damaged"):
+        asyncio.run(run(Plan({"x": "x"}, settings(tmp_path)), print, broken))
