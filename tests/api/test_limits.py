@@ -4,8 +4,9 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -14,12 +15,13 @@ import pytest
 from quire.api import limits
 from quire.api.server import listen
 from quire.api.serving import Plan, run
-from quire.cli.front import InProcess
+from quire.cli.front import Supervised
 from quire.config import Settings, load_settings
-from quire.engine.async_engine import AsyncEngine
+from quire.engine.served import ServedModel
 from quire.errors import CheckpointError, ConfigError
 from tests.support.doors import House, house
-from tests.support.talkers import talker
+from tests.support.served import served
+from tests.support.talkers import paced_talker
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 
@@ -130,11 +132,10 @@ def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
         loaded, statuses = asyncio.Event(), []
 
         @asynccontextmanager
-        async def slow(_name: str, _settings: Settings) -> AsyncIterator[tuple[AsyncEngine, InProcess]]:
+        async def slow(_name: str, _settings: Settings) -> AsyncIterator[tuple[ServedModel, Supervised]]:
             await loaded.wait()
-            opened = talker()
-            async with AsyncEngine(opened) as front:
-                yield front, InProcess(opened.engine, front)
+            async with served() as front:
+                yield front, Supervised(front)
 
         running = asyncio.ensure_future(run(Plan({"oracle": "x"}, settings(tmp_path, port)), told.append, slow))
         path = str(tmp_path / "run" / "a.sock")
@@ -158,7 +159,7 @@ def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
     @asynccontextmanager
-    async def broken(_name: str, _settings: Settings) -> AsyncIterator[tuple[AsyncEngine, InProcess]]:
+    async def broken(_name: str, _settings: Settings) -> AsyncIterator[tuple[ServedModel, Supervised]]:
         raise CheckpointError("there is no such model")
         yield
 
@@ -168,3 +169,75 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path:
     (tmp_path / "keys.json").chmod(0o600)
     with pytest.raises(ConfigError, match="damaged"):
         asyncio.run(run(Plan({"x": "x"}, settings(tmp_path)), print, broken))
+
+
+def test_a_server_that_is_ended_while_it_loads_does_not_wait_for_the_model(tmp_path: Path) -> None:
+    async def live() -> int:
+        began = asyncio.Event()
+
+        @asynccontextmanager
+        async def endless(_name: str, _settings: Settings) -> AsyncIterator[tuple[ServedModel, Supervised]]:
+            began.set()
+            await asyncio.Event().wait()
+            yield served(), Supervised(served())
+
+        running = asyncio.ensure_future(run(Plan({"x": "x"}, settings(tmp_path)), print, endless))
+        await began.wait()
+        signal.raise_signal(signal.SIGTERM)
+        return await asyncio.wait_for(running, 5)
+
+    assert asyncio.run(live()) == 0
+
+
+def read_until_closed(wire: socket.socket, within_s: float) -> float:
+    """Seconds until the other side hangs up."""
+    started_s = time.monotonic()
+    wire.settimeout(within_s)
+    with suppress(ConnectionResetError):
+        while wire.recv(65536):
+            pass
+    return time.monotonic() - started_s
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n\r\n",
+        b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nx",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+    ids=["an empty line", "a body that never comes", "nothing more"],
+)
+def test_a_connection_that_is_held_for_nothing_is_cut(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.protocol.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("quire.api.protocol.LOOK_S", 0.05)
+    with house() as here, socket.create_connection(("127.0.0.1", here.port)) as wire:
+        wire.sendall(words)
+        assert read_until_closed(wire, 5.0) < 4.0
+
+
+def test_more_requests_sent_early_than_anybody_needs_end_the_connection() -> None:
+    opened, runner = paced_talker()
+    with house(models={"oracle": opened}) as here, socket.create_connection(("127.0.0.1", here.port)) as wire:
+        body = b'{"model": "oracle", "prompt": "x", "max_tokens": 2}'
+        one = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+        for _ in range(limits.MAX_PIPELINED + 3):
+            with suppress(OSError):
+                wire.sendall(one)
+        assert read_until_closed(wire, 5.0) < 4.0
+        runner.let_go()
+        here.wait_until_free()
+
+
+def test_a_client_that_asked_early_and_left_is_seen() -> None:
+    opened, runner = paced_talker()
+    with house(models={"oracle": opened}) as here:
+        body = b'{"model": "oracle", "prompt": "x", "max_tokens": 100}'
+        with socket.create_connection(("127.0.0.1", here.port)) as wire:
+            wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert runner.is_waiting.wait(5)
+            wire.sendall(HEAD + b"content-length: 5\r\n\r\n")
+            here.wait_until(lambda: bool(here.doors.inside))
+        here.wait_until(lambda: not here.doors.inside, 3.0)
+        runner.let_go()
+        here.wait_until_free()
