@@ -60,4 +60,4 @@ native-sanitize:  ## the native kernels over random shapes, under the address an
 	build/native-sanitize/test_kernels
 
 proof-native:  ## the same bits in any circumstance, and how near the machine's roof; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_native --scale $(SCALE)
+	$(PYTHON) -m benchmarks.proof_native --scale $(SCALE) --only "$(ONLY)"
