@@ -46,6 +46,11 @@ class LinearKind:
         """How often the weights are held."""
         return max(1, len(self.buckets))
 
+    def slabs(self, num_rows: int) -> list[slice]:
+        """How this many padded rows are best cut for a chain of products: no part larger than one call takes."""
+        size = self.buckets[-1] if self.buckets else num_rows
+        return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
+
     def padded(self, num_rows: int) -> int:
         """The row count that is computed for this many: at least 2, and few different ones."""
         if not self.buckets:

@@ -241,6 +241,10 @@ class Places:
             raise ValueError("blocks and slots must lie in the store")
         return cls(cos, sin, blocks, slots, int(blocks.max()))
 
+    def part(self, rows: slice) -> "Places":
+        """Those of some neighbouring rows."""
+        return Places(self.cos[rows], self.sin[rows], self.blocks[rows], self.slots[rows], self.max_block)
+
 
 def rope_write(
     qkv: torch.Tensor,

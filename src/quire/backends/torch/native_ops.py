@@ -1,5 +1,7 @@
 """The operations of `ops` by the native kernels: no per-row Python, buffers used again layer after layer."""
 
+from collections.abc import Sequence
+
 import torch
 
 from quire.backends.torch import native
@@ -31,37 +33,41 @@ class NativeOps:
         self.rope = rope
         self.by_layer = [native.AttentionShape(shape.head_size**-0.5, window) for window in shape.windows]
 
-    def begin(self, batch: Batch, store: KVStore) -> StepOps:
+    def begin(self, batch: Batch, store: KVStore, slabs: Sequence[slice]) -> StepOps:
         """Places and tiles for all layers."""
-        return _NativeStep(self, batch, store)
+        return _NativeStep(self, batch, store, slabs)
 
 
 class _NativeStep:
-    def __init__(self, ops: NativeOps, batch: Batch, store: KVStore) -> None:
+    def __init__(self, ops: NativeOps, batch: Batch, store: KVStore, slabs: Sequence[slice]) -> None:
         shape = ops.shape
         self._shape = shape
         self._by_layer = ops.by_layer
         self._store = store
         self._items = native.NativeItems(batch.items, store.block_size, shape.group_size)
-        self._places = native.Places.of(*ops.rope.angles(batch.positions), batch.blocks, batch.slots)
+        places = native.Places.of(*ops.rope.angles(batch.positions), batch.blocks, batch.slots)
+        self._places = [places.part(rows) for rows in slabs]
         num_rows = len(batch.tokens)
-        # One buffer each for the whole step: a layer is done with it before the next needs it.
+        # One buffer each for the whole step: a layer, or a slab of it, is done with it before the next needs it.
         self._normed = torch.empty(num_rows, shape.hidden_size)
         self._queries = torch.empty(num_rows, shape.num_heads, shape.head_size)
+        self._slab_queries = [self._queries[rows] for rows in slabs]
         self._answers = torch.empty(num_rows, shape.num_heads, shape.head_size)
         self._gated = torch.empty(num_rows, shape.intermediate_size)
 
     def norm(self, added: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return native.add_rms_norm(added, residual, weight, self._normed, self._shape.norm_eps)
+        return native.add_rms_norm(added, residual, weight, self._normed[: len(residual)], self._shape.norm_eps)
 
-    def attend(self, at: int, qkv: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
+    def write(self, at: int, slab: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
         keys, values = self._store.keys[at], self._store.values[at]
         heads = None
         if norms.query_norm is not None and norms.key_norm is not None:
             heads = native.HeadNorms(norms.query_norm, norms.key_norm, self._shape.norm_eps)
-        native.rope_write(qkv, self._places, heads, keys, values, self._queries)
-        shape = self._by_layer[at]
+        native.rope_write(qkv, self._places[slab], heads, keys, values, self._slab_queries[slab])
+
+    def attend(self, at: int) -> torch.Tensor:
+        keys, values, shape = self._store.keys[at], self._store.values[at], self._by_layer[at]
         return native.attention(self._queries, keys, values, self._items, self._answers, shape).flatten(1)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return native.silu_mul(gate_up, self._gated)
+        return native.silu_mul(gate_up, self._gated[: len(gate_up)])

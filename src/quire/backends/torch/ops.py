@@ -2,8 +2,12 @@
 
 `Ops` is the seam: `native_ops` has the same in C++. Either is begun once per step with what all layers share, so that a
 layer's calls carry nothing but its own tensors. A residual is added to in place.
+
+A large step goes through a layer in **slabs** of rows, as many as one packed product takes: between products nothing is
+joined, and what one makes is still warm when the next reads it. Only attention wants all rows at once.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -37,8 +41,12 @@ class StepOps(Protocol):
         """`residual` += `added`, then its RMS norm."""
         ...
 
-    def attend(self, at: int, qkv: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
-        """Turn queries and keys, put keys and values into the store, and answer the queries: [row, all heads]."""
+    def write(self, at: int, slab: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
+        """Turn a slab's queries and keys, keep the queries, and put keys and values into the store."""
+        ...
+
+    def attend(self, at: int) -> torch.Tensor:
+        """Answer the queries of all slabs: [row, all heads]."""
         ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -49,8 +57,8 @@ class StepOps(Protocol):
 class Ops(Protocol):
     """A way to do them."""
 
-    def begin(self, batch: Batch, store: KVStore) -> StepOps:
-        """The operations of one step."""
+    def begin(self, batch: Batch, store: KVStore, slabs: Sequence[slice]) -> StepOps:
+        """The operations of one step, whose rows are cut like this."""
         ...
 
 
@@ -64,36 +72,44 @@ class TorchOps:
         layers = (shape.layer,) * shape.num_layers
         self._tiler = Tiler(block_size, layers, shape.windows, shape.group_size, device)
 
-    def begin(self, batch: Batch, store: KVStore) -> StepOps:
+    def begin(self, batch: Batch, store: KVStore, slabs: Sequence[slice]) -> StepOps:
         """Angles and tiles for all layers."""
-        return _TorchStep(self, batch, store, self._tiler.tiles(batch))
+        return _TorchStep(self, batch, store, slabs, self._tiler.tiles(batch))
 
 
 class _TorchStep:
-    def __init__(self, ops: TorchOps, batch: Batch, store: KVStore, tiles: TilesByWindow) -> None:
+    def __init__(
+        self, ops: TorchOps, batch: Batch, store: KVStore, slabs: Sequence[slice], tiles: TilesByWindow
+    ) -> None:
         self._shape = ops.shape
         self._attention = ops.attention
         self._batch = batch
         self._store = store
+        self._slabs = slabs
         self._tiles = tiles
         self._angles = ops.rope.angles(batch.positions)
+        self._queries: list[torch.Tensor] = []
 
     def norm(self, added: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if added is not None:
             residual += added
         return _rms_norm(residual, weight, self._shape.norm_eps)
 
-    def attend(self, at: int, qkv: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
-        shape = self._shape
+    def write(self, at: int, slab: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
+        shape, rows = self._shape, self._slabs[slab]
         joined = qkv.view(len(qkv), -1, shape.head_size)
         queries, keys, values = torch.split(joined, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
         if norms.query_norm is not None and norms.key_norm is not None:
             queries = _rms_norm(queries, norms.query_norm, shape.norm_eps)
             keys = _rms_norm(keys, norms.key_norm, shape.norm_eps)
-        cos, sin = (angle.to(qkv.dtype) for angle in self._angles)
-        self._store.write(at, self._batch.blocks, self._batch.slots, rotate(keys, cos, sin), values)
-        calls = self._tiles[shape.windows[at]]
-        return attend(rotate(queries, cos, sin), self._store, at, calls, self._attention).flatten(1)
+        cos, sin = (angle[rows].to(qkv.dtype) for angle in self._angles)
+        self._store.write(at, self._batch.blocks[rows], self._batch.slots[rows], rotate(keys, cos, sin), values)
+        self._queries.append(rotate(queries, cos, sin))
+
+    def attend(self, at: int) -> torch.Tensor:
+        queries, self._queries = torch.cat(self._queries), []
+        calls = self._tiles[self._shape.windows[at]]
+        return attend(queries, self._store, at, calls, self._attention).flatten(1)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

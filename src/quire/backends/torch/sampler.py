@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.backends.draws import uniform
+from quire.backends.torch import native
 from quire.core.request import SamplingParams
 from quire.core.step import Sampling, TokenLogprobs
 from quire.errors import InvariantError
@@ -46,17 +47,28 @@ class Choice:
 
 def choose(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choice]:
     """One token for each row of `logits` ([row, vocabulary]), each by its own sampling."""
-    is_finite = torch.isfinite(logits).all(dim=-1).tolist()
-    choices = [Choice(None, None if finite else "the model's logits are not finite") for finite in is_finite]
-    simple = [at for at, one in enumerate(samplings) if is_finite[at] and _is_plain_greedy(one)]
-    if simple:
-        for at, token_id in zip(simple, logits[simple].argmax(dim=-1).tolist(), strict=True):
-            choices[at] = Choice(token_id)
-    others = [at for at, finite in enumerate(is_finite) if finite and choices[at].token_id is None]
+    likeliest, is_finite = _likeliest(logits)
+    choices, others = [], []
+    for at, sampling in enumerate(samplings):
+        if not is_finite[at]:
+            choices.append(Choice(None, "the model's logits are not finite"))
+        elif _is_plain_greedy(sampling):
+            choices.append(Choice(likeliest[at]))
+        else:
+            choices.append(Choice(None))
+            others.append(at)
     for rows in _slices(others, logits.shape[1]):
         for at, choice in zip(rows, _choose_others(logits[rows], [samplings[at] for at in rows]), strict=True):
             choices[at] = choice
     return choices
+
+
+def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """Each row's likeliest token, the smallest id among equals, and whether all its numbers are finite."""
+    if logits.dtype == torch.float32 and logits.stride(-1) == 1 and native.available().is_available:
+        tokens, is_finite = native.argmax(logits)
+        return tokens.tolist(), is_finite.tolist()
+    return logits.argmax(dim=-1).tolist(), torch.isfinite(logits).all(dim=-1).tolist()
 
 
 def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], num_alternatives: Sequence[int]) -> list[TokenLogprobs]:

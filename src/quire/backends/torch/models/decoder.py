@@ -64,13 +64,17 @@ class Decoder:
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
         """Write the rows' KV, and return the logits of the wanted rows."""
         residual = F.embedding(batch.tokens, self._embedding)
-        ops, added = self._ops.begin(batch, store), None
+        slabs = self._linear.slabs(len(residual))
+        ops, parts = self._ops.begin(batch, store, slabs), [residual[rows] for rows in slabs]
+        added: list[torch.Tensor | None] = [None] * len(slabs)
         for at, layer in enumerate(self._layers):
-            normed = ops.norm(added, residual, layer.input_norm)
-            added = layer.out(ops.attend(at, layer.qkv(normed), layer))
-            normed = ops.norm(added, residual, layer.post_norm)
-            added = layer.down(ops.silu_mul(layer.gate_up(normed)))
-        hidden = ops.norm(added, residual, self._norm)
+            for slab, part in enumerate(parts):
+                ops.write(at, slab, layer.qkv(ops.norm(added[slab], part, layer.input_norm)), layer)
+            answers = ops.attend(at)
+            for slab, part in enumerate(parts):
+                normed = ops.norm(layer.out(answers[slabs[slab]]), part, layer.post_norm)
+                added[slab] = layer.down(ops.silu_mul(layer.gate_up(normed)))
+        hidden = ops.norm(torch.cat([one for one in added if one is not None]), residual, self._norm)
         return Computed(torch.isfinite(hidden).all(dim=-1), self._logits(hidden[wanted]))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
