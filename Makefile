@@ -7,7 +7,7 @@ ONLY ?=
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native model native-sanitize
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native profile-step model native-sanitize
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -61,3 +61,6 @@ native-sanitize:  ## the native kernels over random shapes, under the address an
 
 proof-native:  ## the same bits in any circumstance, and how near the machine's roof; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_native --scale $(SCALE) --only "$(ONLY)"
+
+profile-step:  ## where a step's time goes: draws docs/concepts/img/step-profile.svg
+	$(PYTHON) -m benchmarks.profile_step
