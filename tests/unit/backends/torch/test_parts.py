@@ -105,6 +105,15 @@ def test_buckets_are_filled_up_and_large_batches_are_cut() -> None:
     assert [kind.padded(n) for n in (1, 8, 9, 33, 128, 129, 200, 256, 300)] == [8, 8, 16, 64, 128, 136, 256, 256, 320]
 
 
+def test_a_slab_is_what_one_packed_product_takes_and_slabs_cover_all_rows() -> None:
+    for name in ("mkl", "onednn"):
+        kind = kind_of(name)
+        weight, rows = torch.randn(40, 24), torch.randn(kind.padded(400), 24)
+        product, slabs = kind.prepare(weight), kind.slabs(kind.padded(400))
+        assert torch.equal(torch.cat([product(rows[slab]) for slab in slabs]), product(rows))
+        assert len(slabs) == (4 if name == "mkl" else 1)
+
+
 def test_padding_is_small_and_takes_few_sizes() -> None:
     counts = [padded(n) for n in range(1, 513)]
     assert all(n <= count <= max(2, n * 1.5) for n, count in enumerate(counts, 1))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.backends.torch import sampler
+from quire.backends.torch import native, sampler
 from quire.backends.torch.sampler import NUM_CANDIDATES, Choice, choose, logprobs_of
 from quire.core.request import SamplingParams
 from quire.core.step import Sampling
@@ -122,6 +122,16 @@ def test_a_row_with_nothing_left_fails_alone(given: dict[str, Any], temperature:
     assert second.token_id is None
     assert second.error is not None
     assert "no token is left" in second.error
+
+
+def test_the_likeliest_tokens_are_the_same_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randint(-9, 9, (12, 700)).float()
+    logits[3, 5], logits[4, 699], logits[5, 0] = math.nan, math.inf, -math.inf
+    samplings = [sampling(temperature=0.0)] * len(logits)
+    found = choose(logits, samplings)
+    monkeypatch.setattr(native, "available", lambda: native.Availability(False, "asked for"))
+    assert choose(logits, samplings) == found
+    assert [at for at, choice in enumerate(found) if choice.error] == [3, 4, 5]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
