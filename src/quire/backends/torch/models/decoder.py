@@ -65,16 +65,15 @@ class Decoder:
         """Write the rows' KV, and return the logits of the wanted rows."""
         residual = F.embedding(batch.tokens, self._embedding)
         slabs = self._linear.slabs(len(residual))
-        ops, parts = self._ops.begin(batch, store, slabs), [residual[rows] for rows in slabs]
+        ops = self._ops.begin(batch, store, residual, slabs)
         added: list[torch.Tensor | None] = [None] * len(slabs)
         for at, layer in enumerate(self._layers):
-            for slab, part in enumerate(parts):
-                ops.write(at, slab, layer.qkv(ops.norm(added[slab], part, layer.input_norm)), layer)
-            answers = ops.attend(at)
-            for slab, part in enumerate(parts):
-                normed = ops.norm(layer.out(answers[slabs[slab]]), part, layer.post_norm)
-                added[slab] = layer.down(ops.silu_mul(layer.gate_up(normed)))
-        hidden = ops.norm(torch.cat([one for one in added if one is not None]), residual, self._norm)
+            for slab in range(len(slabs)):
+                ops.write(at, slab, layer.qkv(ops.norm(slab, added[slab], layer.input_norm)), layer)
+            for slab, answers in enumerate(ops.attend(at)):
+                normed = ops.norm(slab, layer.out(answers), layer.post_norm)
+                added[slab] = layer.down(ops.silu_mul(slab, layer.gate_up(normed)))
+        hidden = torch.cat([ops.norm(slab, one, self._norm) for slab, one in enumerate(added)])
         return Computed(torch.isfinite(hidden).all(dim=-1), self._logits(hidden[wanted]))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
