@@ -13,9 +13,10 @@ Everything after the raw logits happens in float64, in this order:
 
 Equals are never told apart by the order a library happens to sort them in. Log-probabilities and ranks are of the raw
 logits. A row whose logits are not finite fails alone. The logits are on the host: what is drawn must not depend on a
-device's way to sum.
+device's way to sum, nor on how many threads or rows a library sums with: sums run in the order of the tokens (`_sums`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -75,20 +76,25 @@ def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], num_alternatives
     """Log-probability and rank of one token for each row, with the likeliest alternatives, of the raw logits."""
     values = logits.double()
     # Shifted by the peak: the sum of exponentials of large logits would swallow their differences.
-    peaks = values.amax(dim=-1)
-    norms = torch.logsumexp(values - peaks.unsqueeze(1), dim=-1)
+    peaks = values.amax(dim=-1, keepdim=True)
+    norms = [math.log(total) for total in _sums(torch.exp(values - peaks)).flatten().tolist()]
     chosen = values.gather(1, torch.tensor(token_ids).unsqueeze(1))
-    ranks = (values > chosen).sum(dim=-1) + 1
-    logprobs = (chosen.squeeze(1) - peaks) - norms
+    ranks = ((values > chosen).sum(dim=-1) + 1).tolist()
+    distances = (chosen - peaks).flatten().tolist()
     return [
         TokenLogprobs(
             token_ids[at],
-            logprob,
-            rank,
-            _alternatives(values[at], float(peaks[at]), float(norms[at]), num_alternatives[at]),
+            distances[at] - norms[at],
+            ranks[at],
+            _alternatives(values[at], float(peaks[at]), norms[at], num_alternatives[at]),
         )
-        for at, (logprob, rank) in enumerate(zip(logprobs.tolist(), ranks.tolist(), strict=True))
+        for at in range(len(values))
     ]
+
+
+def _sums(values: torch.Tensor) -> torch.Tensor:
+    """[row, 1], each summed from left to right: torch's own sum of a row depends on threads and on other rows."""
+    return torch.cumsum(values, dim=-1)[:, -1:]
 
 
 def _alternatives(values: torch.Tensor, peak: float, norm: float, count: int) -> tuple[tuple[int, float], ...]:
@@ -244,9 +250,9 @@ def _keep_top_p(weights: torch.Tensor, top_ps: Sequence[float]) -> None:
     rows = [at for at, top_p in enumerate(top_ps) if top_p < 1.0]
     if not rows:
         return
-    masses = weights[rows].sum(dim=-1, keepdim=True) * torch.tensor([[top_ps[at]] for at in rows], dtype=torch.float64)
+    masses = _sums(weights[rows]) * torch.tensor([[top_ps[at]] for at in rows], dtype=torch.float64)
     candidates = weights[rows].topk(min(NUM_CANDIDATES, weights.shape[1])).values
-    if bool((candidates.sum(dim=-1, keepdim=True) < masses).any()):
+    if bool((_sums(candidates) < masses).any()):
         candidates = weights[rows].sort(dim=-1, descending=True).values
     likelier = torch.cumsum(candidates, dim=-1) - candidates
     last_kept = (likelier < masses).sum(dim=-1, keepdim=True).clamp(min=1) - 1

@@ -141,6 +141,20 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
     assert made.scaling == pytest.approx(scaling)
 
 
+@pytest.mark.parametrize("head_size", [40, 64, 72, 128])
+def test_the_angles_of_a_position_depend_on_nothing_else(head_size: int) -> None:
+    rope, positions, before = read_rope({}, head_size), torch.randint(0, 9_000, (1_500,)), torch.get_num_threads()
+    whole = rope.angles(positions)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            for first, end in ((0, 1), (7, 9), (100, 613), (0, 1_500)):
+                part = rope.angles(positions[first:end])
+                assert all(torch.equal(one, other[first:end]) for one, other in zip(part, whole, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_old_configs_spell_rope_otherwise() -> None:
     old = {"rope_theta": 77.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0}}

@@ -305,3 +305,21 @@ def test_a_row_that_needs_every_token_changes_nothing_for_a_row_that_needs_few()
     found = SamplerSurvey()
     compare(rows, torch.float32, found, "flat beside peaked")
     assert found.wrong == []
+
+
+@pytest.mark.parametrize("size", [999, 49_152, 50_257])
+def test_threads_and_other_rows_change_no_bit_of_a_logprob_or_draw(size: int) -> None:
+    random, before = Random(size), torch.get_num_threads()
+    logits = 4 * torch.randn(6, size, generator=torch.Generator().manual_seed(size))
+    samplings = [sampling(random.getrandbits(60), temperature=1.3, top_p=0.99, min_p=0.001) for _ in logits]
+    tokens = [random.randrange(size) for _ in logits]
+    together, drawn = logprobs_of(logits, tokens, [3] * 6), choose(logits, samplings)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            for at in range(len(logits)):
+                row = logits[at : at + 1]
+                assert logprobs_of(row, tokens[at : at + 1], [3]) == together[at : at + 1]
+                assert choose(row, samplings[at : at + 1]) == drawn[at : at + 1]
+    finally:
+        torch.set_num_threads(before)
