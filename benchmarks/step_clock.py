@@ -72,7 +72,8 @@ def watching(machine: Machine, model: Decoder) -> Iterator[StepClock]:
     clock = StepClock()
     layers, head = model._layers, model._head
     kernels = native._kernels()
-    found = {name: clock.watched(name, getattr(kernels, name)) for name in KERNELS}
+    found = {name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")}
+    found |= {name: clock.watched(name, found[name]) for name in KERNELS}
     scheduler = machine.engine.scheduler
     with ExitStack() as stack:
         timed = [

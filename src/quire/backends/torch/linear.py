@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-BUCKET_CHOICES = ((8, 16, 32, 64, 128), (8, 16, 32, 128), (8, 32, 128), (16, 128))
+BUCKET_CHOICES = ((4, 8, 16, 32, 64, 128), (8, 16, 32, 64, 128), (8, 16, 32, 128), (8, 32, 128), (16, 128))
 """Best first; each bucket is a copy of the weights."""
 WEIGHT_SHARE = 0.5
 """Packed weights may take this share of the memory budget."""
@@ -90,7 +90,8 @@ def choose_kind(dtype: torch.dtype, device: torch.device, weight_bytes: int, bud
 
 @cache
 def _probe_mkl() -> str | None:
-    return _probed("MKL", lambda weight: LinearKind("mkl", "", (8, 32, 128)).prepare(weight), (8, 32, 128))
+    buckets = BUCKET_CHOICES[0]
+    return _probed("MKL", lambda weight: LinearKind("mkl", "", buckets).prepare(weight), buckets)
 
 
 @cache

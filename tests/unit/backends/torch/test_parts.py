@@ -61,14 +61,14 @@ def test_copies_are_made_in_their_order() -> None:
 
 
 def kind_of(name: str) -> LinearKind:
-    return {"mkl": LinearKind("mkl", "", (8, 16, 32, 64, 128)), "onednn": LinearKind("onednn", "")}[name]
+    return {"mkl": LinearKind("mkl", "", (4, 8, 16, 32, 64, 128)), "onednn": LinearKind("onednn", "")}[name]
 
 
 def test_more_memory_buys_more_buckets() -> None:
-    kinds = [choose_kind(torch.float32, CPU, 100, budget) for budget in (150, 450, 650, 850, 5_000)]
-    assert [len(kind.buckets) for kind in kinds] == [0, 2, 3, 4, 5]
-    assert [kind.name for kind in kinds] == ["onednn", "mkl", "mkl", "mkl", "mkl"]
-    assert [kind.num_copies for kind in kinds] == [1, 2, 3, 4, 5]
+    kinds = [choose_kind(torch.float32, CPU, 100, budget) for budget in (150, 450, 650, 850, 1_050, 5_000)]
+    assert [len(kind.buckets) for kind in kinds] == [0, 2, 3, 4, 5, 6]
+    assert [kind.name for kind in kinds] == ["onednn", "mkl", "mkl", "mkl", "mkl", "mkl"]
+    assert [kind.num_copies for kind in kinds] == [1, 2, 3, 4, 5, 6]
 
 
 def test_other_types_take_the_plain_path_and_say_so() -> None:
@@ -102,7 +102,7 @@ def test_packed_products_agree_and_do_not_see_other_rows(name: str, sizes: tuple
 
 def test_buckets_are_filled_up_and_large_batches_are_cut() -> None:
     kind = kind_of("mkl")
-    assert [kind.padded(n) for n in (1, 8, 9, 33, 128, 129, 200, 256, 300)] == [8, 8, 16, 64, 128, 136, 256, 256, 320]
+    assert [kind.padded(n) for n in (1, 8, 9, 33, 128, 129, 200, 256, 300)] == [4, 8, 16, 64, 128, 132, 256, 256, 320]
 
 
 def test_a_slab_is_what_one_packed_product_takes_and_slabs_cover_all_rows() -> None:
