@@ -63,6 +63,18 @@ QUIRE_INLINE const T* moved(const T* ahead, int by) {
     return ahead == nullptr ? nullptr : ahead + by;
 }
 
+// N vectors of L numbers, two and two as `load_two` gives them, held in registers.
+template <int N, int L, typename T>
+QUIRE_INLINE void load_vectors(const T* from, typename Lanes<L>::F* to) {
+#pragma GCC unroll 8
+    for (int n = 0; n + 1 < N; n += 2) {
+        load_two<L>(from + n * L, to[n], to[n + 1]);
+        to[n] = held(to[n]);
+        to[n + 1] = held(to[n + 1]);
+    }
+    if constexpr (N % 2) to[N - 1] = held(load<L>(from + (N - 1) * L));
+}
+
 // Scores of R lines with N vectors of slots. `ahead` is the same place in the next block, or null.
 template <int R, int N, typename T>
 QUIRE_INLINE void score_panel(const float* queries, int key_size, const T* keys, int block_size, float* scores,
@@ -71,8 +83,7 @@ QUIRE_INLINE void score_panel(const float* queries, int key_size, const T* keys,
     for (int i = 0; i < key_size; ++i) {
         F key[N];
         if (ahead != nullptr) ask_for<N * kLanes * sizeof(T)>(ahead + int64_t{i} * block_size);
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) key[n] = held(load<kLanes>(keys + int64_t{i} * block_size + n * kLanes));
+        load_vectors<N, kLanes>(keys + int64_t{i} * block_size, key);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const F query = splat<kLanes>(queries[int64_t{r} * key_size + i]);
@@ -81,9 +92,12 @@ QUIRE_INLINE void score_panel(const float* queries, int key_size, const T* keys,
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r) {
+        if constexpr (paired<T>)
+            for (int n = 0; n + 1 < N; n += 2) in_order<kLanes>(sums[r][n], sums[r][n + 1]);
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n) store(scores + int64_t{r} * block_size + n * kLanes, sums[r][n]);
+    }
 }
 
 template <int R, typename T>
@@ -190,7 +204,8 @@ QUIRE_INLINE void weigh(const AttentionCall& call, const Work& work, int64_t lin
     }
 }
 
-// Add the weighted values of slots [begin, end) to R lines: N vectors of L lanes.
+// Add the weighted values of slots [begin, end) to R lines: N vectors of L lanes. The sums lie as the vectors do, two
+// and two (`load_two`): `end_tile` puts them in order.
 template <int R, int N, int L, typename T>
 QUIRE_INLINE void sum_panel(const AttentionCall& call, const float* weights, const T* values, float* sums, int begin,
                             int end, const T* ahead) {
@@ -203,8 +218,7 @@ QUIRE_INLINE void sum_panel(const AttentionCall& call, const float* weights, con
     for (int slot = begin; slot < end; ++slot) {
         V value[N];
         if (ahead != nullptr) ask_for<N * L * sizeof(T)>(ahead + int64_t{slot} * call.value_size);
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) value[n] = held(load<L>(values + int64_t{slot} * call.value_size + n * L));
+        load_vectors<N, L>(values + int64_t{slot} * call.value_size, value);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const V weight = splat<L>(weights[int64_t{r} * call.block_size + slot]);
@@ -381,13 +395,22 @@ QUIRE_INLINE void begin_tile(const AttentionCall& call, const Work& work, const 
     }
 }
 
+template <typename T>
 QUIRE_INLINE void end_tile(const AttentionCall& call, const Work& work, const Member* members, int count, int head) {
     const int group = call.num_heads / call.num_kv_heads;
     for (int64_t line = 0; line < int64_t{count} * group; ++line) {
         const Member& member = members[line / group];
         float* out = call.out + member.row * call.out_stride + (head * group + line % group) * call.value_size;
         const float total = sum_lanes<kLanes>(load<kLanes>(work.totals + line * kLanes));
-        const float* sums = work.sums + line * call.value_size;
+        float* sums = work.sums + line * call.value_size;
+        if constexpr (paired<T>)
+            for (int at = 0; at + kSumVectors * kLanes <= call.value_size; at += kSumVectors * kLanes)
+                for (int n = 0; n < kSumVectors; n += 2) {
+                    F even = load<kLanes>(sums + at + n * kLanes), odd = load<kLanes>(sums + at + (n + 1) * kLanes);
+                    in_order<kLanes>(even, odd);
+                    store(sums + at + n * kLanes, even);
+                    store(sums + at + (n + 1) * kLanes, odd);
+                }
         for (int i = 0; i < call.value_size; ++i) out[i] = sums[i] / total;
     }
 }
@@ -430,7 +453,7 @@ void attend_tile(const AttentionCall& call, const Tile& tile, int head, char* sc
             walk<T>(call, work, members, m, 1, head, call.tables + members[m].table, own.from, own.to, units,
                     next_own<T>(call, tile, members, m + 1, head));
     }
-    end_tile(call, work, members, tile.num_members, head);
+    end_tile<T>(call, work, members, tile.num_members, head);
 }
 
 }  // namespace
