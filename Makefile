@@ -7,7 +7,7 @@ ONLY ?=
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors bench peers tables model native-sanitize proof-worker
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native profile-step proof-bench proof-doors bench peers tables model native-sanitize proof-worker
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -63,7 +63,10 @@ native-sanitize:  ## the native kernels over random shapes, under the address an
 	build/native-sanitize/test_kernels
 
 proof-native:  ## the same bits in any circumstance, and how near the machine's roof; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_native --scale $(SCALE)
+	$(PYTHON) -m benchmarks.proof_native --scale $(SCALE) --only "$(ONLY)"
+
+profile-step:  ## where a step's time goes: draws docs/concepts/img/step-profile.svg
+	$(PYTHON) -m benchmarks.profile_step
 
 proof-bench:  ## the benchmark itself, what batching and the prefix cache give; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_bench --scale $(SCALE) --only "$(ONLY)"

@@ -58,6 +58,47 @@ QUIRE_INLINE typename Lanes<N>::F load(const bf16* from) {
     return (typename Lanes<N>::F)(__builtin_convertvector(half, typename Lanes<N>::U) << 16);
 }
 
+// 2N numbers as two vectors. Of floats, the first N and the next N; of bf16, those with even and those with odd indices,
+// which costs one operation each where putting them in order costs two. `paired` says which; `in_order` puts two such
+// vectors of results back.
+template <typename T>
+constexpr bool paired = sizeof(T) == 2;
+
+template <int N>
+QUIRE_INLINE void load_two(const float* from, typename Lanes<N>::F& one, typename Lanes<N>::F& other) {
+    one = load<N>(from);
+    other = load<N>(from + N);
+}
+
+template <int N>
+QUIRE_INLINE void load_two(const bf16* from, typename Lanes<N>::F& even, typename Lanes<N>::F& odd) {
+    typename Lanes<N>::U both;  // little-endian: the even index is the low half
+    __builtin_memcpy(&both, from, sizeof both);
+    even = (typename Lanes<N>::F)(both << 16);
+    odd = (typename Lanes<N>::F)(both & 0xFFFF0000u);
+}
+
+template <int N>
+QUIRE_INLINE void in_order(typename Lanes<N>::F& even, typename Lanes<N>::F& odd) {
+    typedef typename Lanes<N>::I I;
+    I low, high;
+    for (int l = 0; l < N; ++l) {
+        low[l] = l % 2 * N + l / 2;
+        high[l] = low[l] + N / 2;
+    }
+#if defined(__clang__)
+    const auto e = even, o = odd;
+    for (int l = 0; l < N; ++l) {
+        even[l] = l % 2 ? o[l / 2] : e[l / 2];
+        odd[l] = l % 2 ? o[(l + N) / 2] : e[(l + N) / 2];
+    }
+#else
+    const auto e = even, o = odd;
+    even = __builtin_shuffle(e, o, low);
+    odd = __builtin_shuffle(e, o, high);
+#endif
+}
+
 // Hold what was loaded in a register: the compiler would rather load it again for each of its uses.
 template <typename V>
 QUIRE_INLINE V held(V v) {

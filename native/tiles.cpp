@@ -123,7 +123,7 @@ int64_t scratch_bytes(const AttentionCall& call) {
     int64_t members = 0;
     for (int64_t at = 0; at < call.num_tiles; ++at) members = std::max<int64_t>(members, call.tiles[at].num_members);
     const int64_t lines = members * (call.num_heads / call.num_kv_heads);
-    const int64_t numbers = lines * (call.key_size + call.value_size + call.block_size + 16 + 1) + 2 * members;
+    const int64_t numbers = lines * (call.key_size + call.value_size + call.block_size + 16 + 3);
     return (4 * numbers + 7 * 64 + 4095) & ~int64_t{4095};  // seven parts, each rounded up to a cache line
 }
 

@@ -13,7 +13,7 @@ from quire.core import invariants
 from quire.core.events import Finished, SequenceFinished, Token
 from quire.core.request import Continuation, Request, SamplingParams
 from quire.core.scheduler_shapes import SchedulerConfig
-from quire.core.step import StepPlan
+from quire.core.step import StepPlan, TokenLogprobs
 from quire.engine.engine import Engine, ModelIdentity
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -33,6 +33,7 @@ class Ask:
     seed: int = 0
     n: int = 1
     answers: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     num_cached_tokens: int = 0
 
@@ -77,7 +78,7 @@ class Machine:
     def submit(self, ask: Ask) -> str:
         name = f"r{len(self._asked)}"
         self._asked[name] = ask
-        ask.answers = {index: [] for index in range(ask.n)}
+        ask.answers, ask.logprobs = {index: [] for index in range(ask.n)}, {index: [] for index in range(ask.n)}
         continuations = tuple(Continuation(index) for index in range(ask.n))
         self.engine.submit(
             Request(
@@ -98,6 +99,7 @@ class Machine:
             match event:
                 case Token():
                     self._asked[event.request_id].answers[event.sequence_index].append(event.token_id)
+                    self._asked[event.request_id].logprobs[event.sequence_index].append(event.logprobs)
                 case SequenceFinished(error=str(error)):
                     self._asked[event.request_id].errors.append(error)
                 case Finished():

@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-BUCKET_CHOICES = ((8, 16, 32, 64, 128), (8, 16, 32, 128), (8, 32, 128), (16, 128))
+BUCKET_CHOICES = ((4, 8, 16, 32, 64, 128), (8, 16, 32, 64, 128), (8, 16, 32, 128), (8, 32, 128), (16, 128))
 """Best first; each bucket is a copy of the weights."""
 WEIGHT_SHARE = 0.5
 """Packed weights may take this share of the memory budget."""
@@ -45,6 +45,11 @@ class LinearKind:
     def num_copies(self) -> int:
         """How often the weights are held."""
         return max(1, len(self.buckets))
+
+    def slabs(self, num_rows: int) -> list[slice]:
+        """How this many padded rows are best cut for a chain of products: no part larger than one call takes."""
+        size = self.buckets[-1] if self.buckets else num_rows
+        return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
     def padded(self, num_rows: int) -> int:
         """The row count that is computed for this many: at least 2, and few different ones."""
@@ -85,7 +90,8 @@ def choose_kind(dtype: torch.dtype, device: torch.device, weight_bytes: int, bud
 
 @cache
 def _probe_mkl() -> str | None:
-    return _probed("MKL", lambda weight: LinearKind("mkl", "", (8, 32, 128)).prepare(weight), (8, 32, 128))
+    buckets = BUCKET_CHOICES[0]
+    return _probed("MKL", lambda weight: LinearKind("mkl", "", buckets).prepare(weight), buckets)
 
 
 @cache

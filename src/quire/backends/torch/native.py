@@ -71,6 +71,11 @@ class AttentionShape:
     window: int | None = None
     softcap: float | None = None
 
+    @property
+    def arguments(self) -> tuple[int, float, float]:
+        """As the kernel wants them."""
+        return (-1 if self.window is None else self.window, self.scale, self.softcap or 0.0)
+
 
 class NativeItems:
     """A step's items, prepared once for all layers with the same number of query heads per KV head.
@@ -123,6 +128,89 @@ class NativeItems:
         return [members[first : first + count, 0].tolist() for first, count, _ in tiles[: self.num_tiles]]
 
 
+class StoreLayers:
+    """Where a store's layers lie. They are alike, and checked once for as long as the store lives."""
+
+    __slots__ = (
+        "_tensors",
+        "addresses",
+        "block_size",
+        "key_size",
+        "kv_type",
+        "num_blocks",
+        "num_kv_heads",
+        "value_size",
+    )
+
+    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        for one, other in zip(keys, values, strict=True):
+            _check_store(one, other)
+            if one.shape != keys[0].shape or other.shape != values[0].shape or one.dtype != keys[0].dtype:
+                raise ValueError(f"the layers of a store are alike, {_layout(one)} differs from {_layout(keys[0])}")
+        self._tensors = (tuple(keys), tuple(values))  # they must outlive their addresses
+        self.addresses = [
+            (one.data_ptr(), one.stride(0), other.data_ptr(), other.stride(0))
+            for one, other in zip(keys, values, strict=True)
+        ]
+        self.kv_type = KV_TYPES[keys[0].dtype]
+        self.num_blocks, self.num_kv_heads, self.key_size, self.block_size = keys[0].shape
+        self.value_size = values[0].shape[3]
+
+
+class BoundAttention:
+    """Attention of one step's rows, layer after layer: what layers share is checked and looked up once.
+
+    [row, head, key size] -> `out` [row, head, value size]; rows behind those of the items become zero. A store has keys
+    [block, kv head, key size, slot] and values [block, kv head, slot, value size], this step's rows included. Slots
+    beyond a row's position may hold anything.
+    """
+
+    __slots__ = ("_call", "_head", "_held", "_layers", "_num_threads", "_tail")
+
+    def __init__(self, queries: torch.Tensor, store: StoreLayers, items: NativeItems, out: torch.Tensor) -> None:
+        num_rows, num_heads, key_size = queries.shape
+        _check_floats(queries, out)
+        if (
+            out.shape != (num_rows, num_heads, store.value_size)
+            or queries.stride()[1:] != (key_size, 1)
+            or out.stride()[1:] != (store.value_size, 1)
+        ):
+            raise ValueError(
+                f"queries are {_layout(queries)} and out is {_layout(out)}; only the row stride may be larger"
+            )
+        is_fitting = key_size == store.key_size and num_heads == store.num_kv_heads * items.group_size
+        if not is_fitting or store.block_size != items.block_size:
+            raise ValueError(
+                f"queries {_layout(queries)} do not fit the items, or keys of {store.num_kv_heads} heads of "
+                f"{store.key_size} in blocks of {store.block_size}"
+            )
+        if num_rows < items.num_rows or items.max_block >= store.num_blocks:
+            raise ValueError(
+                f"items have {items.num_rows} rows and block {items.max_block}: {num_rows}, {store.num_blocks} given"
+            )
+        self._held = (queries, items, out)
+        self._call = _kernels().attention
+        self._layers = store.addresses
+        self._head = (queries.data_ptr(), queries.stride(0), out.data_ptr(), out.stride(0))
+        self._tail = (
+            store.kv_type,
+            num_heads,
+            store.num_kv_heads,
+            key_size,
+            store.value_size,
+            store.block_size,
+            *items.addresses,
+            items.num_tiles,
+            items.num_rows,
+            num_rows,
+        )
+        self._num_threads = torch.get_num_threads()
+
+    def __call__(self, at: int, shape: AttentionShape) -> None:
+        """Over layer `at` of the store."""
+        self._call(*self._head, *self._layers[at], *self._tail, *shape.arguments, self._num_threads)
+
+
 def attention(
     queries: torch.Tensor,
     keys: torch.Tensor,
@@ -131,83 +219,43 @@ def attention(
     out: torch.Tensor,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """[row, head, key size] -> `out` [row, head, value size]; rows behind those of the items become zero.
-
-    `keys` [block, kv head, key size, slot] and `values` [block, kv head, slot, value size] are one layer's store, this
-    step's rows included. Slots beyond a row's position may hold anything.
-    """
-    num_rows, num_heads, key_size = queries.shape
-    num_blocks, num_kv_heads, _, block_size = keys.shape
-    value_size = values.shape[3]
-    _check_floats(queries, out)
-    _check_store(keys, values)
-    if (
-        out.shape != (num_rows, num_heads, value_size)
-        or queries.stride()[1:] != (key_size, 1)
-        or out.stride()[1:] != (value_size, 1)
-    ):
-        raise ValueError(f"queries are {_layout(queries)} and out is {_layout(out)}; only the row stride may be larger")
-    if key_size != keys.shape[2] or num_heads != num_kv_heads * items.group_size or block_size != items.block_size:
-        raise ValueError(f"queries {_layout(queries)} and keys {_layout(keys)} do not fit each other or the items")
-    if num_rows < items.num_rows or items.max_block >= num_blocks:
-        raise ValueError(
-            f"items have {items.num_rows} rows and block {items.max_block}: {num_rows}, {num_blocks} given"
-        )
-    tables, members, tiles = items.addresses
-    _kernels().attention(
-        queries.data_ptr(),
-        queries.stride(0),
-        out.data_ptr(),
-        out.stride(0),
-        keys.data_ptr(),
-        keys.stride(0),
-        values.data_ptr(),
-        values.stride(0),
-        KV_TYPES[keys.dtype],
-        num_heads,
-        num_kv_heads,
-        key_size,
-        value_size,
-        block_size,
-        tables,
-        members,
-        tiles,
-        items.num_tiles,
-        items.num_rows,
-        num_rows,
-        -1 if shape.window is None else shape.window,
-        shape.scale,
-        shape.softcap or 0.0,
-        torch.get_num_threads(),
-    )
+    """One layer's attention, for who has one."""
+    BoundAttention(queries, StoreLayers([keys], [values]), items, out)(0, shape)
     return out
+
+
+class BoundNorm:
+    """`residual` += what is added (None: it stays), then `out` = weight * residual / rms(residual), row by row.
+
+    Rows from `num_rows` on are padding: nothing is read or written there.
+    """
+
+    __slots__ = ("_call", "_held", "_shape", "_tail", "out")
+
+    def __init__(self, residual: torch.Tensor, out: torch.Tensor, eps: float, num_rows: int | None = None) -> None:
+        _check_floats(residual, out)
+        _check_dense(residual, out)
+        if out.shape != residual.shape:
+            raise ValueError(f"residual {_layout(residual)} and out {_layout(out)} do not fit")
+        self.out = out
+        self._held = residual
+        self._call = _kernels().add_rms_norm
+        self._shape = residual.shape
+        num_rows, size = _rows_of(residual, num_rows), residual.shape[1]
+        self._tail = (out.data_ptr(), num_rows, size, eps, torch.get_num_threads())
+
+    def __call__(self, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        """Returns `out`."""
+        address = 0 if added is None else _address(added, self._shape)
+        self._call(address, self._held.data_ptr(), _address(weight, self._shape[1:]), *self._tail)
+        return self.out
 
 
 def add_rms_norm(
     added: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """`residual` += `added` in place (None: it stays), then `out` = weight * residual / rms(residual), row by row."""
-    _check_floats(residual, weight, out)
-    _check_dense(residual, weight, out)
-    num_rows, size = residual.shape
-    if out.shape != residual.shape or weight.shape != (size,):
-        raise ValueError(f"residual {_layout(residual)}, out {_layout(out)} and weight {_layout(weight)} do not fit")
-    if added is not None:
-        _check_floats(added)
-        _check_dense(added)
-        if added.shape != residual.shape:
-            raise ValueError(f"residual {_layout(residual)} and what is added {_layout(added)} do not fit")
-    _kernels().add_rms_norm(
-        0 if added is None else added.data_ptr(),
-        residual.data_ptr(),
-        weight.data_ptr(),
-        out.data_ptr(),
-        num_rows,
-        size,
-        eps,
-        torch.get_num_threads(),
-    )
-    return out
+    """One norm, for who has one."""
+    return BoundNorm(residual, out, eps)(added, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +289,59 @@ class Places:
             raise ValueError("blocks and slots must lie in the store")
         return cls(cos, sin, blocks, slots, int(blocks.max()))
 
+    def part(self, rows: slice) -> "Places":
+        """Those of some neighbouring rows."""
+        return Places(self.cos[rows], self.sin[rows], self.blocks[rows], self.slots[rows], self.max_block)
+
+
+class BoundRopeWrite:
+    """Turns queries and keys of some rows by their positions, layer after layer, after their norms if they have any.
+
+    Rows are [all heads' queries, keys, values]. The queries go to `queries` [row, head, key size], keys and values into
+    the store, at each row's block and slot. Rows of block 0, the null block, are padding and write nothing there; from
+    `num_rows` on all are, and nothing is done for them.
+    """
+
+    __slots__ = ("_call", "_held", "_layers", "_middle", "_places", "_shape", "_tail")
+
+    def __init__(self, places: Places, store: StoreLayers, queries: torch.Tensor, num_rows: int | None = None) -> None:
+        num_padded, num_heads, key_size = queries.shape
+        _check_floats(queries)
+        _check_dense(queries)
+        if key_size != store.key_size:
+            raise ValueError(f"queries {_layout(queries)} do not fit keys of {store.key_size}")
+        if places.cos.shape != (num_padded, key_size) or places.sin.shape != places.cos.shape:
+            raise ValueError(f"angles are {_layout(places.cos)}: one row of {key_size} for each of {num_padded} rows")
+        if places.max_block >= store.num_blocks:
+            raise ValueError(f"block {places.max_block} is not in a store of {store.num_blocks}")
+        width = (num_heads + store.num_kv_heads) * key_size + store.num_kv_heads * store.value_size
+        self._held = (places, queries)
+        self._call = _kernels().rope_write
+        self._layers = store.addresses
+        self._shape = torch.Size((num_padded, width))
+        self._places = (places.cos.data_ptr(), places.sin.data_ptr())
+        self._middle = (store.kv_type, places.blocks.data_ptr(), places.slots.data_ptr(), queries.data_ptr())
+        self._tail = (
+            _rows_of(queries, num_rows),
+            num_heads,
+            store.num_kv_heads,
+            key_size,
+            store.value_size,
+            store.block_size,
+            torch.get_num_threads(),
+        )
+
+    def __call__(self, at: int, qkv: torch.Tensor, norms: HeadNorms | None) -> None:
+        """Into layer `at` of the store."""
+        if qkv.shape != self._shape or qkv.stride(1) != 1 or qkv.dtype != torch.float32:
+            raise ValueError(f"qkv is {_layout(qkv)}: {self._shape[1]} numbers side by side for each row are wanted")
+        heads = (0, 0, 0.0)
+        if norms is not None:
+            size = (self._tail[3],)
+            heads = (_address(norms.query, size), _address(norms.key, size), norms.eps)
+        layer, middle = self._layers[at], self._middle
+        self._call(qkv.data_ptr(), qkv.stride(0), *self._places, *heads, *layer, *middle, *self._tail)
+
 
 def rope_write(
     qkv: torch.Tensor,
@@ -250,62 +351,34 @@ def rope_write(
     values: torch.Tensor,
     queries: torch.Tensor,
 ) -> torch.Tensor:
-    """Turn queries and keys of `qkv` ([row, all heads' queries, keys, values]) by their positions, after their norms.
-
-    The queries go to `queries` [row, head, key size], keys and values into the store, at each row's block and slot.
-    Rows of block 0, the null block, are padding: they write nothing into the store.
-    """
-    num_rows, num_heads, key_size = queries.shape
-    num_blocks, num_kv_heads, _, block_size = keys.shape
-    value_size = values.shape[3]
-    _check_floats(qkv, queries)
-    _check_dense(queries)
-    _check_store(keys, values)
-    width = (num_heads + num_kv_heads) * key_size + num_kv_heads * value_size
-    if qkv.shape != (num_rows, width) or qkv.stride(1) != 1 or key_size != keys.shape[2]:
-        raise ValueError(f"qkv {_layout(qkv)} does not hold {width} numbers a row, or keys are {_layout(keys)}")
-    if places.cos.shape != (num_rows, key_size) or places.sin.shape != places.cos.shape:
-        raise ValueError(f"angles are {_layout(places.cos)}: one row of {key_size} for each of {num_rows} rows")
-    if places.max_block >= num_blocks:
-        raise ValueError(f"block {places.max_block} is not in a store of {num_blocks}")
-    if norms is not None:
-        _check_floats(norms.query, norms.key)
-    _kernels().rope_write(
-        qkv.data_ptr(),
-        qkv.stride(0),
-        places.cos.data_ptr(),
-        places.sin.data_ptr(),
-        0 if norms is None else norms.query.data_ptr(),
-        0 if norms is None else norms.key.data_ptr(),
-        0.0 if norms is None else norms.eps,
-        keys.data_ptr(),
-        keys.stride(0),
-        values.data_ptr(),
-        values.stride(0),
-        KV_TYPES[keys.dtype],
-        places.blocks.data_ptr(),
-        places.slots.data_ptr(),
-        queries.data_ptr(),
-        num_rows,
-        num_heads,
-        num_kv_heads,
-        key_size,
-        value_size,
-        block_size,
-        torch.get_num_threads(),
-    )
+    """One layer's, for who has one."""
+    BoundRopeWrite(places, StoreLayers([keys], [values]), queries)(0, qkv, norms)
     return queries
 
 
+class BoundSiluMul:
+    """`out` = silu(gate) * up, of rows that hold gate, then up. Rows from `num_rows` on are padding and not touched."""
+
+    __slots__ = ("_call", "_shape", "_tail", "out")
+
+    def __init__(self, out: torch.Tensor, num_rows: int | None = None) -> None:
+        _check_floats(out)
+        _check_dense(out)
+        num_padded, size = out.shape
+        self.out = out
+        self._call = _kernels().silu_mul
+        self._shape = torch.Size((num_padded, 2 * size))
+        self._tail = (out.data_ptr(), _rows_of(out, num_rows), size, torch.get_num_threads())
+
+    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Returns `out`."""
+        self._call(_address(gate_up, self._shape), *self._tail)
+        return self.out
+
+
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """`out` = silu(gate) * up, where `gate_up` is [row, gate then up]."""
-    _check_floats(gate_up, out)
-    _check_dense(gate_up, out)
-    num_rows, size = out.shape
-    if gate_up.shape != (num_rows, 2 * size):
-        raise ValueError(f"gate and up {_layout(gate_up)} do not fit out {_layout(out)}")
-    _kernels().silu_mul(gate_up.data_ptr(), out.data_ptr(), num_rows, size, torch.get_num_threads())
-    return out
+    """One gate, for who has one."""
+    return BoundSiluMul(out)(gate_up)
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -358,6 +431,20 @@ def _check_items(
         raise ValueError("every item feeds at least one token, from a position that is not negative")
     if bool((num_blocks * block_size < positions + num_rows).any()):
         raise ValueError("an item has fewer blocks than its last position needs")
+
+
+def _rows_of(tensor: torch.Tensor, num_rows: int | None) -> int:
+    """How many of a tensor's rows are meant: all, unless it is said."""
+    return len(tensor) if num_rows is None else min(num_rows, len(tensor))
+
+
+def _address(tensor: torch.Tensor, shape: tuple[int, ...]) -> int:
+    """Of a dense float32 tensor of exactly this shape."""
+    if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.is_contiguous():
+        raise ValueError(
+            f"{_layout(tensor)} on {tensor.device} do not fit: dense float32 of {tuple(shape)} on a CPU is needed"
+        )
+    return tensor.data_ptr()
 
 
 def _check_floats(*tensors: torch.Tensor) -> None:

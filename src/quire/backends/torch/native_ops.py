@@ -1,5 +1,8 @@
 """The operations of `ops` by the native kernels: no per-row Python, buffers used again layer after layer."""
 
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
 import torch
 
 from quire.backends.torch import native
@@ -30,38 +33,55 @@ class NativeOps:
         self.shape = shape
         self.rope = rope
         self.by_layer = [native.AttentionShape(shape.head_size**-0.5, window) for window in shape.windows]
+        self._layers: WeakKeyDictionary[KVStore, native.StoreLayers] = WeakKeyDictionary()
 
-    def begin(self, batch: Batch, store: KVStore) -> StepOps:
+    def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]) -> StepOps:
         """Places and tiles for all layers."""
-        return _NativeStep(self, batch, store)
+        return _NativeStep(self, batch, store, residual, slabs)
+
+    def layers_of(self, store: KVStore) -> native.StoreLayers:
+        """Looked up once per store."""
+        if store not in self._layers:
+            self._layers[store] = native.StoreLayers(store.keys, store.values)
+        return self._layers[store]
 
 
 class _NativeStep:
-    def __init__(self, ops: NativeOps, batch: Batch, store: KVStore) -> None:
-        shape = ops.shape
-        self._shape = shape
+    def __init__(
+        self, ops: NativeOps, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]
+    ) -> None:
+        shape, layers = ops.shape, ops.layers_of(store)
+        num_rows, widest = len(residual), slabs[0].stop
+        # One buffer each for the whole step: a layer, or a slab of it, is done with it before the next needs it.
+        # Padding rows go through products as zeros, and through nothing else.
+        normed = torch.zeros(num_rows, shape.hidden_size)
+        gated = torch.zeros(widest, shape.intermediate_size)
+        queries = torch.empty(num_rows, shape.num_heads, shape.head_size)
+        answers = torch.empty(num_rows, shape.num_heads, shape.head_size)
+        items = native.NativeItems(batch.items, store.block_size, shape.group_size)
+        places = native.Places.of(*ops.rope.angles(batch.positions), batch.blocks, batch.slots)
+        self._eps = shape.norm_eps
         self._by_layer = ops.by_layer
-        self._store = store
-        self._items = native.NativeItems(batch.items, store.block_size, shape.group_size)
-        self._places = native.Places.of(*ops.rope.angles(batch.positions), batch.blocks, batch.slots)
-        num_rows = len(batch.tokens)
-        # One buffer each for the whole step: a layer is done with it before the next needs it.
-        self._normed = torch.empty(num_rows, shape.hidden_size)
-        self._queries = torch.empty(num_rows, shape.num_heads, shape.head_size)
-        self._answers = torch.empty(num_rows, shape.num_heads, shape.head_size)
-        self._gated = torch.empty(num_rows, shape.intermediate_size)
+        # Only the last slab has padding.
+        cuts = [(rows, items.num_rows - rows.start) for rows in slabs]
+        self._norms = [native.BoundNorm(residual[rows], normed[rows], shape.norm_eps, real) for rows, real in cuts]
+        self._writes = [native.BoundRopeWrite(places.part(rows), layers, queries[rows], real) for rows, real in cuts]
+        self._gates = [native.BoundSiluMul(gated[: rows.stop - rows.start], real) for rows, real in cuts]
+        self._attention = native.BoundAttention(queries, layers, items, answers)
+        self._answers = [answers[rows].flatten(1) for rows in slabs]
 
-    def norm(self, added: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return native.add_rms_norm(added, residual, weight, self._normed, self._shape.norm_eps)
+    def norm(self, slab: int, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        return self._norms[slab](added, weight)
 
-    def attend(self, at: int, qkv: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
-        keys, values = self._store.keys[at], self._store.values[at]
+    def write(self, at: int, slab: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
         heads = None
         if norms.query_norm is not None and norms.key_norm is not None:
-            heads = native.HeadNorms(norms.query_norm, norms.key_norm, self._shape.norm_eps)
-        native.rope_write(qkv, self._places, heads, keys, values, self._queries)
-        shape = self._by_layer[at]
-        return native.attention(self._queries, keys, values, self._items, self._answers, shape).flatten(1)
+            heads = native.HeadNorms(norms.query_norm, norms.key_norm, self._eps)
+        self._writes[slab](at, qkv, heads)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return native.silu_mul(gate_up, self._gated)
+    def attend(self, at: int) -> Sequence[torch.Tensor]:
+        self._attention(at, self._by_layer[at])
+        return self._answers
+
+    def silu_mul(self, slab: int, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gates[slab](gate_up)

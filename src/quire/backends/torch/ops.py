@@ -1,9 +1,13 @@
 """What a layer does beside its products: norms, rotary positions, KV writes, attention, the gate. In plain torch.
 
 `Ops` is the seam: `native_ops` has the same in C++. Either is begun once per step with what all layers share, so that a
-layer's calls carry nothing but its own tensors. A residual is added to in place.
+layer's calls carry nothing but its own tensors. The residual is added to in place.
+
+A large step goes through a layer in **slabs** of rows, as many as one packed product takes: between products nothing is
+joined, and what one makes is still warm when the next reads it. Only attention wants all rows at once.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -33,24 +37,28 @@ class HeadNorms(Protocol):
 class StepOps(Protocol):
     """One step's operations."""
 
-    def norm(self, added: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`residual` += `added`, then its RMS norm."""
+    def norm(self, slab: int, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        """The slab's residual += `added`, then its RMS norm."""
         ...
 
-    def attend(self, at: int, qkv: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
-        """Turn queries and keys, put keys and values into the store, and answer the queries: [row, all heads]."""
+    def write(self, at: int, slab: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
+        """Turn a slab's queries and keys, keep the queries, and put keys and values into the store."""
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of rows that hold both."""
+    def attend(self, at: int) -> Sequence[torch.Tensor]:
+        """Answer the queries of all slabs: [row, all heads] for each slab."""
+        ...
+
+    def silu_mul(self, slab: int, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of a slab's rows that hold both. What it returns lasts until the next slab's."""
         ...
 
 
 class Ops(Protocol):
     """A way to do them."""
 
-    def begin(self, batch: Batch, store: KVStore) -> StepOps:
-        """The operations of one step."""
+    def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]) -> StepOps:
+        """The operations of one step, whose rows ([row, hidden]) are cut like this."""
         ...
 
 
@@ -64,38 +72,54 @@ class TorchOps:
         layers = (shape.layer,) * shape.num_layers
         self._tiler = Tiler(block_size, layers, shape.windows, shape.group_size, device)
 
-    def begin(self, batch: Batch, store: KVStore) -> StepOps:
+    def tiles(self, batch: Batch) -> TilesByWindow:
+        """How the rows of a step meet their blocks."""
+        return self._tiler.tiles(batch)
+
+    def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]) -> StepOps:
         """Angles and tiles for all layers."""
-        return _TorchStep(self, batch, store, self._tiler.tiles(batch))
+        return _TorchStep(self, batch, store, residual, slabs)
 
 
 class _TorchStep:
-    def __init__(self, ops: TorchOps, batch: Batch, store: KVStore, tiles: TilesByWindow) -> None:
+    def __init__(
+        self, ops: TorchOps, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]
+    ) -> None:
         self._shape = ops.shape
         self._attention = ops.attention
         self._batch = batch
         self._store = store
-        self._tiles = tiles
+        self._slabs = slabs
+        self._residuals = [residual[rows] for rows in slabs]
+        self._tiles = ops.tiles(batch)
         self._angles = ops.rope.angles(batch.positions)
+        self._queries: list[torch.Tensor] = []
 
-    def norm(self, added: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def norm(self, slab: int, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        residual = self._residuals[slab]
         if added is not None:
             residual += added
         return _rms_norm(residual, weight, self._shape.norm_eps)
 
-    def attend(self, at: int, qkv: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
-        shape = self._shape
+    def write(self, at: int, slab: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
+        shape, rows = self._shape, self._slabs[slab]
         joined = qkv.view(len(qkv), -1, shape.head_size)
         queries, keys, values = torch.split(joined, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
         if norms.query_norm is not None and norms.key_norm is not None:
             queries = _rms_norm(queries, norms.query_norm, shape.norm_eps)
             keys = _rms_norm(keys, norms.key_norm, shape.norm_eps)
-        cos, sin = (angle.to(qkv.dtype) for angle in self._angles)
-        self._store.write(at, self._batch.blocks, self._batch.slots, rotate(keys, cos, sin), values)
-        calls = self._tiles[shape.windows[at]]
-        return attend(rotate(queries, cos, sin), self._store, at, calls, self._attention).flatten(1)
+        cos, sin = (angle[rows].to(qkv.dtype) for angle in self._angles)
+        self._store.write(at, self._batch.blocks[rows], self._batch.slots[rows], rotate(keys, cos, sin), values)
+        self._queries.append(rotate(queries, cos, sin))
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def attend(self, at: int) -> Sequence[torch.Tensor]:
+        queries, self._queries = torch.cat(self._queries), []
+        calls = self._tiles[self._shape.windows[at]]
+        answers = attend(queries, self._store, at, calls, self._attention).flatten(1)
+        return [answers[rows] for rows in self._slabs]
+
+    def silu_mul(self, slab: int, gate_up: torch.Tensor) -> torch.Tensor:
+        del slab
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 

@@ -13,15 +13,17 @@ Everything after the raw logits happens in float64, in this order:
 
 Equals are never told apart by the order a library happens to sort them in. Log-probabilities and ranks are of the raw
 logits. A row whose logits are not finite fails alone. The logits are on the host: what is drawn must not depend on a
-device's way to sum.
+device's way to sum, nor on how many threads or rows a library sums with: sums run in the order of the tokens (`_sums`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from quire.backends.draws import uniform
+from quire.backends.torch import native
 from quire.core.request import SamplingParams
 from quire.core.step import Sampling, TokenLogprobs
 from quire.errors import InvariantError
@@ -46,37 +48,53 @@ class Choice:
 
 def choose(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choice]:
     """One token for each row of `logits` ([row, vocabulary]), each by its own sampling."""
-    is_finite = torch.isfinite(logits).all(dim=-1).tolist()
-    choices = [Choice(None, None if finite else "the model's logits are not finite") for finite in is_finite]
-    simple = [at for at, one in enumerate(samplings) if is_finite[at] and _is_plain_greedy(one)]
-    if simple:
-        for at, token_id in zip(simple, logits[simple].argmax(dim=-1).tolist(), strict=True):
-            choices[at] = Choice(token_id)
-    others = [at for at, finite in enumerate(is_finite) if finite and choices[at].token_id is None]
+    likeliest, is_finite = _likeliest(logits)
+    choices, others = [], []
+    for at, sampling in enumerate(samplings):
+        if not is_finite[at]:
+            choices.append(Choice(None, "the model's logits are not finite"))
+        elif _is_plain_greedy(sampling):
+            choices.append(Choice(likeliest[at]))
+        else:
+            choices.append(Choice(None))
+            others.append(at)
     for rows in _slices(others, logits.shape[1]):
         for at, choice in zip(rows, _choose_others(logits[rows], [samplings[at] for at in rows]), strict=True):
             choices[at] = choice
     return choices
 
 
+def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """Each row's likeliest token, the smallest id among equals, and whether all its numbers are finite."""
+    if logits.dtype == torch.float32 and logits.stride(-1) == 1 and native.available().is_available:
+        tokens, is_finite = native.argmax(logits)
+        return tokens.tolist(), is_finite.tolist()
+    return logits.argmax(dim=-1).tolist(), torch.isfinite(logits).all(dim=-1).tolist()
+
+
 def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], num_alternatives: Sequence[int]) -> list[TokenLogprobs]:
     """Log-probability and rank of one token for each row, with the likeliest alternatives, of the raw logits."""
     values = logits.double()
     # Shifted by the peak: the sum of exponentials of large logits would swallow their differences.
-    peaks = values.amax(dim=-1)
-    norms = torch.logsumexp(values - peaks.unsqueeze(1), dim=-1)
+    peaks = values.amax(dim=-1, keepdim=True)
+    norms = [math.log(total) for total in _sums(torch.exp(values - peaks)).flatten().tolist()]
     chosen = values.gather(1, torch.tensor(token_ids).unsqueeze(1))
-    ranks = (values > chosen).sum(dim=-1) + 1
-    logprobs = (chosen.squeeze(1) - peaks) - norms
+    ranks = ((values > chosen).sum(dim=-1) + 1).tolist()
+    distances = (chosen - peaks).flatten().tolist()
     return [
         TokenLogprobs(
             token_ids[at],
-            logprob,
-            rank,
-            _alternatives(values[at], float(peaks[at]), float(norms[at]), num_alternatives[at]),
+            distances[at] - norms[at],
+            ranks[at],
+            _alternatives(values[at], float(peaks[at]), norms[at], num_alternatives[at]),
         )
-        for at, (logprob, rank) in enumerate(zip(logprobs.tolist(), ranks.tolist(), strict=True))
+        for at in range(len(values))
     ]
+
+
+def _sums(values: torch.Tensor) -> torch.Tensor:
+    """[row, 1], each summed from left to right: torch's own sum of a row depends on threads and on other rows."""
+    return torch.cumsum(values, dim=-1)[:, -1:]
 
 
 def _alternatives(values: torch.Tensor, peak: float, norm: float, count: int) -> tuple[tuple[int, float], ...]:
@@ -232,9 +250,9 @@ def _keep_top_p(weights: torch.Tensor, top_ps: Sequence[float]) -> None:
     rows = [at for at, top_p in enumerate(top_ps) if top_p < 1.0]
     if not rows:
         return
-    masses = weights[rows].sum(dim=-1, keepdim=True) * torch.tensor([[top_ps[at]] for at in rows], dtype=torch.float64)
+    masses = _sums(weights[rows]) * torch.tensor([[top_ps[at]] for at in rows], dtype=torch.float64)
     candidates = weights[rows].topk(min(NUM_CANDIDATES, weights.shape[1])).values
-    if bool((candidates.sum(dim=-1, keepdim=True) < masses).any()):
+    if bool((_sums(candidates) < masses).any()):
         candidates = weights[rows].sort(dim=-1, descending=True).values
     likelier = torch.cumsum(candidates, dim=-1) - candidates
     last_kept = (likelier < masses).sum(dim=-1, keepdim=True).clamp(min=1) - 1

@@ -61,14 +61,14 @@ def test_copies_are_made_in_their_order() -> None:
 
 
 def kind_of(name: str) -> LinearKind:
-    return {"mkl": LinearKind("mkl", "", (8, 16, 32, 64, 128)), "onednn": LinearKind("onednn", "")}[name]
+    return {"mkl": LinearKind("mkl", "", (4, 8, 16, 32, 64, 128)), "onednn": LinearKind("onednn", "")}[name]
 
 
 def test_more_memory_buys_more_buckets() -> None:
-    kinds = [choose_kind(torch.float32, CPU, 100, budget) for budget in (150, 450, 650, 850, 5_000)]
-    assert [len(kind.buckets) for kind in kinds] == [0, 2, 3, 4, 5]
-    assert [kind.name for kind in kinds] == ["onednn", "mkl", "mkl", "mkl", "mkl"]
-    assert [kind.num_copies for kind in kinds] == [1, 2, 3, 4, 5]
+    kinds = [choose_kind(torch.float32, CPU, 100, budget) for budget in (150, 450, 650, 850, 1_050, 5_000)]
+    assert [len(kind.buckets) for kind in kinds] == [0, 2, 3, 4, 5, 6]
+    assert [kind.name for kind in kinds] == ["onednn", "mkl", "mkl", "mkl", "mkl", "mkl"]
+    assert [kind.num_copies for kind in kinds] == [1, 2, 3, 4, 5, 6]
 
 
 def test_other_types_take_the_plain_path_and_say_so() -> None:
@@ -102,7 +102,16 @@ def test_packed_products_agree_and_do_not_see_other_rows(name: str, sizes: tuple
 
 def test_buckets_are_filled_up_and_large_batches_are_cut() -> None:
     kind = kind_of("mkl")
-    assert [kind.padded(n) for n in (1, 8, 9, 33, 128, 129, 200, 256, 300)] == [8, 8, 16, 64, 128, 136, 256, 256, 320]
+    assert [kind.padded(n) for n in (1, 8, 9, 33, 128, 129, 200, 256, 300)] == [4, 8, 16, 64, 128, 132, 256, 256, 320]
+
+
+def test_a_slab_is_what_one_packed_product_takes_and_slabs_cover_all_rows() -> None:
+    for name in ("mkl", "onednn"):
+        kind = kind_of(name)
+        weight, rows = torch.randn(40, 24), torch.randn(kind.padded(400), 24)
+        product, slabs = kind.prepare(weight), kind.slabs(kind.padded(400))
+        assert torch.equal(torch.cat([product(rows[slab]) for slab in slabs]), product(rows))
+        assert len(slabs) == (4 if name == "mkl" else 1)
 
 
 def test_padding_is_small_and_takes_few_sizes() -> None:
@@ -130,6 +139,20 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
     made = read_rope({"rope_parameters": rope}, 16)
     assert torch.allclose(made.frequencies, expected, rtol=1e-6)
     assert made.scaling == pytest.approx(scaling)
+
+
+@pytest.mark.parametrize("head_size", [40, 64, 72, 128])
+def test_the_angles_of_a_position_depend_on_nothing_else(head_size: int) -> None:
+    rope, positions, before = read_rope({}, head_size), torch.randint(0, 9_000, (1_500,)), torch.get_num_threads()
+    whole = rope.angles(positions)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            for first, end in ((0, 1), (7, 9), (100, 613), (0, 1_500)):
+                part = rope.angles(positions[first:end])
+                assert all(torch.equal(one, other[first:end]) for one, other in zip(part, whole, strict=True))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_old_configs_spell_rope_otherwise() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.backends.torch import sampler
+from quire.backends.torch import native, sampler
 from quire.backends.torch.sampler import NUM_CANDIDATES, Choice, choose, logprobs_of
 from quire.core.request import SamplingParams
 from quire.core.step import Sampling
@@ -122,6 +122,16 @@ def test_a_row_with_nothing_left_fails_alone(given: dict[str, Any], temperature:
     assert second.token_id is None
     assert second.error is not None
     assert "no token is left" in second.error
+
+
+def test_the_likeliest_tokens_are_the_same_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randint(-9, 9, (12, 700)).float()
+    logits[3, 5], logits[4, 699], logits[5, 0] = math.nan, math.inf, -math.inf
+    samplings = [sampling(temperature=0.0)] * len(logits)
+    found = choose(logits, samplings)
+    monkeypatch.setattr(native, "available", lambda: native.Availability(False, "asked for"))
+    assert choose(logits, samplings) == found
+    assert [at for at, choice in enumerate(found) if choice.error] == [3, 4, 5]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -295,3 +305,21 @@ def test_a_row_that_needs_every_token_changes_nothing_for_a_row_that_needs_few()
     found = SamplerSurvey()
     compare(rows, torch.float32, found, "flat beside peaked")
     assert found.wrong == []
+
+
+@pytest.mark.parametrize("size", [999, 49_152, 50_257])
+def test_threads_and_other_rows_change_no_bit_of_a_logprob_or_draw(size: int) -> None:
+    random, before = Random(size), torch.get_num_threads()
+    logits = 4 * torch.randn(6, size, generator=torch.Generator().manual_seed(size))
+    samplings = [sampling(random.getrandbits(60), temperature=1.3, top_p=0.99, min_p=0.001) for _ in logits]
+    tokens = [random.randrange(size) for _ in logits]
+    together, drawn = logprobs_of(logits, tokens, [3] * 6), choose(logits, samplings)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            for at in range(len(logits)):
+                row = logits[at : at + 1]
+                assert logprobs_of(row, tokens[at : at + 1], [3]) == together[at : at + 1]
+                assert choose(row, samplings[at : at + 1]) == drawn[at : at + 1]
+    finally:
+        torch.set_num_threads(before)

@@ -64,13 +64,16 @@ class Decoder:
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
         """Write the rows' KV, and return the logits of the wanted rows."""
         residual = F.embedding(batch.tokens, self._embedding)
-        ops, added = self._ops.begin(batch, store), None
+        slabs = self._linear.slabs(len(residual))
+        ops = self._ops.begin(batch, store, residual, slabs)
+        added: list[torch.Tensor | None] = [None] * len(slabs)
         for at, layer in enumerate(self._layers):
-            normed = ops.norm(added, residual, layer.input_norm)
-            added = layer.out(ops.attend(at, layer.qkv(normed), layer))
-            normed = ops.norm(added, residual, layer.post_norm)
-            added = layer.down(ops.silu_mul(layer.gate_up(normed)))
-        hidden = ops.norm(added, residual, self._norm)
+            for slab in range(len(slabs)):
+                ops.write(at, slab, layer.qkv(ops.norm(slab, added[slab], layer.input_norm)), layer)
+            for slab, answers in enumerate(ops.attend(at)):
+                normed = ops.norm(slab, layer.out(answers), layer.post_norm)
+                added[slab] = layer.down(ops.silu_mul(slab, layer.gate_up(normed)))
+        hidden = torch.cat([ops.norm(slab, one, self._norm) for slab, one in enumerate(added)])
         return Computed(torch.isfinite(hidden).all(dim=-1), self._logits(hidden[wanted]))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

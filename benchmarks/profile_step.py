@@ -1,0 +1,179 @@
+"""Draws docs/concepts/img/step-profile.svg: where the time of real steps goes, and where the roof is.
+
+`make profile-step` runs it and writes the numbers to results/step-profile.json. Parts are timed inside the steps
+(`step_clock`); the roof is measured turn about with them, as `proof_native` defines it.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+
+from benchmarks.proof import RESULTS, ROOT, circumstances, say
+from benchmarks.proof_native import Bare, _fastest, _in_turn, _kv_bytes
+from benchmarks.step_clock import watching
+from benchmarks.steps import GIB, decoding, smollm2_model
+from quire.backends.torch import native
+
+PICTURE = ROOT / "docs" / "concepts" / "img" / "step-profile.svg"
+SITUATIONS = ((1, 288), (16, 288), (16, 1024), (64, 1024))
+DETAILED = (16, 288)
+ROUNDS = 25
+
+GROUPS = {
+    "products": ("gate_up", "down", "qkv", "out", "head"),
+    "attention": ("attention",),
+    "other kernels": ("silu_mul", "rope_write", "add_rms_norm", "argmax", "make_tiles"),
+    "host": ("plan", "apply", "rest"),
+}
+COLOURS = {"products": "#bcd9f5", "attention": "#f6e3b4", "other kernels": "#c7ebc8", "host": "#f3c9c9"}
+NAMES = {
+    "gate_up": "gate and up",
+    "down": "down",
+    "qkv": "queries, keys, values",
+    "out": "attention's output",
+    "head": "head",
+    "attention": "attention over the blocks",
+    "silu_mul": "SiLU and gate",
+    "rope_write": "rotary positions, KV write",
+    "add_rms_norm": "residual and norm",
+    "argmax": "the likeliest token",
+    "make_tiles": "tiles",
+    "plan": "plan",
+    "apply": "apply",
+    "rest": "inputs, Python between calls",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One situation: milliseconds of a step and of its parts, and what the roof would be."""
+
+    num_rows: int
+    context: int
+    step_ms: float
+    roof_ms: float
+    parts_ms: dict[str, float]
+
+    def group_ms(self, group: str) -> float:
+        return sum(self.parts_ms.get(part, 0.0) for part in GROUPS[group])
+
+
+def main() -> int:
+    profiles = [_profile(*situation) for situation in SITUATIONS]
+    record = {
+        "profiles": [
+            {
+                "num_rows": one.num_rows,
+                "context": one.context,
+                "step_ms": round(one.step_ms, 3),
+                "roof_ms": round(one.roof_ms, 3),
+                "parts_ms": {part: round(taken, 3) for part, taken in one.parts_ms.items()},
+            }
+            for one in profiles
+        ],
+        **circumstances(),
+    }
+    (RESULTS / "step-profile.json").write_text(json.dumps(record, indent=2) + "\n")
+    PICTURE.write_text(picture(profiles, str(record["date"])))
+    say(f"{PICTURE.relative_to(ROOT)} drawn")
+    return 0
+
+
+def _profile(num_rows: int, context: int) -> Profile:
+    model, exact = smollm2_model(), max(2, num_rows)
+    machine = decoding(model, num_rows, context - ROUNDS // 2)
+    data = torch.from_numpy(np.zeros(GIB, dtype=np.uint8)).view(torch.float32).fill_(1.0)
+    bare = {name: Bare(exact, exact, name).run for name in ("mkl", "onednn")}
+    with watching(machine, model) as clock:
+        calls = {**bare, "read": lambda: native.read_sum(data), "step": lambda: clock.step(machine)}
+        taken = _in_turn(calls, ROUNDS)
+    roof = median(_fastest(taken, list(bare))) + _kv_bytes(num_rows, context) * min(taken["read"]) / GIB
+    parts = {part: seconds * 1e3 for part, seconds in clock.shares().items()}
+    step = parts.pop("step")
+    parts["rest"] = parts.pop("host") - parts["plan"] - parts["apply"]
+    say(f"  {num_rows} x {context}: step {step:.1f} ms, roof {roof * 1e3:.1f} ms")
+    return Profile(num_rows, context, step, roof * 1e3, parts)
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+WIDTH, LEFT, RIGHT = 760, 232, 640
+STYLE = (
+    'text{font:13px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#1f2933}.t{font-weight:bold}'
+    ".s{font-size:11px;fill:#52606d}.b{stroke:#1f2933;stroke-width:1}.e{text-anchor:end}.m{text-anchor:middle}"
+    ".d{stroke:#1f2933;stroke-dasharray:4 3;stroke-width:1.4}"
+)
+TITLE = "Where a step's time goes"
+
+
+def picture(profiles: list[Profile], date: str) -> str:
+    lines: list[str] = []
+    (detailed,) = [one for one in profiles if (one.num_rows, one.context) == DETAILED]
+    bottom = _parts(lines, detailed, 28)
+    bottom = _shares(lines, profiles, bottom + 44)
+    lines.append(f'<text x="20" y="{bottom + 26}" class="s">SmolLM2-135M in float32 on two cores; {date}</text>')
+    height = bottom + 44
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" aria-label="{TITLE}"><title>{TITLE}</title><style>{STYLE}</style>'
+        '<rect width="100%" height="100%" fill="#ffffff"/>'
+    )
+    return "\n".join([head, *lines, "</svg>"]) + "\n"
+
+
+def _parts(lines: list[str], one: Profile, top: int) -> int:
+    """Every part of one step, a bar each."""
+    heading = f"one step: {one.num_rows} sequences, context {one.context}, {one.step_ms:.1f} ms"
+    lines.append(f'<text x="20" y="{top}" class="t">{heading}</text>')
+    longest, at = max(one.parts_ms.values()), top + 18
+    for group, parts in GROUPS.items():
+        for part in parts:
+            taken = one.parts_ms.get(part, 0.0)
+            width = max(1.0, taken / longest * (RIGHT - LEFT))
+            lines.append(f'<text x="{LEFT - 10}" y="{at + 13}" class="s e">{NAMES[part]}</text>')
+            lines.append(_box(LEFT, at, width, 18, COLOURS[group]))
+            told = f"{taken:.1f} ms" if taken >= 0.05 else f"{taken * 1e3:.0f} µs"
+            lines.append(f'<text x="{LEFT + width + 8:.1f}" y="{at + 13}" class="s">{told}</text>')
+            at += 22
+        at += 6
+    return at
+
+
+def _shares(lines: list[str], profiles: list[Profile], top: int) -> int:
+    """One bar for each situation, all as long as their step, and where the roof is."""
+    lines.append(f'<text x="20" y="{top}" class="t">shares of a step</text>')
+    at, first = top + 14, LEFT
+    for group, colour in COLOURS.items():
+        lines.append(_box(first, top - 11, 12, 12, colour))
+        lines.append(f'<text x="{first + 18}" y="{top}" class="s">{group}</text>')
+        first += 40 + 7 * len(group)
+    lines.append(f'<line x1="{first}" y1="{top - 13}" x2="{first}" y2="{top + 3}" class="d"/>')
+    lines.append(f'<text x="{first + 8}" y="{top}" class="s">roof</text>')
+    for one in profiles:
+        rows = "1 sequence" if one.num_rows == 1 else f"{one.num_rows} sequences"
+        lines.append(f'<text x="{LEFT - 10}" y="{at + 21}" class="s e">{rows}, context {one.context}</text>')
+        place, scale = float(LEFT), (RIGHT - LEFT) / one.step_ms
+        for group, colour in COLOURS.items():
+            width = one.group_ms(group) * scale
+            lines.append(_box(place, at, width, 34, colour))
+            if width > 30:
+                share = f"{one.group_ms(group) / one.step_ms:.0%}"
+                lines.append(f'<text x="{place + width / 2:.1f}" y="{at + 21}" class="s m">{share}</text>')
+            place += width
+        roof = LEFT + one.roof_ms * scale
+        lines.append(f'<line x1="{roof:.1f}" y1="{at - 3}" x2="{roof:.1f}" y2="{at + 37}" class="d"/>')
+        lines.append(f'<text x="{RIGHT + 8}" y="{at + 21}" class="s">{one.step_ms:.1f} ms</text>')
+        at += 46
+    return at - 8
+
+
+def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" class="b" fill="{colour}"/>'
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The table of docs/concepts/speed.md, made from the record of the full proof so that it cannot tell another story.
+
+`python -m benchmarks.speed_figures` writes it between its two marks; a test compares the two.
+"""
+
+import json
+import sys
+from typing import Any
+
+from benchmarks.proof import RESULTS, ROOT
+
+PAGE = ROOT / "docs" / "concepts" / "speed.md"
+BEGIN, END = "<!-- figures: python -m benchmarks.speed_figures -->", "<!-- end of figures -->"
+
+ROWS = (
+    ("roof_1_288", "roof / step, 1 sequence, context 288", "0.80"),
+    ("roof_4_288", "roof / step, 4 sequences, context 288", "0.80"),
+    ("roof_16_288", "roof / step, 16 sequences, context 288", "0.80"),
+    ("roof_32_288", "roof / step, 32 sequences, context 288", "0.80"),
+    ("roof_16_1024", "roof / step, 16 sequences, context 1,024", "0.80"),
+    ("roof_64_1024", "roof / step, 64 sequences, context 1,024", "0.80"),
+    ("bare_16_288", "bare products / step, 16 sequences, context 288", "0.68"),
+    ("prefill_512", "bare products / step of 512 prompt tokens", "0.80"),
+    ("prefill_512_past_512", "the same after 512 other tokens", "0.62"),
+    ("shared_prefix_speedup", "32 sequences of 1,088 tokens: private blocks / 1,024 tokens shared", "1.4"),
+    ("speedup_16_vs_1", "tokens/s of 16 requests at once / one at a time", "6"),
+    ("kv_bf16_speedup", "step with KV in fp32 / in bf16, 32 sequences, context 1,024", "1.25"),
+    ("fallback_ratio", "step in plain torch / native, 16 sequences", "reported"),
+)
+
+
+def table(record: dict[str, Any]) -> str:
+    """The figures as Markdown, with their date and machine."""
+    found = record["figures"]
+    lines = ["| | at least | measured | spread |", "|---|---|---|---|"]
+    lines += [f"| {told} | {least} | {found[key]:.2f} | {found[f'{key}_spread']:.2f} |" for key, told, least in ROWS]
+    share, spread = found["host_share"], found["host_share_spread"]
+    lines.append(f"| share of a 16-row step outside products and kernels | at most 0.10 | {share:.3f} | {spread:.3f} |")
+    bf16, change = found["perplexity_kv_bf16"], found["perplexity_change"]
+    machine = record["machine"]
+    told = (
+        f"Full run of {record['date']} on {machine['cores']} cores ({machine['processor']}), SmolLM2-135M in float32: "
+        f"medians, and the interquartile range of single rounds. KV in bf16 changes the perplexity of a fixed text of "
+        f"{found['perplexity_tokens']:,} tokens by {change:+.2%}, to {bf16:.3f}. "
+        "Everything: [results/proof-native.json](../../benchmarks/results/proof-native.json)."
+    )
+    return "\n".join([*lines, "", told])
+
+
+def with_table(page: str, record: dict[str, Any]) -> str:
+    """The page with what stands between its marks written anew."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table(record)}\n\n{END}{after}"
+
+
+def read_record() -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((RESULTS / "proof-native.json").read_text())
+    return record
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text(), read_record()))
+    sys.exit(0)

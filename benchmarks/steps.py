@@ -1,0 +1,127 @@
+"""Real engines with a given number of sequences at a given context, ready for their next step, in seconds.
+
+How long a step takes does not depend on who computed its context. So contexts are not computed here: every block of the
+store holds the keys and values of a real text, and while an engine is filled its prompts count as fed. From then on
+everything is real: the plan, the kernels over that many blocks, the sampler, the apply.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from benchmarks.proof_torch import real_text
+from benchmarks.test_model import smollm2
+from quire.backends.protocol import Capacity, PendingStep
+from quire.backends.torch.kv_store import KVStore
+from quire.backends.torch.load import load_model
+from quire.backends.torch.models.decoder import Decoder
+from quire.backends.torch.models.model import Model
+from quire.backends.torch.runner import TorchRunner
+from quire.backends.torch.threads import use_threads
+from quire.config import ModelSettings
+from quire.core.request import SamplingParams
+from quire.core.step import RowResult, StepPlan, StepResult, WorkItem
+from tests.support.models import Ask, Machine
+
+BLOCK = 32
+GIB = 1 << 30
+MAX_STEP_TOKENS = 512
+MAX_SEQUENCE_TOKENS = 4096
+TEMPLATE_BLOCKS = 32
+"""Blocks of real text, repeated over the store."""
+OWN_TOKENS = 400
+"""A sequence may decode this many."""
+
+
+def load_smollm2() -> Decoder:
+    """The test model on the fast path, with every bucket that a server with 12 GiB would have."""
+    settings = ModelSettings(max_step_tokens=MAX_STEP_TOKENS, max_sequence_tokens=MAX_SEQUENCE_TOKENS)
+    use_threads(None)
+    model = load_model(smollm2(), settings, 12 * GIB, lambda _done, _total: None)[0]
+    assert isinstance(model, Decoder)
+    return model
+
+
+@cache
+def smollm2_model() -> Decoder:
+    """The same, shared: runners differ in their stores only."""
+    return load_smollm2()
+
+
+def make_store(model: Model, num_blocks: int, dtype: torch.dtype = torch.float32) -> KVStore:
+    return KVStore(model.kv_shapes, num_blocks, BLOCK, dtype, torch.device("cpu"))
+
+
+def make_runner(model: Model, store: KVStore) -> TorchRunner:
+    num_blocks = len(store.keys[0]) - 1
+    return TorchRunner(
+        model,
+        store,
+        Capacity(num_blocks, BLOCK, MAX_SEQUENCE_TOKENS, MAX_STEP_TOKENS, model.vocabulary_size, store.num_block_bytes),
+    )
+
+
+class PrimedRunner:
+    """A runner whose every block holds keys and values of a real text; while it fills, prompts count as computed."""
+
+    def __init__(self, model: Model, num_blocks: int, dtype: torch.dtype = torch.float32) -> None:
+        store = make_store(model, num_blocks, dtype)
+        self._runner = make_runner(model, store)
+        self.capacity = self._runner.capacity
+        self.is_filling = True
+        _prime(self._runner, store)
+
+    def start(self, plan: StepPlan) -> PendingStep:
+        return _Filled(plan) if self.is_filling else self._runner.start(plan)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
+        return self._runner.read_blocks(block_ids)
+
+    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
+        self._runner.write_blocks(block_ids, data)
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _prime(runner: TorchRunner, store: KVStore) -> None:
+    table, text = tuple(range(1, TEMPLATE_BLOCKS + 1)), real_text()[: TEMPLATE_BLOCKS * BLOCK]
+    for first in range(0, len(text), MAX_STEP_TOKENS):
+        item = WorkItem(0, tuple(text[first : first + MAX_STEP_TOKENS]), first, table, None, (), 0)
+        runner.run(StepPlan(0, (), (item,), ()))
+    for tensor in (*store.keys, *store.values):
+        for first in range(1 + TEMPLATE_BLOCKS, len(tensor), TEMPLATE_BLOCKS):
+            rest = tensor[first : first + TEMPLATE_BLOCKS]
+            rest.copy_(tensor[1 : 1 + len(rest)])
+
+
+class _Filled:
+    def __init__(self, plan: StepPlan) -> None:
+        self._plan = plan
+
+    def wait(self) -> StepResult:
+        rows = {
+            item.sequence_id: RowResult(item.token_ids[-1:] if item.sampling is not None else ())
+            for item in self._plan.items
+        }
+        return StepResult(self._plan.step, rows)
+
+
+def decoding(
+    model: Model, num_rows: int, context: int, *, shared: int = 0, dtype: torch.dtype = torch.float32
+) -> Machine:
+    """An engine in which so many greedy sequences of this length decode; `shared` tokens are the same for all."""
+    num_blocks = 64 + num_rows * -(-(context + OWN_TOKENS) // BLOCK)
+    runner = PrimedRunner(model, num_blocks, dtype)
+    machine = Machine(runner, max_running=64, max_step_tokens=MAX_STEP_TOKENS)
+    text = real_text()
+    for at in range(num_rows):
+        own = text[1_000 * (at + 1) :][: context - shared]
+        machine.submit(Ask([*text[:shared], *own], SamplingParams(temperature=0.0, max_tokens=OWN_TOKENS)))
+    running = machine.engine.scheduler.running
+    while len(running) < num_rows or any(one.num_uncomputed > 1 for one in running):
+        machine.step()
+    runner.is_filling = False
+    machine.step()
+    return machine
