@@ -61,8 +61,7 @@ class _Desk:
         found = self._doors.inside.get(request.path_params["request_id"])
         if found is None:
             raise Refusal(404, "not_found", "there is no such request; GET /requests lists them")
-        for asked in found[0].asked:
-            asked.stream.stop(DrainingError("the operator ended this request"))
+        found[0].end(DrainingError("the operator ended this request"))
         return _json({"ended": True})
 
     async def clear_cache(self, request: Request) -> Response:
