@@ -21,6 +21,7 @@ from quire.api.body import ClientGoneError, Receive, beside_the_loop, parse_obje
 from quire.api.doors import Doors, rate_headers
 from quire.api.entrance import ReaderStuckError
 from quire.api.ids import new_id
+from quire.api.models import within_context
 from quire.api.questions import Dialect, Question, usage
 from quire.api.refusals import Refusal, refusal_of
 from quire.api.sse import DONE, Send, Writer, error_event, event, send_json
@@ -73,7 +74,8 @@ class Answering(Response):
         fields = await beside_the_loop(len(body), lambda: self._dialect.parse(parse_object(body)))
         to = self._dialect.addressed(fields, self._doors.models, self._caller, headers)
         self._doors.check_room(visit, to.model.name, to.priority)
-        question = await self._dialect.question(fields, to)
+        with within_context(to.model):
+            question = await self._dialect.question(fields, to)
         visit.is_streamed, visit.max_tokens = question.stream.is_on, question.params.max_tokens
         visit.num_answers = question.params.n * len(question.prompts)
         return question
@@ -81,8 +83,9 @@ class Answering(Response):
     async def _ask(self, question: Question, visit: Visit) -> None:
         front = question.to.model.open()
         try:
-            for ids in question.prompts:
-                visit.asked.append(await front.ask(ids, question.params, **question.to.how))
+            with within_context(question.to.model):
+                for ids in question.prompts:
+                    visit.asked.append(await front.ask(ids, question.params, **question.to.how))
         except TenantShareError as error:
             raise self._doors.full(error) from error
         visit.is_let_in = True
@@ -172,7 +175,7 @@ class Streaming:
         return event({**self._head, "choices": [], "usage": self._usage()}) + DONE
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._replies, self._question.num_hidden_tokens * self._visit.num_answers)
+        return usage(self._replies, shows_answers=self._question.shows_answers)
 
 
 class TokenClock:
@@ -199,7 +202,7 @@ def whole_answer(question: Question, visit: Visit) -> bytes:
     told = {
         **head_of(question, wording.object_name),
         "choices": choices,
-        "usage": usage(replies, question.num_hidden_tokens * visit.num_answers),
+        "usage": usage(replies, shows_answers=question.shows_answers),
         **wording.extras(replies),
     }
     return msgspec.json.encode(told)

@@ -19,7 +19,7 @@ from quire.api.answering import Answering
 from quire.api.auth import Caller, Gate, public, require_key
 from quire.api.body import ClientGoneError, beside_the_loop, parse_object
 from quire.api.doors import Doors, rate_headers
-from quire.api.entrance import Entrance, worded
+from quire.api.entrance import Entrance, allowed_methods, worded
 from quire.api.limits import LOADING_RETRY_S
 from quire.api.models import Models
 from quire.api.openai.chat import Chat
@@ -65,6 +65,7 @@ def add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, guard: C
         dependencies=[Depends(guard)],
         response_class=Response,
         openapi_extra=described(method, path),
+        include_in_schema=method != "HEAD",
     )
 
 
@@ -78,8 +79,9 @@ def _add_routes(app: FastAPI) -> None:
     add_route(app, "GET", "/version", _version, require_key)
     add_route(app, "GET", "/metrics", _metrics, require_key)
     add_route(app, "GET", "/openapi.json", _openapi, require_key)
-    add_route(app, "GET", "/health", _health, public)
-    add_route(app, "GET", "/ready", _ready, public)
+    for method in ("GET", "HEAD"):  # probes may ask with either
+        add_route(app, method, "/health", _health, public)
+        add_route(app, method, "/ready", _ready, public)
 
 
 BODIES: dict[str, type[BaseModel]] = {
@@ -198,4 +200,9 @@ async def _no_such_door(request: Request, error: Exception) -> Response:
     """The framework's own refusals, in our shape."""
     status = error.status_code if isinstance(error, HTTPException) else 400
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
-    return await worded(request, Refusal(status, code, f"there is no {request.method} {request.url.path[:200]} here"))
+    allowed = allowed_methods(request)
+    message = f"there is no {request.method} {request.url.path[:200]} here"
+    if status == 405:
+        message = f"{message}; it takes {allowed}"
+    headers = (("allow", allowed),) if status == 405 else ()
+    return await worded(request, Refusal(status, code, message, headers=headers))

@@ -114,6 +114,12 @@ async def worded(request: Request, error: Exception) -> Response:
     return response
 
 
+def allowed_methods(request: Request) -> str:
+    """What the doors at this path take."""
+    routes = (route for route in request.app.routes if route.path_regex.match(request.scope["path"]))
+    return ", ".join(sorted({method for route in routes for method in route.methods}))
+
+
 def _nothing() -> None:
     """There is no connection to cut where there is no socket."""
 
