@@ -151,6 +151,18 @@ def test_the_operator_sees_who_is_inside_and_can_end_it(tmp_path: Path) -> None:
         assert not server.admin.exists()
 
 
+def test_the_operator_can_end_a_request_whose_body_is_not_there_yet(tmp_path: Path) -> None:
+    with started(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as wire:
+        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        while not (told := admin(server, "GET", "/requests")[1]["requests"]):
+            pass
+        assert told[0]["state"] == "entering"
+        assert admin(server, "DELETE", f"/requests/{told[0]['request_id']}") == (200, {"ended": True})
+        data = wire.recv(65536)
+        assert data.startswith(b"HTTP/1.1 503 ")
+        assert admin(server, "GET", "/requests")[1]["requests"] == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_server_after_those_inside_have_their_end(tmp_path: Path, number: int) -> None:
     with started(tmp_path, step_s=0.02, drain_s=0.2) as server:
