@@ -101,7 +101,8 @@ def test_a_request_that_is_entering_can_be_ended_by_the_operator() -> None:
         here.wait_until(lambda: len(here.doors.inside) == 1)
         ((visit, _),) = here.doors.inside.values()
         assert visit.state == "entering"
-        here.loop.call_soon_threadsafe(visit.end, DrainingError("the operator ended this request"))
+        for words in ("the operator ended this request", "and once more"):
+            here.loop.call_soon_threadsafe(visit.end, DrainingError(words))
         data = heard(wire)
         assert b" 503 " in data
         assert b"the operator ended this request" in data

@@ -97,7 +97,6 @@ class _Told:
         if self.is_complete:
             return
         if self._visit.status:
-            self._visit.is_cut = True
             self._abort()
             return
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": [*refusal.header_items()]})

@@ -42,8 +42,10 @@ class Visit:
     _entering: asyncio.Timeout | None = None
 
     def end(self, error: QuireError) -> None:
-        """End it wherever it is; the client is told this error."""
-        self.ending = self.ending or error
+        """End it wherever it is; the client is told this error. What was ended once is on its way out."""
+        if self.ending is not None:
+            return
+        self.ending = error
         for one in self.asked:
             one.stream.stop(error)
         if self._entering is not None:
