@@ -270,7 +270,7 @@ def test_whoever_is_still_entering_when_all_are_ended_does_not_begin(monkeypatch
         connection = ask(here)
         assert entered.wait(5)
         here.loop.call_soon_threadsafe(here.closing.ask)
-        here.wait_until(lambda: here.doors.is_draining and here.doors._is_over)
+        here.wait_until(lambda: all(visit.ending for visit, _ in here.doors.inside.values()))
         here.loop.call_soon_threadsafe(go_on.set)
         response = connection.getresponse()
         assert response.status == 503

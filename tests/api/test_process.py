@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.api.keys import add_key
-from quire.api.server import listen, listen_unix
+from quire.api.server import listen, listen_unix, listening_unix
 from quire.cli import app
 from quire.cli.serve import public_names
 from quire.config import DoorsSettings
@@ -65,7 +65,8 @@ class Process:
 @contextmanager
 def started(folder: Path, **flags: object) -> Iterator[Process]:
     given = {"port": 0, "admin_socket": folder / "run" / "admin.sock", "keys_file": folder / "keys.json", **flags}
-    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    said = {name: value for name, value in given.items() if value is not None}
+    words = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "tests.support.oracle_server", *words]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
@@ -150,6 +151,18 @@ def test_the_operator_sees_who_is_inside_and_can_end_it(tmp_path: Path) -> None:
         assert not server.admin.exists()
 
 
+def test_the_operator_can_end_a_request_whose_body_is_not_there_yet(tmp_path: Path) -> None:
+    with started(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), timeout=10) as wire:
+        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        while not (told := admin(server, "GET", "/requests")[1]["requests"]):
+            pass
+        assert told[0]["state"] == "entering"
+        assert admin(server, "DELETE", f"/requests/{told[0]['request_id']}") == (200, {"ended": True})
+        data = wire.recv(65536)
+        assert data.startswith(b"HTTP/1.1 503 ")
+        assert admin(server, "GET", "/requests")[1]["requests"] == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_server_after_those_inside_have_their_end(tmp_path: Path, number: int) -> None:
     with started(tmp_path, step_s=0.02, drain_s=0.2) as server:
@@ -196,6 +209,39 @@ def test_what_cannot_be_listened_on_is_said_in_a_sentence(tmp_path: Path) -> Non
         listen_unix(tmp_path / "new" / ("x" * 200))
     listen_unix(tmp_path / "new" / "a.sock").close()
     listen_unix(tmp_path / "new" / "a.sock").close()
+
+
+def test_an_admin_socket_of_a_server_that_lives_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "own" / "a.sock"
+    with listening_unix(path):
+        with pytest.raises(ConfigError, match="another server listens"):
+            listen_unix(path)
+        path.unlink()
+        listen_unix(path).close()  # somebody else's, made after the first was lost
+    assert path.exists()
+    with listening_unix(path):
+        assert path.is_socket()
+    assert not path.exists()
+
+
+def test_two_servers_on_free_ports_have_an_admin_socket_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with started(tmp_path, admin_socket=None) as first, started(tmp_path, admin_socket=None) as second:
+        paths = [tmp_path / "quire" / f"admin-{server.port}.sock" for server in (first, second)]
+        assert all(path.is_socket() for path in paths)
+        first.process.send_signal(signal.SIGTERM)
+        assert first.end()[0] == 0
+        assert [path.exists() for path in paths] == [False, True]
+
+
+def test_a_keys_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    refused = CliRunner().invoke(app, ["serve", "nothing.gguf", "--keys-file", str(path)])
+    assert isinstance(refused.exception, ConfigError)
+    assert f"quire keys add NAME --keys-file {path}" in str(refused.exception)
+    add_key(path, "alice")
+    DoorsSettings(keys_file=path).check_keys_file()
+    DoorsSettings().check_keys_file()
 
 
 def test_models_get_public_names(tmp_path: Path) -> None:

@@ -39,6 +39,18 @@ def test_the_pod_is_probed_drains_and_is_nobody() -> None:
     _check_flags(container["args"][1:])
 
 
+def test_metrics_of_a_pod_are_scraped_with_a_key() -> None:
+    kinds = {one["kind"]: one for one in documents(DEPLOY / "kubernetes" / "quire.yaml")}
+    pod, service = kinds["Deployment"]["spec"]["template"], kinds["Service"]
+    assert not any("prometheus.io" in name for name in pod["metadata"].get("annotations", {}))
+    (monitor,) = documents(DEPLOY / "kubernetes" / "monitor.yaml")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["authorization"]["type"] == "Bearer"
+    assert set(endpoint["authorization"]["credentials"]) == {"name", "key"}
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
 def _check_flags(words: list[str]) -> None:
     known = {setting.flag for setting in SETTINGS}
     assert {word for word in words if word.startswith("--")} <= known
@@ -74,6 +86,15 @@ def test_the_unit_gives_requests_time_to_finish() -> None:
     assert float(service["TimeoutStopSec"]) > DoorsSettings().drain_s
     assert service["KillSignal"] == "SIGTERM"
     assert "quire serve" in service["ExecStart"]
+
+
+def test_the_unit_keeps_what_it_fetches_where_it_may_write() -> None:
+    lines = (DEPLOY / "quire.service").read_text().splitlines()
+    words = [word for line in lines if line.startswith("Environment=") for word in line.split("=", 1)[1].split()]
+    told = dict(word.split("=", 1) for word in words)
+    assert {"ProtectHome=true", "ProtectSystem=strict", "StateDirectory=quire", "CacheDirectory=quire"} <= set(lines)
+    assert told["HF_HOME"].startswith("/var/lib/quire")
+    assert told["QUIRE_CACHE"].startswith("/var/cache/quire")
 
 
 def test_the_images_variables_are_settings() -> None:

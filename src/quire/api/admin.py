@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.api.doors import Doors
-from quire.api.entrance import Entrance, worded
+from quire.api.entrance import Entrance, allowed_methods, worded
 from quire.api.refusals import Refusal
 from quire.api.server import Closing
 from quire.errors import DrainingError
@@ -61,8 +61,7 @@ class _Desk:
         found = self._doors.inside.get(request.path_params["request_id"])
         if found is None:
             raise Refusal(404, "not_found", "there is no such request; GET /requests lists them")
-        for asked in found[0].asked:
-            asked.stream.stop(DrainingError("the operator ended this request"))
+        found[0].end(DrainingError("the operator ended this request"))
         return _json({"ended": True})
 
     async def clear_cache(self, request: Request) -> Response:
@@ -88,4 +87,8 @@ def _json(value: Any) -> Response:
 
 
 async def _no_such_door(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allowed = allowed_methods(request)
+        message = f"this door takes {allowed}, {request.method} given"
+        return await worded(request, Refusal(405, "method_not_allowed", message, headers=(("allow", allowed),)))
     return await worded(request, Refusal(404, "not_found", "there is no such door; the guide lists them"))

@@ -17,10 +17,11 @@ import msgspec
 from starlette.responses import Response
 
 from quire.api.auth import Caller
-from quire.api.body import ClientGoneError, Receive, beside_the_loop, parse_object, read_body
+from quire.api.body import ClientGoneError, Receive, beside_the_loop, parse_object
 from quire.api.doors import Doors, rate_headers
 from quire.api.entrance import ReaderStuckError
 from quire.api.ids import new_id
+from quire.api.models import within_context
 from quire.api.questions import Dialect, Question, usage
 from quire.api.refusals import Refusal, refusal_of
 from quire.api.sse import DONE, Send, Writer, error_event, event, send_json
@@ -49,39 +50,54 @@ class Answering(Response):
         headers = dict(scope["headers"])
         try:
             with self._doors.place(visit, self._caller):
-                body = await read_body(receive, headers.get(b"content-length"))
+                body = await self._doors.body(visit, self._caller, receive, headers.get(b"content-length"))
                 await while_client_stays(receive, self._answer(body, headers, visit, send))
         except ClientGoneError:
             visit.is_cut = True
 
     async def _answer(self, body: bytes, headers: dict[bytes, bytes], visit: Visit, send: Send) -> None:
+        async with visit.entering():
+            question = await self._question(body, headers, visit)
+        with self._doors.billed(self._caller, visit, sum(len(ids) for ids in question.prompts)):
+            try:
+                async with visit.entering():
+                    await self._ask(question, visit)
+                await self._send(question, visit, send)
+            finally:
+                for asked in visit.asked:
+                    asked.close()
+                # What the engine refused never ran: its zeros would make every latency look good.
+                if visit.is_let_in:
+                    self._doors.metrics.observe(figures_of(visit))
+
+    async def _question(self, body: bytes, headers: dict[bytes, bytes], visit: Visit) -> Question:
         fields = await beside_the_loop(len(body), lambda: self._dialect.parse(parse_object(body)))
         to = self._dialect.addressed(fields, self._doors.models, self._caller, headers)
         self._doors.check_room(visit, to.model.name, to.priority)
-        question = await self._dialect.question(fields, to)
+        with within_context(to.model):
+            question = await self._dialect.question(fields, to)
         visit.is_streamed, visit.max_tokens = question.stream.is_on, question.params.max_tokens
         visit.num_answers = question.params.n * len(question.prompts)
-        self._doors.charge(self._caller, visit.num_answers, sum(len(ids) for ids in question.prompts))
-        try:
-            await self._ask(question, visit)
-            if question.stream.is_on:
-                await Streaming(question, visit, Writer(send), self._doors).run()
-            else:
-                await self._send_whole(question, visit, send)
-        finally:
-            for asked in visit.asked:
-                asked.close()
-            self._doors.charge_output(self._caller, visit.num_output_tokens)
-            self._doors.metrics.observe(figures_of(visit))
+        return question
 
     async def _ask(self, question: Question, visit: Visit) -> None:
         front = question.to.model.open()
         try:
-            for ids in question.prompts:
-                self._doors.check_not_over()
-                visit.asked.append(await front.ask(ids, question.params, **question.to.how))
+            with within_context(question.to.model):
+                for ids in question.prompts:
+                    visit.asked.append(await front.ask(ids, question.params, **question.to.how))
         except TenantShareError as error:
             raise self._doors.full(error) from error
+        visit.is_let_in = True
+
+    async def _send(self, question: Question, visit: Visit, send: Send) -> None:
+        if question.stream.is_on:
+            await Streaming(question, visit, Writer(send, self._limits()), self._doors).run()
+        else:
+            await self._send_whole(question, visit, send)
+
+    def _limits(self) -> list[tuple[bytes, bytes]]:
+        return [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
 
     async def _send_whole(self, question: Question, visit: Visit, send: Send) -> None:
         clock = TokenClock(self._doors, visit)
@@ -92,8 +108,7 @@ class Answering(Response):
         num_bytes = sum(piece.num_bytes for asked in visit.asked for piece in asked.reply.pieces)
         num_bytes += prompt_bytes(question, visit.num_prompt_tokens)
         data = await beside_the_loop(num_bytes, lambda: whole_answer(question, visit))
-        limits = [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
-        await send_json(send, 200, data, limits)
+        await send_json(send, 200, data, self._limits())
 
 
 class Streaming:
@@ -160,7 +175,7 @@ class Streaming:
         return event({**self._head, "choices": [], "usage": self._usage()}) + DONE
 
     def _usage(self) -> dict[str, Any]:
-        return usage(self._replies, self._question.num_hidden_tokens * self._visit.num_answers)
+        return usage(self._replies, shows_answers=self._question.shows_answers)
 
 
 class TokenClock:
@@ -187,7 +202,7 @@ def whole_answer(question: Question, visit: Visit) -> bytes:
     told = {
         **head_of(question, wording.object_name),
         "choices": choices,
-        "usage": usage(replies, question.num_hidden_tokens * visit.num_answers),
+        "usage": usage(replies, shows_answers=question.shows_answers),
         **wording.extras(replies),
     }
     return msgspec.json.encode(told)

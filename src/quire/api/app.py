@@ -17,9 +17,9 @@ from starlette.responses import Response
 from quire import __version__
 from quire.api.answering import Answering
 from quire.api.auth import Caller, Gate, public, require_key
-from quire.api.body import ClientGoneError, beside_the_loop, parse_object, read_body
-from quire.api.doors import Doors
-from quire.api.entrance import Entrance, worded
+from quire.api.body import ClientGoneError, beside_the_loop, parse_object
+from quire.api.doors import Doors, rate_headers
+from quire.api.entrance import Entrance, allowed_methods, worded
 from quire.api.limits import LOADING_RETRY_S
 from quire.api.models import Models
 from quire.api.openai.chat import Chat
@@ -33,6 +33,7 @@ from quire.observe.metrics import CONTENT_TYPE, Picture
 
 Guarded = Annotated[Caller, Depends(require_key)]
 Endpoint = Callable[..., Awaitable[Response]]
+Answer = Callable[[dict[str, Any], Models], Awaitable[dict[str, Any]]]
 QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
 """The framework can report to collectors by itself. A server that was not told to talks to nobody."""
 
@@ -64,6 +65,7 @@ def add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, guard: C
         dependencies=[Depends(guard)],
         response_class=Response,
         openapi_extra=described(method, path),
+        include_in_schema=method != "HEAD",
     )
 
 
@@ -77,8 +79,9 @@ def _add_routes(app: FastAPI) -> None:
     add_route(app, "GET", "/version", _version, require_key)
     add_route(app, "GET", "/metrics", _metrics, require_key)
     add_route(app, "GET", "/openapi.json", _openapi, require_key)
-    add_route(app, "GET", "/health", _health, public)
-    add_route(app, "GET", "/ready", _ready, public)
+    for method in ("GET", "HEAD"):  # probes may ask with either
+        add_route(app, method, "/health", _health, public)
+        add_route(app, method, "/ready", _ready, public)
 
 
 BODIES: dict[str, type[BaseModel]] = {
@@ -109,14 +112,14 @@ async def _model(request: Request, name: str) -> Response:
     return _json(_doors(request).models.named(name).card())
 
 
-async def _tokenize(request: Request) -> Response:
+async def _tokenize(request: Request, caller: Guarded) -> Response:
     """The token ids of a prompt or a conversation."""
-    return await _of_body(request, tokenize)
+    return await _of_body(request, caller, tokenize)
 
 
-async def _detokenize(request: Request) -> Response:
+async def _detokenize(request: Request, caller: Guarded) -> Response:
     """The text of token ids."""
-    return await _of_body(request, detokenize)
+    return await _of_body(request, caller, detokenize)
 
 
 async def _version() -> Response:
@@ -146,13 +149,22 @@ async def _ready(request: Request) -> Response:
     return Response(status_code=200 if is_ready else 503, headers=_retry(not is_ready))
 
 
-async def _of_body(request: Request, answer: Callable[[dict[str, Any], Models], Awaitable[dict[str, Any]]]) -> Response:
-    try:
-        body = await read_body(request.receive, request.headers.get("content-length", "").encode() or None)
-    except ClientGoneError:
-        return Response(status_code=400)
-    fields = await beside_the_loop(len(body), lambda: parse_object(body))
-    return _json(await answer(fields, _doors(request).models))
+async def _of_body(request: Request, caller: Caller, answer: Answer) -> Response:
+    """Work without a model: it takes a place and counts as a request all the same."""
+    doors, visit = _doors(request), request.scope["quire.visit"]
+    declared = request.headers.get("content-length", "").encode() or None
+    with doors.place(visit, caller):
+        try:
+            body = await doors.body(visit, caller, request.receive, declared)
+        except ClientGoneError:
+            visit.is_cut = True
+            return Response(status_code=400)
+        async with visit.entering():
+            fields = await beside_the_loop(len(body), lambda: parse_object(body))
+            doors.charge(caller, 1, 0)
+            told = _json(await answer(fields, doors.models))
+    told.headers.update(dict(rate_headers(caller)))
+    return told
 
 
 def pictures(doors: Doors) -> Iterator[Picture]:
@@ -188,4 +200,9 @@ async def _no_such_door(request: Request, error: Exception) -> Response:
     """The framework's own refusals, in our shape."""
     status = error.status_code if isinstance(error, HTTPException) else 400
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
-    return await worded(request, Refusal(status, code, f"there is no {request.method} {request.url.path[:200]} here"))
+    allowed = allowed_methods(request)
+    message = f"there is no {request.method} {request.url.path[:200]} here"
+    if status == 405:
+        message = f"{message}; it takes {allowed}"
+    headers = (("allow", allowed),) if status == 405 else ()
+    return await worded(request, Refusal(status, code, message, headers=headers))

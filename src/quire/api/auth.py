@@ -24,6 +24,8 @@ class Caller:
     tenant: str
     ceiling: PriorityClass
     quota: Quota
+    is_everybody: bool = False
+    """There are no keys: whoever comes is this one."""
 
 
 class Gate:
@@ -36,7 +38,7 @@ class Gate:
     def caller(self, authorization: str | None, x_api_key: str | None) -> Caller:
         """Who presented this, or a refusal that says nothing about why."""
         if not self.ring.is_locked:
-            return Caller(NOBODY, PriorityClass.HIGH, self._quotas.of(NOBODY, Terms()))
+            return Caller(NOBODY, PriorityClass.HIGH, self._quotas.of(NOBODY, Terms()), is_everybody=True)
         secret = _bearer(authorization) or x_api_key
         key = self.ring.find(secret) if secret else None
         if key is None:

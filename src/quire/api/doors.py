@@ -2,7 +2,8 @@
 
 A place is taken before a body is read and given back when the last byte is sent, so a flood is turned away for the
 price of its headers. The engine's own queue stays the judge of classes and shares; this bound only keeps what is on
-its way there finite.
+its way there finite. Bodies that are still coming are bounded for each key, so that one key that sends half of many
+bodies does not keep everybody else out.
 """
 
 import asyncio
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from time import monotonic
 
 from quire.api.auth import Caller
-from quire.api.limits import FULL_RETRY_S
+from quire.api.body import Receive, read_body
+from quire.api.limits import ARRIVING_SHARE, FULL_RETRY_S
 from quire.api.models import Models
-from quire.api.refusals import Refusal
+from quire.api.refusals import Refusal, refusal_of
 from quire.api.visits import Visit
 from quire.core.request import PriorityClass
 from quire.errors import CapacityError, DrainingError, QueueFullError, TenantShareError
@@ -24,6 +26,8 @@ from quire.observe.metrics import Metrics
 CLASS_RESERVE = 0.1
 """The share of a queue that is kept for each class; the engine's own default."""
 COUNT_AGAIN_S = 0.02
+NOT_NOW = (429, 503)
+"""Answers that cost nothing: the request came at a bad time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +49,11 @@ class Doors:
         self.settings = settings or DoorSettings()
         self.inside: dict[str, tuple[Visit, Caller]] = {}
         self.is_draining = False
-        self._is_over = False
         self._emptied = asyncio.Event()
         self._counts: dict[str, tuple[float, Counter[str]]] = {}
         """Who waits for which model, and when that was counted."""
+        self._arriving: Counter[str] = Counter()
+        """Bodies that are still coming, by tenant."""
 
     @property
     def is_ready(self) -> bool:
@@ -73,6 +78,51 @@ class Doors:
             del self.inside[visit.request_id]
             if not self.inside:
                 self._emptied.set()
+
+    @contextmanager
+    def arriving(self, caller: Caller) -> Iterator[None]:
+        """While a body comes."""
+        most, tenant = self.settings.max_inside, caller.tenant
+        limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
+        if self._arriving[tenant] >= limit:
+            message = f"this key may send {limit} bodies at once, {self._arriving[tenant]} are coming; send them faster"
+            raise Refusal(429, "rate_limit_exceeded", message, retry_after_s=FULL_RETRY_S)
+        self._arriving[tenant] += 1
+        try:
+            yield
+        finally:
+            self._arriving[tenant] -= 1
+            if not self._arriving[tenant]:
+                del self._arriving[tenant]
+
+    async def body(self, visit: Visit, caller: Caller, receive: Receive, declared: bytes | None) -> bytes:
+        """All of a request's body."""
+        async with visit.entering():
+            with self.arriving(caller):
+                return await read_body(receive, declared)
+
+    @contextmanager
+    def billed(self, caller: Caller, visit: Visit, num_prompt_tokens: int) -> Iterator[None]:
+        """Charge for what is answered. What is told to come back later has cost nothing."""
+        num_requests, is_served = visit.num_answers, True
+        self.charge(caller, num_requests, num_prompt_tokens)
+        try:
+            yield
+        except Exception as error:
+            is_served = refusal_of(error, visit.request_id).status not in NOT_NOW
+            raise
+        finally:
+            if is_served:
+                self.charge_output(caller, visit.num_output_tokens)
+            else:
+                self.refund(caller, num_requests, num_prompt_tokens)
+
+    def refund(self, caller: Caller, num_requests: int, num_prompt_tokens: int) -> None:
+        """What `charge` took."""
+        if caller.quota.requests is not None:
+            caller.quota.requests.give_back(num_requests)
+        if caller.quota.tokens is not None:
+            caller.quota.tokens.give_back(num_prompt_tokens)
 
     def charge(self, caller: Caller, num_requests: int, num_prompt_tokens: int) -> None:
         """Take from the caller's buckets, or say when they will have refilled."""
@@ -138,17 +188,9 @@ class Doors:
 
     def _end_all(self) -> int:
         visits = [visit for visit, _ in self.inside.values()]
-        self._is_over = True
-        error = _ended()
         for visit in visits:
-            for asked in visit.asked:
-                asked.stream.stop(error)
+            visit.end(_ended())
         return len(visits)
-
-    def check_not_over(self) -> None:
-        """Whoever was still on the way to an engine when all were ended does not begin."""
-        if self._is_over:
-            raise _ended()
 
     async def emptied(self, within_s: float) -> bool:
         """Whether everybody left in time."""

@@ -6,6 +6,7 @@ reader that takes nothing for STUCK_S is cut here, whatever it was to be sent.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from quire.api.limits import MAX_HEADERS, STUCK_S
 from quire.api.refusals import Refusal, refusal_of
 from quire.api.sse import Send
 from quire.api.visits import Visit
+from quire.errors import DrainingError
 from quire.observe.access_log import write_access
 
 LOG = logging.getLogger("quire.api")
@@ -39,7 +41,8 @@ class Entrance:
         visit = Visit(new_id("req"), scope["method"], scope["path"][:200])
         visit.client_id = _client_id(scope)
         scope["quire.visit"] = visit
-        told = _Told(visit, send)
+        abort = scope.get("quire.abort", _nothing)
+        told = _Told(visit, send, abort)
         try:
             if len(scope["headers"]) > MAX_HEADERS:
                 message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
@@ -47,7 +50,10 @@ class Entrance:
             await self._app(scope, receive, told.send)
         except ReaderStuckError:
             visit.is_cut, visit.error = True, "reader_too_slow"
-            scope.get("quire.abort", _nothing)()
+            abort()
+        except asyncio.CancelledError:
+            # Only a server that ends breaks a request off from outside; the library would answer in its own words.
+            await told.refuse(DrainingError("the server is shutting down and ended this request; ask elsewhere"))
         except Exception as error:
             await told.refuse(error)
         finally:
@@ -57,9 +63,10 @@ class Entrance:
 class _Told:
     """Notes what is sent, and adds our name for the request to it."""
 
-    def __init__(self, visit: Visit, send: Send) -> None:
+    def __init__(self, visit: Visit, send: Send, abort: Callable[[], None]) -> None:
         self._visit = visit
         self._send = send
+        self._abort = abort
         self.is_complete = False
         self._is_stuck = False
 
@@ -90,7 +97,8 @@ class _Told:
         if self.is_complete:
             return
         if self._visit.status:
-            raise error
+            self._abort()
+            return
         await self.send({"type": "http.response.start", "status": refusal.status, "headers": [*refusal.header_items()]})
         await self.send({"type": "http.response.body", "body": refusal.body, "more_body": False})
 
@@ -103,6 +111,12 @@ async def worded(request: Request, error: Exception) -> Response:
     response = Response(refusal.body, refusal.status)
     response.raw_headers = list(refusal.header_items())
     return response
+
+
+def allowed_methods(request: Request) -> str:
+    """What the doors at this path take."""
+    routes = (route for route in request.app.routes if route.path_regex.match(request.scope["path"]))
+    return ", ".join(sorted({method for route in routes for method in route.methods}))
 
 
 def _nothing() -> None:

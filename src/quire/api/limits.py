@@ -23,6 +23,8 @@ KEEP_ALIVE_S = 75
 """How long a connection may be open with no request under way."""
 MAX_PIPELINED = 16
 """Requests sent before the one before them was answered."""
+ARRIVING_SHARE = 0.25
+"""Of the places inside, for bodies of one key that are still coming."""
 LOOK_S = 5.0
 """How often a connection is looked at."""
 WRITE_BUFFER_BYTES = 64 * 1024

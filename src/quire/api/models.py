@@ -5,6 +5,7 @@ worker counts. An engine in this process and a supervised worker both fit it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from quire.api.limits import LOADING_RETRY_S
 from quire.api.refusals import Refusal, invalid, shortened
 from quire.engine.front import Front
-from quire.errors import EngineDeadError
+from quire.errors import EngineDeadError, RequestTooLargeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,16 @@ class Model:
             "meta": {"n_vocab": text.vocabulary_size if text else None, "is_ready": self.is_ready},
             "permission": [],
         }
+
+
+@contextmanager
+def within_context(model: Model) -> Iterator[None]:
+    """What does not fit is said in the words that clients look for, then in ours."""
+    try:
+        yield
+    except RequestTooLargeError as error:
+        limit = model.open().text.max_sequence_tokens
+        raise RequestTooLargeError(f"This model's maximum context length is {limit} tokens; {error}") from error
 
 
 class Models:

@@ -83,8 +83,8 @@ class Question:
     params: SamplingParams
     stream: StreamOptions
     wording: Wording
-    num_hidden_tokens: int = 0
-    """Tokens of each answer that are computed because one must be, and not shown or counted."""
+    shows_answers: bool = True
+    """False: only the prompt is asked about; the one token that must be computed is neither shown nor counted."""
 
 
 class Dialect(Protocol):
@@ -103,10 +103,10 @@ class Dialect(Protocol):
         ...
 
 
-def usage(replies: Sequence[Reply], num_hidden: int = 0) -> dict[str, Any]:
+def usage(replies: Sequence[Reply], *, shows_answers: bool = True) -> dict[str, Any]:
     """What it cost so far."""
     num_prompt = sum(len(reply.request.prompt) for reply in replies)
-    num_output = sum(reply.num_tokens for reply in replies) - num_hidden
+    num_output = sum(reply.num_tokens for reply in replies) if shows_answers else 0
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,

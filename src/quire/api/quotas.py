@@ -27,6 +27,10 @@ class Bucket:
         """Take them, whether they are there or not."""
         self.full_at_s = max(self.full_at_s, now_s) + count * WINDOW_S / self.per_minute
 
+    def give_back(self, count: int) -> None:
+        """What was taken for nothing."""
+        self.full_at_s -= count * WINDOW_S / self.per_minute
+
     def left(self, now_s: float) -> int:
         """How many may be taken now."""
         missing_s = max(0.0, self.full_at_s - now_s)

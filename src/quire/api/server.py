@@ -7,6 +7,7 @@ a third time      the process ends as it would without us
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -76,8 +77,7 @@ def listen_unix(path: Path) -> socket.socket:
             f"the admin socket's folder must be its owner's alone, {path.parent} has mode {mode:04o}; "
             "name another with --admin-socket"
         )
-    if path.is_socket():
-        path.unlink()
+    _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))
@@ -88,6 +88,35 @@ def listen_unix(path: Path) -> socket.socket:
         raise ConfigError(f"the admin socket {path} cannot be made: {error.strerror}; name another") from error
     listener.setblocking(False)
     return listener
+
+
+@contextlib.contextmanager
+def listening_unix(path: Path) -> Iterator[socket.socket]:
+    """The same for as long as it is needed. In the end the file is removed, unless it is another server's by now."""
+    with listen_unix(path) as listener:
+        own = path.stat()
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), own):
+                    path.unlink()
+
+
+def _clear(path: Path) -> None:
+    """Remove a socket that nobody listens on any more; one that somebody does is theirs."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+        knocking.setblocking(False)
+        try:
+            knocking.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass  # somebody is there, and busy
+    raise ConfigError(f"another server listens on the admin socket {path}; name another with --admin-socket")
 
 
 class Closing:

@@ -17,7 +17,7 @@ from quire.api.auth import Gate
 from quire.api.doors import Doors, DoorSettings
 from quire.api.keys import KeyRing
 from quire.api.models import Behind, Model, Models
-from quire.api.server import Closing, Server, listen, listen_unix, make_server, serve
+from quire.api.server import Closing, Server, listen, listening_unix, make_server, serve
 from quire.config import Settings
 from quire.engine.front import Front
 from quire.errors import ConfigError
@@ -51,17 +51,15 @@ async def run(plan: Plan, say: Say, opening: OpenFront) -> int:
     closing = Closing(doors, doors_settings.drain_s)
     closing.on_signals()
     listener = listen(doors_settings.host, doors_settings.port)
-    admin_path = doors_settings.admin_path()
-    servers = [
-        (make_server(make_asgi(doors, Gate(ring))), listener),
-        (make_server(make_admin(doors, closing)), listen_unix(admin_path)),
-    ]
-    try:
+    admin_path = doors_settings.admin_path(listener.getsockname()[1])
+    with listener, listening_unix(admin_path) as operator:
+        servers = [
+            (make_server(make_asgi(doors, Gate(ring))), listener),
+            (make_server(make_admin(doors, closing)), operator),
+        ]
         return await _serve_while_loading(
             servers, closing, _load(doors, plan, opening), _Lines(listener, admin_path, ring.is_locked, say)
         )
-    finally:
-        admin_path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

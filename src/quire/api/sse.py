@@ -28,15 +28,16 @@ def error_event(body: bytes) -> bytes:
 class Writer:
     """A response in parts. The first part opens it."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self._send = send
+        self._headers = [*HEADERS, *headers]
         self.is_open = False
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
         """Hand it to the socket; waits while the reader is behind."""
         if not self.is_open:
             self.is_open = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 

@@ -1,10 +1,14 @@
 """One HTTP request from its first byte to its last: what the log, the metrics and the admin socket know of it."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from quire.engine.front import Asked
+from quire.errors import QuireError
 from quire.observe.metrics import Figures
 
 
@@ -31,6 +35,39 @@ class Visit:
     num_answers: int = 0
     max_tokens: int | None = None
     asked: list[Asked] = field(default_factory=list)
+    is_let_in: bool = False
+    """An engine took all its prompts."""
+    ending: QuireError | None = None
+    """Why somebody ended it before it was done."""
+    _entering: asyncio.Timeout | None = None
+
+    def end(self, error: QuireError) -> None:
+        """End it wherever it is; the client is told this error. What was ended once is on its way out."""
+        if self.ending is not None:
+            return
+        self.ending = error
+        for one in self.asked:
+            one.stream.stop(error)
+        if self._entering is not None:
+            self._entering.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def entering(self) -> AsyncIterator[None]:
+        """What comes before an engine answers. When the visit is ended, this is broken off and raises why."""
+        self._check_goes_on()
+        try:
+            async with asyncio.timeout(None) as self._entering:
+                yield
+        except TimeoutError:
+            self._check_goes_on()
+            raise
+        finally:
+            self._entering = None
+        self._check_goes_on()
+
+    def _check_goes_on(self) -> None:
+        if self.ending is not None:
+            raise self.ending
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -78,13 +115,14 @@ class Visit:
         return told | self._costs() if self.asked else told
 
     def _costs(self) -> dict[str, Any]:
-        replies = [one.reply for one in self.asked]
-        timings = [reply.timings for reply in replies]
-        after_first_s = max(one.total_s - one.first_token_s for one in timings)
+        replies, now_s = [one.reply for one in self.asked], monotonic()
+        timings = [reply.timings_at(now_s) for reply in replies]
+        begun = [reply.timings_at(now_s) for reply in replies if reply.num_tokens]
+        after_first_s = max((one.total_s - one.first_token_s for one in begun), default=0.0)
         num_later = max(0, self.num_output_tokens - self.num_answers)
         return {
             "queue_s": round(max(one.wait_s for one in timings), 4),
-            "ttft_s": round(min(one.first_token_s for one in timings), 4),
+            "ttft_s": round(min(one.first_token_s for one in begun), 4) if begun else None,
             "tokens_per_s": round(num_later / after_first_s, 1) if after_first_s > 0 else 0.0,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.num_cached_tokens,
@@ -96,9 +134,9 @@ class Visit:
 
 def figures_of(visit: Visit) -> Figures:
     """What the metrics want of a request that was let in."""
-    replies = [one.reply for one in visit.asked]
-    timings = [reply.timings for reply in replies]
-    has_tokens = visit.num_output_tokens > 0
+    replies, now_s = [one.reply for one in visit.asked], monotonic()
+    timings = [reply.timings_at(now_s) for reply in replies]
+    firsts = [one.first_token_s for reply, one in zip(replies, timings, strict=True) if reply.num_tokens]
     return Figures(
         model=visit.model,
         reason=_reason(visit),
@@ -110,8 +148,8 @@ def figures_of(visit: Visit) -> Figures:
         max_tokens=visit.max_tokens,
         num_preemptions=sum(reply.num_preemptions for reply in replies),
         queue_s=max((one.wait_s for one in timings), default=0.0),
-        first_token_s=min((one.first_token_s for one in timings), default=0.0) if has_tokens else None,
-        total_s=monotonic() - visit.started_s,
+        first_token_s=min(firsts, default=None),
+        total_s=now_s - visit.started_s,
     )
 
 

@@ -4,7 +4,10 @@ Standard library only: it must work where nothing of the engine is installed.
 """
 
 import json
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from time import monotonic
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from quire.engine.parameters import SamplingParams
 
 TIMEOUT_S = 600.0
+LOOK_S = 0.05
+"""How often it is asked whether somebody wants to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,7 @@ class Remote:
     @classmethod
     def at(cls, url: str, model: str | None, key: str | None) -> "Remote":
         """The server at this address; without a name, the first of its models."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"a server's address must look like http://127.0.0.1:8000, {url!r} given")
-        base = f"{parts.scheme}://{parts.netloc}"
+        base = _base(url)
         known = [str(card["id"]) for card in cls(base, "", key)._listed()]
         if not known:
             raise ConfigError(f"the server at {base} has no model")
@@ -59,16 +61,21 @@ class Remote:
         heard = _Heard()
         connection = self._connection()
         try:
-            response = self._ask(connection, "POST", "/v1/chat/completions", asked)
-            for event in _events(response):
-                yield from heard.take(event)
-                if is_stopped():
-                    heard.reason = heard.reason or "cancelled"
-                    break
-        except (OSError, HTTPException) as error:
-            raise QuireError(f"the server at {self.url} is gone: {error}; is it still running?") from error
+            connection.connect()
+            with _cut_when(is_stopped, connection.sock):
+                response = self._ask(connection, "POST", "/v1/chat/completions", asked)
+                for event in _events(response):
+                    yield from heard.take(event)
+                    if is_stopped():
+                        break
+        except (OSError, HTTPException, ValueError) as error:
+            # Whoever pressed Ctrl-C gets what there is; the connection was cut for that.
+            if not is_stopped():
+                raise QuireError(f"the server at {self.url} is gone: {error}; is it still running?") from error
         finally:
             connection.close()
+        if is_stopped():
+            heard.reason = heard.reason or "cancelled"
         yield heard.completion()
 
     def _listed(self) -> list[dict[str, Any]]:
@@ -106,10 +113,47 @@ def _complaint(response: HTTPResponse) -> str:
         return f"the server answered {response.status}"
 
 
+def _base(url: str) -> str:
+    """The server's part of an address, or what is wrong with it."""
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        is_good = False
+    if not is_good:
+        raise ConfigError(f"a server's address must look like http://127.0.0.1:8000, {url!r} given; correct --url")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+@contextmanager
+def _cut_when(is_stopped: Callable[[], bool], wire: socket.socket) -> Iterator[None]:
+    """Cut the connection as soon as somebody wants to stop: in a queue nothing comes that would wake a reader."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(LOOK_S):
+            if is_stopped():
+                with suppress(OSError):
+                    wire.shutdown(socket.SHUT_RDWR)
+                return
+
+    watching = threading.Thread(target=watch, name="quire-chat-stop", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watching.join()
+
+
 def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """Those of a stream. One that ends without its last word was cut, and what came of it is no answer."""
     for line in response:
-        if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+        if line.strip() == b"data: [DONE]":
+            return
+        if line.startswith(b"data: "):
             yield json.loads(line[6:])
+    raise HTTPException("the stream ended before its end")
 
 
 @dataclass

@@ -39,6 +39,7 @@ def serve(
     from quire.cli.front import supervised
     from quire.observe.access_log import set_up
 
+    settings.doors.check_keys_file()
     set_up("json" if settings.doors.log_format == "json" else "plain")
     plan = Plan(public_names(models, served_model_name or []), settings, insecure_no_keys)
     with shown() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

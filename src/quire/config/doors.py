@@ -42,13 +42,21 @@ class DoorsSettings:
         base = environ.get("XDG_CONFIG_HOME")
         return (Path(base).expanduser() if base else Path("~/.config").expanduser()) / "quire" / "keys.json"
 
-    def admin_path(self, environ: Mapping[str, str] = os.environ) -> Path:
-        """Where the admin socket is."""
+    def check_keys_file(self) -> None:
+        """A keys file that somebody named must be there: a typing error must not open the doors."""
+        if self.keys_file is not None and not self.keys_path().exists():
+            raise ConfigError(
+                f"keys_file must name a file that is there, {self.keys_path()} is not; "
+                f"make it with: quire keys add NAME --keys-file {self.keys_path()}, or leave it out"
+            )
+
+    def admin_path(self, port: int, environ: Mapping[str, str] = os.environ) -> Path:
+        """Where the admin socket of a server is that listens on this port."""
         if self.admin_socket is not None:
             return self.admin_socket.expanduser()
         base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_STATE_HOME")
         folder = Path(base).expanduser() if base else Path("~/.local/state").expanduser()
-        return folder / "quire" / f"admin-{self.port}.sock"
+        return folder / "quire" / f"admin-{port}.sock"
 
     def check_lock(self, *, has_keys: bool, is_open_on_purpose: bool) -> None:
         """Refuse to let a network in without keys, unless somebody wants exactly that."""

@@ -107,8 +107,12 @@ class Reply:
     @property
     def timings(self) -> Timings:
         """What took how long, as far as it is known."""
+        return self.timings_at(self.request.arrival_s)
+
+    def timings_at(self, now_s: float) -> Timings:
+        """The same, seen at this moment: what has not ended took until now."""
         start = self.request.arrival_s
-        end = self._times.get("end", start)
+        end = self._times.get("end", now_s)
         admitted = self._times.get("admitted", end)
         return Timings(admitted - start, self._times.get("first", end) - start, end - start)
 

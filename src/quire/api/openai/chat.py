@@ -10,14 +10,15 @@ from quire.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from quire.api.openai.meaning import (
     check_room,
     how,
+    refuse_added_tokens,
     refuse_what_is_not_built,
     sampling_params,
     service_tier,
     stream_options,
 )
-from quire.api.openai.shapes import ChatFields, TemplateFields, read
+from quire.api.openai.shapes import ChatFields, TemplateFields, TokenizeFields, read
 from quire.api.questions import Addressed, Question
-from quire.api.refusals import invalid
+from quire.api.refusals import invalid, unsupported
 from quire.engine.answers import Piece
 from quire.engine.chat_template import TemplateArguments
 from quire.engine.reply import Reply
@@ -41,6 +42,9 @@ class Chat:
         """Valid fields, or a refusal."""
         fields: ChatFields = read(ChatFields, body)
         refuse_what_is_not_built(body)
+        if body.get("echo"):
+            raise unsupported("echo", "a conversation is not repeated; /v1/completions can echo a prompt")
+        refuse_added_tokens(body)
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_parameter")
         return Asked(fields, body["messages"])
@@ -62,7 +66,7 @@ class Chat:
         return Question(to, [ids], params, stream_options(fields), wording)
 
 
-def template_arguments(fields: TemplateFields) -> TemplateArguments:
+def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArguments:
     """What the template is told; what was not said is left to it."""
     told: TemplateArguments = {}
     if fields.add_generation_prompt is not None:

@@ -10,11 +10,12 @@ from quire.api.models import Models
 from quire.api.openai.chat import finish_word
 from quire.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from quire.api.openai.meaning import check_room, how, refuse_what_is_not_built, sampling_params, stream_options
-from quire.api.openai.shapes import CompletionFields, read
+from quire.api.openai.shapes import CompletionFields, Prompt, read
 from quire.api.questions import Addressed, Question
 from quire.api.refusals import invalid
 from quire.core.step import TokenLogprobs
 from quire.engine.answers import Piece
+from quire.engine.front import Front
 from quire.engine.reply import Reply
 
 MAX_TOKENS_DEFAULT = 16
@@ -44,18 +45,25 @@ class Completions:
         front = to.model.open()
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
         # A prompt's own log-probabilities are asked for with an answer of none: one token is computed, and not shown.
-        num_hidden = int(limit == 0 and bool(fields.echo))
-        settled: dict[str, Any] = {"max_tokens": max(limit, num_hidden), "logprobs": fields.logprobs}
+        is_scored = limit == 0 and bool(fields.echo)
+        settled: dict[str, Any] = {"max_tokens": 1 if is_scored else limit, "logprobs": fields.logprobs}
         if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
             settled["prompt_logprobs"] = fields.logprobs
         params = sampling_params(fields, **settled)
-        prompts = [await front.prompt_ids(prompt) for prompt in fields.prompts]
+        add = fields.add_special_tokens is not False
+        prompts = [await _ids(front, prompt, add_special_tokens=add) for prompt in fields.prompts]
         for ids in prompts:
             check_room(to.model, len(ids), params.max_tokens)
         names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
-        wording = CompletionWording(names, fields, echoes, shows_answers=not num_hidden)
-        return Question(to, prompts, params, stream_options(fields), wording, num_hidden)
+        wording = CompletionWording(names, fields, echoes, shows_answers=not is_scored)
+        return Question(to, prompts, params, stream_options(fields), wording, shows_answers=not is_scored)
+
+
+async def _ids(front: Front, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+    if add_special_tokens or not isinstance(prompt, str):
+        return await front.prompt_ids(prompt)
+    return front.text.prompt(await front.text.tokenizer.encode_off_loop(prompt, add_special_tokens=False))
 
 
 def _text(prompt: str | list[int], names: TokenNames) -> str:
@@ -124,7 +132,7 @@ class CompletionWording:
         if reason:
             told["stop_reason"] = said.stop_reason
         if self.fields.return_token_ids and said is not None:
-            told["token_ids"] = list(said.token_ids)
+            told["token_ids"] = list(said.token_ids) if self.shows_answers else []
         return told
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs | int]) -> dict[str, Any] | None:

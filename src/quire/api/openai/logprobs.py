@@ -18,8 +18,10 @@ class TokenNames:
 
     def name(self, token_id: int) -> str:
         """Its text, broken characters blotted out, or its number if the client asked for that."""
-        if self.as_ids:
-            return f"token_id:{token_id}"
+        return f"token_id:{token_id}" if self.as_ids else self.text(token_id)
+
+    def text(self, token_id: int) -> str:
+        """What it adds to a text, whatever it is called."""
         return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
@@ -54,10 +56,10 @@ def completion_logprobs(
     tokens, values, tops, offsets = [], [], [], []
     for entry in entries:
         is_bare = isinstance(entry, int)
-        name = names.name(entry if isinstance(entry, int) else entry.token_id)
-        tokens.append(name)
+        token_id = entry if isinstance(entry, int) else entry.token_id
+        tokens.append(names.name(token_id))
         offsets.append(offset)
-        offset += len(name)
+        offset += len(names.text(token_id))
         values.append(None if is_bare else floored(entry.logprob))  # type: ignore[union-attr]
         tops.append(None if is_bare else _by_name(entry, names))  # type: ignore[arg-type]
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset

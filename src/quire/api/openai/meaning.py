@@ -1,7 +1,7 @@
 """What the fields of a body mean: sampling parameters, a class, whom blocks are shared with, and what is not built."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.api.auth import Caller
@@ -36,6 +36,7 @@ NOT_BUILT: Mapping[str, str] = {
     "use_beam_search": "there is no beam search",
     "bad_words": "only single tokens can be banned, with logit_bias",
     "truncate_prompt_tokens": "a prompt is never shortened in silence",
+    "truncation_side": "a prompt is never shortened in silence",
     "chat_template": "a template never comes from a request",
     "prompt_embeds": "no tensors are taken from clients",
     "audio": "text only",
@@ -49,11 +50,22 @@ NOT_BUILT: Mapping[str, str] = {
 }
 
 
+OF_PROMPTS = ("tools", "functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
+"""Those of them that would change a prompt: all that matters where nothing is answered."""
+
+
+def refuse_of(body: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse these, where they say anything."""
+    for name in names:
+        if body.get(name):
+            raise unsupported(name, NOT_BUILT[name])
+
+
 def refuse_what_is_not_built(body: Mapping[str, Any]) -> None:
     """Never ignore what would change the answer."""
-    for name, why in NOT_BUILT.items():
-        if body.get(name):
-            raise unsupported(name, why)
+    refuse_of(body, NOT_BUILT)
+    if body.get("prompt_logprobs") is not None and body.get("stream"):
+        raise unsupported("prompt_logprobs", "they come with a whole answer, not with a stream")
     if body.get("tool_choice") not in (None, "none", "auto"):
         raise unsupported("tool_choice", "tool calls come later")
     wanted = body.get("response_format")
@@ -64,6 +76,12 @@ def refuse_what_is_not_built(body: Mapping[str, Any]) -> None:
         raise unsupported("modalities", "text only")
     if body.get("length_penalty") not in (None, 1, 1.0):
         raise unsupported("length_penalty", "there is no beam search")
+
+
+def refuse_added_tokens(body: Mapping[str, Any]) -> None:
+    """A conversation's special tokens are its template's business."""
+    if body.get("add_special_tokens"):
+        raise unsupported("add_special_tokens", "the chat template writes the special tokens of a conversation")
 
 
 def sampling_params(fields: SamplingFields, **settled: Any) -> SamplingParams:
@@ -138,6 +156,5 @@ def check_room(model: Model, num_prompt_tokens: int, max_tokens: int | None) -> 
         return
     answer = f" and {max_tokens} for the answer" if max_tokens else ""
     raise RequestTooLargeError(
-        f"this model's context is {limit} tokens, {num_prompt_tokens} in the prompt{answer} were asked for; "
-        "shorten the prompt or lower max_tokens"
+        f"{num_prompt_tokens} tokens in the prompt{answer} were asked for; shorten the prompt or lower max_tokens"
     )

@@ -47,7 +47,8 @@ class SamplingFields(Loose):
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     service_tier: str | None = None
-    user: str | None = None
+    user: Any = None
+    """Taken from anybody in any shape: nothing is done with it."""
     # What the field's servers take beyond that.
     top_k: int | None = None
     min_p: float | None = None
@@ -110,6 +111,7 @@ class CompletionFields(SamplingFields):
     prompt: str | Ints | Texts | Lists
     logprobs: int | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     best_of: int | None = None
 
     @property
@@ -132,7 +134,9 @@ class TokenizeFields(Loose):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    documents: Objects | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     return_token_strs: bool | None = None
 
 

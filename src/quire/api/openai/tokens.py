@@ -5,10 +5,12 @@ from typing import Any
 
 from quire.api.body import beside_the_loop
 from quire.api.limits import MAX_DETOKENIZE_TOKENS
-from quire.api.models import Models
+from quire.api.models import Models, within_context
+from quire.api.openai.chat import template_arguments
+from quire.api.openai.meaning import OF_PROMPTS, refuse_added_tokens, refuse_of
 from quire.api.openai.shapes import DetokenizeFields, TokenizeFields, read
 from quire.api.refusals import invalid
-from quire.engine.chat_template import TemplateArguments
+from quire.engine.front import Front
 
 TOKEN_BYTES = 4
 """About how much text a token is."""
@@ -17,14 +19,13 @@ TOKEN_BYTES = 4
 async def tokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
     """The ids of a prompt or of a conversation."""
     fields: TokenizeFields = read(TokenizeFields, body)
-    front = models.named(fields.model).open()
+    refuse_of(body, OF_PROMPTS)
+    model = models.named(fields.model)
+    front = model.open()
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("tokenize takes a prompt or messages, one of the two", "prompt")
-    if fields.prompt is not None:
-        add = True if fields.add_special_tokens is None else fields.add_special_tokens
-        ids = await front.text.tokenizer.encode_off_loop(fields.prompt, add_special_tokens=add)
-    else:
-        ids = await front.chat_ids(body["messages"], **_arguments(fields))
+    with within_context(model):
+        ids = await _ids(front, fields, body)
     told: dict[str, Any] = {"count": len(ids), "max_model_len": front.text.max_sequence_tokens, "tokens": ids}
     if fields.return_token_strs:
         tokenizer = front.text.tokenizer
@@ -45,12 +46,9 @@ async def detokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
     return {"prompt": await beside_the_loop(TOKEN_BYTES * len(fields.tokens), decode)}
 
 
-def _arguments(fields: TokenizeFields) -> TemplateArguments:
-    told: TemplateArguments = {}
-    if fields.add_generation_prompt is not None:
-        told["add_generation_prompt"] = fields.add_generation_prompt
-    if fields.continue_final_message:
-        told["continue_final_message"] = True
-    if fields.chat_template_kwargs:
-        told["extra"] = fields.chat_template_kwargs
-    return told
+async def _ids(front: Front, fields: TokenizeFields, body: dict[str, Any]) -> list[int]:
+    if fields.prompt is not None:
+        add = fields.add_special_tokens is not False
+        return await front.text.tokenizer.encode_off_loop(fields.prompt, add_special_tokens=add)
+    refuse_added_tokens(body)
+    return await front.chat_ids(body["messages"], **template_arguments(fields))
