@@ -1,4 +1,4 @@
-"""What the proof of the doors shares: a server as a process, its line of sight into /proc, and clients that load it."""
+"""What the proof of the doors shares: a server as a process, what it and its worker do, and clients that load it."""
 
 import asyncio
 import json
@@ -9,10 +9,11 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,11 @@ from typing import Any
 import aiohttp
 
 from benchmarks.proof import ROOT
+from tests.support import watched
+from tests.support.watched.sitecustomize import FOLDER as WATCH_SOCKETS
 
+MARK = "QUIRE_PROOF_MARK"
+"""In the environment of a server and all its children, so that none of them can hide."""
 LOOPBACK = re.compile(r"0100007F:|00000000000000000000000001000000:|0000000000000000FFFF00000100007F:")
 
 
@@ -30,6 +35,7 @@ class Server:
 
     process: "subprocess.Popen[str]"
     admin_path: Path
+    mark: str = ""
     lines: list[str] = field(default_factory=list)
     port: int = 0
     ready: threading.Event = field(default_factory=threading.Event)
@@ -64,11 +70,29 @@ class Server:
         self.ended.wait(10)
         return code
 
+    def pids(self) -> list[int]:
+        """It and its workers."""
+        return [self.pid, *children_of(self.pid)]
+
     def num_descriptors(self) -> int:
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+        """Of it and its workers."""
+        return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in self.pids())
 
     def resident_bytes(self) -> int:
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        """Of it and its workers."""
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids())
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def num_restarts(self) -> int:
+        """Workers that were replaced, as the operator is told."""
+        return sum(int(model["engine"]["num_restarts"]) for model in self.admin("/stats")["models"])
+
+    def left_behind(self, within_s: float = 2.0) -> list[int]:
+        """Processes of it that are still there, once they had time to go."""
+        deadline_s = time.monotonic() + within_s
+        while (left := marked(self.mark)) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return left
 
     def admin(self, path: str) -> Any:
         """Ask on the operator's socket."""
@@ -84,25 +108,32 @@ class Server:
 
 @contextmanager
 def started(
-    folder: Path, *words: str, module: str = "tests.support.oracle_server", before: tuple[str, ...] = ()
+    folder: Path,
+    *words: str,
+    module: str = "tests.support.oracle_server",
+    before: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+    is_awaited: bool = True,
 ) -> Iterator[Server]:
-    """A server with these words on its command line."""
+    """A server with these words on its command line; one that is not waited for is at a port of its own choice."""
     run = folder / f"run-{time.monotonic_ns()}"
-    admin = run / "admin.sock"
-    own = ["--port", "0", "--admin-socket", str(admin), "--log-format", "json"]
+    admin, port = run / "admin.sock", 0 if is_awaited else free_port()
+    own = ["--port", str(port), "--admin-socket", str(admin), "--log-format", "json"]
     if "--keys-file" not in words:
         own += ["--keys-file", str(run / "no-keys.json")]
     command = [*before, sys.executable, "-m", *module.split(), *words, *own]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-    server = Server(process, admin)
+    path = f"{Path(watched.__file__).parent}:{ROOT / 'src'}:{ROOT}"
+    around = {**os.environ, **(environment or {}), "PYTHONPATH": path, MARK: run.name, WATCH_SOCKETS: OUTBOUND.folder}
+    process = subprocess.Popen(command, cwd=ROOT, env=around, stderr=subprocess.PIPE, text=True)
+    server = Server(process, admin, run.name, port=port)
     reader = threading.Thread(target=server.read, daemon=True)
     reader.start()
     try:
-        server.ready.wait(300)
-        if not server.port:
-            raise RuntimeError("\n".join(server.lines[-20:]))
-        with OUTBOUND.watching(server.pid):
+        with OUTBOUND.watching(server):
+            if is_awaited:
+                server.ready.wait(300)
+            if not server.port:
+                raise RuntimeError("\n".join(server.lines[-20:]))
             yield server
     finally:
         if process.poll() is None:
@@ -111,17 +142,50 @@ def started(
         reader.join(10)
 
 
+def free_port() -> int:
+    """One that nobody listens on at this moment."""
+    with closing(socket.socket()) as wire:
+        wire.bind(("127.0.0.1", 0))
+        return int(wire.getsockname()[1])
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process has started and that are still there."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(one) for one in path.read_text().split()]
+    return found
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that carry this mark, but for those that only wait to be buried."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"{MARK}={mark}\0".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
 class Outbound:
-    """Looks again and again whether a server talks to anybody beyond this machine."""
+    """Whom servers and their workers talk to, from their first line on.
+
+    Their interpreters tell of every connection themselves. Libraries that are not Python do not go through those: for
+    them the kernel's tables are looked at again and again.
+    """
 
     def __init__(self) -> None:
-        self.seen: set[str] = set()
-        self.num_looks = 0
+        self._holder = tempfile.TemporaryDirectory(prefix="quire-watch-")
+        self.folder = self._holder.name
+        self.num_servers = self.num_looks = 0
+        self._seen: set[str] = set()
 
     @contextmanager
-    def watching(self, pid: int) -> Iterator[None]:
+    def watching(self, server: Server) -> Iterator[None]:
+        self.num_servers += 1
         over = threading.Event()
-        looking = threading.Thread(target=self._look, args=(pid, over), daemon=True)
+        looking = threading.Thread(target=self._look, args=(server, over), daemon=True)
         looking.start()
         try:
             yield
@@ -129,13 +193,44 @@ class Outbound:
             over.set()
             looking.join()
 
-    def _look(self, pid: int, over: threading.Event) -> None:
-        while not over.wait(0.5):
-            with suppress(OSError):
-                self.seen |= {
-                    remote for state, _, remote in sockets(pid) if state != "0A" and not LOOPBACK.match(remote)
-                }
-                self.num_looks += 1
+    def _look(self, server: Server, over: threading.Event) -> None:
+        while not over.wait(0.25):
+            for pid in server.pids():
+                with suppress(OSError):
+                    self._seen |= {
+                        remote for state, _, remote in sockets(pid) if state != "0A" and not LOOPBACK.match(remote)
+                    }
+                    self.num_looks += 1
+
+    @property
+    def num_processes(self) -> int:
+        """That told of themselves."""
+        return len(list(Path(self.folder).iterdir()))
+
+    def told(self, *events: str) -> list[str]:
+        """Addresses beyond this machine that were told of."""
+        lines = [line for path in Path(self.folder).iterdir() for line in path.read_text().splitlines()]
+        told = [line.partition(" ") for line in lines]
+        return [f"{event} {host}" for event, _, host in told if event in events and not is_here(host)]
+
+    def beyond(self) -> list[str]:
+        """Everybody elsewhere."""
+        names = ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo")
+        return [*self.told(*names), *sorted(self._seen)]
+
+    def sees(self) -> bool:
+        """Whether somebody who talks to elsewhere would be seen: a datagram socket that is connected sends nothing."""
+        with tempfile.TemporaryDirectory() as folder:
+            code = "import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('192.0.2.1', 9))"
+            around = {**os.environ, "PYTHONPATH": str(Path(watched.__file__).parent), WATCH_SOCKETS: folder}
+            subprocess.run([sys.executable, "-c", code], env=around, stderr=subprocess.DEVNULL)
+            return any("192.0.2.1" in path.read_text() for path in Path(folder).iterdir())
+
+
+def is_here(host: str) -> bool:
+    """Whether an address, as it was told, is this machine's: loopback, a path, nothing."""
+    bare = host.strip("b'\"")
+    return bare in ("", "None", "localhost") or bare.startswith(("127.", "/", "\\x00", "::1"))
 
 
 OUTBOUND = Outbound()
@@ -157,18 +252,47 @@ def listeners(pid: int) -> list[str]:
     return [local for state, local, _ in sockets(pid) if state == "0A"]
 
 
-async def stream_text(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[str, list[float], bytes]:
-    """A streamed completion's text, the moments its events came, and its last bytes."""
-    text, moments, tail = [], [], b""
-    async with session.post(f"{url}/v1/completions", json={**body, "stream": True}) as response:
+@dataclass
+class Streamed:
+    """A stream from its first byte to its last."""
+
+    status: int = 0
+    pieces: list[str] = field(default_factory=list)
+    moments: list[float] = field(default_factory=list)
+    tail: bytes = b""
+    num_tokens: int | None = None
+    """As its usage says."""
+    errors: list[str] = field(default_factory=list)
+    """Codes of errors it was told on the way."""
+    has_retry: bool = False
+
+    def is_whole(self, num_tokens: int) -> bool:
+        """It was answered, told of no error, has all its tokens and said that it was over."""
+        return self.status == 200 and not self.errors and self.num_tokens == num_tokens and self.is_ended
+
+    @property
+    def is_ended(self) -> bool:
+        return self.tail.strip() == b"data: [DONE]"
+
+
+async def stream_text(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Streamed:
+    """A streamed completion, with its usage."""
+    told = Streamed()
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with session.post(f"{url}/v1/completions", json=asked) as response:
+        told.status, told.has_retry = response.status, "retry-after" in response.headers
         async for line in response.content:
-            if line.startswith(b"data: {"):
-                moments.append(time.perf_counter())
-                event = json.loads(line[6:])
-                text += [choice["text"] for choice in event.get("choices", ())]
+            if line.startswith((b"data: {", b"{")):
+                told.moments.append(time.perf_counter())
+                event = json.loads(line.removeprefix(b"data: "))
+                told.pieces += [choice["text"] for choice in event.get("choices", ())]
+                if event.get("usage"):
+                    told.num_tokens = event["usage"]["completion_tokens"]
+                if "error" in event:
+                    told.errors.append(str(event["error"]["code"]))
             if line.strip():
-                tail = line
-    return "".join(text), moments, tail
+                told.tail = line
+    return told
 
 
 def slow_wire(port: int, body: dict[str, Any]) -> socket.socket:
@@ -181,8 +305,8 @@ def slow_wire(port: int, body: dict[str, Any]) -> socket.socket:
     return wire
 
 
-async def leave(port: int, body: dict[str, Any], after: str, with_reset: bool) -> None:
-    """Ask and go away: at once, when headers come, or after some of the answer."""
+async def leave(port: int, body: dict[str, Any], after: str, with_reset: bool) -> float:
+    """Ask and go away: at once, when headers come, or after some of the answer; when, by the machine's clock."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = json.dumps(body).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
@@ -191,12 +315,14 @@ async def leave(port: int, body: dict[str, Any], after: str, with_reset: bool) -
     if after in ("headers", "some text"):
         with suppress(ConnectionError):
             await reader.read(100 if after == "headers" else 4000)
+    left_s = time.monotonic()
     if with_reset:
         wire = writer.get_extra_info("socket")
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.close()
     with suppress(ConnectionError):
         await writer.wait_closed()
+    return left_s
 
 
 def percentile(values: list[float], share: float) -> float:

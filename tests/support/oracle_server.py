@@ -7,6 +7,7 @@ Takes the settings of `quire serve` as `--name value` and the options below; say
 
 import argparse
 import asyncio
+import os
 import socket
 import sys
 import time
@@ -26,7 +27,7 @@ from quire.config import ModelSettings, Settings, load_settings
 from quire.engine.opening import queue_of
 from quire.engine.served import ServedModel, Serving
 from quire.observe.access_log import set_up
-from tests.support.oracle_worker import oracle_plan
+from tests.support.oracle_worker import LOAD_S, oracle_plan
 from tests.support.talkers import talker
 
 
@@ -59,6 +60,7 @@ class LoopWatch:
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--running", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=4096)
     parser.add_argument("--sequence-tokens", type=int, default=512)
@@ -103,6 +105,7 @@ def main(words: list[str]) -> int:
     }
     settings = load_settings(dict(flags), environ={})
     set_up("json" if settings.doors.log_format == "json" else "plain")
+    os.environ[LOAD_S] = str(given.load_s)
     setattr(entrance, "STUCK_S", given.stuck_s)  # noqa: B010
     if given.send_buffer:
         setattr(serving, "listen", with_send_buffer(given.send_buffer))  # noqa: B010

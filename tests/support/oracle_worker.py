@@ -8,12 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Progress
 from quire.config import ModelSettings
 from quire.core.scheduler_shapes import SchedulerConfig
-from quire.core.step import StepPlan, StepResult
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.kv_events import KVEventSettings
@@ -21,24 +19,15 @@ from quire.engine.messages import Open
 from quire.engine.opening import OpenedEngine
 from quire.engine.supervisor import Limits, WorkerPlan
 from quire.engine.worker import Emit, serve
+from tests.support.recording import DIARY, RecordingRunner
+from tests.support.timed import TimedRunner
 
 ROOT = Path(__file__).parents[2]
 STEP_S = "ORACLE_STEP_S"
+LOAD_S = "ORACLE_LOAD_S"
+"""How long it takes to load."""
 SETTINGS = ModelSettings(memory_bytes=512, block_size=4, max_step_tokens=256, max_running=64, max_sequence_tokens=512)
 """`memory_bytes` counts blocks here, and the model's name is the size of its vocabulary."""
-
-
-class TimedRunner(OracleRunner):
-    """An oracle whose steps take some time."""
-
-    def __init__(self, capacity: Capacity, step_s: float) -> None:
-        super().__init__(capacity)
-        self._step_s = step_s
-
-    def run(self, plan: StepPlan) -> StepResult:
-        if self._step_s:
-            time.sleep(self._step_s)
-        return super().run(plan)
 
 
 def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> OpenedEngine:
@@ -55,8 +44,14 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Opened
         8 * settings.block_size,
     )
     config = SchedulerConfig(settings.max_step_tokens, settings.max_running, longest, queue=command.queue)
-    runner = TimedRunner(capacity, float(os.environ.get(STEP_S, "0")))
+    time.sleep(float(os.environ.get(LOAD_S, "0")))
+    diary = os.environ.get(DIARY)
+    kind = RecordingRunner if diary else TimedRunner
+    runner = kind(capacity, float(os.environ.get(STEP_S, "0")))
     engine = Engine(runner, config, ModelIdentity("oracle", "slots"), command.key, emit)
+    if diary and isinstance(runner, RecordingRunner):
+        runner.scheduler = engine.scheduler
+        runner.keep(Path(diary))
     return OpenedEngine(engine, "an oracle")
 
 
@@ -72,11 +67,12 @@ def oracle_plan(
     command: tuple[str, ...] = (sys.executable, "-m", "tests.support.oracle_worker"),
 ) -> WorkerPlan:
     """What a supervisor needs to run oracles."""
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
     return WorkerPlan(
         Open(str(vocabulary_size), settings, queue or QueueConfig(), bytes(32), kv_events),
         limits or Limits(stuck_s=2.0),
         command,
-        {"QUIRE_FAULTS": faults, "QUIRE_TESTING": "1", STEP_S: str(step_s), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        {"QUIRE_FAULTS": faults, "QUIRE_TESTING": "1", STEP_S: str(step_s), "PYTHONPATH": path},
     )
 
 

@@ -1,0 +1,101 @@
+"""An oracle that keeps a diary of the prompts it computes, and dies when it is told to.
+
+The diary is what a worker's counts are held against: it is written by the runner from the rows it was given, knows
+nothing of caches, and outlives its writer. Each line is a step that was done: when, by which process, whom it let go of
+before it, and every row that fed a prompt position.
+
+It dies at the beginning of a step, a moment after it was told to: what it said of the steps before has been heard, and
+of the one it was about to do nothing was. So what the parent knows at that moment is what the diary says.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.scheduler import Scheduler
+from quire.core.step import StepPlan, StepResult
+from tests.support.timed import TimedRunner
+
+DIARY = "ORACLE_DIARY"
+"""Where to write it."""
+HEARD_S = 0.05
+"""What was said before has been heard after this long."""
+
+
+def death_of(diary: Path) -> Path:
+    """Whose file stands there is told to die."""
+    return diary.with_suffix(".death")
+
+
+class RecordingRunner(TimedRunner):
+    """Writes down every row that feeds a prompt, after the step."""
+
+    scheduler: Scheduler
+    """For the names of those it computes; handed in once there is one."""
+
+    def keep(self, diary: Path) -> None:
+        self._death = death_of(diary)
+        self._diary = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self._death.exists():
+            time.sleep(HEARD_S)
+            self._death.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = super().run(plan)
+        names = {one.sequence_id: one for one in self.scheduler.running}
+        rows = [
+            (item.sequence_id, names[item.sequence_id].request.seed, item.first_position, len(item.token_ids),
+             names[item.sequence_id].num_prompt_tokens, item.sampling is not None)
+            for item in plan.items if item.first_position < names[item.sequence_id].num_prompt_tokens
+        ]  # fmt: skip
+        if rows or plan.dropped_sequence_ids:
+            line = json.dumps([time.monotonic(), os.getpid(), plan.dropped_sequence_ids, rows]) + "\n"
+            os.write(self._diary, line.encode())
+        return result
+
+
+@dataclass
+class Pass:
+    """One time a request was begun by a worker, until it was let go of for the first time."""
+
+    seed: int
+    num_prompt: int
+    first_position: int
+    """What it found before it computed anything."""
+    fed: set[int]
+    last_s: float = 0.0
+    """When it was computed last."""
+    ended_s: float | None = None
+    has_token: bool = False
+    was_let_go_unseen: bool = False
+    """It was preempted before it computed anything: what it had found cannot be seen from its rows."""
+
+    @property
+    def num_found(self) -> int:
+        """Prompt tokens before the last one computed that nobody computed for it."""
+        return max(self.fed) + 1 - len(self.fed)
+
+
+def passes_in(diary: Path) -> Iterator[Pass]:
+    """All of them, in the order they began. What comes after a preemption belongs to none: it was not the first."""
+    found: dict[tuple[int, int], Pass] = {}
+    unseen: set[tuple[int, int]] = set()
+    for line in diary.read_text().splitlines():
+        at_s, pid, dropped, rows = json.loads(line)
+        for one in dropped:
+            if (pid, one) in found:
+                found[pid, one].ended_s = at_s
+            else:
+                unseen.add((pid, one))
+        for sequence_id, seed, first, count, num_prompt, has_token in rows:
+            own = found.setdefault((pid, sequence_id), Pass(seed, num_prompt, first, set()))
+            own.last_s, own.was_let_go_unseen = at_s, (pid, sequence_id) in unseen
+            if own.ended_s is None:
+                own.fed.update(range(first, min(first + count, num_prompt)))
+            own.has_token = own.has_token or has_token
+    yield from found.values()
