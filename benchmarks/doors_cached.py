@@ -22,13 +22,14 @@ def cached_tokens(proof: Proof, folder: Path, dice: Random) -> None:
     """Prompts that share beginnings, in a pool that is too small, and a worker that dies again and again."""
     count, num_deaths = proof.sized(quick=200, full=1000), proof.sized(quick=6, full=30)
     diary = folder / "cached.diary"
-    words = ("--blocks", "140", "--running", "16", "--queue", "2000", "--max-inside", "2000", "--step-s", "0.003")
+    words = ("--blocks", "140", "--running", "16", "--queue", "2000", "--max-inside", "2000", "--step-s", "0.003",
+             "--prompt-tokens", "32")  # fmt: skip
     with started(folder, *words, environment={DIARY: str(diary)}) as server:
         told = asyncio.run(_Asking(server, dice, death_of(diary)).all_of(count, num_deaths))
         restarts = server.num_restarts()
         server.stop()
         lines = [line for line in server.access_lines() if "cached_tokens" in line]
-    expected, num_broken_off = _expected(diary)
+    expected, num_broken_off, num_interrupted = _expected(diary)
     wrong = [seed for seed, cached in told.items() if seed in expected and expected[seed] != cached]
     for seed in wrong[:5]:
         say(f"  seed {seed}: {told[seed]} told, {expected[seed]} computed from the diary")
@@ -40,8 +41,9 @@ def cached_tokens(proof: Proof, folder: Path, dice: Random) -> None:
     proof.report("cached_tokens_preempted", num_preempted, "some", holds=num_preempted > 0)
     proof.report("cached_tokens_replayed", num_replayed, "some", holds=num_replayed > 0)
     proof.report("cached_tokens_deaths", restarts, f"{num_deaths}", holds=restarts == num_deaths)
-    is_tried = num_broken_off > 0 or not proof.is_full
-    proof.report("cached_tokens_broken_off", num_broken_off, "before their first token: full some", holds=is_tried)
+    for name, number in (("broken_off", num_broken_off), ("interrupted", num_interrupted)):
+        is_tried = number > 0 or not proof.is_full
+        proof.report(f"cached_tokens_{name}", number, "before their first token: full some", holds=is_tried)
     proof.report("cached_tokens_left_out", num_left_out, f"0 of {count}", holds=num_left_out == 0)
     proof.report("cached_tokens_wrong", len(wrong), f"0 of {count - num_left_out}", holds=not wrong)
 
@@ -80,6 +82,7 @@ class _Asking:
         dice = self._dice
         ids = dice.choice(self._shared)[: dice.randint(1, 320)] + _fresh(dice, 100)
         body = {"model": "oracle", "prompt": ids, "max_tokens": dice.randint(1, 60), "seed": seed, "ignore_eos": True}
+        body |= {"priority": dice.choice([-1, 0, 1])}
         async with session.post(f"{self._server.url}/v1/completions", json=body) as response:
             answer: dict[str, Any] = await response.json()
         if response.status != 200 or answer["usage"]["completion_tokens"] != body["max_tokens"]:
@@ -91,18 +94,19 @@ def _fresh(dice: Random, most: int) -> list[int]:
     return [dice.randrange(40, 300) for _ in range(dice.randint(1, most))]
 
 
-def _expected(diary: Path) -> tuple[dict[int, int], int]:
-    """What each seed must be told, and how many lost a worker before their first token. One whose first pass cannot be
-    seen is not among them.
+def _expected(diary: Path) -> tuple[dict[int, int], int, int]:
+    """What each seed must be told, and how many lost a worker or were preempted before their first token. One whose
+    first pass cannot be seen is not among them.
     """
     passes: dict[int, list[Pass]] = {}
     for one in passes_in(diary):
         passes.setdefault(one.seed, []).append(one)
-    expected, num_broken_off = {}, 0
+    expected, num_broken_off, num_interrupted = {}, 0, 0
     for seed, own in passes.items():
         brought = next((at for at, one in enumerate(own) if one.has_token), None)
         if brought is None or any(one.was_let_go_unseen for one in own[: brought + 1]):
             continue
         num_broken_off += brought > 0
+        num_interrupted += own[brought].was_interrupted
         expected[seed] = max(own[0].first_position, own[brought].num_found)
-    return expected, num_broken_off
+    return expected, num_broken_off, num_interrupted

@@ -75,7 +75,7 @@ class Ending:
             await asyncio.sleep(self.dice.uniform(0.0, 1.5))
             await self._signal(session)
             await half
-        await self._end(0.0)
+        await self._end()
 
     async def _until_answers(self, session: aiohttp.ClientSession) -> None:
         while self.server.process.poll() is None:
@@ -99,9 +99,9 @@ class Ending:
         except aiohttp.ClientError:
             return False
 
-    async def _end(self, drain_s: float | None = None) -> None:
+    async def _end(self) -> None:
         """It ended by itself, in time, and took everybody with it."""
-        within_s = (self.drain_s if drain_s is None else drain_s) + IN_TIME_S
+        within_s = self.drain_s + IN_TIME_S
         try:
             code = await asyncio.to_thread(self.server.process.wait, within_s + 20)
         except Exception as error:

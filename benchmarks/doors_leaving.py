@@ -23,7 +23,8 @@ def disconnects(proof: Proof, folder: Path, dice: Random, phrase: Phrase) -> Non
     """Streams only, many at once; three of ten leave. The worker's diary says when it let go of each."""
     count, at_once = proof.sized(quick=800, full=20_000), proof.sized(quick=80, full=500)
     diary = folder / "leaving.diary"
-    with started(folder, "--max-inside", "2000", "--queue", "2000", environment={DIARY: str(diary)}) as server:
+    words = ("--max-inside", "2000", "--queue", "2000", "--sequence-tokens", "2048", "--blocks", "8192")
+    with started(folder, *words, environment={DIARY: str(diary)}) as server:
         crowd = Crowd(server, phrase)
         asyncio.run(crowd.come_and_go(40, 20, Random(1)))
         settle(server)
@@ -97,7 +98,9 @@ class Crowd:
         body |= {"seed": seed}
         if dice.random() < 0.3:
             after = dice.choice(["half a body", "nothing", "headers", "some text"])
-            self.left_s[seed] = await leave(self.server.port, {**body, "stream": True}, after, dice.random() < 0.5)
+            # More than could be said in the second there is: it is free in time because it left, not because it ended.
+            long = {**body, "max_tokens": 1900, "stream": True}
+            self.left_s[seed] = await leave(self.server.port, long, after, dice.random() < 0.5)
             return
         try:
             told = await stream_text(session, self.server.url, body)

@@ -129,7 +129,7 @@ def started(
     reader = threading.Thread(target=server.read, daemon=True)
     reader.start()
     try:
-        with OUTBOUND.watching(server):
+        with OUTBOUND.watching(server, has_worker=is_awaited):
             if is_awaited:
                 server.ready.wait(300)
             if not server.port:
@@ -178,12 +178,13 @@ class Outbound:
     def __init__(self) -> None:
         self._holder = tempfile.TemporaryDirectory(prefix="quire-watch-")
         self.folder = self._holder.name
-        self.num_servers = self.num_looks = 0
+        self.num_expected = self.num_looks = 0
         self._seen: set[str] = set()
 
     @contextmanager
-    def watching(self, server: Server) -> Iterator[None]:
-        self.num_servers += 1
+    def watching(self, server: Server, *, has_worker: bool) -> Iterator[None]:
+        """As long as it runs. One that is ended while it loads may not have come as far as a worker."""
+        self.num_expected += 1 + has_worker
         over = threading.Event()
         looking = threading.Thread(target=self._look, args=(server, over), daemon=True)
         looking.start()

@@ -223,7 +223,7 @@ def listening(proof: Proof, folder: Path) -> None:
     beyond = OUTBOUND.beyond()
     for told in beyond[:5]:
         say(f"  {told}")
-    num_watched, num_wanted = OUTBOUND.num_processes, 2 * OUTBOUND.num_servers
+    num_watched, num_wanted = OUTBOUND.num_processes, OUTBOUND.num_expected
     proof.report("outbound_watched", num_watched, f"at least {num_wanted}", holds=num_watched >= num_wanted)
     proof.report("outbound_looks", OUTBOUND.num_looks)
     proof.report("outbound_control", OUTBOUND.sees(), "true: it would be seen", holds=OUTBOUND.sees())

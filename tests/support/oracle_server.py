@@ -62,6 +62,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--running", type=int, default=64)
+    parser.add_argument("--prompt-tokens", type=int, default=192, help="of a step, beside one for each who runs")
     parser.add_argument("--blocks", type=int, default=4096)
     parser.add_argument("--sequence-tokens", type=int, default=512)
     parser.add_argument("--send-buffer", type=int, default=0)
@@ -79,7 +80,7 @@ def opener(given: argparse.Namespace) -> Any:
             memory_bytes=given.blocks,
             block_size=16,
             max_running=given.running,
-            max_step_tokens=given.running + 192,
+            max_step_tokens=given.running + given.prompt_tokens,
             max_sequence_tokens=given.sequence_tokens,
         )
         plan = oracle_plan(text.vocabulary_size, model, queue=queue_of(settings.serving), step_s=given.step_s)

@@ -72,6 +72,8 @@ class Pass:
     """When it was computed last."""
     ended_s: float | None = None
     has_token: bool = False
+    was_interrupted: bool = False
+    """It was preempted after it computed something and before its first token."""
     was_let_go_unseen: bool = False
     """It was preempted before it computed anything: what it had found cannot be seen from its rows."""
 
@@ -90,6 +92,7 @@ def passes_in(diary: Path) -> Iterator[Pass]:
         for one in dropped:
             if (pid, one) in found:
                 found[pid, one].ended_s = at_s
+                found[pid, one].was_interrupted |= not found[pid, one].has_token
             else:
                 unseen.add((pid, one))
         for sequence_id, seed, first, count, num_prompt, has_token in rows:

@@ -6,6 +6,7 @@ of every name that is looked up; one file for each process in the folder named b
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ EVENTS = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "s
 
 
 def watch(folder: str) -> None:
-    path = str(Path(folder) / str(os.getpid()))
+    path = Path(folder) / f"{os.getpid()}-{time.time_ns()}"  # numbers of processes come again
     # Opened once: a process that may not open files any more is watched all the same.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
