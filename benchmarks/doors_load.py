@@ -119,11 +119,11 @@ def started(
     run = folder / f"run-{time.monotonic_ns()}"
     admin, port = run / "admin.sock", 0 if is_awaited else free_port()
     own = ["--port", str(port), "--admin-socket", str(admin), "--log-format", "json"]
-    if "--keys-file" not in words:
-        own += ["--keys-file", str(run / "no-keys.json")]
     command = [*before, sys.executable, "-m", *module.split(), *words, *own]
     path = f"{Path(watched.__file__).parent}:{ROOT / 'src'}:{ROOT}"
-    around = {**os.environ, **(environment or {}), "PYTHONPATH": path, MARK: run.name, WATCH_SOCKETS: OUTBOUND.folder}
+    # Whoever runs this may have keys of their own where the server looks for them: let it look elsewhere.
+    own_places = {"XDG_CONFIG_HOME": str(run), "PYTHONPATH": path}
+    around = {**os.environ, **(environment or {}), **own_places, MARK: run.name, WATCH_SOCKETS: OUTBOUND.folder}
     process = subprocess.Popen(command, cwd=ROOT, env=around, stderr=subprocess.PIPE, text=True)
     server = Server(process, admin, run.name, port=port)
     reader = threading.Thread(target=server.read, daemon=True)
