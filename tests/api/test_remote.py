@@ -35,6 +35,9 @@ def scripted(answer: bytes) -> Iterator[str]:
                     wire, _ = listener.accept()
                     wire.recv(65536)
                     wire.sendall(answer)
+                    wire.shutdown(socket.SHUT_WR)
+                    while wire.recv(65536):  # a socket closed with words unread is reset, and what it said is lost
+                        pass
                     wire.close()
 
         threading.Thread(target=serve, daemon=True).start()

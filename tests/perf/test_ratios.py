@@ -16,6 +16,7 @@ from quire.bench.outcome import Run
 from quire.bench.runs import Bench, Told, Wishes
 from quire.bench.setup import LoadSetup
 from quire.config import ModelSettings
+from quire.config.machine import share_of_memory_bytes
 from quire.engine.opening import open_model
 from tests.support.tiny_models import Tiny, write_gguf
 
@@ -26,7 +27,9 @@ LOAD = EngineLoad((1, 16), prompt_tokens=64, output_tokens=24, prefix_tokens=448
 def bench(tmp_path_factory: pytest.TempPathFactory) -> EngineBench:
     path = tmp_path_factory.mktemp("perf") / "tiny.gguf"
     write_gguf(path, Tiny(hidden=256, intermediate=512, num_layers=4, metadata={"llama.context_length": 1024}))
-    settings = ModelSettings(memory_bytes=2 << 30, max_sequence_tokens=1024, num_threads=1)
+    # A budget is the whole process's, and other tests have left theirs in it.
+    budget_bytes = share_of_memory_bytes(0.0) + (1 << 30)
+    settings = ModelSettings(memory_bytes=budget_bytes, max_sequence_tokens=1024, num_threads=1)
     return EngineBench(open_model(str(path), settings), LOAD, None, "tiny")
 
 
