@@ -58,6 +58,10 @@ QUIRE_INLINE void ask_for(const void* ahead) {
     for (int at = 0; at < Bytes; at += 64) __builtin_prefetch(static_cast<const char*>(ahead) + at, 0, 2);
 }
 
+// Weighing reads nothing from memory, which would rest for so long: each of a few lines asks for so many slots of the
+// next values, and summing asks for the others.
+constexpr int kAskedByLine = 2;
+
 template <typename T>
 QUIRE_INLINE const T* moved(const T* ahead, int by) {
     return ahead == nullptr ? nullptr : ahead + by;
@@ -257,9 +261,10 @@ void sum(int count, const AttentionCall& call, const Work& work, int64_t line, c
 }
 
 // Lines [line, line + count): what all see is summed together, the edges line by line; each line still goes in order.
+// Of the next values, slots before `asked` were asked for before.
 template <typename T>
 QUIRE_INLINE void sum_visible(const AttentionCall& call, const Work& work, int64_t line, int count, const T* values,
-                              const T* ahead) {
+                              const T* ahead, int asked) {
     int begin = 0, end = call.block_size;
     for (int64_t l = line; l < line + count; ++l) {
         begin = work.begin[l] > begin ? work.begin[l] : begin;
@@ -270,7 +275,9 @@ QUIRE_INLINE void sum_visible(const AttentionCall& call, const Work& work, int64
         const int own = work.begin[l], stop = work.end[l];
         if (own < begin) sum<T>(1, call, work, l, values, own, stop < begin ? stop : begin, nullptr);
     }
-    if (begin < end) sum<T>(count, call, work, line, values, begin, end, ahead);
+    const int quiet = asked < begin ? begin : asked < end ? asked : end;
+    if (begin < quiet) sum<T>(count, call, work, line, values, begin, quiet, nullptr);
+    if (quiet < end) sum<T>(count, call, work, line, values, quiet, end, ahead);
     for (int64_t l = line; l < line + count && end < call.block_size; ++l) {
         const int own = work.begin[l], stop = work.end[l];
         if (stop > end) sum<T>(1, call, work, l, values, own > end ? own : end, stop, nullptr);
@@ -298,14 +305,19 @@ void meet(const AttentionCall& call, const Work& work, int64_t line, int64_t cou
         score<T>(left < kScoreRows ? int(left) : kScoreRows, work.queries + at * call.key_size, call.key_size,
                  block.keys, call.block_size, work.weights + at * call.block_size, at == line ? next.keys : nullptr);
     }
-    if (count < kScoreRows)
-        for (int64_t at = line; at < line + count; ++at) weigh_one(call, work, at);
+    int asked = 0;
+    for (int64_t at = line; at < line + count && count < kScoreRows; ++at) {
+        for (int slot = 0; slot < kAskedByLine && next.values != nullptr; ++slot, ++asked)
+            for (int of = 0; of < call.value_size; of += 64 / int(sizeof(T)))
+                ask_for<64>(next.values + int64_t{asked} * call.value_size + of);
+        weigh_one(call, work, at);
+    }
     for (int64_t at = line; at < line + count && count >= kScoreRows; at += kLanes)
         weigh(call, work, at, line + count - at < kLanes ? int(line + count - at) : kLanes);
     for (int64_t at = line; at < line + count; at += kSumRows) {
         const int64_t left = line + count - at;
         sum_visible<T>(call, work, at, left < kSumRows ? int(left) : kSumRows, block.values,
-                       at == line ? next.values : nullptr);
+                       at == line ? next.values : nullptr, asked);
     }
 }
 
