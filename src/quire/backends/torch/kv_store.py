@@ -13,11 +13,15 @@ the machine's byte order. Block 0 is the null block: padding rows write there an
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from quire.core.step import BlockCopy
+
+LINE_BYTES = 64
+"""Of a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,10 @@ class KVStore:
         self.block_size = block_size
         self.num_block_bytes = num_block_bytes(shapes, block_size, dtype)
         self.dtype = dtype
-        self.keys = [_zeros((num_blocks + 1, s.num_kv_heads, s.key_size, block_size), dtype, device) for s in shapes]
-        self.values = [
-            _zeros((num_blocks + 1, s.num_kv_heads, block_size, s.value_size), dtype, device) for s in shapes
-        ]
+        keys = [(num_blocks + 1, s.num_kv_heads, s.key_size, block_size) for s in shapes]
+        values = [(num_blocks + 1, s.num_kv_heads, block_size, s.value_size) for s in shapes]
+        tensors = _zeros([*keys, *values], dtype, device)
+        self.keys, self.values = tensors[: len(keys)], tensors[len(keys) :]
 
     def write(
         self, layer: int, blocks: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -86,10 +90,20 @@ class KVStore:
         return [tensor for pair in zip(self.keys, self.values, strict=True) for tensor in pair]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros that the system hands out page by page when they are first written: a large pool costs no time at start."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape).to(device)
+def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """Zeros that the system hands out page by page when they are first written: a large pool costs no time at start.
+
+    All in one piece, because only a large piece is given large pages, and each begins a cache line, because a vector
+    that lies across two is read twice.
+    """
+    sizes = [-(-math.prod(shape) * dtype.itemsize // LINE_BYTES) * LINE_BYTES for shape in shapes]
+    whole = torch.from_numpy(np.zeros(sum(sizes) + LINE_BYTES, dtype=np.uint8))
+    lines = whole[-whole.data_ptr() % LINE_BYTES :].to(device)
+    firsts = accumulate(sizes[:-1], initial=0)
+    return [
+        lines[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        for first, shape in zip(firsts, shapes, strict=True)
+    ]
 
 
 def _to_bytes(block: torch.Tensor) -> bytes:
