@@ -65,16 +65,22 @@ def test_buckets_are_those_of_the_field() -> None:
     assert TOKENS[-1] == 1_000_000
 
 
+SIZES = (("1.0", 1), ("64.0", 2), ("+Inf", 3))
+
+
 def test_gauges_show_what_an_engine_can_tell_and_nothing_it_cannot() -> None:
     metrics = Metrics()
-    metrics.watch(lambda: [Picture("a", 2, 3, 0.25, 100, 32, 1), Picture("b", 0, 0)])
+    metrics.watch(lambda: [Picture("a", 2, 3, 0.25, 100, 32, 1, SIZES, 70), Picture("b", 0, 0)])
     page = metrics.page().decode()
     assert value(page, "num_requests_running", model_name="a") == 2
     assert value(page, "num_requests_waiting_by_reason", model_name="a", reason="capacity") == 3
     assert value(page, "kv_cache_usage_perc", model_name="a") == 0.25
     assert value(page, "cache_config_info", block_size="32", num_gpu_blocks="100") == 1
     assert 'quire:worker_restarts_total{engine="0",model_name="a"} 1.0' in page
-    assert page.count("vllm:kv_cache_usage_perc{") == 1
+    assert value(page, "iteration_tokens_total_bucket", model_name="a", le="64.0") == 2
+    assert value(page, "iteration_tokens_total_count", model_name="a") == 3
+    assert value(page, "iteration_tokens_total_sum", model_name="a") == 70
+    assert page.count("vllm:kv_cache_usage_perc{") == page.count("vllm:iteration_tokens_total_count{") == 1
 
 
 def test_a_request_that_came_to_nothing_has_no_first_token() -> None:

@@ -14,8 +14,9 @@ def served(
     faults: str = "",
     limits: Limits | None = None,
     queue: QueueConfig | None = None,
+    step_s: float = 0.0,
 ) -> ServedModel:
     """An oracle in a worker of its own; it answers as `talker()` does in this process."""
     text = talker().text
-    plan = oracle_plan(text.vocabulary_size, settings, faults=faults, limits=limits, queue=queue)
+    plan = oracle_plan(text.vocabulary_size, settings, faults=faults, limits=limits, queue=queue, step_s=step_s)
     return ServedModel(lambda: Serving(plan, lambda _ready: text))

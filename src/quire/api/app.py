@@ -180,6 +180,8 @@ def pictures(doors: Doors) -> Iterator[Picture]:
             num_blocks=stats.num_blocks if stats else None,
             block_size=stats.block_size if stats else None,
             num_restarts=stats.num_restarts if stats else None,
+            step_sizes=stats.step_sizes if stats else (),
+            num_step_tokens=stats.num_step_tokens if stats else 0,
         )
 
 

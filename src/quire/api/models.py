@@ -30,6 +30,9 @@ class EngineStats:
     query_tokens: int = 0
     hit_tokens: int = 0
     num_restarts: int = 0
+    step_sizes: tuple[tuple[str, int], ...] = ()
+    """Steps that computed at most so many tokens, bound after bound."""
+    num_step_tokens: int = 0
 
 
 @runtime_checkable

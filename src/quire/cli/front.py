@@ -28,7 +28,7 @@ class Supervised:
 
     def stats(self) -> EngineStats:
         """What the worker said with its last step."""
-        ready, load = self.front.ready, self.front.load
+        ready, load, sizes = self.front.ready, self.front.load, self.front.step_sizes
         return EngineStats(
             num_blocks=ready.num_blocks,
             block_size=ready.block_size,
@@ -37,6 +37,8 @@ class Supervised:
             num_steps=load.num_steps,
             num_computed_tokens=load.num_computed_tokens,
             num_restarts=self.front.num_restarts,
+            step_sizes=tuple(sizes.cumulative()),
+            num_step_tokens=sizes.num_tokens,
         )
 
     async def clear_cache(self) -> None:

@@ -155,6 +155,8 @@ class Load(msgspec.Struct, array_like=True, frozen=True):
     num_steps: int = 0
     num_computed_tokens: int = 0
     num_preemptions: int = 0
+    step_tokens: tuple[int, ...] = ()
+    """What each step since the last message has computed."""
 
 
 class _Admitted(_Message, frozen=True):

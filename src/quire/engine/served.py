@@ -19,6 +19,7 @@ from quire.engine.front import Front
 from quire.engine.kv_events import KVEventSettings
 from quire.engine.messages import Load, Open, Ready
 from quire.engine.opening import kv_key, queue_of
+from quire.engine.step_sizes import StepSizes
 from quire.engine.supervisor import Limits, Supervisor, WorkerPlan
 from quire.engine.text_model import ModelFace, TextModel
 from quire.errors import ConfigError, EngineDeadError
@@ -180,6 +181,11 @@ class ServedModel(Front):
     def load(self) -> Load:
         """How busy the worker said it is."""
         return Load() if self._supervisor is None else self._supervisor.load
+
+    @property
+    def step_sizes(self) -> StepSizes:
+        """What steps computed, of all workers so far."""
+        return StepSizes() if self._supervisor is None else self._supervisor.step_sizes
 
     async def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait until what runs has ended; false if it has not in time."""

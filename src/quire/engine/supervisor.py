@@ -36,6 +36,7 @@ from quire.engine.messages import (
     ToParent,
     ToWorker,
 )
+from quire.engine.step_sizes import StepSizes
 from quire.engine.stepper import Answered, Listener
 from quire.engine.stepper import Failed as OnFailed
 from quire.engine.worker_process import COMMAND, WorkerProcess
@@ -140,6 +141,7 @@ class Supervisor:
         self.state = State.LOADING
         self.num_restarts = 0
         self.load = Load()
+        self.step_sizes = StepSizes()
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -341,6 +343,7 @@ class Supervisor:
         match message:
             case Stepped():
                 self.load = message.load
+                self.step_sizes.take(message.load.step_tokens)
                 self._take(message)
             case Taken(request_id):
                 self._ledger.taken(request_id)

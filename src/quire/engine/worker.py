@@ -23,7 +23,7 @@ from time import monotonic, time
 import zmq
 
 from quire.checkpoints import Progress, resolve
-from quire.core.events import KVEvent
+from quire.core.events import KVEvent, RequestEvent
 from quire.core.request import Request
 from quire.engine import messages
 from quire.engine.engine import Engine
@@ -96,17 +96,27 @@ class Worker:
         self._channel = channel
         self._page = page
         self._publisher = publisher
+        self._step_tokens: list[int] = []
+        """Of steps that nobody was told of yet."""
 
     def run(self) -> None:
         """The loop."""
         while self._obey():
             self._page.beat(monotonic())
-            events = self._engine.step(monotonic, self._page.name)
+            events = self._step()
             self._page.land()
             if events:
                 self._channel.send(Stepped.of(events, self._engine.first_passes(events), self._load()))
             if self._publisher is not None:
                 self._publisher.publish(time())
+
+    def _step(self) -> list[RequestEvent]:
+        totals = self._engine.scheduler.stats
+        num_steps, num_tokens = totals.num_steps, totals.num_computed_tokens
+        events = self._engine.step(monotonic, self._page.name)
+        if totals.num_steps > num_steps:
+            self._step_tokens.append(totals.num_computed_tokens - num_tokens)
+        return events
 
     def blame(self) -> None:
         """A step that was under way has named its requests; for anything else all who live are named."""
@@ -150,6 +160,7 @@ class Worker:
     def _load(self) -> Load:
         scheduler, memory = self._engine.scheduler, self._engine.memory
         totals = scheduler.stats
+        told, self._step_tokens = tuple(self._step_tokens), []
         return Load(
             len(scheduler.running),
             len(scheduler.queue),
@@ -157,6 +168,7 @@ class Worker:
             totals.num_steps,
             totals.num_computed_tokens,
             totals.num_preemptions,
+            told,
         )
 
 

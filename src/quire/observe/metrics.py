@@ -4,11 +4,11 @@ Counters and histograms are fed by the doors, one `Figures` for each request. Ga
 scrapes: a `Picture` for each model, with what its engine counts where it can tell.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -65,6 +65,10 @@ class Picture:
     num_blocks: int | None = None
     block_size: int | None = None
     num_restarts: int | None = None
+    step_sizes: Sequence[tuple[str, int]] = ()
+    """How many steps computed at most so many tokens, bound after bound; the last is `+Inf`."""
+    num_step_tokens: int = 0
+    """Of all these steps."""
 
 
 class Metrics:
@@ -177,6 +181,8 @@ class _Pictures(Collector):
         config = GaugeMetricFamily(f"{self._prefix}:cache_config_info", "Sizes of the KV cache.",
                                    labels=("block_size", "num_gpu_blocks", *LABELS))  # fmt: skip
         restarts = CounterMetricFamily("quire:worker_restarts", "Times the worker was replaced.", labels=LABELS)
+        steps = HistogramMetricFamily(f"{self._prefix}:iteration_tokens_total", "Tokens that a step computed.",
+                                      labels=LABELS)  # fmt: skip
         for one in pictures:
             where = (one.model, ENGINE)
             running.add_metric(where, one.num_running)
@@ -189,7 +195,9 @@ class _Pictures(Collector):
                 config.add_metric((str(one.block_size), str(one.num_blocks), *where), 1)
             if one.num_restarts is not None:
                 restarts.add_metric(where, one.num_restarts)
-        yield from (running, waiting, reasons, usage, config, restarts)
+            if one.step_sizes:
+                steps.add_metric(where, one.step_sizes, one.num_step_tokens)
+        yield from (running, waiting, reasons, usage, config, restarts, steps)
 
     def _gauge(self, name: str, said: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"{self._prefix}:{name}", said, labels=(*LABELS, *labels))

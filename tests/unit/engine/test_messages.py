@@ -67,7 +67,7 @@ TO_PARENT = [
     messages.Failed("ConfigError", "why"),
     messages.Taken("a"),
     Refused("a", "QueueFullError", (5, 4)),
-    Stepped.of(EVENTS, {"a": 32}, Load(1, 2, 3)),
+    Stepped.of(EVENTS, {"a": 32}, Load(1, 2, 3, 4, 5, 6, (7, 8))),
 ]
 
 

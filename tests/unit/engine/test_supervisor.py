@@ -106,12 +106,28 @@ def test_streams_go_on_with_the_next_token_when_the_worker_is_killed() -> None:
                 os.kill(model.supervisor.pid or 0, signal.SIGKILL)
 
     async def main() -> None:
-        async with served() as model:
+        async with served(step_s=0.003) as model:  # without it a worker is done before anybody has read
             asking = asyncio.create_task(ask_all(model, 8, 300))
             await killer(model)
             done = await asking
             assert [one.answers for one in done] == [one.answers for one in alone]
             assert (model.num_restarts, max(one.num_replays for one in done)) == (3, 3)
+
+    run(main)
+
+
+def test_every_step_is_counted_with_its_tokens_and_a_new_worker_goes_on_counting() -> None:
+    async def main() -> None:
+        async with served() as model:
+            for life in (1, 2):
+                await model.generate("question", params(life, 20))
+                os.kill(model.supervisor.pid or 0, signal.SIGKILL)
+                await until(lambda: model.num_restarts == life and model.is_ready)  # noqa: B023
+            sizes = dict(model.step_sizes.cumulative())
+            prompt = len(model.text.prompt(model.text.tokenizer.encode("question", add_special_tokens=True)))
+            assert sizes["+Inf"] == 2 * 20, "the prompt's step brings the first token"
+            assert sizes["1.0"] == 2 * 19 + 2 * (prompt == 1)
+            assert model.step_sizes.num_tokens == 2 * (prompt + 19)
 
     run(main)
 
