@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import selectors
 import signal
 import socket
 import struct
@@ -24,7 +25,7 @@ from benchmarks.proof import ROOT
 from tests.support import watched
 from tests.support.watched.sitecustomize import FOLDER as WATCH_SOCKETS
 
-MARK = "QUIRE_PROOF_MARK"
+MARK = "PROOF_MARK"
 """In the environment of a server and all its children, so that none of them can hide."""
 LOOPBACK = re.compile(r"0100007F:|00000000000000000000000001000000:|0000000000000000FFFF00000100007F:")
 
@@ -275,25 +276,68 @@ class Streamed:
     def is_ended(self) -> bool:
         return self.tail.strip() == b"data: [DONE]"
 
+    def take(self, line: bytes) -> None:
+        """The next line of it."""
+        if line.startswith((b"data: {", b"{")):
+            self.moments.append(time.perf_counter())
+            event = json.loads(line.removeprefix(b"data: "))
+            self.pieces += [choice["text"] for choice in event.get("choices", ())]
+            if event.get("usage"):
+                self.num_tokens = event["usage"]["completion_tokens"]
+            if "error" in event:
+                self.errors.append(str(event["error"]["code"]))
+        if line.strip():
+            self.tail = line
+
 
 async def stream_text(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Streamed:
-    """A streamed completion, with its usage."""
-    told = Streamed()
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    async with session.post(f"{url}/v1/completions", json=asked) as response:
-        told.status, told.has_retry = response.status, "retry-after" in response.headers
+    """A streamed completion, with its usage, read line by line as it comes."""
+    async with session.post(f"{url}/v1/completions", json=_streamed(body)) as response:
+        told = Streamed(response.status, has_retry="retry-after" in response.headers)
         async for line in response.content:
-            if line.startswith((b"data: {", b"{")):
-                told.moments.append(time.perf_counter())
-                event = json.loads(line.removeprefix(b"data: "))
-                told.pieces += [choice["text"] for choice in event.get("choices", ())]
-                if event.get("usage"):
-                    told.num_tokens = event["usage"]["completion_tokens"]
-                if "error" in event:
-                    told.errors.append(str(event["error"]["code"]))
-            if line.strip():
-                told.tail = line
+            told.take(line)
     return told
+
+
+def stream_bytes(port: int, bodies: list[dict[str, Any]]) -> list[bytes]:
+    """All at once, and only taken from their sockets until these are closed: reading that costs as little as it can.
+
+    `read_later` reads what came.
+    """
+    came: dict[socket.socket, list[bytes]] = {}
+    with selectors.DefaultSelector() as selector:
+        for body in bodies:
+            wire = socket.create_connection(("127.0.0.1", port))
+            data = json.dumps(_streamed(body)).encode()
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            wire.sendall(head % len(data) + data)
+            came[wire] = []
+            selector.register(wire, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                wire = key.fileobj  # type: ignore[assignment]
+                if part := wire.recv(1 << 16):
+                    came[wire].append(part)
+                else:
+                    selector.unregister(wire)
+                    wire.close()
+    return [b"".join(parts) for parts in came.values()]
+
+
+def read_later(data: bytes) -> Streamed:
+    """What the bytes of a response in chunks say."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    told = Streamed(int(head.split(b" ", 2)[1]))
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        for line in rest[: int(size, 16)].splitlines():
+            told.take(line)
+        body = rest[int(size, 16) + 2 :]
+    return told
+
+
+def _streamed(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
 
 def slow_wire(port: int, body: dict[str, Any]) -> socket.socket:

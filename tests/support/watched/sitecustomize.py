@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-FOLDER = "QUIRE_WATCH_SOCKETS"
+FOLDER = "WATCH_SOCKETS"
 EVENTS = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"}
 
 
