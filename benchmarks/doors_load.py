@@ -27,6 +27,7 @@ from tests.support.watched.sitecustomize import FOLDER as WATCH_SOCKETS
 
 MARK = "PROOF_MARK"
 """In the environment of a server and all its children, so that none of them can hide."""
+COMPLETION = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 LOOPBACK = re.compile(r"0100007F:|00000000000000000000000001000000:|0000000000000000FFFF00000100007F:")
 
 
@@ -340,13 +341,83 @@ def _streamed(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    has_retry: bool
+    body: bytes
+
+
+class _Wire(asyncio.Protocol):
+    """A connection that carries one request at a time."""
+
+    def __init__(self) -> None:
+        self._came = b""
+        self._answer: asyncio.Future[Answer] | None = None
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def ask(self, data: bytes) -> "asyncio.Future[Answer]":
+        assert self.transport is not None
+        self._answer = asyncio.get_running_loop().create_future()
+        self.transport.write(data)
+        return self._answer
+
+    def data_received(self, data: bytes) -> None:
+        self._came += data
+        head, blank, body = self._came.partition(b"\r\n\r\n")
+        if not blank or self._answer is None or self._answer.done():
+            return
+        length = re.search(rb"content-length: (\d+)", head)
+        assert length is not None, head
+        if len(body) >= int(length[1]):
+            self._came = b""
+            self._answer.set_result(Answer(int(head[9:12]), b"retry-after:" in head, body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError(f"a connection was lost before its answer: {exc}"))
+
+
+class Wires:
+    """Connections to one server, as many as are in use at once: a client that costs little beside the server."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._idle: list[_Wire] = []
+        self._all: list[_Wire] = []
+
+    async def ask(self, body: dict[str, Any]) -> Answer:
+        """A completion, or what was said instead."""
+        wire = self._idle.pop() if self._idle else await self._new()
+        data = json.dumps(body).encode()
+        answer = await wire.ask(COMPLETION % len(data) + data)
+        self._idle.append(wire)
+        return answer
+
+    async def _new(self) -> _Wire:
+        _, wire = await asyncio.get_running_loop().create_connection(_Wire, "127.0.0.1", self._port)
+        self._all.append(wire)
+        return wire
+
+    def close(self) -> None:
+        for wire in self._all:
+            assert wire.transport is not None
+            wire.transport.close()
+
+
 def slow_wire(port: int, body: dict[str, Any]) -> socket.socket:
     """Asks, and has room for very little of the answer."""
     wire = socket.socket()
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     wire.connect(("127.0.0.1", port))
     data = json.dumps({**body, "stream": True}).encode()
-    wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+    wire.sendall(COMPLETION % len(data) + data)
     return wire
 
 
@@ -354,7 +425,7 @@ async def leave(port: int, body: dict[str, Any], after: str, with_reset: bool) -
     """Ask and go away: at once, when headers come, or after some of the answer; when, by the machine's clock."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
+    head = COMPLETION % len(data)
     writer.write(head + (data[:10] if after == "half a body" else data))
     await writer.drain()
     if after in ("headers", "some text"):

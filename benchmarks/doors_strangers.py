@@ -37,6 +37,8 @@ def hostile(proof: Proof, folder: Path, dice: Random) -> None:
         code = server.stop()
         said = next((line for line in server.lines if line.startswith("longest callback")), "longest callback 1e9")
         say(f"  {said[:200]}")
+        for line in [line for line in server.lines if '"trace"' in line][:3]:
+            say(f"  {line[-800:]}")
         longest = float(said.split()[2])
     proof.report("hostile", seen.num_inputs, f"at least {count}", holds=seen.num_inputs >= count)
     proof.report("hostile_refused", seen.num_refused)

@@ -4,23 +4,35 @@ Needs the dev extra, and node and npm, which fetch the JavaScript SDK by its nam
 """
 
 import asyncio
+import json
 import shutil
 import statistics
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
-import aiohttp
+import uvloop
 
 import quire
 from benchmarks.doors_cached import cached_tokens
 from benchmarks.doors_ends import drain
 from benchmarks.doors_leaving import disconnects, slow_readers
-from benchmarks.doors_load import LOOPBACK, OUTBOUND, Server, listeners, percentile, read_later, started, stream_bytes
+from benchmarks.doors_load import (
+    LOOPBACK,
+    OUTBOUND,
+    Server,
+    Wires,
+    listeners,
+    percentile,
+    read_later,
+    started,
+    stream_bytes,
+)
 from benchmarks.doors_sdk import sdk
 from benchmarks.doors_strangers import auth, hostile
 from benchmarks.proof import Proof, run, say
@@ -127,11 +139,11 @@ def overload(proof: Proof, folder: Path, dice: Random) -> None:
 def _flooded(folder: Path, load: Load) -> Flooded:
     words = _serve_words("--queue", "64", "--max-inside", "128")
     with started(folder, *words, module="quire serve") as server:
-        asyncio.run(_write_every_block(server, load.dice))
-        capacity = asyncio.run(_closed_loop(server, 64, load))
+        uvloop.run(_write_every_block(server, load.dice))
+        capacity = uvloop.run(_closed_loop(server, 64, load))
         before = server.resident_bytes()
         flood = Flood(server, 10 * capacity, load)
-        asyncio.run(flood.run())
+        uvloop.run(flood.run())
         growth = server.resident_bytes() / before - 1
         server.stop()
     return Flooded(
@@ -149,11 +161,11 @@ async def _write_every_block(server: Server, dice: Random) -> None:
     """The pool's pages are handed out when they are first written. What was promised at start is no growth."""
     engine = server.admin("/stats")["models"][0]["engine"]
     num_prompts = engine["num_blocks"] * engine["block_size"] // 1000 + 1
-    async with aiohttp.ClientSession() as session:
+    with closing(Wires(server.port)) as wires:
         for _ in range(num_prompts):
-            body = {"model": "m", "prompt": dice.choices(range(1000, 40_000), k=1000), "max_tokens": 1}
-            async with session.post(f"{server.url}/v1/completions", json=body) as response:
-                assert response.status == 200, await response.text()
+            prompt = dice.choices(range(1000, 40_000), k=1000)
+            answer = await wires.ask({"model": "m", "prompt": prompt, "max_tokens": 1})
+            assert answer.status == 200, answer
 
 
 async def _closed_loop(server: Server, num_clients: int, load: Load) -> float:
@@ -161,15 +173,14 @@ async def _closed_loop(server: Server, num_clients: int, load: Load) -> float:
     done, begin = 0, time.perf_counter() + load.lead_s
     end = begin + load.seconds
 
-    async def client(session: aiohttp.ClientSession) -> None:
+    async def client(wires: Wires) -> None:
         nonlocal done
         while time.perf_counter() < end:
-            async with session.post(f"{server.url}/v1/completions", json=load.body()) as response:
-                await response.read()
-                done += response.status == 200 and begin <= time.perf_counter() < end
+            answer = await wires.ask(load.body())
+            done += answer.status == 200 and begin <= time.perf_counter() < end
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await asyncio.gather(*(client(session) for _ in range(num_clients)))
+    with closing(Wires(server.port)) as wires:
+        await asyncio.gather(*(client(wires) for _ in range(num_clients)))
     return done / load.seconds
 
 
@@ -189,13 +200,12 @@ class Flood:
 
     async def run(self) -> None:
         tasks: set[asyncio.Task[None]] = set()
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(300)) as session:
+        with closing(Wires(self._server.port)) as wires:
             next_s = time.perf_counter()
             # By the clock and not by sleeps: what comes late because the loop was busy comes all the same.
             while next_s < self._end_s:
                 await asyncio.sleep(max(0.0, next_s - time.perf_counter()))
-                tasks.add(asyncio.ensure_future(self._one(session)))
+                tasks.add(asyncio.ensure_future(self._one(wires)))
                 next_s += self._load.dice.expovariate(self._rate)
             for task in tasks:
                 await task
@@ -203,19 +213,18 @@ class Flood:
     def _is_counted(self, at_s: float) -> bool:
         return self._begin_s <= at_s < self._end_s
 
-    async def _one(self, session: aiohttp.ClientSession) -> None:
+    async def _one(self, wires: Wires) -> None:
         begun_s = time.perf_counter()
         self.num_offered += self._is_counted(begun_s)
         body = self._load.body()
-        async with session.post(f"{self._server.url}/v1/completions", json=body) as response:
-            answer = await response.json()
+        answer = await wires.ask(body)
         now_s = time.perf_counter()
-        if response.status == 200 and answer["usage"]["completion_tokens"] == body["max_tokens"]:
+        if answer.status in (429, 503):
+            self.rejected.append(((now_s - begun_s) * 1000, answer.has_retry))
+        elif answer.status == 200 and json.loads(answer.body)["usage"]["completion_tokens"] == body["max_tokens"]:
             self.num_done += self._is_counted(now_s)
-        elif response.status in (429, 503):
-            self.rejected.append(((now_s - begun_s) * 1000, "retry-after" in response.headers))
         else:
-            raise RuntimeError(f"{response.status} under load: {answer}")
+            raise RuntimeError(f"{answer.status} under load: {answer.body!r}")
 
 
 def http_overhead(proof: Proof, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 from typing import Any
 
@@ -9,6 +10,9 @@ import openai
 import pytest
 
 from quire.api import answering
+from quire.api.refusals import Refusal
+from quire.core.step import ASKED_FOR_NOTHING
+from quire.engine.answers import Piece
 from quire.engine.llm import LLM
 from quire.engine.parameters import SamplingParams
 from tests.support.doors import House
@@ -296,3 +300,23 @@ def test_the_description_names_every_route_and_body(here: House) -> None:
     assert "messages" in schema["components"]["schemas"]["ChatFields"]["properties"]
     refs = json.dumps(schema).split('"#/components/schemas/')[1:]
     assert {ref.partition('"')[0] for ref in refs} <= set(schema["components"]["schemas"])
+
+
+def test_a_message_that_is_shaped_wrongly_is_the_clients_mistake(here: House) -> None:
+    message = {"role": "assistant", "content": "x", "tool_calls": 5}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        reply = here.post(path, {"model": "oracle", "messages": [message], "max_tokens": 2})
+        assert (reply.status, "tool_calls must be a list" in reply.json["error"]["message"]) == (400, True)
+
+
+def test_a_path_that_is_no_text_is_no_mistake_of_ours(here: House) -> None:
+    with socket.create_connection(("127.0.0.1", here.port)) as wire:
+        wire.sendall(b"GET /nope?\xff\xfe HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert wire.recv(1 << 16)[9:12] in (b"400", b"404")
+
+
+def test_a_request_that_leaves_no_token_to_choose_is_the_clients_mistake() -> None:
+    reply: Any = None
+    with pytest.raises(Refusal) as refused:
+        answering.check(Piece(0, "", finish_reason="error", error=ASKED_FOR_NOTHING[0]), reply)
+    assert (refused.value.status, "contradicts itself" in refused.value.message) == (400, True)

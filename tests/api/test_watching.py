@@ -148,3 +148,13 @@ def test_a_model_that_loads_is_listed_and_answers_not_yet() -> None:
     assert (refused.value.status, refused.value.code) == (503, "model_loading")
     assert not Models([model]).is_ready
     assert EngineStats().num_restarts == 0
+
+
+def test_several_answers_are_measured_one_by_one() -> None:
+    with house() as here:
+        assert here.post("/v1/completions", {**ASKED, "n": 4, "max_tokens": 7}).status == 200
+        here.wait_until_free()
+        page = here.get("/metrics").data.decode()
+    assert value(page, "generation_tokens_total") == 28
+    assert value(page, "request_max_num_generation_tokens_sum") == 7
+    assert value(page, "inter_token_latency_seconds_count") <= 4 * 6

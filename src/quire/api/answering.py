@@ -9,6 +9,7 @@ event in the stream, and the stream still ends with [DONE].
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from time import monotonic, time
 from typing import Any
@@ -23,9 +24,10 @@ from quire.api.entrance import ReaderStuckError
 from quire.api.ids import new_id
 from quire.api.models import within_context
 from quire.api.questions import Dialect, Question, usage
-from quire.api.refusals import Refusal, refusal_of
+from quire.api.refusals import Refusal, invalid, refusal_of
 from quire.api.sse import DONE, Send, Writer, error_event, event, send_json
 from quire.api.visits import Visit, figures_of
+from quire.core.step import ASKED_FOR_NOTHING
 from quire.engine.answers import LOGPROB_BYTES, Piece
 from quire.engine.front import Asked
 from quire.engine.reply import Reply
@@ -183,16 +185,21 @@ class TokenClock:
 
     def __init__(self, doors: Doors, visit: Visit) -> None:
         self._observe = doors.metrics.token_gap(visit.model)
-        self._last_s: float | None = None
+        self._last_s: dict[tuple[int, int], float] = {}
+        """Of each answer to each prompt."""
 
     def tick(self, batch: Sequence[tuple[int, Piece]]) -> None:
         """These pieces have just come."""
-        now_s, count = monotonic(), sum(len(piece.token_ids) for _, piece in batch)
-        if self._last_s is not None and count:
-            gap_s = (now_s - self._last_s) / count
-            for _ in range(count):
-                self._observe(gap_s)
-        self._last_s = now_s
+        now_s = monotonic()
+        counts: Counter[tuple[int, int]] = Counter()
+        for place, piece in batch:
+            counts[place, piece.index] += len(piece.token_ids)
+        for answer, count in counts.items():
+            last_s = self._last_s.get(answer)
+            if last_s is not None and count:
+                for _ in range(count):
+                    self._observe((now_s - last_s) / count)
+            self._last_s[answer] = now_s
 
 
 def whole_answer(question: Question, visit: Visit) -> bytes:
@@ -226,6 +233,8 @@ def head_of(question: Question, object_name: str) -> dict[str, Any]:
 
 def check(piece: Piece, reply: Reply) -> None:
     """Some ends are no answers."""
+    if piece.error in ASKED_FOR_NOTHING:
+        raise invalid(f"the request contradicts itself: {piece.error}")
     if piece.finish_reason == "error":
         LOG.error("a row failed: %s", piece.error)
         raise Refusal(500, "model_error", "the model could not compute this request; ask in other words")

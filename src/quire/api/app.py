@@ -203,7 +203,7 @@ async def _no_such_door(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 400
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     allowed = allowed_methods(request)
-    message = f"there is no {request.method} {request.url.path[:200]} here"
+    message = f"there is no {request.method} {request.scope['path'][:200]} here"
     if status == 405:
         message = f"{message}; it takes {allowed}"
     headers = (("allow", allowed),) if status == 405 else ()

@@ -67,7 +67,7 @@ class Doors:
         quota = caller.quota
         if quota.concurrent is not None and quota.num_open >= quota.concurrent:
             message = f"this key may have {quota.concurrent} requests at once, {quota.num_open} are open; wait for one"
-            raise Refusal(429, "rate_limit_exceeded", message, retry_after_s=FULL_RETRY_S)
+            raise Refusal(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
         quota.num_open += 1
         self.inside[visit.request_id] = (visit, caller)
         self._emptied.clear()
@@ -86,7 +86,7 @@ class Doors:
         limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
         if self._arriving[tenant] >= limit:
             message = f"this key may send {limit} bodies at once, {self._arriving[tenant]} are coming; send them faster"
-            raise Refusal(429, "rate_limit_exceeded", message, retry_after_s=FULL_RETRY_S)
+            raise Refusal(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
         self._arriving[tenant] += 1
         try:
             yield

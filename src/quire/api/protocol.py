@@ -124,7 +124,7 @@ class Protocol(HttpToolsProtocol):
     def _look(self) -> None:
         """Cut who holds the connection for nothing: no request under way, or nothing taken of an answer."""
         now_s, num_unsent = self.loop.time(), self.transport.get_write_buffer_size()
-        if any(not cycle.response_complete for cycle in self._cycles):
+        if num_unsent or any(not cycle.response_complete for cycle in self._cycles):
             self._idle_since_s = now_s
         if not num_unsent or num_unsent < self._num_unsent:
             self._stuck_since_s = now_s

@@ -143,7 +143,7 @@ def figures_of(visit: Visit) -> Figures:
         num_prompt_tokens=visit.num_prompt_tokens,
         num_cached_tokens=visit.num_cached_tokens,
         num_output_tokens=visit.num_output_tokens,
-        num_longest_answer=max((reply.num_tokens for reply in replies), default=0),
+        num_longest_answer=max((reply.num_longest for reply in replies), default=0),
         num_answers=visit.num_answers,
         max_tokens=visit.max_tokens,
         num_preemptions=sum(reply.num_preemptions for reply in replies),

@@ -116,12 +116,12 @@ class Talk:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def _answer(self, line: str) -> None:
-        from quire.errors import RequestError
+        from quire.errors import QuireError
 
         self.turns.append({"role": "user", "content": line})
         try:
             completion = self._stream()
-        except RequestError as error:
+        except QuireError as error:
             self.turns.pop()
             typer.echo(f"error: {error}\nhint: /reset begins anew", err=True)
             return

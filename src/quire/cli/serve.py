@@ -41,11 +41,20 @@ def serve(
 
     settings.doors.check_keys_file()
     set_up("json" if settings.doors.log_format == "json" else "plain")
+    _allow_many_connections()
     plan = Plan(public_names(models, served_model_name or []), settings, insecure_no_keys)
     with shown() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         num_ended = runner.run(run(plan, _say, supervised(models, progress)))
     if num_ended:
         typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
+
+
+def _allow_many_connections() -> None:
+    """As many open descriptors as the system lets us have: the usual limit is less than the doors' own."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _say(line: str) -> None:

@@ -70,6 +70,13 @@ class TokenLogprobs(NamedTuple):
     alternatives: tuple[tuple[int, float], ...]
 
 
+ASKED_FOR_NOTHING = (
+    "no token is left to choose: all are banned, not allowed, or stop too early",
+    "penalties and biases make the row's numbers infinite",
+)
+"""Errors of rows whose requests contradict themselves: the client's, not the model's."""
+
+
 class RowResult(NamedTuple):
     """What one item came to."""
 

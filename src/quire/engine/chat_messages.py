@@ -25,8 +25,13 @@ def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
     if texts is not None:
         parts = [{"type": "text", "text": text} for text in texts]
         prepared["content"] = parts if wants_parts else "".join(texts)
-    if message.get("tool_calls"):
-        prepared["tool_calls"] = [_with_read_arguments(call) for call in message["tool_calls"]]
+    if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            kind = type(calls).__name__
+            raise InvalidTextError(
+                f"tool_calls must be a list, message {index} has a {kind}; send a list, or leave it out"
+            )
+        prepared["tool_calls"] = [_with_read_arguments(call) for call in calls]
     return prepared
 
 

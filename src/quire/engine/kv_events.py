@@ -55,6 +55,9 @@ class KVEventPublisher:
 
     def __init__(self, settings: KVEventSettings) -> None:
         self._settings = settings
+        # Whoever knew the worker before this one must forget its blocks; told with the first news, because a reader
+        # needs a moment to come back.
+        self._first: tuple[KVEvent, ...] = (AllBlocksCleared(),)
         self._events: list[KVEvent] = []
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.num_kept_batches)
         self._next_number = 0
@@ -62,6 +65,8 @@ class KVEventPublisher:
         self._out = self._context.socket(zmq.PUB)
         self._out.setsockopt(zmq.SNDHWM, settings.high_water_mark)
         self._replay = self._context.socket(zmq.ROUTER)
+        # Beyond its mark a router drops without a word: room for all that is kept, twice, and some.
+        self._replay.setsockopt(zmq.SNDHWM, 2 * settings.num_kept_batches + 1000)
         try:
             _attach(self._out, settings.endpoint)
             if settings.replay_endpoint:
@@ -80,7 +85,7 @@ class KVEventPublisher:
     def publish(self, now_s: float) -> None:
         """Send what was noted as one batch, and answer who asks for earlier ones."""
         if self._events:
-            events, self._events = self._events, []
+            events, self._events, self._first = [*self._first, *self._events], [], ()
             wire = [_ENCODERS[self._settings.encoding](event) for event in events]
             batch = _encode([now_s, wire, RANK])
             self._kept.append((self._next_number, batch))

@@ -4,6 +4,7 @@ Here stop strings end an answer, and what the engine says of it afterwards is no
 that way the request should be cancelled: `is_answered` before `is_done`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from quire.core.events import (
@@ -93,6 +94,14 @@ class Reply:
         self.pieces += added
         self.num_tokens += sum(len(piece.token_ids) for piece in added)
         return added
+
+    @property
+    def num_longest(self) -> int:
+        """Tokens of the longest answer so far."""
+        counts = Counter[int]()
+        for piece in self.pieces:
+            counts[piece.index] += len(piece.token_ids)
+        return max(counts.values(), default=0)
 
     @property
     def is_admitted(self) -> bool:

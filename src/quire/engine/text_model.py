@@ -54,6 +54,11 @@ class TextModel:
             return self._checked(self.tokenizer.encode(prompt, add_special_tokens=True))
         if not isinstance(prompt, Sequence):
             raise InvalidParameterError(f"a prompt must be a text or a list of token ids, {prompt!r} given")
+        if len(prompt) > self.max_sequence_tokens:  # before each of a million numbers is looked at
+            raise RequestTooLargeError(
+                f"a prompt and its answer may have {self.max_sequence_tokens} tokens together, the prompt alone has "
+                f"{len(prompt)}; shorten it"
+            )
         return self._checked([*prompt])
 
     def chat(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:

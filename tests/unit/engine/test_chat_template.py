@@ -82,6 +82,8 @@ def test_absent_content_stays_absent() -> None:
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "'image_url'"),
         ({"role": "user", "content": ["x"]}, "'str'"),
         ({"role": "user", "content": [{"type": "text"}]}, "must be of type 'text'"),
+        ({"role": "assistant", "content": "x", "tool_calls": 7}, "tool_calls must be a list, message 0 has a int"),
+        ({"role": "assistant", "tool_calls": {"a": 1}}, "tool_calls must be a list"),
     ],
 )
 def test_a_message_that_no_template_could_show_is_refused(message: dict[str, Any], rule: str) -> None:

@@ -85,8 +85,9 @@ def test_a_step_that_changes_the_cache_is_one_numbered_batch_of_maps(router: Rou
         "extra_keys": [["group"], ["group"]],
         "cache_salt": "group",
     }
-    assert first == [2.5, [stored, {"type": "BlockRemoved", "block_hashes": [hashes[1]], "medium": "GPU"}], 0]
-    assert second == [3.5, [{"type": "AllBlocksCleared"}], 0]
+    cleared = {"type": "AllBlocksCleared"}
+    assert first == [2.5, [cleared, stored, {"type": "BlockRemoved", "block_hashes": [hashes[1]], "medium": "GPU"}], 0]
+    assert second == [3.5, [cleared], 0]
     publisher.close()
 
 
@@ -98,8 +99,9 @@ def test_older_readers_get_arrays(router: Router) -> None:
     publisher = KVEventPublisher(replace(router.settings, encoding="array"))
     publisher.emit(STORED)
     publisher.publish(1.0)
-    ((_, (event,), _),) = batches(publisher, router)
+    ((_, (cleared, event), _),) = batches(publisher, router)
     hashes = [block_hash(FIRST), block_hash(SECOND)]
+    assert cleared == ["AllBlocksCleared"]
     assert event == ["BlockStored", hashes, None, [1, 2, 3, 4], 2, None, "GPU", None, [["group"], ["group"]]]
     publisher.close()
 
@@ -135,7 +137,10 @@ def test_a_worker_tells_routers_what_its_cache_holds(router: Router) -> None:
 
     asyncio.run(ask())
     stored = [
-        event for frames in router.replayed() for event in msgspec.msgpack.decode(frames[3])[1] if event["block_size"]
+        event
+        for frames in router.replayed()
+        for event in msgspec.msgpack.decode(frames[3])[1]
+        if event.get("block_size")
     ]
     ids = [token for event in stored for token in event["token_ids"]]
     prompt = text.prompt("a question of some length")

@@ -1,5 +1,6 @@
 """`/tokenize` and `/detokenize`: text to token ids and back, as the model's own tokenizer does it."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ TOKEN_BYTES = 4
 
 async def tokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
     """The ids of a prompt or of a conversation."""
-    fields: TokenizeFields = read(TokenizeFields, body)
+    fields: TokenizeFields = await asyncio.to_thread(read, TokenizeFields, body)
     refuse_of(body, OF_PROMPTS)
     model = models.named(fields.model)
     front = model.open()
@@ -28,14 +29,13 @@ async def tokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
         ids = await _ids(front, fields, body)
     told: dict[str, Any] = {"count": len(ids), "max_model_len": front.text.max_sequence_tokens, "tokens": ids}
     if fields.return_token_strs:
-        tokenizer = front.text.tokenizer
-        told["token_strs"] = [tokenizer.token_bytes(one).decode("utf-8", "replace") for one in ids]
+        told["token_strs"] = await beside_the_loop(TOKEN_BYTES * len(ids), lambda: _strings(front, ids))
     return told
 
 
 async def detokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
     """The text of some ids."""
-    fields: DetokenizeFields = read(DetokenizeFields, body)
+    fields: DetokenizeFields = await asyncio.to_thread(read, DetokenizeFields, body)
     text = models.named(fields.model).open().text
     if len(fields.tokens) > MAX_DETOKENIZE_TOKENS:
         raise invalid(f"detokenize takes {MAX_DETOKENIZE_TOKENS} tokens, {len(fields.tokens)} given", "tokens")
@@ -44,6 +44,11 @@ async def detokenize(body: dict[str, Any], models: Models) -> dict[str, Any]:
         raise invalid(f"tokens must lie between 0 and {text.vocabulary_size - 1}, {strange} given", "tokens")
     decode = partial(text.tokenizer.decode, fields.tokens, skip_special_tokens=False)
     return {"prompt": await beside_the_loop(TOKEN_BYTES * len(fields.tokens), decode)}
+
+
+def _strings(front: Front, ids: list[int]) -> list[str]:
+    tokenizer = front.text.tokenizer
+    return [tokenizer.token_bytes(one).decode("utf-8", "replace") for one in ids]
 
 
 async def _ids(front: Front, fields: TokenizeFields, body: dict[str, Any]) -> list[int]:

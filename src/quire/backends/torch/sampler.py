@@ -25,7 +25,7 @@ import torch
 from quire.backends.draws import uniform
 from quire.backends.torch import native
 from quire.core.request import SamplingParams
-from quire.core.step import Sampling, TokenLogprobs
+from quire.core.step import ASKED_FOR_NOTHING, Sampling, TokenLogprobs
 from quire.errors import InvariantError
 
 NUM_CANDIDATES = 1024
@@ -139,9 +139,9 @@ def _choose_others(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[
 
 def _choice(token_id: int, is_empty: bool, vocabulary_size: int) -> Choice:
     if is_empty:
-        return Choice(None, "no token is left to choose: all are banned, not allowed, or stop too early")
+        return Choice(None, ASKED_FOR_NOTHING[0])
     if token_id >= vocabulary_size:
-        return Choice(None, "penalties and biases make the row's numbers infinite")
+        return Choice(None, ASKED_FOR_NOTHING[1])
     return Choice(token_id)
 
 
