@@ -73,12 +73,10 @@ proof-bench:  ## the benchmark itself, what batching and the prefix cache give; 
 
 bench:  ## the engine and the server with the test model, recorded, and the tables of the documents
 	$(PYTHON) -m benchmarks.bench_engine
-	$(PYTHON) -m benchmarks.bench_sweep
-	$(PYTHON) -m benchmarks.tables
+	$(PYTHON) -m benchmarks.bench_sweep; told=$$?; $(PYTHON) -m benchmarks.tables; exit $$told
 
 peers:  ## beside other servers, turn about; ONLY=vllm,transformers,openvino (install them first: benchmarks/peers/install.sh)
-	$(PYTHON) -m benchmarks.peers $(if $(ONLY),--only "$(ONLY)")
-	$(PYTHON) -m benchmarks.tables
+	$(PYTHON) -m benchmarks.peers $(if $(ONLY),--only "$(ONLY)"); told=$$?; $(PYTHON) -m benchmarks.tables; exit $$told
 
 tables:  ## write the tables of the documents from the committed results
 	$(PYTHON) -m benchmarks.tables

@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+VERSIONS = ("quire", "torch", "numpy", "transformers", "tokenizers", "aiohttp", "uvicorn", "uvloop", "hypothesis")
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 
@@ -55,8 +57,12 @@ class Proof:
     def run_sections(self, sections: Sequence[tuple[str, Callable[[], None]]]) -> None:
         for title, call in sections:
             if not self.only or any(word in title for word in self.only):
-                with self.section(title):
-                    call()
+                try:
+                    with self.section(title):
+                        call()
+                except Exception:  # what was found before is told all the same
+                    traceback.print_exc()
+                    self.broken.append(f"{title}: broke off")
 
     @contextmanager
     def section(self, title: str) -> Iterator[None]:
@@ -116,7 +122,7 @@ def circumstances() -> dict[str, object]:
     """Commit, machine and versions: without them a number means nothing."""
     return {
         "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--", "src", "tests", "benchmarks/*.py")),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", "src", "tests", "native", "benchmarks/*.py")),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": {
             "processor": _cpu_model(),
@@ -124,7 +130,7 @@ def circumstances() -> dict[str, object]:
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "system": platform.system(),
         },
-        "versions": {"python": platform.python_version(), **_versions("quire", "hypothesis", "pytest")},
+        "versions": {"python": platform.python_version(), **_versions(*VERSIONS)},
     }
 
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,7 +56,7 @@ def started(command: Command) -> Iterator[Running]:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
-            env={**os.environ, **command.environment},
+            env={**plain_environment(), **command.environment},
             start_new_session=True,  # its children are stopped with it
         )
         try:
@@ -83,14 +83,20 @@ async def _ready(process: "subprocess.Popen[bytes]", url: str, command: Command)
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ask it to end, and see that it does: this process, and those it started."""
+    """Ask it to end, and see that it does: this process, and those it started even if it is gone already."""
     if process.poll() is None:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def plain_environment() -> dict[str, str]:
+    """Ours without what would tune one server, or all of them: each is measured as whoever installs it finds it."""
+    tuning = ("GOMP_", "OMP_", "KMP_", "MKL_", "QUIRE_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(tuning)}
 
 
 def free_port() -> int:
@@ -108,6 +114,7 @@ def null_command(*, first_ms: float = 20.0, gap_ms: float = 5.0, slowdown: float
 
 
 def quire_command(model: Path, *flags: str) -> Command:
-    """`quire serve` of this checkout."""
-    words = (sys.executable, "-m", "quire", "serve", str(model), "--port", "{port}", *flags)
+    """`quire serve` of this checkout. How much memory it has decides how its weights are packed, so that is said."""
+    sizes = ("--memory", "8GiB", "--max-model-len", "2048")
+    words = (sys.executable, "-m", "quire", "serve", str(model), "--port", "{port}", *sizes, *flags)
     return Command(words, ready_s=180.0, environment={"PYTHONPATH": str(ROOT / "src")})

@@ -35,5 +35,5 @@ openvino)
     "${pip[@]}" install --quiet openvino-genai==2026.4.1 numpy
     ;;
 esac
-"${pip[@]}" freeze >"$folder/installed.txt"
+"${pip[@]}" list --format=freeze >"$folder/installed.txt"
 echo "$folder"

@@ -1,7 +1,6 @@
 """Engines in processes of their own, asked over pipes; stopped by their process id."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.proof import ROOT
-from benchmarks.servers import stop
+from benchmarks.servers import plain_environment, stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def working(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[Wo
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env={**plain_environment(), **environment},
         start_new_session=True,
     )
     try:

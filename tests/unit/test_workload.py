@@ -1,6 +1,6 @@
 """Workloads are the same for the same seed, on any machine."""
 
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from random import Random
 from statistics import fmean, pstdev
 
@@ -56,3 +56,9 @@ def test_a_small_burstiness_makes_clumps() -> None:
     assert spread(0.1) > 2.0
     assert 0.8 < spread(1.0) < 1.2
     assert spread(10.0) < 0.5
+
+
+@pytest.mark.parametrize("mean_size", [1.0, 2.0, 8.0])
+def test_bursts_keep_the_rate_they_were_asked_for(mean_size: float) -> None:
+    arrived = takewhile(lambda moment_s: moment_s < 50_000, arrivals.bursts(Random(3), 4.0, mean_size))
+    assert sum(1 for _ in arrived) == pytest.approx(4.0 * 50_000, rel=0.03)

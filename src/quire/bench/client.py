@@ -83,7 +83,9 @@ class _Answer:
             return SERVER
         if not self.is_done and self.finish_reason is None:
             return BROKEN
-        return None if self.pieces else EMPTY
+        # Tokens that show nothing are an answer all the same, where the server says that it made some.
+        has_tokens = self.usage is not None and self.usage.output_tokens
+        return None if self.pieces or has_tokens else EMPTY
 
 
 class Client:

@@ -138,9 +138,10 @@ async def sweep(
     points, run_id = [], token_hex(8)
     async with Client(server) as client:
         bench = await Bench.opened(client, wishes, told)
-        for concurrency in concurrencies:
+        for at, concurrency in enumerate(concurrencies):
             point = setup.with_concurrency(concurrency)
-            pace, run = await bench.run(point, f"{setup.seed} {concurrency}", f"{concurrency} clients")
+            # Prompts of its own, or a point measured twice would find the first one's in the cache.
+            pace, run = await bench.run(point, f"{setup.seed} {at}", f"{concurrency} clients")
             points.append(record(bench.about(run_id), point, pace, run))
     return points
 

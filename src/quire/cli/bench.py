@@ -82,13 +82,13 @@ def serve(
     if "by_kind" in record:
         header = ("class", "requests", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99")
         _print_rows(header, report.kind_rows(record))
+    if save is not None:
+        report.save(save, {**record, **report.detailed(run)} if save_detailed else record)
+    _print_json(record)
     if plot is not None:
         from quire.bench import plots
 
         plots.timeline(plot, run, f"{_headline(record)}\n{record['model_id']}")
-    if save is not None:
-        report.save(save, {**record, **report.detailed(run)} if save_detailed else record)
-    _print_json(record)
     if not record["completed"]:
         first = next(iter(run.outcomes)).detail or "nothing was said"
         typer.echo(f"error: no request was answered; the first was told: {first}", err=True)
@@ -117,13 +117,13 @@ def sweep(
     header = ("clients", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "failed")
     _print_rows(header, report.point_rows(points))
     result = {"sweep": "concurrency", "points": points}
+    if save is not None:
+        report.save(save, result)
+    _print_json(result)
     if plot is not None:
         from quire.bench import plots
 
         plots.curve(plot, {points[0]["model_id"]: points}, "Throughput and latency by clients")
-    if save is not None:
-        report.save(save, result)
-    _print_json(result)
 
 
 @bench_app.command(epilog=AB_EPILOG)
@@ -193,13 +193,13 @@ def engine(
         result = bench.run(lambda line: typer.echo(line, err=True))
     _print_rows(("batch", "tokens/s", "over one", "step ms", "roof ms", "of the roof"), result.batch_rows())
     _print_rows(("what", "how much"), result.rows())
+    if save is not None:
+        report.save(save, result.record())
+    _print_json(result.record())
     if plot is not None:
         from quire.bench import plots
 
         plots.batches(plot, result.record())
-    if save is not None:
-        report.save(save, result.record())
-    _print_json(result.record())
 
 
 def _headline(record: dict[str, Any]) -> str:

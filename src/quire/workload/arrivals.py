@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count, repeat
+from math import log1p
 from random import Random
 
 
@@ -28,8 +29,13 @@ def bursts(random: Random, rate_per_s: float, mean_size: float) -> Iterator[floa
     moment_s = 0.0
     while True:
         moment_s += random.expovariate(rate_per_s / mean_size)
-        for _ in range(1 + int(random.expovariate(1.0 / mean_size))):
+        for _ in range(_burst_size(random, mean_size)):
             yield moment_s
+
+
+def _burst_size(random: Random, mean_size: float) -> int:
+    """At least one, geometric: the whole part of an exponential with the rate that gives this mean."""
+    return 1 if mean_size <= 1 else 1 + int(random.expovariate(-log1p(-1.0 / mean_size)))
 
 
 def gamma(random: Random, rate_per_s: float, burstiness: float) -> Iterator[float]:
