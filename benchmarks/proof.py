@@ -38,6 +38,12 @@ class Proof:
     seconds: dict[str, float] = field(default_factory=dict)
     only: tuple[str, ...] = ()
     """Sections to run, by a word of their titles; none runs all. A full run of some is merged into the record."""
+    before: dict[str, Any] | None = None
+    """The record as this run found it."""
+
+    def __post_init__(self) -> None:
+        path = RESULTS / f"proof-{self.name}.json"
+        self.before = json.loads(path.read_text()) if path.exists() else None
 
     @property
     def is_full(self) -> bool:
@@ -63,6 +69,7 @@ class Proof:
                 except Exception:  # what was found before is told all the same
                     traceback.print_exc()
                     self.broken.append(f"{title}: broke off")
+                self._write()
 
     @contextmanager
     def section(self, title: str) -> Iterator[None]:
@@ -74,13 +81,17 @@ class Proof:
 
     def finish(self) -> int:
         """Write the record of a full run, print the JSON line, and return the exit code."""
-        if self.is_full:
-            RESULTS.mkdir(exist_ok=True)
-            (RESULTS / f"proof-{self.name}.json").write_text(json.dumps(self._record(), indent=2) + "\n")
+        self._write()
         if self.broken:
             say(f"broken: {', '.join(self.broken)}")
         print(json.dumps(self.figures), flush=True)
         return 1 if self.broken else 0
+
+    def _write(self) -> None:
+        """After every section, because a long run may be cut off."""
+        if self.is_full:
+            RESULTS.mkdir(exist_ok=True)
+            (RESULTS / f"proof-{self.name}.json").write_text(json.dumps(self._record(), indent=2) + "\n")
 
     def _record(self) -> dict[str, object]:
         """This run; where it ran some sections only, also what the record says of the others, and of which commit."""
@@ -92,10 +103,9 @@ class Proof:
             "seconds": self.seconds,
             **circumstances(),
         }
-        path = RESULTS / f"proof-{self.name}.json"
-        if not self.only or not path.exists():
+        if not self.only or self.before is None:
             return record
-        before = json.loads(path.read_text())
+        before = self.before
         part = {"sections": list(before["seconds"]), "commit": before["commit"], "date": before["date"]}
         record["figures"] = before["figures"] | self.figures
         record["seconds"] = before["seconds"] | self.seconds
