@@ -26,7 +26,7 @@ TELLING = re.compile(rb"0x[0-9a-f]{6,}|Traceback|File \"|site-packages")
 def hostile(proof: Proof, folder: Path, dice: Random) -> None:
     """What a description-driven fuzzer and a hand corpus can think of."""
     count = proof.sized(quick=1_500, full=200_000)
-    num_generated = proof.sized(quick=240, full=40_000)
+    num_generated = proof.sized(quick=240, full=12_000)
     # Short answers: most of the fuzzer's valid requests ask for as much as there is room for.
     with started(folder, "--watch-loop", "1", "--max-inside", "4096", "--sequence-tokens", "128") as server:
         seen = _Seen()
