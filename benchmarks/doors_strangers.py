@@ -37,7 +37,7 @@ def hostile(proof: Proof, folder: Path, dice: Random) -> None:
         still_there = asyncio.run(raw_reply(server.port, b"GET /health HTTP/1.1\r\nhost: x\r\n", b""))[0] == 200
         code = server.stop()
         said = next((line for line in server.lines if line.startswith("longest callback")), "longest callback 1e9")
-        say(f"  {said[:200]}")
+        say(f"  {said[:200]} {said[-40:]}")
         for line in [line for line in server.lines if '"trace"' in line][:3]:
             say(f"  {line[-800:]}")
         longest = float(said.split()[2])

@@ -1,6 +1,7 @@
 """Each bound of `limits.py` that is about time or connections, met by a client that goes beyond it."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from quire.api import limits
 from quire.api.server import listen
-from quire.api.serving import Plan, run
+from quire.api.serving import Plan, run, set_aside_what_was_loaded
 from quire.cli.front import Supervised
 from quire.config import Settings, load_settings
 from quire.engine.served import ServedModel
@@ -241,3 +242,11 @@ def test_a_client_that_asked_early_and_left_is_seen() -> None:
         here.wait_until(lambda: not here.doors.inside, 3.0)
         runner.let_go()
         here.wait_until_free()
+
+
+def test_what_was_loaded_is_not_looked_through_for_garbage_again() -> None:
+    set_aside_what_was_loaded()
+    try:
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()

@@ -7,6 +7,7 @@ Takes the settings of `quire serve` as `--name value` and the options below; say
 
 import argparse
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -35,8 +36,10 @@ class LoopWatch:
     """The longest callback of an event loop, in its thread's own processor time."""
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
+        self.longest_s = self.collection_s = 0.0
         self.longest = ""
+        self._collecting_s = 0.0
+        gc.callbacks.append(self._collects)
         really = events.Handle._run
 
         def timed(handle: Any) -> None:
@@ -48,12 +51,19 @@ class LoopWatch:
 
         setattr(events.Handle, "_run", timed)  # noqa: B010 - not ours to change, but to watch
 
+    def _collects(self, phase: str, _about: dict[str, int]) -> None:
+        """The interpreter looks for garbage, in the middle of whatever runs."""
+        if phase == "start":
+            self._collecting_s = time.thread_time()
+        else:
+            self.collection_s = max(self.collection_s, time.thread_time() - self._collecting_s)
+
     def say(self, line: str) -> None:
         """Starting is nobody's wait: count from when it is over."""
         asyncio.get_running_loop().call_soon(self._begin, line)
 
     def _begin(self, line: str) -> None:
-        self.longest_s = 0.0
+        self.longest_s = self.collection_s = 0.0
         say(line)
 
 
@@ -116,7 +126,8 @@ def main(words: list[str]) -> int:
     with asyncio.Runner(loop_factory=factory) as runner:
         num_ended = runner.run(run(plan, say if watch is None else watch.say, opener(given)))
     if watch is not None:
-        say(f"longest callback {watch.longest_s * 1000:.3f} ms in {watch.longest}")
+        longest = f"{watch.longest_s * 1000:.3f} ms in {watch.longest}"
+        say(f"longest callback {longest}, longest collection {watch.collection_s * 1000:.3f} ms")
     say(f"ended {num_ended}")
     return 0
 

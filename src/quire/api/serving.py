@@ -5,6 +5,7 @@ runs is decided by whoever calls: an opener is handed in.
 """
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -97,6 +98,15 @@ async def _load(doors: Doors, plan: Plan, opening: OpenFront) -> AsyncIterator[M
         yield doors.models
 
 
+def set_aside_what_was_loaded() -> None:
+    """Libraries and models stay until the end: looking through them again and again for garbage would stop everybody.
+
+    A collection of everything takes tens of milliseconds, and comes in the middle of somebody's answer.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 async def _serve_while_loading(
     servers: list[tuple[Server, socket.socket]],
     closing: Closing,
@@ -113,6 +123,7 @@ async def _serve_while_loading(
             loaded.cancel()
             await asyncio.gather(loaded, return_exceptions=True)
             return await serving
+        set_aside_what_was_loaded()
         lines.ready(loaded.result())
         try:
             return await serving
