@@ -109,7 +109,8 @@ class Proof:
         part = {"sections": list(before["seconds"]), "commit": before["commit"], "date": before["date"]}
         record["figures"] = before["figures"] | self.figures
         record["seconds"] = before["seconds"] | self.seconds
-        record["broken"] = [key for key in before["broken"] if key not in self.figures] + self.broken
+        done_again = {*self.figures, *(f"{title}: broke off" for title in self.seconds)}
+        record["broken"] = [key for key in before["broken"] if key not in done_again] + self.broken
         record["earlier_runs"] = [*before.get("earlier_runs", []), part]
         return record
 
