@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -164,38 +165,46 @@ class Readers:
 
     async def among_slow(self, num_normal: int, num_slow: int) -> tuple[list[float], float]:
         """Gaps of the normal ones from when all were there until the first slow one was cut, and how long that was."""
-        num_before, over = len(_cuts(self.server)), asyncio.Event()
+        num_before, over, enough = len(_cuts(self.server)), asyncio.Event(), asyncio.Event()
         slow = [slow_wire(self.server.port, self._body("other", at)) for at in range(num_slow)]
         dripping = asyncio.ensure_future(_drip(slow, over))
         first_cut = asyncio.ensure_future(self._first_cut(num_before))
-        normal = asyncio.ensure_future(self._all("reader", num_normal))
+        normal = asyncio.ensure_future(self._until(enough, "reader", num_normal))
         begun_s = time.perf_counter()
         cut_s = await first_cut
-        streams = await normal
         deadline = time.perf_counter() + 60
-        while time.perf_counter() < deadline and self.server.admin("/stats")["num_inside"]:
+        while time.perf_counter() < deadline and len(_cuts(self.server)) < num_before + num_slow:
             await asyncio.sleep(0.2)
+        enough.set()
+        streams = await normal
         over.set()
         await dripping
         return _gaps(streams, begun_s, cut_s), cut_s - begun_s
 
     async def among_quick(self, num_normal: int, num_more: int, window_s: float) -> list[float]:
         """The same, the others reading as quickly as anybody."""
-        others = asyncio.ensure_future(self._all("other", num_more))
-        await asyncio.sleep(0)
+        enough = asyncio.Event()
+        others = asyncio.ensure_future(self._until(enough, "other", num_more))
+        normal = asyncio.ensure_future(self._until(enough, "reader", num_normal))
         begun_s = time.perf_counter()
-        streams = await self._all("reader", num_normal)
+        await asyncio.sleep(window_s)
+        enough.set()
         await others
-        return _gaps(streams, begun_s, begun_s + window_s)
+        return _gaps(await normal, begun_s, begun_s + window_s)
 
-    async def _all(self, name: str, count: int) -> list[Streamed]:
+    async def _until(self, enough: asyncio.Event, name: str, count: int) -> list[Streamed]:
+        """Streams that are read until enough was seen of them; what comes after that is in no figure."""
+        told = [Streamed() for _ in range(count)]
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(3600)) as session:
-            told = await asyncio.gather(
-                *(stream_text(session, self.server.url, self._body(name, at)) for at in range(count))
-            )
+            asks = (stream_text(session, self.server.url, self._body(name, at), one) for at, one in enumerate(told))
+            reading = asyncio.gather(*asks)
+            await enough.wait()
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
         for one in told:
-            if not one.is_whole(self.num_tokens):
+            if one.status != 200 or one.errors:
                 raise RuntimeError(f"a normal reader was cut: {one.status} {one.errors} {one.tail!r}")
         return told
 

@@ -291,10 +291,13 @@ class Streamed:
             self.tail = line
 
 
-async def stream_text(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Streamed:
-    """A streamed completion, with its usage, read line by line as it comes."""
+async def stream_text(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], told: Streamed | None = None
+) -> Streamed:
+    """A streamed completion, with its usage, read line by line as it comes; into `told`, for who may break it off."""
+    told = told or Streamed()
     async with session.post(f"{url}/v1/completions", json=_streamed(body)) as response:
-        told = Streamed(response.status, has_retry="retry-after" in response.headers)
+        told.status, told.has_retry = response.status, "retry-after" in response.headers
         async for line in response.content:
             told.take(line)
     return told
