@@ -50,11 +50,15 @@ def serve(
 
 
 def _allow_many_connections() -> None:
-    """As many open descriptors as the system lets us have: the usual limit is less than the doors' own."""
+    """Descriptors for all connections the doors allow, as far as the system lets us: its usual limit is lower."""
     import resource
 
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    from quire.api.limits import MAX_CONNECTIONS
+
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(most, 2 * MAX_CONNECTIONS)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _say(line: str) -> None:
