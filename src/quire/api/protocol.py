@@ -22,6 +22,7 @@ from quire.api.limits import (
     WRITE_BUFFER_BYTES,
 )
 from quire.api.refusals import Refusal
+from quire.api.visits import Visit
 
 
 class HeadTooLargeError(Exception):
@@ -129,10 +130,21 @@ class Protocol(HttpToolsProtocol):
         if not num_unsent or num_unsent < self._num_unsent:
             self._stuck_since_s = now_s
         self._num_unsent = num_unsent
-        if now_s - self._idle_since_s > KEEP_ALIVE_S or now_s - self._stuck_since_s > STUCK_S:
+        if now_s - self._stuck_since_s > STUCK_S:
+            self._blame_readers()
+            self.transport.abort()
+            return
+        if now_s - self._idle_since_s > KEEP_ALIVE_S:
             self.transport.abort()
             return
         self._watch = self.loop.call_later(LOOK_S, self._look)
+
+    def _blame_readers(self) -> None:
+        """Whose answer was not taken: the log must not say that they left."""
+        for cycle in self._cycles:
+            visit = cycle.scope.get("quire.visit")
+            if isinstance(visit, Visit) and not cycle.response_complete:
+                visit.error = "reader_too_slow"
 
     def _count(self, num_bytes: int) -> None:
         self._num_line_bytes += num_bytes
