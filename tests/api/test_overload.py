@@ -112,6 +112,100 @@ def test_a_place_in_the_queue_is_kept_for_each_class() -> None:
             connection.close()
 
 
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[tuple[House, dict[str, str]]]:
+    """A house that has places left for other classes only; with keys, one of them for patient work alone."""
+    keys = tmp_path / "keys.json"
+    secrets = {
+        "urgent": add_key(keys, "urgent", max_class="high"),
+        "usual": add_key(keys, "usual"),
+        "patient": add_key(keys, "patient", max_class="low"),
+    }
+    opened, runner = paced_talker(max_running=1)
+    opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
+    with house(models={"oracle": opened}, keys_file=keys, settings=DoorSettings(queue=10)) as here:
+        inside = [_ask_with(here, secrets["usual"], BODY) for _ in range(8)]
+        here.wait_until(lambda: len(here.doors.inside) == 8)
+        yield here, secrets
+        runner.let_go()
+        for connection in inside:
+            assert connection.getresponse().status == 200
+            connection.close()
+
+
+def _ask_with(here: House, secret: str, body: Any, **headers: str) -> HTTPConnection:
+    connection = here.connection()
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("POST", COMPLETE, data, {"x-api-key": secret, **names})
+    return connection
+
+
+def test_a_full_house_does_not_look_at_what_it_turns_away(full: tuple[House, dict[str, str]]) -> None:
+    here, secrets = full
+    for body in (b"{", {**BODY, "model": "nobody"}, {**BODY, "max_tokens": "many"}):
+        refused = here.post(COMPLETE, body, x_api_key=secrets["usual"], x_request_id="mine")
+        assert (refused.status, refused.code) == (503, "server_overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["x-request-id"] == "mine"
+    assert here.post("/tokenize", b"{", x_api_key=secrets["usual"]).status == 400
+    assert here.get("/v1/models", x_api_key=secrets["usual"]).status == 200
+
+
+def test_a_full_house_still_asks_for_a_key_first(full: tuple[House, dict[str, str]]) -> None:
+    here, _ = full
+    assert {here.post(COMPLETE, BODY, **given).status for given in ({}, {"x_api_key": "sk-wrong"})} == {401}
+
+
+@pytest.mark.parametrize(
+    ("who", "body", "headers"),
+    [
+        ("urgent", {**BODY, "priority": -1}, {}),
+        ("usual", {**BODY, "priority": 1}, {}),
+        ("usual", {**BODY, "service_tier": "flex"}, {}),
+        ("usual", json.dumps({**BODY, "later": 1}).replace("later", r"\u0070riority").encode(), {}),
+        ("usual", BODY, {"x_vllm_priority": "1"}),
+        ("patient", BODY, {}),
+    ],
+)
+def test_whoever_may_be_of_another_class_is_heard(
+    full: tuple[House, dict[str, str]], who: str, body: Any, headers: dict[str, str]
+) -> None:
+    here, secrets = full
+    heard = _ask_with(here, secrets[who], body, **headers)
+    try:
+        here.wait_until(lambda: [visit.is_waiting for visit, _ in here.doors.inside.values()].count(True) == 9)
+    finally:
+        heard.close()
+        here.wait_until(lambda: len(here.doors.inside) == 8)
+
+
+def test_a_full_model_does_not_turn_away_who_asks_for_another() -> None:
+    opened, runner = paced_talker(max_running=1)
+    models = {"oracle": opened, "other": talker()}
+    with house(models=models, settings=DoorSettings(queue=10)) as here:
+        inside = [ask(here, prompt=f"question {at}") for at in range(8)]
+        here.wait_until(lambda: len(here.doors.inside) == 8)
+        assert here.post(COMPLETE, BODY).status == 503
+        assert here.post(COMPLETE, {**BODY, "model": "other"}).status == 200
+        runner.let_go()
+        for connection in inside:
+            connection.getresponse().read()
+            connection.close()
+
+
+def test_who_leaves_at_a_full_house_in_the_middle_of_a_body_has_left(full: tuple[House, dict[str, str]]) -> None:
+    here, secrets = full
+    connection = here.connection()
+    connection.putrequest("POST", COMPLETE)
+    connection.putheader("x-api-key", secrets["usual"])
+    connection.putheader("content-length", "100")
+    connection.endheaders(b'{"model": ')
+    here.wait_until(lambda: len(here.doors.inside) == 9)
+    connection.close()
+    here.wait_until(lambda: len(here.doors.inside) == 8)
+
+
 def test_a_key_over_its_requests_is_told_when_to_come_back(tmp_path: Path) -> None:
     secret = add_key(tmp_path / "keys.json", "alice", requests_per_minute=2)
     with house(keys_file=tmp_path / "keys.json") as here:

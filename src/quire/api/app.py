@@ -28,12 +28,15 @@ from quire.api.openai.shapes import ChatFields, CompletionFields, DetokenizeFiel
 from quire.api.openai.tokens import detokenize, tokenize
 from quire.api.refusals import Refusal
 from quire.api.schema import described, with_bodies
+from quire.api.threshold import Threshold
 from quire.errors import QuireError
 from quire.observe.metrics import CONTENT_TYPE, Picture
 
 Guarded = Annotated[Caller, Depends(require_key)]
 Endpoint = Callable[..., Awaitable[Response]]
 Answer = Callable[[dict[str, Any], Models], Awaitable[dict[str, Any]]]
+QUEUED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""What is asked here waits in an engine's queue."""
 QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
 """The framework can report to collectors by itself. A server that was not told to talks to nobody."""
 
@@ -53,7 +56,7 @@ def make_app(doors: Doors, gate: Gate) -> FastAPI:
 
 def make_asgi(doors: Doors, gate: Gate) -> Entrance:
     """The application as a server runs it."""
-    return Entrance(make_app(doors, gate))
+    return Entrance(make_app(doors, gate), Threshold(doors, gate, QUEUED_PATHS))
 
 
 def add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, guard: Callable[..., Any]) -> None:

@@ -146,14 +146,25 @@ class Doors:
         The same rule: a tenth of the queue is kept for each class. What is seen here is at most a step old: a place
         that became free in the step that runs is given away after it.
         """
-        if (queue := self.settings.queue) is not None:
-            waiting = self._waiting(model)
-            reserve = int(queue * CLASS_RESERVE)
-            num_kept = sum(max(0, reserve - waiting[one.value]) for one in PriorityClass if one is not priority)
-            if waiting.total() >= queue - num_kept:
-                raise QueueFullError(waiting.total(), queue - num_kept)
-            waiting[priority.value] += 1
+        if (full := self._fullness(model, priority)) is not None:
+            raise full
+        self._waiting(model)[priority.value] += 1
         visit.model, visit.priority = model, priority.value
+
+    def full_for(self, priority: PriorityClass) -> QueueFullError | None:
+        """What is said to this class, whichever model it asks for; None where one of them would take it."""
+        said = None
+        for model in self.models:
+            if (said := self._fullness(model.name, priority)) is None:
+                return None
+        return said
+
+    def _fullness(self, model: str, priority: PriorityClass) -> QueueFullError | None:
+        if (queue := self.settings.queue) is None:
+            return None
+        waiting, reserve = self._waiting(model), int(queue * CLASS_RESERVE)
+        limit = queue - sum(max(0, reserve - waiting[one.value]) for one in PriorityClass if one is not priority)
+        return QueueFullError(waiting.total(), limit) if waiting.total() >= limit else None
 
     def _waiting(self, model: str) -> Counter[str]:
         """How many wait for this model, by class. A flood must not make everybody be counted for each of its drops."""

@@ -12,10 +12,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.body import ClientGoneError
 from quire.api.ids import HARMLESS, new_id
 from quire.api.limits import MAX_HEADERS, STUCK_S
 from quire.api.refusals import Refusal, refusal_of
 from quire.api.sse import Send
+from quire.api.threshold import Threshold
 from quire.api.visits import Visit
 from quire.errors import DrainingError
 from quire.observe.access_log import write_access
@@ -30,8 +32,9 @@ class ReaderStuckError(Exception):
 class Entrance:
     """Wraps an application."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, threshold: Threshold | None = None) -> None:
         self._app = app
+        self._threshold = threshold
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
@@ -47,7 +50,11 @@ class Entrance:
             if len(scope["headers"]) > MAX_HEADERS:
                 message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
                 raise Refusal(431, "too_many_headers", message)
+            if self._threshold is not None:
+                receive = await self._threshold.pass_by(scope, receive, visit)
             await self._app(scope, receive, told.send)
+        except ClientGoneError:
+            visit.is_cut = True
         except ReaderStuckError:
             visit.is_cut, visit.error = True, "reader_too_slow"
             abort()
@@ -70,23 +77,25 @@ class _Told:
         self.is_complete = False
         self._is_stuck = False
 
-    async def send(self, message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            self._visit.status = message["status"]
-            name = self._visit.client_id or self._visit.request_id
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
-        await self._within(message)
-        self.is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-    async def _within(self, message: dict[str, Any]) -> None:
+    async def send(self, *messages: dict[str, Any]) -> None:
+        """What is sent together has to be taken together."""
         try:
             if not self._is_stuck:
                 async with asyncio.timeout(STUCK_S):
-                    await self._send(message)
+                    for message in messages:
+                        await self._send(self._named(message))
+                        self.is_complete = message["type"] == "http.response.body" and not message.get("more_body")
                 return
         except TimeoutError:
             self._is_stuck = True
         raise ReaderStuckError
+
+    def _named(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["type"] == "http.response.start":
+            self._visit.status = message["status"]
+            name = self._visit.client_id or self._visit.request_id
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+        return message
 
     async def refuse(self, error: Exception) -> None:
         """Say what went wrong, if it can still be said."""
@@ -99,8 +108,10 @@ class _Told:
         if self._visit.status:
             self._abort()
             return
-        await self.send({"type": "http.response.start", "status": refusal.status, "headers": [*refusal.header_items()]})
-        await self.send({"type": "http.response.body", "body": refusal.body, "more_body": False})
+        await self.send(
+            {"type": "http.response.start", "status": refusal.status, "headers": [*refusal.header_items()]},
+            {"type": "http.response.body", "body": refusal.body, "more_body": False},
+        )
 
 
 async def worded(request: Request, error: Exception) -> Response:

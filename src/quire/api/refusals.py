@@ -8,6 +8,7 @@ Errors of quire become refusals here and nowhere else. What was not raised on pu
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 import msgspec
@@ -52,7 +53,7 @@ class Refusal(Exception):  # noqa: N818 - it is what a client gets, not an error
             return "server_error"
         return TYPES.get(self.status, "invalid_request_error")
 
-    @property
+    @cached_property
     def body(self) -> bytes:
         """As it goes over the wire."""
         error = {"message": _clean(self.message), "type": self.kind, "param": self.param, "code": self.code}
