@@ -14,15 +14,25 @@ is taken, with a reason. The original weights are not kept.
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-BUCKET_CHOICES = ((4, 8, 16, 32, 64, 128), (8, 16, 32, 64, 128), (8, 16, 32, 128), (8, 32, 128), (16, 128))
+BUCKET_CHOICES = (
+    (4, 8, 16, 32, 64, 128, 256),
+    (8, 16, 32, 64, 128, 256),
+    (8, 16, 32, 64, 128),
+    (8, 16, 32, 128),
+    (8, 32, 128),
+    (16, 128),
+)
 """Best first; each bucket is a copy of the weights."""
+WORTH_CUTTING = 128
+"""From so many rows on a product's time is arithmetic: two calls for fewer rows beat one that is filled up."""
 WEIGHT_SHARE = 0.5
 """Packed weights may take this share of the memory budget."""
 
@@ -46,18 +56,18 @@ class LinearKind:
         """How often the weights are held."""
         return max(1, len(self.buckets))
 
+    def cuts(self, num_rows: int) -> tuple[int, ...]:
+        """The row counts of the calls that compute this many, largest first."""
+        return _cuts(self.buckets, num_rows) if self.buckets else (padded(num_rows),)
+
     def slabs(self, num_rows: int) -> list[slice]:
         """How this many padded rows are best cut for a chain of products: no part larger than one call takes."""
-        size = self.buckets[-1] if self.buckets else num_rows
-        return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
+        ends = list(accumulate(self.cuts(num_rows)))
+        return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
     def padded(self, num_rows: int) -> int:
         """The row count that is computed for this many: at least 2, and few different ones."""
-        if not self.buckets:
-            return padded(num_rows)
-        whole, rest = divmod(num_rows, self.buckets[-1])
-        last = self.buckets[bisect_left(self.buckets, rest)] if rest else 0
-        return max(whole * self.buckets[-1] + last, self.buckets[0])
+        return sum(self.cuts(num_rows))
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
         """A product with this weight ([out, in]) for rows padded by `padded`."""
@@ -68,6 +78,19 @@ class LinearKind:
                 return _onednn(weight, bias)
             case _:
                 return lambda rows: F.linear(rows, weight, bias)
+
+
+@lru_cache(maxsize=4096)
+def _cuts(buckets: tuple[int, ...], num_rows: int) -> tuple[int, ...]:
+    whole, rest = divmod(num_rows, buckets[-1])
+    if whole:
+        return (buckets[-1],) * whole + (_cuts(buckets, rest) if rest else ())
+    at = bisect_left(buckets, rest)
+    if at and buckets[at - 1] >= WORTH_CUTTING:
+        several = (buckets[at - 1], *_cuts(buckets, rest - buckets[at - 1]))
+        if sum(several) < buckets[at]:
+            return several
+    return (buckets[at],)
 
 
 def padded(num_rows: int) -> int:
@@ -104,7 +127,7 @@ def _probed(name: str, prepare: Callable[[torch.Tensor], Product], counts: tuple
     generator = torch.Generator().manual_seed(1)
     for num_in, num_out in ((64, 96), (576, 1536), (1536, 576), (33, 65)):
         weight = torch.randn(num_out, num_in, generator=generator) / num_in**0.5
-        rows = torch.randn(128, num_in, generator=generator)
+        rows = torch.randn(256, num_in, generator=generator)
         try:
             product = prepare(weight)
             whole = product(rows)
@@ -120,7 +143,7 @@ def _probed(name: str, prepare: Callable[[torch.Tensor], Product], counts: tuple
 
 def _mkl(weight: torch.Tensor, bias: torch.Tensor | None, buckets: tuple[int, ...]) -> Product:
     packs = {size: torch.ops.mkl._mkl_reorder_linear_weight(weight, size) for size in buckets}
-    run, largest = torch.ops.mkl._mkl_linear, buckets[-1]
+    run = torch.ops.mkl._mkl_linear
     # The operator wants the original for row counts it was not packed for; it gets its shape and never its numbers.
     shape = torch.empty(1).expand(weight.shape)
 
@@ -129,7 +152,7 @@ def _mkl(weight: torch.Tensor, bias: torch.Tensor | None, buckets: tuple[int, ..
         if count in packs:
             out: torch.Tensor = run(rows, packs[count], shape, bias, count)
             return out
-        parts = [rows[first : first + largest] for first in range(0, count, largest)]
+        parts = torch.tensor_split(rows, list(accumulate(_cuts(buckets, count)))[:-1])
         return torch.cat([run(part, packs[len(part)], shape, bias, len(part)) for part in parts])
 
     return product

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -61,14 +63,14 @@ def test_copies_are_made_in_their_order() -> None:
 
 
 def kind_of(name: str) -> LinearKind:
-    return {"mkl": LinearKind("mkl", "", (4, 8, 16, 32, 64, 128)), "onednn": LinearKind("onednn", "")}[name]
+    return {"mkl": LinearKind("mkl", "", (4, 8, 16, 32, 64, 128, 256)), "onednn": LinearKind("onednn", "")}[name]
 
 
 def test_more_memory_buys_more_buckets() -> None:
-    kinds = [choose_kind(torch.float32, CPU, 100, budget) for budget in (150, 450, 650, 850, 1_050, 5_000)]
-    assert [len(kind.buckets) for kind in kinds] == [0, 2, 3, 4, 5, 6]
-    assert [kind.name for kind in kinds] == ["onednn", "mkl", "mkl", "mkl", "mkl", "mkl"]
-    assert [kind.num_copies for kind in kinds] == [1, 2, 3, 4, 5, 6]
+    kinds = [choose_kind(torch.float32, CPU, 100, budget) for budget in (150, 450, 650, 850, 1_050, 1_250, 5_000)]
+    assert [len(kind.buckets) for kind in kinds] == [0, 2, 3, 4, 5, 6, 7]
+    assert [kind.name for kind in kinds] == ["onednn"] + ["mkl"] * 6
+    assert [kind.num_copies for kind in kinds] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_other_types_take_the_plain_path_and_say_so() -> None:
@@ -93,23 +95,40 @@ def test_packed_products_agree_and_do_not_see_other_rows(name: str, sizes: tuple
     weight, bias = torch.randn(sizes[1], sizes[0]), torch.randn(sizes[1]) if is_biased else None
     kind = kind_of(name)
     product = kind.prepare(weight, bias)
-    rows = torch.randn(kind.padded(400), sizes[0])
+    rows = torch.randn(kind.padded(700), sizes[0])
     whole = product(rows)
     assert torch.allclose(whole, torch.nn.functional.linear(rows, weight, bias), atol=1e-3)
-    for count in sorted({kind.padded(n) for n in range(1, 300)}):
+    for count in sorted({kind.padded(n) for n in range(1, 600)}):
         assert torch.equal(product(rows[7 : 7 + count]), whole[7 : 7 + count]), count
 
 
 def test_buckets_are_filled_up_and_large_batches_are_cut() -> None:
     kind = kind_of("mkl")
-    assert [kind.padded(n) for n in (1, 8, 9, 33, 128, 129, 200, 256, 300)] == [4, 8, 16, 64, 128, 132, 256, 256, 320]
+    assert [kind.padded(n) for n in (1, 8, 9, 33, 128, 129, 160, 192, 200)] == [4, 8, 16, 64, 128, 132, 160, 192, 256]
+    assert [kind.padded(n) for n in (240, 256, 300, 512, 700)] == [256, 256, 320, 512, 704]
+    assert (kind.cuts(200), kind.cuts(192), kind.cuts(700)) == ((256,), (128, 64), (256, 256, 128, 64))
+
+
+@given(st.sets(st.integers(2, 40), min_size=1).map(sorted).map(tuple), st.integers(1, 200))
+def test_cuts_hold_all_rows_are_buckets_and_are_cut_the_same_way_again(buckets: tuple[int, ...], rows: int) -> None:
+    kind = LinearKind("mkl", "", buckets)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(linear, "WORTH_CUTTING", buckets[len(buckets) // 2])
+        linear._cuts.cache_clear()
+        cuts = kind.cuts(rows)
+        assert set(cuts) <= set(buckets)
+        assert list(cuts) == sorted(cuts, reverse=True)
+        assert rows <= sum(cuts)
+        assert rows > sum(cuts[:-1])
+        assert kind.cuts(kind.padded(rows)) == cuts
+    linear._cuts.cache_clear()
 
 
 def test_a_slab_is_what_one_packed_product_takes_and_slabs_cover_all_rows() -> None:
     for name in ("mkl", "onednn"):
         kind = kind_of(name)
-        weight, rows = torch.randn(40, 24), torch.randn(kind.padded(400), 24)
-        product, slabs = kind.prepare(weight), kind.slabs(kind.padded(400))
+        weight, rows = torch.randn(40, 24), torch.randn(kind.padded(700), 24)
+        product, slabs = kind.prepare(weight), kind.slabs(kind.padded(700))
         assert torch.equal(torch.cat([product(rows[slab]) for slab in slabs]), product(rows))
         assert len(slabs) == (4 if name == "mkl" else 1)
 
