@@ -1,6 +1,7 @@
 """Starts servers on loopback, waits until they answer, and stops them by their process id. Ours, null, or a peer's."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.proof import ROOT, say
 from quire.bench.client import Client, ModelCard, Server
 from quire.bench.runs import Bench, Told, Wishes
+from quire.engine.faults import FAULTS, SLOW, TESTING
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
@@ -113,8 +115,9 @@ def null_command(*, first_ms: float = 20.0, gap_ms: float = 5.0, slowdown: float
     )
 
 
-def quire_command(model: Path, *flags: str) -> Command:
+def quire_command(model: Path, *flags: str, memory: str = "8GiB", slowdown: float = 1.0) -> Command:
     """`quire serve` of this checkout. How much memory it has decides how its weights are packed, so that is said."""
-    sizes = ("--memory", "8GiB", "--max-model-len", "2048")
+    sizes = ("--memory", memory, "--max-model-len", "2048")
     words = (sys.executable, "-m", "quire", "serve", str(model), "--port", "{port}", *sizes, *flags)
-    return Command(words, ready_s=180.0, environment={"PYTHONPATH": str(ROOT / "src")})
+    slowed = {TESTING: "1", FAULTS: json.dumps([{"kind": SLOW, "by": slowdown}])} if slowdown != 1.0 else {}
+    return Command(words, ready_s=180.0, environment={"PYTHONPATH": str(ROOT / "src"), **slowed})

@@ -1,4 +1,4 @@
-"""Faults on purpose: a runner that aborts, hangs, lies or spoils a row when told to. For tests and proofs alone.
+"""Faults on purpose: a runner that aborts, hangs, dawdles, lies or spoils a row. For tests and proofs alone.
 
     QUIRE_TESTING=1 QUIRE_FAULTS='[{"kind": "abort", "token": 7}]'
 
@@ -23,6 +23,7 @@ from quire.errors import ConfigError, InvariantError
 
 FAULTS, TESTING = "QUIRE_FAULTS", "QUIRE_TESTING"
 FOR_EVER_S = 86_400
+SLOW = "slow"
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +38,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the request with this seed chooses a token."""
     after: int = 0
     """It has produced so many tokens before."""
+    by: float = 1.0
+    """A slow step takes so many times as long."""
     share: float | None = None
     """This share of all chosen tokens, by a hash of seed and position: the same rows whoever runs beside them."""
 
@@ -74,6 +77,8 @@ def faults_from(environment: Mapping[str, str]) -> list[Fault]:
     for fault in faults:
         if fault.kind not in KINDS:
             raise ConfigError(f"a fault must be one of {', '.join(sorted(KINDS))}; {fault.kind!r} given")
+        if fault.by < 1.0:
+            raise ConfigError(f"a slow step takes at least as long as it does, {fault.by} times as long given")
     return faults
 
 
@@ -98,7 +103,10 @@ class FaultyRunner:
         hits = [(fault, item) for fault in self._faults for item in plan.items if fault.hits(plan, item)]
         for fault, item in hits:
             _BEFORE.get(fault.kind, _nothing)(self, item)
+        started_s = time.perf_counter()
         result = self.runner.start(plan).wait()
+        slowdown = max((fault.by for fault, _ in hits if fault.kind == SLOW), default=1.0)
+        time.sleep((slowdown - 1.0) * (time.perf_counter() - started_s))
         for fault, item in hits:
             result = _AFTER.get(fault.kind, _unchanged)(self, result, item)
         return _Done(result)
@@ -267,5 +275,5 @@ _AFTER: dict[str, Callable[[FaultyRunner, StepResult, WorkItem], Any]] = {
     "wrong_step": _wrong_step,
     "wrong_token": _wrong_token,
 }
-KINDS = frozenset(_BEFORE | _AFTER)
+KINDS = frozenset({*_BEFORE, *_AFTER, SLOW})
 """Everything that can go wrong on purpose."""

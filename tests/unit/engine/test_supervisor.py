@@ -1,6 +1,7 @@
 """Real processes, real sockets: what happens to a worker's clients when it dies, hangs, lies or is left alone."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -11,17 +12,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quire.config import ModelSettings
 from quire.core.request import Request
+from quire.core.step import StepPlan, WorkItem
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.answers import Completion
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.engine import ModelIdentity
-from quire.engine.faults import faults_from
+from quire.engine.faults import Fault, FaultyRunner, faults_from
 from quire.engine.ledger import POISON
 from quire.engine.parameters import SamplingParams
 from quire.engine.served import ServedModel, plan_workers, split_memory
@@ -214,6 +217,19 @@ def test_faults_are_refused_outside_tests() -> None:
         faults_from({"QUIRE_FAULTS": '[{"kind": "sneeze"}]', "QUIRE_TESTING": "1"})
     assert faults_from({}) == []
     assert faults_from({"QUIRE_FAULTS": '[{"kind": "hang", "step": 3}]', "QUIRE_TESTING": "1"})[0].step == 3
+    with pytest.raises(ConfigError, match=r"at least as long as it does, 0\.5 times"):
+        faults_from({"QUIRE_FAULTS": '[{"kind": "slow", "by": 0.5}]', "QUIRE_TESTING": "1"})
+
+
+def test_a_slow_build_takes_its_share_longer_for_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept_s: list[float] = []
+    ticks = itertools.count()
+    monkeypatch.setattr("quire.engine.faults.time", SimpleNamespace(perf_counter=ticks.__next__, sleep=slept_s.append))
+    slow = FaultyRunner(talker().engine.runner, [Fault("slow", by=1.5, step=1)], lambda _: None)
+    for step in range(3):
+        items = tuple(WorkItem(at, (0,), 0, (at + 1,), None, (), 0) for at in range(2))
+        slow.start(StepPlan(step, (), items, ())).wait()
+    assert slept_s == [0.0, 0.5, 0.5]
 
 
 def test_what_a_worker_refuses_is_refused_here_with_the_same_error() -> None:
