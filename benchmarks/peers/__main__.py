@@ -1,6 +1,6 @@
 """`make peers`: quire beside its peers, the same model and the same prompts, turn about in one run.
 
-    python -m benchmarks.peers --only vllm,transformers,openvino --rounds 5
+    python -m benchmarks.peers --only vllm,vllm_all_cores,transformers,openvino --rounds 5
 
 Each peer must have been installed by `benchmarks/peers/install.sh NAME`. Servers listen on loopback and are stopped by
 their process ids. Every figure is ours over theirs: the median over the rounds of the ratio within a round, with the
@@ -12,11 +12,11 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -85,36 +85,22 @@ class Ratios:
 
 
 def vllm(ratios: Ratios, rounds: int) -> None:
-    """Against the faster of two settings: as it binds its threads itself, which leaves a core to its scheduler, and
-    bound to all cores as ours are."""
-    with started(quire_command(smollm2_directory())) as ours, _faster_vllm(ratios) as theirs:
-        _vllm_rounds(ratios, rounds, ours, theirs)
+    """As whoever installs it starts it: it computes on all cores but one, and leaves that to its scheduler."""
+    _vllm(ratios, rounds, "vllm", {})
 
 
-@contextmanager
-def _faster_vllm(ratios: Ratios) -> Iterator[Running]:
-    cores = f"0-{(os.cpu_count() or 1) - 1}"
-    setup = LoadSetup(requests=32, concurrency=16, prompt_tokens=256, output_tokens=64, prompts="tokens")
-    rates, stacks = {}, {}
-    for bound in ("auto", cores):
-        stacks[bound] = ExitStack()
-        side = stacks[bound].enter_context(started(_vllm_command(bound)))
-        rate = max(_distinct(side, token_hex(8), setup)["output_throughput"] for _ in range(2))
-        say(f"vllm with VLLM_CPU_OMP_THREADS_BIND={bound}: {rate:.1f} tokens/s with 16 clients")
-        rates[bound] = (rate, side)
-    best = max(rates, key=lambda bound: rates[bound][0])
-    ratios.settings = {
-        "VLLM_CPU_OMP_THREADS_BIND": best,
-        "tokens_per_s_16": {bound: round(rate, 1) for bound, (rate, _) in rates.items()},
-    }
-    for bound, stack in stacks.items():
-        if bound != best:
-            stack.close()
-    with stacks[best]:
-        yield rates[best][1]
+def vllm_all_cores(ratios: Ratios, rounds: int) -> None:
+    """Bound to all cores, as ours is: on a small machine the faster setting."""
+    _vllm(ratios, rounds, "vllm_all_cores", {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}"})
 
 
-def _vllm_command(bound: str) -> Command:
+def _vllm(ratios: Ratios, rounds: int, name: str, settings: dict[str, str]) -> None:
+    ratios.settings = dict(settings)
+    with started(quire_command(smollm2_directory())) as ours, started(_vllm_command(settings)) as theirs:
+        _vllm_rounds(ratios, rounds, name, ours, theirs)
+
+
+def _vllm_command(settings: dict[str, str]) -> Command:
     return Command(
         (
             *(str(_python("vllm")), "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2_directory())),
@@ -125,27 +111,27 @@ def _vllm_command(bound: str) -> Command:
         environment={
             "VLLM_CPU_KVCACHE_SPACE": "4",
             "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": bound,
             "VLLM_NO_USAGE_STATS": "1",
+            **settings,
         },
     )
 
 
-def _vllm_rounds(ratios: Ratios, rounds: int, ours: Running, theirs: Running) -> None:
+def _vllm_rounds(ratios: Ratios, rounds: int, name: str, ours: Running, theirs: Running) -> None:
     for number in range(rounds):
-        say(f"vllm, round {number + 1} of {rounds}")
+        say(f"{name}, round {number + 1} of {rounds}")
         for clients in (8, 16, 32):
             setup = LoadSetup(
                 requests=2 * clients, concurrency=clients, prompt_tokens=256, output_tokens=64, prompts="tokens"
             )
             one, other = _turn(number, partial(_distinct, setup=setup), ours, theirs)
-            ratios.take(f"vllm_{clients}", one["output_throughput"], other["output_throughput"])
-            ratios.take(f"vllm_ttft_{clients}", one["median_ttft_ms"], other["median_ttft_ms"])
+            ratios.take(f"{name}_{clients}", one["output_throughput"], other["output_throughput"])
+            ratios.take(f"{name}_ttft_{clients}", one["median_ttft_ms"], other["median_ttft_ms"])
         for clients in (16, 32):
             both = _turn(number, partial(_shared, clients=clients), ours, theirs)
             for kind in ("cold", "warm"):
                 one, other = (side[kind] for side in both)
-                key = f"vllm_shared_{kind}_{clients}"
+                key = f"{name}_shared_{kind}_{clients}"
                 ratios.take(key, one["output_throughput"], other["output_throughput"])
 
 
@@ -270,11 +256,18 @@ def _rates(side: Worker, prompts: list[list[list[int]]]) -> tuple[float, float]:
 
 # -- the run -----------------------------------------------------------------------------------------------------------
 
-PEERS: dict[str, Callable[[Ratios, int], None]] = {"vllm": vllm, "transformers": transformers, "openvino": openvino}
+PEERS: dict[str, Callable[[Ratios, int], None]] = {
+    "vllm": vllm,
+    "vllm_all_cores": vllm_all_cores,
+    "transformers": transformers,
+    "openvino": openvino,
+}
+INSTALLED = {"vllm_all_cores": "vllm"}
+"""Peers that are another setting of one that is installed."""
 
 
 def _folder(name: str) -> Path:
-    return cache_folder() / "peers" / name
+    return cache_folder() / "peers" / INSTALLED.get(name, name)
 
 
 def _python(name: str) -> Path:
@@ -303,6 +296,7 @@ def _written(peers: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped on the way out
     parser = argparse.ArgumentParser(description="quire beside its peers.")
     parser.add_argument("--only", default=",".join(PEERS), help="which peers, with commas between")
     parser.add_argument("--rounds", type=int, default=5)

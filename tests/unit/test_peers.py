@@ -54,11 +54,12 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("name", ["vllm", "transformers"])
+@pytest.mark.parametrize("name", ["vllm", "vllm_all_cores", "transformers"])
 def test_a_round_measures_every_figure_that_has_a_bound(name: str) -> None:
     ratios = Ratios()
     peers.PEERS[name](ratios, 1)
-    bounded = {key for key in (*peers.BOUNDS, *peers.MOST) if key.startswith(name)}
+    peer = name.partition("_")[0]
+    bounded = {key.replace(peer, name, 1) for key in (*peers.BOUNDS, *peers.MOST) if key.startswith(peer)}
     assert bounded
     assert bounded <= ratios.record().keys()
 
