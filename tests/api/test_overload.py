@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from quire.api.doors import DoorSettings
+from quire.api.entrance import Entrance
 from quire.api.keys import add_key
 from quire.api.quotas import Bucket, Quotas, Terms
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
+from quire.errors import QueueFullError
 from tests.support.doors import House, house
 from tests.support.talkers import PacedRunner, paced_talker, talker
 
@@ -164,6 +166,7 @@ def test_a_full_house_still_asks_for_a_key_first(full: tuple[House, dict[str, st
         ("usual", {**BODY, "priority": 1}, {}),
         ("usual", {**BODY, "service_tier": "flex"}, {}),
         ("usual", json.dumps({**BODY, "later": 1}).replace("later", r"\u0070riority").encode(), {}),
+        ("usual", json.dumps({**BODY, "later": "flex"}).replace("later", r"service\u005Ftier").encode(), {}),
         ("usual", BODY, {"x_vllm_priority": "1"}),
         ("patient", BODY, {}),
     ],
@@ -178,6 +181,52 @@ def test_whoever_may_be_of_another_class_is_heard(
     finally:
         heard.close()
         here.wait_until(lambda: len(here.doors.inside) == 8)
+
+
+def test_at_a_full_house_the_first_of_two_keys_counts_as_it_does_behind_it(full: tuple[House, dict[str, str]]) -> None:
+    here, secrets = full
+    for first, second, status in ((secrets["usual"], "sk-wrong", 503), ("sk-wrong", secrets["usual"], 401)):
+        connection = here.connection()
+        connection.putrequest("POST", COMPLETE)
+        for name, value in (("x-api-key", first), ("x-api-key", second), ("content-length", "2")):
+            connection.putheader(name, value)
+        connection.endheaders(b"{}")
+        assert connection.getresponse().status == status
+        connection.close()
+
+
+def test_who_was_let_in_at_a_full_house_stays_in_while_it_drains(full: tuple[House, dict[str, str]]) -> None:
+    here, secrets = full
+    data = json.dumps({**BODY, "priority": 1}).encode()
+    connection = here.connection()
+    connection.putrequest("POST", COMPLETE)
+    connection.putheader("x-api-key", secrets["usual"])
+    connection.putheader("content-length", str(len(data)))
+    connection.endheaders(data[:5])
+    here.wait_until(lambda: len(here.doors.inside) == 9)
+    here.doors.is_draining = True
+    connection.send(data[5:])
+    here.wait_until(lambda: [visit.is_waiting for visit, _ in here.doors.inside.values()].count(True) == 9)
+    connection.close()
+    here.wait_until(lambda: len(here.doors.inside) == 8)
+
+
+def test_a_reader_that_does_not_even_take_a_refusal_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.entrance.STUCK_S", 0.01)
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr("quire.api.entrance.write_access", lines.append)
+    cut: list[bool] = []
+
+    async def refuses(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise QueueFullError(1, 1)
+
+    async def never(_message: Any) -> None:
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "path": COMPLETE, "headers": [], "quire.abort": lambda: cut.append(True)}
+    asyncio.run(Entrance(refuses)(scope, never, never))
+    assert cut == [True]
+    assert [(line["status"], line["error"]) for line in lines] == [(499, "reader_too_slow")]
 
 
 def test_a_full_model_does_not_turn_away_who_asks_for_another() -> None:

@@ -62,7 +62,10 @@ class Doors:
 
     @contextmanager
     def place(self, visit: Visit, caller: Caller) -> Iterator[None]:
-        """Be inside, or be told why not."""
+        """Be inside, or be told why not. Who is inside already stays."""
+        if visit.request_id in self.inside:
+            yield
+            return
         self._check_open()
         quota = caller.quota
         if quota.concurrent is not None and quota.num_open >= quota.concurrent:

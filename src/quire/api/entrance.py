@@ -47,24 +47,33 @@ class Entrance:
         abort = scope.get("quire.abort", _nothing)
         told = _Told(visit, send, abort)
         try:
-            if len(scope["headers"]) > MAX_HEADERS:
-                message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
-                raise Refusal(431, "too_many_headers", message)
-            if self._threshold is not None:
-                receive = await self._threshold.pass_by(scope, receive, visit)
-            await self._app(scope, receive, told.send)
-        except ClientGoneError:
-            visit.is_cut = True
+            await self._answer(scope, receive, told, visit)
         except ReaderStuckError:
             visit.is_cut, visit.error = True, "reader_too_slow"
             abort()
+        except ClientGoneError:
+            visit.is_cut = True
+        finally:
+            write_access(visit.line())
+
+    async def _answer(self, scope: Any, receive: Any, told: "_Told", visit: Visit) -> None:
+        """By the routes; or what is to be said instead."""
+        try:
+            if len(scope["headers"]) > MAX_HEADERS:
+                message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
+                raise Refusal(431, "too_many_headers", message)
+            if self._threshold is None:
+                await self._app(scope, receive, told.send)
+            else:
+                async with self._threshold.passed(scope, receive, visit) as rest:
+                    await self._app(scope, rest, told.send)
+        except (ReaderStuckError, ClientGoneError):
+            raise
         except asyncio.CancelledError:
             # Only a server that ends breaks a request off from outside; the library would answer in its own words.
             await told.refuse(DrainingError("the server is shutting down and ended this request; ask elsewhere"))
         except Exception as error:
             await told.refuse(error)
-        finally:
-            write_access(visit.line())
 
 
 class _Told:

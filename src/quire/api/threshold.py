@@ -5,7 +5,8 @@ compute for those inside. Nobody is let in here: the same key is asked for, the 
 whatever is not certain goes on to the route. A body that is wrong is told so when there is room to look at it.
 """
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import Any
 
 from quire.api.auth import Gate
@@ -14,8 +15,8 @@ from quire.api.doors import Doors
 from quire.api.visits import Visit
 from quire.core.request import PriorityClass
 
-CLASS_WORDS = (b'"priority"', b'"service_tier"', b"\\u")
-"""A body without these asks for no class: its keys can be spelled in no other way."""
+CLASS_WORDS = (b'"priority"', b'"service_tier"', b"\\u005", b"\\u006", b"\\u007")
+"""A body without these asks for no class: JSON has no other way to spell the letters of those keys."""
 CLASS_HEADER = b"x-vllm-priority"
 
 
@@ -27,23 +28,31 @@ class Threshold:
         self._gate = gate
         self._queued_paths = queued_paths
 
-    async def pass_by(self, scope: Any, receive: Receive, visit: Visit) -> Receive:
-        """Raise what the route would raise, or hand on what is still to be received."""
-        if scope["path"] not in self._queued_paths or scope["method"] != "POST":
-            return receive
-        if self._doors.full_for(PriorityClass.NORMAL) is None:
-            return receive
-        headers = dict(scope["headers"])
+    @asynccontextmanager
+    async def passed(self, scope: Any, receive: Receive, visit: Visit) -> AsyncIterator[Receive]:
+        """Raise what the route would raise, or hand on what is still to be received.
+
+        Whoever had to be looked at has a place from then on.
+        """
+        if not self._would_wait(scope):
+            yield receive
+            return
+        headers = dict(reversed(scope["headers"]))  # the first of a name counts
         caller = self._gate.caller(_text(headers.get(b"authorization")), _text(headers.get(b"x-api-key")))
         visit.tenant = caller.tenant
         if caller.ceiling is PriorityClass.LOW or CLASS_HEADER in headers:
-            return receive
+            yield receive
+            return
         with self._doors.place(visit, caller):
             body = await self._doors.body(visit, caller, receive, headers.get(b"content-length"))
-        full = self._doors.full_for(PriorityClass.NORMAL)
-        if full is not None and not any(word in body for word in CLASS_WORDS):
-            raise full
-        return _again(body, receive)
+            full = self._doors.full_for(PriorityClass.NORMAL)
+            if full is not None and not any(word in body for word in CLASS_WORDS):
+                raise full
+            yield _again(body, receive)
+
+    def _would_wait(self, scope: Any) -> bool:
+        is_queued = scope["method"] == "POST" and scope["path"] in self._queued_paths
+        return is_queued and self._doors.full_for(PriorityClass.NORMAL) is not None
 
 
 def _text(header: bytes | None) -> str | None:
