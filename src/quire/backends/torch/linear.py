@@ -11,30 +11,17 @@ asked, not assumed: each operator is probed on this machine, and if one is missi
 is taken, with a reason. The original weights are not kept.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import accumulate
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+from quire.backends.torch.buckets import BUCKET_CHOICES, choose_buckets, cut
 
-BUCKET_CHOICES = (
-    (4, 8, 16, 32, 64, 128, 256),
-    (8, 16, 32, 64, 128, 256),
-    (8, 16, 32, 64, 128),
-    (8, 16, 32, 128),
-    (8, 32, 128),
-    (16, 128),
-)
-"""Best first; each bucket is a copy of the weights."""
-WORTH_CUTTING = 128
-"""From so many rows on a product's time is arithmetic: two calls for fewer rows beat one that is filled up."""
-WEIGHT_SHARE = 0.5
-"""Packed weights may take this share of the memory budget."""
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +45,7 @@ class LinearKind:
 
     def cuts(self, num_rows: int) -> tuple[int, ...]:
         """The row counts of the calls that compute this many, largest first."""
-        return _cuts(self.buckets, num_rows) if self.buckets else (padded(num_rows),)
+        return cut(self.buckets, num_rows) if self.buckets else (padded(num_rows),)
 
     def slabs(self, num_rows: int) -> list[slice]:
         """How this many padded rows are best cut for a chain of products: no part larger than one call takes."""
@@ -80,33 +67,21 @@ class LinearKind:
                 return lambda rows: F.linear(rows, weight, bias)
 
 
-@lru_cache(maxsize=4096)
-def _cuts(buckets: tuple[int, ...], num_rows: int) -> tuple[int, ...]:
-    whole, rest = divmod(num_rows, buckets[-1])
-    if whole:
-        return (buckets[-1],) * whole + (_cuts(buckets, rest) if rest else ())
-    at = bisect_left(buckets, rest)
-    if at and buckets[at - 1] >= WORTH_CUTTING:
-        several = (buckets[at - 1], *_cuts(buckets, rest - buckets[at - 1]))
-        if sum(several) < buckets[at]:
-            return several
-    return (buckets[at],)
-
-
 def padded(num_rows: int) -> int:
     """Rows where any number will do: few different ones, because libraries keep code for each they meet."""
     step = 2 if num_rows <= 8 else 4 if num_rows <= 16 else 8 if num_rows <= 64 else 32
     return max(2, -(-num_rows // step) * step)
 
 
-def choose_kind(dtype: torch.dtype, device: torch.device, weight_bytes: int, budget_bytes: int) -> LinearKind:
-    """The fastest way that is known to be right and fits."""
+def choose_kind(
+    dtype: torch.dtype, device: torch.device, weight_bytes: int, budget_bytes: int, max_rows: int
+) -> LinearKind:
+    """The fastest way that is known to be right and fits, for steps of at most so many rows."""
     if dtype != torch.float32 or device.type != "cpu":
         return LinearKind("plain", f"weights are packed for float32 on a CPU only, this is {dtype} on {device.type}")
-    num_copies = int(budget_bytes * WEIGHT_SHARE // max(1, weight_bytes))
-    for buckets in BUCKET_CHOICES:
-        if len(buckets) <= num_copies and (complaint := _probe_mkl()) is None:
-            return LinearKind("mkl", f"weights packed for {', '.join(map(str, buckets))} rows", buckets)
+    buckets = choose_buckets(weight_bytes, budget_bytes, max_rows)
+    if buckets and (complaint := _probe_mkl()) is None:
+        return LinearKind("mkl", f"weights packed for {', '.join(map(str, buckets))} rows", buckets)
     complaint = _probe_onednn()
     return LinearKind("plain", complaint) if complaint else LinearKind("onednn", "weights packed once for any rows")
 
@@ -135,8 +110,8 @@ def _probed(name: str, prepare: Callable[[torch.Tensor], Product], counts: tuple
             return f"the packed operator of {name} does not run here ({type(error).__name__})"
         if not torch.allclose(whole, F.linear(rows, weight), atol=1e-4, rtol=1e-4):
             return f"the packed operator of {name} disagrees with F.linear here"
-        firsts = ((0, n) if n == len(rows) else (5, n) for n in counts)
-        if any(not torch.equal(product(rows[first : first + n]), whole[first : first + n]) for first, n in firsts):
+        places = ((first, n) for n in counts for first in {0, min(5, len(rows) - n), len(rows) - n})
+        if any(not torch.equal(product(rows[first : first + n]), whole[first : first + n]) for first, n in places):
             return f"the packed operator of {name} is not row-invariant here"
     return None
 
@@ -152,7 +127,7 @@ def _mkl(weight: torch.Tensor, bias: torch.Tensor | None, buckets: tuple[int, ..
         if count in packs:
             out: torch.Tensor = run(rows, packs[count], shape, bias, count)
             return out
-        parts = torch.tensor_split(rows, list(accumulate(_cuts(buckets, count)))[:-1])
+        parts = torch.tensor_split(rows, list(accumulate(cut(buckets, count)))[:-1])
         return torch.cat([run(part, packs[len(part)], shape, bias, len(part)) for part in parts])
 
     return product

@@ -88,7 +88,7 @@ def load_model(
         settings.max_step_tokens * int(config.get("vocab_size", 0) or 0) * 4,
     )
     device = torch.device(settings.device)
-    kind = choose_kind(dtype, device, weight_bytes, budget_bytes)
+    kind = choose_kind(dtype, device, weight_bytes, budget_bytes, settings.max_step_tokens)
     if not is_decoder(config):
         from quire.backends.torch.models.adapter import Adapter  # noqa: PLC0415 - transformers takes seconds to import
 

@@ -11,6 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quire.backends.torch import linear, memory, threads
+from quire.backends.torch.buckets import choose_buckets, cut
 from quire.backends.torch.kv_store import KVStore, LayerShape
 from quire.backends.torch.linear import LinearKind, choose_kind, padded
 from quire.backends.torch.models.rope import read_rope, rope_parameters
@@ -67,23 +68,29 @@ def kind_of(name: str) -> LinearKind:
 
 
 def test_more_memory_buys_more_buckets() -> None:
-    kinds = [choose_kind(torch.float32, CPU, 100, budget) for budget in (150, 450, 650, 850, 1_050, 1_250, 5_000)]
+    kinds = [choose_kind(torch.float32, CPU, 100, budget, 512) for budget in (150, 450, 650, 850, 1_050, 1_250, 5_000)]
     assert [len(kind.buckets) for kind in kinds] == [0, 2, 3, 4, 5, 6, 7]
     assert [kind.name for kind in kinds] == ["onednn"] + ["mkl"] * 6
     assert [kind.num_copies for kind in kinds] == [1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_bucket_that_no_step_fills_is_not_bought() -> None:
+    chosen = {rows: choose_buckets(1, 1_000, rows) for rows in (2, 40, 192, 200, 512)}
+    assert {rows: buckets[-1] for rows, buckets in chosen.items()} == {2: 4, 40: 64, 192: 128, 200: 256, 512: 256}
+    assert all(max(cut(chosen[rows], rows)) == chosen[rows][-1] for rows in (2, 40, 192, 200, 512))
+
+
 def test_other_types_take_the_plain_path_and_say_so() -> None:
-    kind = choose_kind(torch.bfloat16, CPU, 1, 100)
+    kind = choose_kind(torch.bfloat16, CPU, 1, 100, 512)
     assert not kind.is_packed
     assert "float32" in kind.reason
 
 
 def test_a_missing_operator_is_said_and_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_probe_mkl", lambda: "MKL is not here")
-    assert choose_kind(torch.float32, CPU, 1, 100).name == "onednn"
+    assert choose_kind(torch.float32, CPU, 1, 100, 512).name == "onednn"
     monkeypatch.setattr(linear, "_probe_onednn", lambda: "oneDNN is not here")
-    kind = choose_kind(torch.float32, CPU, 1, 100)
+    kind = choose_kind(torch.float32, CPU, 1, 100, 512)
     assert (kind.name, kind.reason) == ("plain", "oneDNN is not here")
 
 
@@ -113,15 +120,15 @@ def test_buckets_are_filled_up_and_large_batches_are_cut() -> None:
 def test_cuts_hold_all_rows_are_buckets_and_are_cut_the_same_way_again(buckets: tuple[int, ...], rows: int) -> None:
     kind = LinearKind("mkl", "", buckets)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(linear, "WORTH_CUTTING", buckets[len(buckets) // 2])
-        linear._cuts.cache_clear()
+        patched.setattr("quire.backends.torch.buckets.WORTH_CUTTING", buckets[len(buckets) // 2])
+        cut.cache_clear()
         cuts = kind.cuts(rows)
         assert set(cuts) <= set(buckets)
         assert list(cuts) == sorted(cuts, reverse=True)
         assert rows <= sum(cuts)
         assert rows > sum(cuts[:-1])
         assert kind.cuts(kind.padded(rows)) == cuts
-    linear._cuts.cache_clear()
+    cut.cache_clear()
 
 
 def test_a_slab_is_what_one_packed_product_takes_and_slabs_cover_all_rows() -> None:
