@@ -11,7 +11,7 @@ from benchmarks.proof import Proof, run
 from benchmarks.servers import Command, Running, null_command, quire_command, started
 from benchmarks.test_model import smollm2_directory
 from quire.bench.client import Client
-from quire.bench.compare import Verdict, compare
+from quire.bench.compare import Comparison, Verdict, compare
 from quire.bench.loop import finished
 from quire.bench.outcome import Run
 from quire.bench.runs import Bench, Told, Wishes, seeded, turn_about
@@ -64,8 +64,8 @@ def verdicts(proof: Proof) -> None:
 
     Every comparison is a whole run of rounds of its own.
     """
-    model = smollm2_directory()
-    _told_apart(proof, "", quire_command(model, memory="3GiB"), quire_command(model, memory="3GiB", slowdown=SLOWDOWN))
+    ours = [quire_command(smollm2_directory(), memory="3GiB", slowdown=by) for by in (1.0, SLOWDOWN)]
+    _told_apart(proof, "", *ours)
     _told_apart(proof, "null_", null_command(), null_command(slowdown=SLOWDOWN))
 
 
@@ -76,17 +76,19 @@ def _told_apart(proof: Proof, name: str, build: Command, slower: Command) -> Non
             ("slowed_build_found", slower, Verdict.SLOWER),
         ):
             with started(other) as two:
-                told = [_verdict(proof, one, two) for _ in range(proof.sized(quick=2, full=NUM_VERDICTS))]
-            share = told.count(expected) / len(told)
+                told = [_compared(proof, one, two) for _ in range(proof.sized(quick=2, full=NUM_VERDICTS))]
+            share = [one.verdict for one in told].count(expected) / len(told)
             proof.report(f"{name}{key}", share, "at least 0.9", holds=share >= 0.9)
+            change = statistics.median(one.changes[0].change for one in told)
+            proof.report(f"{name}{key}_change", change, "reported: output tokens/s")
 
 
-def _verdict(proof: Proof, a: Running, b: Running) -> Verdict:
+def _compared(proof: Proof, a: Running, b: Running) -> Comparison:
     setup = LoadSetup(
         requests=8, concurrency=8, prompt_tokens=16, output_tokens=proof.sized(quick=16, full=24), prompts="tokens"
     )
     rounds = proof.sized(quick=8, full=10)
-    return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, WARM, Told()))).verdict
+    return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, WARM, Told())))
 
 
 # -- what this project was begun for -----------------------------------------------------------------------------------

@@ -205,6 +205,7 @@ def prefills(proof: Proof, random: Random) -> None:
 
     bare = {
         "mkl": Bare(MAX_STEP_TOKENS, 2, "mkl"),
+        "mkl in two": Bare(MAX_STEP_TOKENS, 2, "mkl", parts=2),
         "mkl in four": Bare(MAX_STEP_TOKENS, 2, "mkl", parts=4),
         "onednn": Bare(MAX_STEP_TOKENS, 2, "onednn"),
     }

@@ -97,7 +97,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 def plain_environment() -> dict[str, str]:
     """Ours without what would tune one server, or all of them: each is measured as whoever installs it finds it."""
-    tuning = ("GOMP_", "OMP_", "KMP_", "MKL_", "QUIRE_")
+    tuning = ("GOMP_", "OMP_", "KMP_", "MKL_", "QUIRE_", "VLLM_")
     return {name: value for name, value in os.environ.items() if not name.startswith(tuning)}
 
 
@@ -115,9 +115,12 @@ def null_command(*, first_ms: float = 20.0, gap_ms: float = 5.0, slowdown: float
     )
 
 
-def quire_command(model: Path, *flags: str, memory: str = "8GiB", slowdown: float = 1.0) -> Command:
-    """`quire serve` of this checkout. How much memory it has decides how its weights are packed, so that is said."""
+def quire_command(model: Path, *flags: str, memory: str = "8GiB", slowdown: float | None = None) -> Command:
+    """`quire serve` of this checkout. How much memory it has decides how its weights are packed, so that is said.
+
+    With a slowdown every step takes so many times as long; 1 slows nothing, but by the same code.
+    """
     sizes = ("--memory", memory, "--max-model-len", "2048")
     words = (sys.executable, "-m", "quire", "serve", str(model), "--port", "{port}", *sizes, *flags)
-    slowed = {TESTING: "1", FAULTS: json.dumps([{"kind": SLOW, "by": slowdown}])} if slowdown != 1.0 else {}
+    slowed = {TESTING: "1", FAULTS: json.dumps([{"kind": SLOW, "by": slowdown}])} if slowdown is not None else {}
     return Command(words, ready_s=180.0, environment={"PYTHONPATH": str(ROOT / "src"), **slowed})

@@ -47,7 +47,7 @@ BOUNDS: dict[str, float] = {
     "transformers_16": 3.0,
     **{f"openvino_{count}": 1.1 for count in (8, 16, 32, 64)},
 }
-"""At least so many times theirs."""
+"""At least so many times theirs. Other settings of a peer are told beside it and held to nothing."""
 MOST = {f"vllm_ttft_{clients}": 1.0 for clients in (8, 16, 32)}
 """Time until the first token: at most so many times theirs."""
 PEER_FILE = RESULTS / "peers.json"
@@ -273,7 +273,7 @@ def _folder(name: str) -> Path:
 def _python(name: str) -> Path:
     path = _folder(name) / "bin" / "python"
     if not path.exists():
-        raise SystemExit(f"{name} is not installed; run: benchmarks/peers/install.sh {name}")
+        raise SystemExit(f"{name} is not installed; run: benchmarks/peers/install.sh {path.parents[1].name}")
     return path
 
 
