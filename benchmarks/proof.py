@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+ABILITIES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+"""Instructions that decide what arithmetic costs; whoever uses other ones plays another game."""
 VERSIONS = ("quire", "torch", "numpy", "transformers", "tokenizers", "aiohttp", "uvicorn", "uvloop", "hypothesis")
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
@@ -136,7 +138,8 @@ def circumstances() -> dict[str, object]:
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", "src", "tests", "native", "benchmarks/*.py")),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": {
-            "processor": _cpu_model(),
+            "processor": _cpu_line("model name") or platform.machine(),
+            "abilities": [one for one in ABILITIES if one in _cpu_line("flags").split()],
             "cores": os.cpu_count(),
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "system": platform.system(),
@@ -149,11 +152,12 @@ def _git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
-def _cpu_model() -> str:
+def _cpu_line(name: str) -> str:
+    """What the system says of its processor under this name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
+        if line.startswith(name):
             return line.partition(":")[2].strip()
-    return platform.machine()
+    return ""
 
 
 def _versions(*packages: str) -> dict[str, str]:

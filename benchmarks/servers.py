@@ -97,7 +97,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 def plain_environment() -> dict[str, str]:
     """Ours without what would tune one server, or all of them: each is measured as whoever installs it finds it."""
-    tuning = ("GOMP_", "OMP_", "KMP_", "MKL_", "QUIRE_", "VLLM_")
+    tuning = ("GOMP_", "OMP_", "KMP_", "MKL_", "QUIRE_", "VLLM_", "ONEDNN_", "DNNL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(tuning)}
 
 

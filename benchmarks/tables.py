@@ -24,6 +24,7 @@ PEERS = {
     "vllm_all_cores": "vLLM-CPU, all cores",
     "transformers": "transformers serve",
     "openvino": "OpenVINO GenAI",
+    "openvino_avx512": "OpenVINO GenAI, AVX-512 only",
 }
 
 
