@@ -87,7 +87,7 @@ def _compared(proof: Proof, a: Running, b: Running) -> Comparison:
     setup = LoadSetup(
         requests=8, concurrency=8, prompt_tokens=16, output_tokens=proof.sized(quick=16, full=24), prompts="tokens"
     )
-    rounds = proof.sized(quick=8, full=10)
+    rounds = 8
     return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, WARM, Told())))
 
 

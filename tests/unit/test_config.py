@@ -251,6 +251,8 @@ def test_variables_that_are_not_ours_to_judge_are_left_alone(tmp_path: Path) -> 
     load(
         tmp_path,
         QUIRE_CACHE="/somewhere",
+        QUIRE_FAULTS="[]",
+        QUIRE_TESTING="1",
         QUIRE_CONFIG="",
         QUIRE_SERVICE_HOST="10.0.0.1",
         QUIRE_SERVICE_PORT="8000",

@@ -31,7 +31,8 @@ that Kubernetes sets for a service called quire are left alone. An empty variabl
 
 TAIL = """\
 Other variables: `QUIRE_CONFIG` names the file that is read, `QUIRE_CACHE` the folder where quire keeps converted
-[models](../guides/models.md).
+[models](../guides/models.md). `QUIRE_FAULTS` breaks a server on purpose, for tests, and is refused without
+`QUIRE_TESTING=1`.
 """
 
 
