@@ -24,7 +24,6 @@ PEERS = {
     "vllm_all_cores": "vLLM-CPU, all cores",
     "transformers": "transformers serve",
     "openvino": "OpenVINO GenAI",
-    "openvino_avx512": "OpenVINO GenAI, AVX-512 only",
 }
 
 

@@ -222,24 +222,13 @@ def _checked(figures: dict[str, Any], num_tokens: int) -> dict[str, Any]:
 
 
 def openvino(ratios: Ratios, rounds: int) -> None:
-    """With whatever the processor has for 8-bit products."""
-    _openvino(ratios, rounds, "openvino", {})
-
-
-def openvino_avx512(ratios: Ratios, rounds: int) -> None:
-    """As on a processor whose vectors multiply floats only: without VNNI and AMX, which our arithmetic does not use."""
-    _openvino(ratios, rounds, "openvino_avx512", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"})
-
-
-def _openvino(ratios: Ratios, rounds: int, name: str, settings: dict[str, str]) -> None:
     """Both in processes of their own, asked over pipes; theirs reads the 4-bit file, ours the same converted."""
-    ratios.settings = dict(settings)
     theirs_words = (str(_python("openvino")), "benchmarks/peers/openvino_worker.py", str(smollm2_file()), "4")
     ours_words = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(smollm2_directory()), "6")
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    with working(ours_words, environment) as ours, working(theirs_words, {"PYTHONPATH": "", **settings}) as theirs:
+    with working(ours_words, environment) as ours, working(theirs_words, {"PYTHONPATH": ""}) as theirs:
         for number in range(rounds):
-            say(f"{name}, round {number + 1} of {rounds}")
+            say(f"openvino, round {number + 1} of {rounds}")
             for count in (1, 8, 16, 32, 64):
                 sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
                 prompts = _prompts(count)
@@ -247,8 +236,8 @@ def _openvino(ratios: Ratios, rounds: int, name: str, settings: dict[str, str]) 
                 for side in sides:
                     time.sleep(SETTLE_S)
                     told[id(side)] = _rates(side, prompts)
-                for place, part in enumerate(("", "decode_")):
-                    ratios.take(f"{name}_{part}{count}", told[id(ours)][place], told[id(theirs)][place])
+                for place, name in enumerate(("", "decode_")):
+                    ratios.take(f"openvino_{name}{count}", told[id(ours)][place], told[id(theirs)][place])
 
 
 def _prompts(count: int) -> list[list[list[int]]]:
@@ -272,9 +261,8 @@ PEERS: dict[str, Callable[[Ratios, int], None]] = {
     "vllm_all_cores": vllm_all_cores,
     "transformers": transformers,
     "openvino": openvino,
-    "openvino_avx512": openvino_avx512,
 }
-INSTALLED = {"vllm_all_cores": "vllm", "openvino_avx512": "openvino"}
+INSTALLED = {"vllm_all_cores": "vllm"}
 """Peers that are another setting of one that is installed."""
 
 
