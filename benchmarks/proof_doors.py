@@ -146,6 +146,7 @@ def _flooded(folder: Path, load: Load) -> Flooded:
         uvloop.run(_write_every_block(server, load.dice))
         first_rps = uvloop.run(_closed_loop(server, 64, load))
         before = server.resident_bytes()
+        # A little more than ten times what was seen, so that it is ten times what capacity turns out to be.
         flood = Flood(server, 10.5 * first_rps, load)
         uvloop.run(flood.run())
         growth = server.resident_bytes() / before - 1

@@ -12,12 +12,9 @@ from typing import Any
 from quire.api.auth import Gate
 from quire.api.body import Receive
 from quire.api.doors import Doors
+from quire.api.openai.meaning import may_ask_for_a_class
 from quire.api.visits import Visit
 from quire.core.request import PriorityClass
-
-CLASS_WORDS = (b'"priority"', b'"service_tier"', b"\\u005", b"\\u006", b"\\u007")
-"""A body without these asks for no class: JSON has no other way to spell the letters of those keys."""
-CLASS_HEADER = b"x-vllm-priority"
 
 
 class Threshold:
@@ -40,13 +37,13 @@ class Threshold:
         headers = dict(reversed(scope["headers"]))  # the first of a name counts
         caller = self._gate.caller(_text(headers.get(b"authorization")), _text(headers.get(b"x-api-key")))
         visit.tenant = caller.tenant
-        if caller.ceiling is PriorityClass.LOW or CLASS_HEADER in headers:
+        if caller.ceiling is PriorityClass.LOW:
             yield receive
             return
         with self._doors.place(visit, caller):
             body = await self._doors.body(visit, caller, receive, headers.get(b"content-length"))
             full = self._doors.full_for(PriorityClass.NORMAL)
-            if full is not None and not any(word in body for word in CLASS_WORDS):
+            if full is not None and not may_ask_for_a_class(body, headers):
                 raise full
             yield _again(body, receive)
 

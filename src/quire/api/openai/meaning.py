@@ -17,6 +17,9 @@ from quire.errors import RequestTooLargeError
 
 URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 TIERS = {"priority": PriorityClass.HIGH, "flex": PriorityClass.LOW}
+CLASS_HEADER = b"x-vllm-priority"
+CLASS_WORDS = (b'"priority"', b'"service_tier"', b"\\u005", b"\\u006", b"\\u007")
+"""A body without these asks for no class: JSON has no other way to spell the letters of those keys."""
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "ignore_eos", "stop", "stop_token_ids", "allowed_token_ids", "skip_special_tokens", "seed", "n",
@@ -119,13 +122,18 @@ def asked_class(fields: SamplingFields, header: bytes | None) -> PriorityClass:
     return TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
 
 
+def may_ask_for_a_class(body: bytes, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether an unparsed request could ask for another class than the usual one. Certain only where it says no."""
+    return CLASS_HEADER in headers or any(word in body for word in CLASS_WORDS)
+
+
 def _is_whole(header: bytes) -> bool:
     return header.removeprefix(b"-").isdigit() and len(header) < 12
 
 
 def how(fields: SamplingFields, caller: Caller, headers: Mapping[bytes, bytes]) -> How:
     """Who asks, how urgently, and with whom blocks are shared. Never above the key's ceiling."""
-    wanted = asked_class(fields, headers.get(b"x-vllm-priority"))
+    wanted = asked_class(fields, headers.get(CLASS_HEADER))
     priority = max(wanted, caller.ceiling, key=URGENCY.__getitem__)
     return {
         "tenant": caller.tenant,
