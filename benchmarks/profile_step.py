@@ -12,11 +12,14 @@ from statistics import median
 import numpy as np
 import torch
 
+from benchmarks.bare import bare_products
 from benchmarks.proof import RESULTS, ROOT, circumstances, say
-from benchmarks.proof_native import Bare, _fastest, _in_turn, _kv_bytes
+from benchmarks.proof_native import _fastest, _in_turn, _kv_bytes
 from benchmarks.step_clock import watching
 from benchmarks.steps import GIB, decoding, smollm2_model
+from benchmarks.test_model import smollm2
 from quire.backends.torch import native
+from quire.backends.torch.models.shape import read_shape
 
 PICTURE = ROOT / "docs" / "concepts" / "img" / "step-profile.svg"
 SITUATIONS = ((1, 288), (16, 288), (16, 1024), (64, 1024))
@@ -87,7 +90,7 @@ def _profile(num_rows: int, context: int) -> Profile:
     model, exact = smollm2_model(), max(2, num_rows)
     machine = decoding(model, num_rows, context - ROUNDS // 2)
     data = torch.from_numpy(np.zeros(GIB, dtype=np.uint8)).view(torch.float32).fill_(1.0)
-    bare = {name: Bare(exact, exact, name).run for name in ("mkl", "onednn")}
+    bare = bare_products(read_shape(smollm2().config), exact, exact)
     with watching(machine, model) as clock:
         calls = {**bare, "read": lambda: native.read_sum(data), "step": lambda: clock.step(machine)}
         taken = _in_turn(calls, ROUNDS)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.bare import bare_products
 from benchmarks.native_bits import bit_exact, one_completion, sampled
 from benchmarks.proof import ROOT, Proof, run, say
 from benchmarks.proof_torch import real_text
@@ -35,11 +36,11 @@ from benchmarks.steps import (
     smollm2_model,
 )
 from benchmarks.test_model import smollm2
+from quire.backends.torch import linear, native
 from quire.backends.torch import load as torch_load
-from quire.backends.torch import native
 from quire.backends.torch.inputs import BatchMaker
-from quire.backends.torch.linear import LinearKind
-from quire.backends.torch.models.shape import DecoderShape, read_shape
+from quire.backends.torch.models.decoder import Decoder
+from quire.backends.torch.models.shape import read_shape
 from quire.core.request import SamplingParams
 from quire.core.step import WorkItem
 from tests.support.models import Ask, Machine, texts_of
@@ -61,6 +62,7 @@ def prove(proof: Proof) -> None:
             ("a shared prefix", lambda: shared_prefix(proof)),
             ("sixteen at once", lambda: batching(proof, random)),
             ("keys and values in bf16", lambda: kv_bf16(proof)),
+            ("weights in bf16", lambda: weights_bf16(proof, random)),
             ("without native kernels", lambda: fallback(proof)),
             ("sampled tokens", lambda: sampled(proof, random)),
             ("one completion", lambda: one_completion(proof, random)),
@@ -105,35 +107,6 @@ def _report_ratio(
     proof.report(f"{key}_spread", _spread([one / other for one, other in zip(over, under, strict=True)]))
 
 
-class Bare:
-    """The products of a step at exactly this many rows, and nothing else: all layers, then the head of some rows."""
-
-    def __init__(self, num_rows: int, head_rows: int, name: str, parts: int = 1) -> None:
-        shape = read_shape(smollm2().config)
-        hidden, wide = shape.hidden_size, shape.intermediate_size
-        rows = num_rows // parts
-        kind, head_kind = LinearKind(name, "", (rows,)), LinearKind(name, "", (head_rows,))
-        sizes = ((_qkv(shape), hidden), (hidden, shape.query_size), (2 * wide, hidden), (hidden, wide))
-        weights = [torch.randn(*size) for size in sizes]
-        self._layers = [[kind.prepare(weight) for weight in weights] for _ in range(shape.num_layers)]
-        self._inputs = [torch.randn(rows, size) for _, size in sizes]
-        self._parts = parts
-        self._head = head_kind.prepare(torch.randn(shape.vocabulary_size, hidden))
-        self._head_input = torch.randn(head_rows, hidden)
-
-    @torch.inference_mode()
-    def run(self) -> None:
-        for layer in self._layers:
-            for product, rows in zip(layer, self._inputs, strict=True):
-                for _ in range(self._parts):
-                    product(rows)
-        self._head(self._head_input)
-
-
-def _qkv(shape: DecoderShape) -> int:
-    return shape.query_size + 2 * shape.kv_size
-
-
 def _fastest(taken: Times, names: Sequence[str]) -> list[float]:
     """The times of whichever operator is fastest."""
     return min((taken[name] for name in names), key=median)
@@ -151,17 +124,18 @@ def roofs(proof: Proof) -> None:
     """A decode step against the least that any program would take for its products and its bytes of KV."""
     # As the KV store gets its memory, so that the sum reads as fast as attention could.
     data = torch.from_numpy(np.zeros(GIB, dtype=np.uint8)).view(torch.float32).fill_(1.0)
-    rounds = proof.sized(quick=7, full=31)
+    shape, rounds = read_shape(smollm2().config), proof.sized(quick=7, full=31)
     for num_rows, context in DECODES:
         machine = decoding(smollm2_model(), num_rows, context - rounds // 2)
         exact = max(2, num_rows)
-        bare = {name: Bare(exact, exact, name).run for name in ("mkl", "onednn")}
+        bare = bare_products(shape, exact, exact)
         read = {"read": lambda: native.read_sum(data)}
         taken = _in_turn({**bare, **read, "step": machine.step}, rounds)
         products, bandwidth = _fastest(taken, list(bare)), GIB / min(taken["read"])
         kv_s = _kv_bytes(num_rows, context) / bandwidth
         name = f"{num_rows}_{context}"
-        say(f"  {name}: bare {median(products) * 1e3:.1f} ms, {bandwidth / 1e9:.1f} GB/s")
+        each = ", ".join(f"{one} {median(taken[one]) * 1e3:.1f}" for one in bare)
+        say(f"  {name}: bare {median(products) * 1e3:.1f} ms ({each}), {bandwidth / 1e9:.1f} GB/s")
         _report_ratio(proof, f"roof_{name}", [one + kv_s for one in products], taken["step"], 0.80)
         proof.report(f"step_ms_{name}", median(taken["step"]) * 1e3)
         if name == "16_288":
@@ -203,17 +177,18 @@ def prefills(proof: Proof, random: Random) -> None:
         assert not machine.engine.has_work
         return taken
 
+    shape = read_shape(smollm2().config)
     bare = {
-        "mkl": Bare(MAX_STEP_TOKENS, 2, "mkl"),
-        "mkl in two": Bare(MAX_STEP_TOKENS, 2, "mkl", parts=2),
-        "mkl in four": Bare(MAX_STEP_TOKENS, 2, "mkl", parts=4),
-        "onednn": Bare(MAX_STEP_TOKENS, 2, "onednn"),
+        name: call
+        for parts in (1, 2, 4)
+        for name, call in bare_products(shape, MAX_STEP_TOKENS, 2, parts).items()
+        if parts == 1 or not name.startswith("onednn")
     }
     taken: Times = {name: [] for name in (*bare, "first", "second")}
     step_of(MAX_STEP_TOKENS)
     for _ in range(proof.sized(quick=4, full=15)):
         for name, products in bare.items():
-            taken[name].append(_timed(products.run))
+            taken[name].append(_timed(products))
         taken["first"].append(step_of(MAX_STEP_TOKENS))
         taken["second"].append(step_of(2 * MAX_STEP_TOKENS))
     fastest = _fastest(taken, list(bare))
@@ -270,11 +245,40 @@ def kv_bf16(proof: Proof) -> None:
     taken = _in_turn(calls, rounds)
     _report_ratio(proof, "kv_bf16_speedup", taken["full"], taken["half"], 1.25)
     tokens = _fixed_text()[: proof.sized(quick=512, full=2_048)]
-    full, half = (_perplexity(tokens, dtype) for dtype in (torch.float32, torch.bfloat16))
+    full, half = (_perplexity(model, tokens, dtype) for dtype in (torch.float32, torch.bfloat16))
     proof.report("perplexity_tokens", len(tokens))
     proof.report("perplexity_kv_fp32", full)
     proof.report("perplexity_kv_bf16", half)
     proof.report("perplexity_change", half / full - 1.0, "stated: bf16 over fp32, minus 1")
+
+
+def weights_bf16(proof: Proof, random: Random) -> None:
+    """Weights, keys and values in half the bytes: what it wins, in tile registers where there are any, and its cost."""
+    full, half, rounds = smollm2_model(), load_smollm2("bfloat16"), proof.sized(quick=7, full=21)
+    proof.report("has_tiles", native.has_tiles(), "whether this processor multiplies bf16 in tile registers")
+    for num_rows, context in ((1, 288), (16, 288), (64, 1_024)):
+        calls = {
+            "full": decoding(full, num_rows, context - rounds // 2).step,
+            "half": decoding(half, num_rows, context - rounds // 2, dtype=torch.bfloat16).step,
+        }
+        taken = _in_turn(calls, rounds)
+        _report_ratio(proof, f"bf16_speedup_{num_rows}_{context}", taken["full"], taken["half"])
+    prompts = texts_of(random, real_text(), [MAX_STEP_TOKENS] * rounds)
+    taken = {"full": [], "half": []}
+    runners = {
+        "full": make_runner(full, make_store(full, 64)),
+        "half": make_runner(half, make_store(half, 64, torch.bfloat16)),
+    }
+    for prompt in prompts:
+        for name, runner in runners.items():
+            machine = Machine(runner)
+            machine.submit(Ask(prompt, SamplingParams(temperature=0.0, max_tokens=1)))
+            taken[name].append(_timed(machine.step))
+    _report_ratio(proof, "bf16_speedup_prefill_512", taken["full"], taken["half"])
+    tokens = _fixed_text()[: proof.sized(quick=512, full=2_048)]
+    before, after = _perplexity(full, tokens, torch.float32), _perplexity(half, tokens, torch.bfloat16)
+    proof.report("perplexity_bf16", after)
+    proof.report("perplexity_change_bf16", after / before - 1.0, "stated: weights and KV in bf16 over fp32, minus 1")
 
 
 def _fixed_text() -> list[int]:
@@ -284,9 +288,8 @@ def _fixed_text() -> list[int]:
 
 
 @torch.inference_mode()
-def _perplexity(tokens: list[int], dtype: torch.dtype) -> float:
+def _perplexity(model: Decoder, tokens: list[int], dtype: torch.dtype) -> float:
     """Of a text as one sequence, with keys and values held in this type."""
-    model = smollm2_model()
     table = tuple(range(1, -(-len(tokens) // BLOCK) + 1))
     store = make_store(model, len(table), dtype)
     maker = BatchMaker(BLOCK, model.padded, torch.device("cpu"))
@@ -302,7 +305,10 @@ def _perplexity(tokens: list[int], dtype: torch.dtype) -> float:
 
 def fallback(proof: Proof) -> None:
     """The path in plain torch, as it runs where there was no compiler, over the native one."""
-    with patch.object(torch_load, "why_not_native", lambda *_: "asked for"):
+    with (
+        patch.object(torch_load, "why_not_native", lambda *_: "asked for"),
+        patch.object(linear, "_probe_native", lambda _dtype: "asked for"),
+    ):
         plain = load_smollm2()
     calls = {"plain": decoding(plain, 16, 288).step, "native": decoding(smollm2_model(), 16, 288).step}
     taken = _in_turn(calls, proof.sized(quick=5, full=15))

@@ -116,7 +116,7 @@ def null_command(*, first_ms: float = 20.0, gap_ms: float = 5.0, slowdown: float
 
 
 def quire_command(model: Path, *flags: str, memory: str = "8GiB", slowdown: float | None = None) -> Command:
-    """`quire serve` of this checkout. How much memory it has decides how its weights are packed, so that is said.
+    """`quire serve` of this checkout, with memory that is said.
 
     With a slowdown every step takes so many times as long; 1 slows nothing, but by the same code.
     """

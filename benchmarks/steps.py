@@ -19,7 +19,7 @@ from quire.backends.torch.models.decoder import Decoder
 from quire.backends.torch.models.model import Model
 from quire.backends.torch.runner import TorchRunner
 from quire.backends.torch.threads import use_threads
-from quire.config import ModelSettings
+from quire.config import Dtype, ModelSettings
 from quire.core.request import SamplingParams
 from quire.core.step import RowResult, StepPlan, StepResult, WorkItem
 from tests.support.models import Ask, Machine
@@ -34,9 +34,9 @@ OWN_TOKENS = 400
 """A sequence may decode this many."""
 
 
-def load_smollm2() -> Decoder:
-    """The test model on the fast path, with every bucket that a server with 12 GiB would have."""
-    settings = ModelSettings(max_step_tokens=MAX_STEP_TOKENS, max_sequence_tokens=MAX_SEQUENCE_TOKENS)
+def load_smollm2(dtype: Dtype = "float32") -> Decoder:
+    """The test model on the fast path."""
+    settings = ModelSettings(max_step_tokens=MAX_STEP_TOKENS, max_sequence_tokens=MAX_SEQUENCE_TOKENS, dtype=dtype)
     use_threads(None)
     model = load_model(smollm2(), settings, 12 * GIB, lambda _done, _total: None)[0]
     assert isinstance(model, Decoder)

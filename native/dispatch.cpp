@@ -1,5 +1,8 @@
 // Chooses the kernels by what the processor says it can do. A new build is one line in CMakeLists.txt and two here.
 #include "dispatch.hpp"
+#ifdef QUIRE_HAS_amx
+#include "products_amx.hpp"
+#endif
 
 #include <cstdlib>
 #include <cstring>
@@ -57,7 +60,36 @@ const Kernels* choose() {
     return found;
 }
 
+// Tiles serve bf16 weights where nobody asked for another build by name.
+[[maybe_unused]] bool runs_amx() {
+#ifdef QUIRE_HAS_amx
+    const char* wanted = std::getenv("QUIRE_NATIVE");
+    return (wanted == nullptr || *wanted == '\0') && runs_avx512() && amx::allow();
+#else
+    return false;
+#endif
+}
+
+const Products* choose_products(WeightType type) {
+    if (type == WeightType::float32) return chosen_kernels().float32;
+#ifdef QUIRE_HAS_amx
+    if (has_tiles()) return &amx::products_bfloat16;
+#endif
+    return chosen_kernels().bfloat16;
+}
+
 }  // namespace
+
+bool has_tiles() {
+    static const bool has = runs_amx();
+    return has;
+}
+
+const Products& chosen_products(WeightType type) {
+    static const Products* const chosen[] = {choose_products(WeightType::float32),
+                                             choose_products(WeightType::bfloat16)};
+    return *chosen[static_cast<int>(type)];
+}
 
 const Kernels* kernels_named(const char* isa) {
 #ifdef QUIRE_HAS_avx512

@@ -9,6 +9,10 @@ namespace quire {
 // is unknown or that this processor cannot run throws std::runtime_error.
 const Kernels& chosen_kernels();
 
+// Whether bf16 weights are multiplied in tile registers.
+bool has_tiles();
+const Products& chosen_products(WeightType type);
+
 // The build of that name, or null: not built, or not for this processor.
 const Kernels* kernels_named(const char* isa);
 

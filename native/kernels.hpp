@@ -103,6 +103,35 @@ struct ArgmaxCall {
     int num_threads;
 };
 
+enum class WeightType : int { float32 = 0, bfloat16 = 1 };
+
+struct PackCall {
+    const float* weight;  // [out, in]
+    int64_t num_out, num_in;
+    void* packed;  // packed_bytes, aligned to 64
+    int num_threads;
+};
+
+struct ProductCall {
+    const float* rows;  // [row, in]
+    int64_t row_stride;
+    const void* packed;
+    const float* bias;  // [out], or null
+    float* out;         // [row, out]
+    int64_t out_stride;
+    int64_t num_rows, num_in, num_out;
+    int num_threads;
+    char* scratch;  // scratch_bytes, aligned to 64
+};
+
+// Products with weights of one type. How a weight is packed is between the two functions of one of these.
+struct Products {
+    int64_t (*packed_bytes)(int64_t num_out, int64_t num_in);
+    int64_t (*scratch_bytes)(int64_t num_rows, int64_t num_in);
+    void (*pack)(const PackCall&);
+    void (*product)(const ProductCall&);
+};
+
 // One build of all kernels for one instruction set.
 struct Kernels {
     const char* isa;
@@ -113,6 +142,7 @@ struct Kernels {
     void (*argmax)(const ArgmaxCall&);
     void (*exp)(const float* in, float* out, int64_t size);
     double (*read_sum)(const void* data, int64_t num_bytes, int num_threads);
+    const Products *float32, *bfloat16;  // by the type of the weights
 };
 
 // What a head may measure: vectors cover eight numbers or sixteen, and a tail of eight is the only one.

@@ -87,6 +87,28 @@ double read_sum(Address data, int64_t num_bytes, int num_threads) {
     return quire::chosen_kernels().read_sum(at<const void>(data), num_bytes, num_threads);
 }
 
+int64_t packed_bytes(int type, int64_t num_out, int64_t num_in) {
+    return quire::chosen_products(static_cast<quire::WeightType>(type)).packed_bytes(num_out, num_in);
+}
+
+void pack(int type, Address weight, int64_t num_out, int64_t num_in, Address packed, int num_threads) {
+    quire::chosen_products(static_cast<quire::WeightType>(type))
+        .pack({at<const float>(weight), num_out, num_in, at<void>(packed), num_threads});
+}
+
+void product(int type, Address packed, Address bias, int64_t num_in, int64_t num_out, int num_threads, Address rows,
+             int64_t row_stride, Address out, int64_t out_stride, int64_t num_rows) {
+    const quire::Products& products = quire::chosen_products(static_cast<quire::WeightType>(type));
+    const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(num_rows, num_in));
+    std::unique_ptr<char, Freed> scratch;
+    if (num_bytes > 0) {
+        scratch.reset(static_cast<char*>(std::aligned_alloc(64, (num_bytes + 63) / 64 * 64)));
+        if (!scratch) throw std::bad_alloc();
+    }
+    products.product({at<const float>(rows), row_stride, at<const void>(packed), at<const float>(bias), at<float>(out),
+                      out_stride, num_rows, num_in, num_out, num_threads, scratch.get()});
+}
+
 std::string isa() { return quire::chosen_kernels().isa; }
 
 }  // namespace
@@ -101,5 +123,9 @@ NB_MODULE(_native, module) {
     module.def("silu_mul", &silu_mul, unlocked);
     module.def("argmax", &argmax, unlocked);
     module.def("exp", &exp_of, unlocked);
+    module.def("has_tiles", &quire::has_tiles, "Whether products with bf16 weights are made in tile registers.");
+    module.def("packed_bytes", &packed_bytes);
+    module.def("pack", &pack, unlocked);
+    module.def("product", &product, unlocked);
     module.def("read_sum", &read_sum, unlocked);
 }

@@ -10,11 +10,13 @@ void silu_mul(const SiluCall& call);
 void argmax(const ArgmaxCall& call);
 void exp(const float* in, float* out, int64_t size);
 double read_sum(const void* data, int64_t num_bytes, int num_threads);
+extern const Products products_float32, products_bfloat16;
 
 #define QUIRE_TEXT_OF(name) #name
 #define QUIRE_TEXT(name) QUIRE_TEXT_OF(name)
 
 extern const Kernels kernels;
-const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), attention, add_rms_norm, rope_write, silu_mul, argmax, exp, read_sum};
+const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), attention, add_rms_norm, rope_write, silu_mul, argmax, exp, read_sum,
+                         &products_float32, &products_bfloat16};
 
 }  // namespace quire::QUIRE_ISA

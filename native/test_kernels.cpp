@@ -205,6 +205,35 @@ void test_rows(const quire::Kernels& kernels) {
     kernels.read_sum(added.data(), static_cast<int64_t>(4 * count), 2);
 }
 
+// Some rows of a product with a weight that was packed into exactly its bytes.
+std::vector<float> multiply(const quire::Products& products, const std::vector<float>& rows, const void* packed,
+                            const float* bias, int first, int count, int num_in, int num_out, int num_threads) {
+    std::vector<float> out(static_cast<size_t>(count) * static_cast<size_t>(num_out), 0.0f);
+    const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(count, num_in));
+    std::unique_ptr<char, Free> scratch(static_cast<char*>(std::aligned_alloc(64, (num_bytes + 63) / 64 * 64)));
+    const int64_t from = int64_t{first} * num_in;
+    products.product({rows.data() + from, num_in, packed, bias, out.data(), num_out, count, num_in, num_out,
+                      num_threads, scratch.get()});
+    return out;
+}
+
+void test_products(const quire::Products& products, const char* isa) {
+    const int num_rows = pick(1, 60), num_in = pick(1, 200), num_out = pick(1, 200);
+    const std::vector<float> weight = numbers<float>(static_cast<size_t>(num_out) * static_cast<size_t>(num_in));
+    const std::vector<float> rows = numbers<float>(static_cast<size_t>(num_rows) * static_cast<size_t>(num_in));
+    const std::vector<float> biases = numbers<float>(static_cast<size_t>(num_out));
+    const float* bias = pick(0, 1) ? biases.data() : nullptr;
+    std::unique_ptr<char, Free> packed(
+        static_cast<char*>(std::malloc(static_cast<size_t>(products.packed_bytes(num_out, num_in)))));
+    products.pack({weight.data(), num_out, num_in, packed.get(), 2});
+    const std::vector<float> all = multiply(products, rows, packed.get(), bias, 0, num_rows, num_in, num_out, 2);
+    expect(all_finite(all), "a product", isa);
+    const int first = pick(0, num_rows - 1), count = pick(1, num_rows - first);
+    const std::vector<float> some = multiply(products, rows, packed.get(), bias, first, count, num_in, num_out, 1);
+    expect(std::memcmp(&all[static_cast<size_t>(first) * static_cast<size_t>(num_out)], some.data(), some.size() * 4) == 0,
+           "a product in company", isa);
+}
+
 }  // namespace
 
 int main() {
@@ -215,8 +244,15 @@ int main() {
             test_attention(*kernels);
             test_rope(*kernels);
             test_rows(*kernels);
+            test_products(*kernels->float32, isa);
+            test_products(*kernels->bfloat16, isa);
         }
         std::printf("%s: clean\n", kernels->isa);
+    }
+    if (quire::has_tiles()) {
+        for (int round = 0; round < 15; ++round)
+            test_products(quire::chosen_products(quire::WeightType::bfloat16), "amx");
+        std::printf("amx: clean\n");
     }
     return 0;
 }

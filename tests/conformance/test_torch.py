@@ -29,3 +29,10 @@ def test_the_kit_passes_with_keys_and_values_in_bfloat16() -> None:
     settings = {**SETTINGS, "block_size": 16, "kv_dtype": "bfloat16"}
     done = check_all(partial(load_runner, architectures.directory("llama-native"), **settings))
     assert len(done) == len(CHECKS)
+
+
+@pytest.mark.parametrize("name", architectures.NATIVE)
+def test_the_kit_passes_with_weights_in_bfloat16(name: str) -> None:
+    settings = {**SETTINGS, "block_size": 16, "dtype": "bfloat16"}
+    done = check_all(partial(load_runner, architectures.directory(name), **settings))
+    assert len(done) == len(CHECKS)

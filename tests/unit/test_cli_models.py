@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from quire import cli
-from quire.backends.torch.buckets import BUCKET_CHOICES
 from quire.checkpoints import resolve
 from quire.cli.columns import columns, plain
 from quire.cli.info import facts_of
@@ -132,8 +131,8 @@ def test_info_estimates_what_fits_in_whole_blocks(tmp_path: Path) -> None:
     assert facts.kv_bytes_per_token is not None
     assert [fit.memory_gib for fit in facts.fits] == [2, 4, 8, 16, 32]
     for fit in facts.fits:
-        # So small a model is packed for every number of rows there is a pack for.
-        held = len(BUCKET_CHOICES[0]) * facts.parameters + (facts.vocabulary or 0) * 32
+        # The embedding is held as it is, and once more as the head.
+        held = facts.parameters + (facts.vocabulary or 0) * 32
         left_bytes = (fit.memory_gib << 30) - (1 << 29) - 4 * held
         assert fit.kv_tokens == left_bytes // facts.kv_bytes_per_token["float32"] // 32 * 32
 

@@ -16,6 +16,8 @@ from typing import Any
 READ_BYTES = 1 << 30
 
 Work = Callable[[], object]
+Prepare = Callable[[Any], Callable[[Any], object]]
+"""From a weight to a product with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,14 @@ class Roof:
         import torch  # noqa: PLC0415
 
         from quire.backends.torch import native  # noqa: PLC0415
+        from quire.backends.torch.linear import LinearKind  # noqa: PLC0415
 
         data = torch.ones(READ_BYTES // 4)
         rows = max(2, num_rows)
-        products = {name: Bare(self.shape, rows, rows, name).run for name in ("mkl", "onednn")}
+        prepares = {name: LinearKind(name, "").prepare for name in ("native", "onednn")}
+        products = {name: Bare(self.shape, rows, rows, prepare, prepare).run for name, prepare in prepares.items()}
         taken = turn_about({"step": step, **products, "read": lambda: native.read_sum(data)}, num_steps)
-        bare_s, bytes_per_s = min(taken["mkl"], taken["onednn"]), READ_BYTES / taken["read"]
+        bare_s, bytes_per_s = min(taken[name] for name in products), READ_BYTES / taken["read"]
         return RoofPoint(taken["step"], bare_s, bare_s + kv_bytes / bytes_per_s, bytes_per_s)
 
 
@@ -77,21 +81,21 @@ def turn_about(calls: Mapping[str, Work], num_rounds: int) -> dict[str, float]:
 class Bare:
     """The products of a step at exactly this many rows, and nothing else: all layers, then the head of some rows.
 
-    `parts` takes the layers' rows in so many equal slabs, one after the other.
+    `parts` takes the layers' rows so many times, as a step does that is cut into slabs. Weights are prepared as they
+    are told: those of the layers, and that of the head.
     """
 
-    def __init__(self, shape: Any, num_rows: int, head_rows: int, name: str, parts: int = 1) -> None:
+    def __init__(
+        self, shape: Any, num_rows: int, head_rows: int, prepare: Prepare, prepare_head: Prepare, parts: int = 1
+    ) -> None:
         import torch  # noqa: PLC0415
 
-        from quire.backends.torch.linear import LinearKind  # noqa: PLC0415
-
-        hidden, wide, rows = shape.hidden_size, shape.intermediate_size, num_rows // parts
-        kind, head_kind = LinearKind(name, "", (rows,)), LinearKind(name, "", (head_rows,))
+        hidden, wide = shape.hidden_size, shape.intermediate_size
         qkv = shape.query_size + 2 * shape.kv_size
         sizes = ((qkv, hidden), (hidden, shape.query_size), (2 * wide, hidden), (hidden, wide))
-        self._layers = [[kind.prepare(torch.randn(*size)) for size in sizes] for _ in range(shape.num_layers)]
-        self._inputs = [torch.randn(rows, size) for _, size in sizes]
-        self._head = head_kind.prepare(torch.randn(shape.vocabulary_size, hidden))
+        self._layers = [[prepare(torch.randn(*size)) for size in sizes] for _ in range(shape.num_layers)]
+        self._inputs = [torch.randn(num_rows, size) for _, size in sizes]
+        self._head = prepare_head(torch.randn(shape.vocabulary_size, hidden))
         self._head_input = torch.randn(head_rows, hidden)
         self._parts = parts
         self._inference = torch.inference_mode

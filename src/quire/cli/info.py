@@ -161,15 +161,13 @@ def _kv_bytes(sizes: "Sizes", dtype: str) -> int:
 
 
 def _fit(memory_gib: int, sizes: "Sizes", num_values: int) -> Fit:
-    from quire.backends.torch.buckets import choose_buckets
     from quire.config import ModelSettings
 
     settings, value_bytes = ModelSettings(), VALUE_BYTES["float32"]
-    buckets = choose_buckets(num_values * value_bytes, memory_gib * GIB, settings.max_step_tokens)
     # An embedding is held as it is; one that is the head too is packed for that as well.
     embedded = sizes.vocabulary * sizes.hidden
     packed = num_values if sizes.tied else num_values - embedded
-    held_bytes = (embedded + packed * max(1, len(buckets))) * value_bytes
+    held_bytes = (embedded + packed) * value_bytes
     left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_bytes
     block_size = settings.block_size
     num_blocks = max(0, left_bytes // (_kv_bytes(sizes, "float32") * block_size))
@@ -196,7 +194,7 @@ def _print_tables(facts: Facts) -> None:
     if facts.fits is None:
         typer.echo(f"\nWhat fits is not estimated for the family {plain(facts.family)}: loading it will say.", err=True)
         return
-    assumed = "float32 weights, packed as often as half of it holds, and 0.5 GiB for libraries and steps"
+    assumed = "float32 weights, and 0.5 GiB for libraries and steps"
     typer.echo(f"\nwhat fits (an estimate: {assumed}; loading measures it)\n")
     header = ("memory", "KV tokens", "sequences of full context")
     fits = [(f"{fit.memory_gib} GiB", *_fit_cells(fit, facts.context_tokens)) for fit in facts.fits]

@@ -6,7 +6,6 @@ models/     decoder (Llama, Mistral, Qwen2, Qwen3) and adapter (other decoders o
 kv_store    the paged KV memory's data
 attention   queries against blocks, through block tables
 linear      matrix products with weights packed once
-buckets     for how many rows they are packed
 sampler     logits to tokens, a pure function per row
 weights     safetensors to tensors, one at a time
 memory      what fits in how many bytes, decided at start

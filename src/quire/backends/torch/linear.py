@@ -1,27 +1,30 @@
-"""Matrix products with weights packed once. The only file that knows the private operators of the packed paths.
+"""Matrix products with weights packed once. The only file that knows how, and the private operator of the second way.
 
-`F.linear` gives a row other bits in other company and wastes much of a batched step. Two packed operators do neither,
-from two rows up; which is used is one decision per process, because their bits differ from each other:
+`F.linear` gives a row other bits in other company and wastes much of a batched step. Two packed products do neither;
+which is used is one decision per process, because their bits differ from each other:
 
-    MKL      the fastest, but each number of rows has its own copy of the weights: a few **buckets**, and padding
-    oneDNN   one copy for any number of rows, 1.1 to 1.4 times slower
+    native   quire's own: one copy for any number of rows, none of them padding; the fastest up to a hundred rows and as
+             fast as any above; weights in float32 or bfloat16
+    oneDNN   where there was no compiler: one copy, from two rows up, a few different counts of them; float32 only
 
-So more memory buys more buckets (`choose_kind`), and rows are padded to what is computed anyway. What a library does is
-asked, not assumed: each operator is probed on this machine, and if one is missing, wrong or not row-invariant the next
-is taken, with a reason. The original weights are not kept.
+What is used is asked, not assumed: each is probed on this machine, and if one is missing, wrong or not row-invariant
+the next is taken, with a reason. The original weights are not kept.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
-from quire.backends.torch.buckets import BUCKET_CHOICES, choose_buckets, cut
+from quire.backends.torch import native
 
 Product = Callable[[torch.Tensor], torch.Tensor]
+
+SLAB_ROWS = 256
+"""Rows that a chain of products takes at once: what one makes is still in the cache when the next reads it."""
+PROBED_ROWS = (1, 2, 4, 8, 15, 16, 40, 64, 96)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,11 @@ class LinearKind:
     """How products are made, and why."""
 
     name: str
-    """`mkl`, `onednn` or `plain`."""
+    """`native`, `onednn` or `plain`."""
     reason: str
-    buckets: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    """How weights are held."""
+    _shelf: native.Shelf = field(default_factory=native.Shelf, compare=False, repr=False)
 
     @property
     def is_packed(self) -> bool:
@@ -39,28 +44,24 @@ class LinearKind:
         return self.name != "plain"
 
     @property
-    def num_copies(self) -> int:
-        """How often the weights are held."""
-        return max(1, len(self.buckets))
-
-    def cuts(self, num_rows: int) -> tuple[int, ...]:
-        """The row counts of the calls that compute this many, largest first."""
-        return cut(self.buckets, num_rows) if self.buckets else (padded(num_rows),)
+    def row_dtype(self) -> torch.dtype:
+        """The type of the rows that go in and come out."""
+        return torch.float32 if self.is_packed else self.dtype
 
     def slabs(self, num_rows: int) -> list[slice]:
-        """How this many padded rows are best cut for a chain of products: no part larger than one call takes."""
-        ends = list(accumulate(self.cuts(num_rows)))
-        return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+        """How this many padded rows are best cut for a chain of products."""
+        size = SLAB_ROWS if self.name == "native" else num_rows
+        return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
     def padded(self, num_rows: int) -> int:
-        """The row count that is computed for this many: at least 2, and few different ones."""
-        return sum(self.cuts(num_rows))
+        """The row count that is computed for this many."""
+        return num_rows if self.name == "native" else padded(num_rows)
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
-        """A product with this weight ([out, in]) for rows padded by `padded`."""
+        """A product with this weight ([out, in], in the rows' type) for rows padded by `padded`."""
         match self.name:
-            case "mkl":
-                return _mkl(weight, bias, self.buckets)
+            case "native":
+                return native.PackedProduct(weight, bias, self.dtype, self._shelf)
             case "onednn":
                 return _onednn(weight, bias)
             case _:
@@ -68,69 +69,59 @@ class LinearKind:
 
 
 def padded(num_rows: int) -> int:
-    """Rows where any number will do: few different ones, because libraries keep code for each they meet."""
+    """Two rows at least, and few different counts, because libraries keep code for each they meet."""
     step = 2 if num_rows <= 8 else 4 if num_rows <= 16 else 8 if num_rows <= 64 else 32
     return max(2, -(-num_rows // step) * step)
 
 
-def choose_kind(
-    dtype: torch.dtype, device: torch.device, weight_bytes: int, budget_bytes: int, max_rows: int
-) -> LinearKind:
-    """The fastest way that is known to be right and fits, for steps of at most so many rows."""
-    if dtype != torch.float32 or device.type != "cpu":
-        return LinearKind("plain", f"weights are packed for float32 on a CPU only, this is {dtype} on {device.type}")
-    buckets = choose_buckets(weight_bytes, budget_bytes, max_rows)
-    if buckets and (complaint := _probe_mkl()) is None:
-        return LinearKind("mkl", f"weights packed for {', '.join(map(str, buckets))} rows", buckets)
-    complaint = _probe_onednn()
-    return LinearKind("plain", complaint) if complaint else LinearKind("onednn", "weights packed once for any rows")
+def choose_kind(dtype: torch.dtype, rows: torch.dtype, device: torch.device) -> LinearKind:
+    """The fastest way that is known to be right, for weights held in `dtype` and rows of the other type."""
+    if rows != torch.float32 or device.type != "cpu" or dtype not in native.WEIGHT_TYPES:
+        return LinearKind("plain", f"rows are multiplied as float32 on a CPU, these are {rows} on {device.type}", dtype)
+    if (complaint := _probe_native(dtype)) is None:
+        return LinearKind("native", "weights packed once for any rows", dtype)
+    if dtype == torch.float32 and _probe_onednn() is None:
+        return LinearKind("onednn", complaint)
+    return LinearKind("plain", complaint, dtype)
 
 
 @cache
-def _probe_mkl() -> str | None:
-    buckets = BUCKET_CHOICES[0]
-    return _probed("MKL", lambda weight: LinearKind("mkl", "", buckets).prepare(weight), buckets)
+def _probe_native(dtype: torch.dtype) -> str | None:
+    found = native.available()
+    if not found.is_available:
+        return f"no native kernels: {found.reason}"
+    kind = LinearKind("native", "", dtype)
+    return _probed("quire", kind.prepare, PROBED_ROWS, dtype)
 
 
 @cache
 def _probe_onednn() -> str | None:
-    return _probed("oneDNN", lambda weight: _onednn(weight, None), (2, 4, 8, 16, 40, 64, 96))
+    return _probed("oneDNN", lambda weight: _onednn(weight, None), tuple({padded(count) for count in PROBED_ROWS}))
 
 
-def _probed(name: str, prepare: Callable[[torch.Tensor], Product], counts: tuple[int, ...]) -> str | None:
-    """None if the operator runs, is right, and gives a row the same bits in every company; else what is wrong."""
+def _probed(
+    name: str,
+    prepare: Callable[[torch.Tensor], Product],
+    counts: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+) -> str | None:
+    """None if the product runs, is right, and gives a row the same bits in every company; else what is wrong."""
     generator = torch.Generator().manual_seed(1)
     for num_in, num_out in ((64, 96), (576, 1536), (1536, 576), (33, 65)):
-        weight = torch.randn(num_out, num_in, generator=generator) / num_in**0.5
-        rows = torch.randn(256, num_in, generator=generator)
+        # Numbers that the weights' type holds exactly, so that what it is held in is not an error.
+        weight = (torch.randn(num_out, num_in, generator=generator) / num_in**0.5).to(dtype).float()
+        rows = torch.randn(256, num_in, generator=generator).to(dtype).float()
         try:
             product = prepare(weight)
             whole = product(rows)
         except (AttributeError, RuntimeError) as error:
-            return f"the packed operator of {name} does not run here ({type(error).__name__})"
+            return f"the packed product of {name} does not run here ({type(error).__name__})"
         if not torch.allclose(whole, F.linear(rows, weight), atol=1e-4, rtol=1e-4):
-            return f"the packed operator of {name} disagrees with F.linear here"
+            return f"the packed product of {name} disagrees with F.linear here"
         places = ((first, n) for n in counts for first in {0, min(5, len(rows) - n), len(rows) - n})
         if any(not torch.equal(product(rows[first : first + n]), whole[first : first + n]) for first, n in places):
-            return f"the packed operator of {name} is not row-invariant here"
+            return f"the packed product of {name} is not row-invariant here"
     return None
-
-
-def _mkl(weight: torch.Tensor, bias: torch.Tensor | None, buckets: tuple[int, ...]) -> Product:
-    packs = {size: torch.ops.mkl._mkl_reorder_linear_weight(weight, size) for size in buckets}
-    run = torch.ops.mkl._mkl_linear
-    # The operator wants the original for row counts it was not packed for; it gets its shape and never its numbers.
-    shape = torch.empty(1).expand(weight.shape)
-
-    def product(rows: torch.Tensor) -> torch.Tensor:
-        count = len(rows)
-        if count in packs:
-            out: torch.Tensor = run(rows, packs[count], shape, bias, count)
-            return out
-        parts = torch.tensor_split(rows, list(accumulate(cut(buckets, count)))[:-1])
-        return torch.cat([run(part, packs[len(part)], shape, bias, len(part)) for part in parts])
-
-    return product
 
 
 def _onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:

@@ -79,29 +79,30 @@ def load_model(
         done += num_bytes
         on_read(done, total)
 
-    reader = WeightReader(checkpoint.weight_files, dtype, count)
-    weight_bytes = reader.num_values * dtype.itemsize
+    device = torch.device(settings.device)
+    shape = read_shape(config) if is_decoder(config) else None
+    reason = None if shape is None else why_not_native(shape, settings.block_size, dtype, device)
+    is_native = shape is not None and reason is None
+    kind = choose_kind(dtype, torch.float32 if is_native else dtype, device)
+    reader = WeightReader(checkpoint.weight_files, kind.row_dtype, count)
     memory.check_weights_fit(
         budget_bytes,
-        weight_bytes,
-        reader.largest_values * dtype.itemsize,
+        reader.num_values * dtype.itemsize,
+        reader.largest_values * kind.row_dtype.itemsize,
         settings.max_step_tokens * int(config.get("vocab_size", 0) or 0) * 4,
     )
-    device = torch.device(settings.device)
-    kind = choose_kind(dtype, device, weight_bytes, budget_bytes, settings.max_step_tokens)
-    if not is_decoder(config):
+    if shape is None:
         from quire.backends.torch.models.adapter import Adapter  # noqa: PLC0415 - transformers takes seconds to import
 
         model: Model = Adapter(config, checkpoint.directory, dtype, kind)
         return model, (f"{config['model_type']} runs through transformers' own modules, not the fast path",)
     if settings.device != "cpu":
         raise ConfigError("the fast path is not moved to other devices yet; use device cpu")
-    shape = read_shape(config)
-    rope, reason = read_rope(config, shape.head_size), why_not_native(shape, settings.block_size, dtype, device)
-    ops: Ops = NativeOps(shape, rope) if reason is None else TorchOps(shape, rope, settings.block_size, device)
+    rope = read_rope(config, shape.head_size)
+    ops: Ops = NativeOps(shape, rope) if is_native else TorchOps(shape, rope, settings.block_size, device)
     notes = [] if reason is None else [f"slower path in plain torch: {reason}"]
-    if not kind.is_packed:
-        notes.append(f"plain products: {kind.reason}")
+    if kind.name != "native" and kind.reason != reason:
+        notes.append(f"slower products: {kind.reason}")
     return Decoder(shape, reader, kind, ops), tuple(notes)
 
 

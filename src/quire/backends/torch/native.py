@@ -23,6 +23,8 @@ from quire.core.step import WorkItem
 HEAD_SIZES = range(32, 256 + 1, 8)
 BLOCK_SIZES = (16, 32, 64)
 KV_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+LINE_BYTES = 64
+WEIGHT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Availability(NamedTuple):
@@ -379,6 +381,74 @@ class BoundSiluMul:
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """One gate, for who has one."""
     return BoundSiluMul(out)(gate_up)
+
+
+class Shelf:
+    """Memory for packed weights, in pieces of large boards: only a large piece is given large pages.
+
+    A board lives as long as one of its pieces, and each piece begins a cache line.
+    """
+
+    BOARD_BYTES = 64 << 20
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """So many bytes; what is in them is not said."""
+        if num_bytes > len(self._free):
+            board = torch.from_numpy(np.empty(max(num_bytes, self.BOARD_BYTES) + LINE_BYTES, dtype=np.uint8))
+            self._free = board[-board.data_ptr() % LINE_BYTES :]
+        taken, rounded = self._free[:num_bytes], -(-num_bytes // LINE_BYTES) * LINE_BYTES
+        self._free = self._free[rounded:]
+        return taken
+
+
+class PackedProduct:
+    """Rows times a weight [out, in], plus a bias: the weight is packed once and held in one copy, for any rows.
+
+    It is held as float32 or rounded to bfloat16; rows and results are float32. A row's result is the same in any
+    company and with any number of threads.
+    """
+
+    __slots__ = ("_bias", "_call", "_head", "_num_in", "_num_out", "_packed")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, shelf: Shelf) -> None:
+        weight = weight.contiguous()
+        _check_floats(weight)
+        if dtype not in WEIGHT_TYPES:
+            raise TypeError(f"weights are packed as float32 or bfloat16, not as {dtype}")
+        self._num_out, self._num_in = weight.shape
+        kernels, sizes, num_threads = _kernels(), (self._num_out, self._num_in), torch.get_num_threads()
+        self._packed = shelf.take(kernels.packed_bytes(WEIGHT_TYPES[dtype], *sizes))
+        self._bias = None if bias is None else bias.contiguous()
+        kernels.pack(WEIGHT_TYPES[dtype], weight.data_ptr(), *sizes, self._packed.data_ptr(), num_threads)
+        bias_at = 0 if self._bias is None else _address(self._bias, (self._num_out,))
+        self._call = kernels.product
+        self._head = (WEIGHT_TYPES[dtype], self._packed.data_ptr(), bias_at, self._num_in, self._num_out)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[row, out], for rows that lie anywhere as long as each is contiguous."""
+        if rows.dtype != torch.float32 or rows.dim() != 2 or rows.shape[1] != self._num_in or rows.stride(1) != 1:
+            raise ValueError(f"rows are {_layout(rows)}: float32 rows of {self._num_in} contiguous numbers are wanted")
+        num_rows = len(rows)
+        out = torch.empty(num_rows, self._num_out)
+        self._call(
+            *self._head,
+            torch.get_num_threads(),
+            rows.data_ptr(),
+            rows.stride(0),
+            out.data_ptr(),
+            self._num_out,
+            num_rows,
+        )
+        return out
+
+
+def has_tiles() -> bool:
+    """Whether products with bfloat16 weights are made in tile registers here."""
+    has: bool = _kernels().has_tiles()
+    return has
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,8 +15,8 @@ from quire.backends.torch.ops import HeadNorms, StepOps
 
 def why_not_native(shape: DecoderShape, block_size: int, dtype: torch.dtype, device: torch.device) -> str | None:
     """None if the kernels can run this model here; else the reason."""
-    if dtype != torch.float32 or device.type != "cpu":
-        return f"native kernels compute in float32 on a CPU, this is {dtype} on {device.type}"
+    if dtype not in native.WEIGHT_TYPES or device.type != "cpu":
+        return f"native kernels take weights in float32 or bfloat16 on a CPU, this is {dtype} on {device.type}"
     if shape.head_size not in native.HEAD_SIZES or block_size not in native.BLOCK_SIZES:
         return (
             "native kernels take heads of 32 to 256 in steps of 8 and blocks of 16, 32 or 64, this is "

@@ -3,8 +3,8 @@
 `Ops` is the seam: `native_ops` has the same in C++. Either is begun once per step with what all layers share, so that a
 layer's calls carry nothing but its own tensors. The residual is added to in place.
 
-A large step goes through a layer in **slabs** of rows, as many as one packed product takes: between products nothing is
-joined, and what one makes is still warm when the next reads it. Only attention wants all rows at once.
+A large step goes through a layer in **slabs** of rows, so that what one product makes is still warm when the next reads
+it. Only attention wants all rows at once.
 """
 
 from collections.abc import Sequence

@@ -1,17 +1,15 @@
 """The store's byte layout, packed products, rotary positions, memory: the torch backend's smaller rooms."""
 
 import os
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from quire.backends.torch import linear, memory, threads
-from quire.backends.torch.buckets import choose_buckets, cut
+from quire.backends.torch import linear, memory, native, threads
 from quire.backends.torch.kv_store import KVStore, LayerShape
 from quire.backends.torch.linear import LinearKind, choose_kind, padded
 from quire.backends.torch.models.rope import read_rope, rope_parameters
@@ -63,81 +61,125 @@ def test_copies_are_made_in_their_order() -> None:
     assert store.read_blocks([1]) == store.read_blocks([4])
 
 
-def kind_of(name: str) -> LinearKind:
-    return {"mkl": LinearKind("mkl", "", (4, 8, 16, 32, 64, 128, 256)), "onednn": LinearKind("onednn", "")}[name]
+KINDS = [
+    LinearKind("native", ""),
+    LinearKind("native", "", torch.bfloat16),
+    LinearKind("onednn", ""),
+]
 
 
-def test_more_memory_buys_more_buckets() -> None:
-    kinds = [choose_kind(torch.float32, CPU, 100, budget, 512) for budget in (150, 450, 650, 850, 1_050, 1_250, 5_000)]
-    assert [len(kind.buckets) for kind in kinds] == [0, 2, 3, 4, 5, 6, 7]
-    assert [kind.name for kind in kinds] == ["onednn"] + ["mkl"] * 6
-    assert [kind.num_copies for kind in kinds] == [1, 2, 3, 4, 5, 6, 7]
+def held(kind: LinearKind, numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers that the kind holds exactly, so that what it rounds is not an error."""
+    return numbers.to(kind.dtype).float()
 
 
-def test_a_bucket_that_no_step_fills_is_not_bought() -> None:
-    chosen = {rows: choose_buckets(1, 1_000, rows) for rows in (2, 40, 192, 200, 512)}
-    assert {rows: buckets[-1] for rows, buckets in chosen.items()} == {2: 4, 40: 64, 192: 128, 200: 256, 512: 256}
-    assert all(max(cut(chosen[rows], rows)) == chosen[rows][-1] for rows in (2, 40, 192, 200, 512))
+def test_the_fastest_way_is_taken_for_each_type_of_weights() -> None:
+    assert choose_kind(torch.float32, torch.float32, CPU) == LinearKind("native", "weights packed once for any rows")
+    half = choose_kind(torch.bfloat16, torch.float32, CPU)
+    assert (half.name, half.dtype, half.row_dtype) == ("native", torch.bfloat16, torch.float32)
 
 
-def test_other_types_take_the_plain_path_and_say_so() -> None:
-    kind = choose_kind(torch.bfloat16, CPU, 1, 100, 512)
-    assert not kind.is_packed
-    assert "float32" in kind.reason
+def test_other_rows_take_the_plain_path_and_say_so() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        kind = choose_kind(dtype, dtype, CPU)
+        assert not kind.is_packed
+        assert kind.row_dtype == dtype
+        assert "float32" in kind.reason
+    assert choose_kind(torch.float16, torch.float32, CPU).name == "plain"
 
 
-def test_a_missing_operator_is_said_and_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_probe_mkl", lambda: "MKL is not here")
-    assert choose_kind(torch.float32, CPU, 1, 100, 512).name == "onednn"
+def test_a_missing_product_is_said_and_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_probe_native", lambda _dtype: "no kernels here")
+    kind = choose_kind(torch.float32, torch.float32, CPU)
+    assert (kind.name, kind.reason) == ("onednn", "no kernels here")
+    assert choose_kind(torch.bfloat16, torch.float32, CPU).name == "plain"
     monkeypatch.setattr(linear, "_probe_onednn", lambda: "oneDNN is not here")
-    kind = choose_kind(torch.float32, CPU, 1, 100, 512)
-    assert (kind.name, kind.reason) == ("plain", "oneDNN is not here")
+    kind = choose_kind(torch.float32, torch.float32, CPU)
+    assert (kind.name, kind.reason) == ("plain", "no kernels here")
 
 
-@pytest.mark.parametrize("name", ["mkl", "onednn"])
-@pytest.mark.parametrize("sizes", [(576, 960), (1536, 576), (24, 40), (33, 65)])
+@pytest.mark.parametrize("wrong", ["numbers", "company", "operator"])
+def test_a_probe_finds_what_is_wrong(wrong: str) -> None:
+    def prepare(weight: torch.Tensor) -> linear.Product:
+        def product(rows: torch.Tensor) -> torch.Tensor:
+            if wrong == "operator":
+                raise RuntimeError
+            out = torch.nn.functional.linear(rows, weight)
+            return out * 1.01 if wrong == "numbers" else out + len(rows) * 1e-7
+
+        return product
+
+    complaint = linear._probed("theirs", prepare, (2, 4))
+    assert complaint is not None
+    assert {"numbers": "disagrees", "company": "row-invariant", "operator": "RuntimeError"}[wrong] in complaint
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.name} {kind.dtype}")
+@pytest.mark.parametrize("sizes", [(576, 960), (1536, 576), (24, 40), (33, 65), (1, 1), (700, 31)])
 @pytest.mark.parametrize("is_biased", [True, False])
-def test_packed_products_agree_and_do_not_see_other_rows(name: str, sizes: tuple[int, int], is_biased: bool) -> None:
+def test_packed_products_agree_and_do_not_see_other_rows(
+    kind: LinearKind, sizes: tuple[int, int], is_biased: bool
+) -> None:
     torch.manual_seed(3)
-    weight, bias = torch.randn(sizes[1], sizes[0]), torch.randn(sizes[1]) if is_biased else None
-    kind = kind_of(name)
+    weight, bias = held(kind, torch.randn(sizes[1], sizes[0])), torch.randn(sizes[1]) if is_biased else None
     product = kind.prepare(weight, bias)
-    rows = torch.randn(kind.padded(700), sizes[0])
+    rows = held(kind, torch.randn(kind.padded(700), sizes[0]))
     whole = product(rows)
     assert torch.allclose(whole, torch.nn.functional.linear(rows, weight, bias), atol=1e-3)
     for count in sorted({kind.padded(n) for n in range(1, 600)}):
         assert torch.equal(product(rows[7 : 7 + count]), whole[7 : 7 + count]), count
 
 
-def test_buckets_are_filled_up_and_large_batches_are_cut() -> None:
-    kind = kind_of("mkl")
-    assert [kind.padded(n) for n in (1, 8, 9, 33, 128, 129, 160, 192, 200)] == [4, 8, 16, 64, 128, 132, 160, 192, 256]
-    assert [kind.padded(n) for n in (240, 256, 300, 512, 700)] == [256, 256, 320, 512, 704]
-    assert (kind.cuts(200), kind.cuts(192), kind.cuts(700)) == ((256,), (128, 64), (256, 256, 128, 64))
+@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: f"{kind.dtype}")
+def test_native_products_have_the_same_bits_with_any_number_of_threads(kind: LinearKind) -> None:
+    torch.manual_seed(4)
+    product, rows, whole = kind.prepare(torch.randn(960, 576)), torch.randn(300, 576), []
+    before = torch.get_num_threads()
+    try:
+        for num_threads in (1, 2, 3, 7):
+            torch.set_num_threads(num_threads)
+            whole.append(product(rows))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, whole[0]) for one in whole)
 
 
-@given(st.sets(st.integers(2, 40), min_size=1).map(sorted).map(tuple), st.integers(1, 200))
-def test_cuts_hold_all_rows_are_buckets_and_are_cut_the_same_way_again(buckets: tuple[int, ...], rows: int) -> None:
-    kind = LinearKind("mkl", "", buckets)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("quire.backends.torch.buckets.WORTH_CUTTING", buckets[len(buckets) // 2])
-        cut.cache_clear()
-        cuts = kind.cuts(rows)
-        assert set(cuts) <= set(buckets)
-        assert list(cuts) == sorted(cuts, reverse=True)
-        assert rows <= sum(cuts)
-        assert rows > sum(cuts[:-1])
-        assert kind.cuts(kind.padded(rows)) == cuts
-    cut.cache_clear()
+@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: f"{kind.dtype}")
+def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(kind: LinearKind) -> None:
+    torch.manual_seed(5)
+    product, rows = kind.prepare(torch.randn(50, 64)), torch.randn(37, 64)
+    whole = product(rows)
+    rows[3, 5], rows[20, 0] = float("nan"), float("inf")
+    others = [at for at in range(37) if at not in (3, 20)]
+    assert torch.equal(product(rows)[others], whole[others])
+    assert not product(rows)[3].isfinite().any()
 
 
-def test_a_slab_is_what_one_packed_product_takes_and_slabs_cover_all_rows() -> None:
-    for name in ("mkl", "onednn"):
-        kind = kind_of(name)
-        weight, rows = torch.randn(40, 24), torch.randn(kind.padded(700), 24)
-        product, slabs = kind.prepare(weight), kind.slabs(kind.padded(700))
-        assert torch.equal(torch.cat([product(rows[slab]) for slab in slabs]), product(rows))
-        assert len(slabs) == (4 if name == "mkl" else 1)
+def test_native_products_take_rows_that_lie_apart_and_refuse_others() -> None:
+    torch.manual_seed(6)
+    product, wide = KINDS[0].prepare(torch.randn(50, 64)), torch.randn(20, 100)
+    assert torch.equal(product(wide[:, 3:67]), product(wide[:, 3:67].contiguous()))
+    for rows in (wide, wide[:, :64].double(), wide[:64].T, wide[0]):
+        with pytest.raises(ValueError, match="64 contiguous numbers"):
+            product(rows)
+    with pytest.raises(TypeError, match="float16"):
+        native.PackedProduct(torch.randn(4, 4), None, torch.float16, native.Shelf())
+
+
+def test_a_shelf_hands_out_lines_that_do_not_overlap() -> None:
+    shelf = native.Shelf()
+    pieces = [shelf.take(size) for size in (1, 64, 100, native.Shelf.BOARD_BYTES + 1, 7)]
+    spans = sorted((piece.data_ptr(), piece.data_ptr() + len(piece)) for piece in pieces)
+    assert all(first % 64 == 0 for first, _ in spans)
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.name} {kind.dtype}")
+def test_slabs_cover_all_rows_and_change_nothing(kind: LinearKind) -> None:
+    weight, rows = torch.randn(40, 24), torch.randn(kind.padded(700), 24)
+    product, slabs = kind.prepare(weight), kind.slabs(kind.padded(700))
+    assert torch.equal(torch.cat([product(rows[slab]) for slab in slabs]), product(rows))
+    assert len(slabs) == (1 if kind.name == "onednn" else 3)
 
 
 def test_padding_is_small_and_takes_few_sizes() -> None:

@@ -124,9 +124,23 @@ def test_bfloat16_weights_and_kv_run() -> None:
     settings = ModelSettings(memory_bytes=8 << 30, block_size=8, dtype="bfloat16", max_sequence_tokens=256)
     loaded = load(resolve(str(architectures.directory("llama"))), settings)
     assert "plain torch" in loaded.notes[0]
-    assert "plain products" in loaded.notes[1]
+    assert "slower products" in loaded.notes[1]
     ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), SamplingParams(temperature=0.0, max_tokens=5)))
     assert len(ask.tokens) == 5
+
+
+def test_bfloat16_weights_on_the_fast_path_are_near_float32_and_the_same_in_company() -> None:
+    asks = [Ask(list(range(3 + at, 30 + at)), SamplingParams(temperature=0.0, max_tokens=9)) for at in range(5)]
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        settings = ModelSettings(memory_bytes=8 << 30, dtype=dtype, max_sequence_tokens=256)
+        loaded = load(resolve(str(architectures.directory("llama-native"))), settings)
+        assert loaded.notes == ()
+        alone = [Machine(loaded.runner).alone(ask) for ask in asks]
+        together = Machine(loaded.runner).run(asks)
+        assert [one.tokens for one in alone] == [one.tokens for one in together]
+        found[dtype] = loaded.plan
+    assert found["bfloat16"].block_bytes * 2 == found["float32"].block_bytes
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

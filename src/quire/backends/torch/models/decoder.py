@@ -41,10 +41,11 @@ class Decoder:
         self._shape = shape
         self._linear = linear
         self._ops = ops
-        self._embedding = reader.read("model.embed_tokens.weight", (shape.vocabulary_size, shape.hidden_size))
+        embedding = reader.read("model.embed_tokens.weight", (shape.vocabulary_size, shape.hidden_size))
+        self._embedding = embedding.to(linear.dtype)
         self._layers = [self._read_layer(reader, f"model.layers.{at}.") for at in range(shape.num_layers)]
         self._norm = reader.read("model.norm.weight", (shape.hidden_size,))
-        self._head = self._read_head(reader)
+        self._head = self._read_head(reader, embedding)
         _refuse_unread(reader)
 
     @property
@@ -63,7 +64,7 @@ class Decoder:
 
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
         """Write the rows' KV, and return the logits of the wanted rows."""
-        residual = F.embedding(batch.tokens, self._embedding)
+        residual = F.embedding(batch.tokens, self._embedding).to(self._linear.row_dtype)
         slabs = self._linear.slabs(len(residual))
         ops = self._ops.begin(batch, store, residual, slabs)
         added: list[torch.Tensor | None] = [None] * len(slabs)
@@ -106,11 +107,11 @@ class Decoder:
             bias = reader.read_joined([f"{name}.bias" for name in names], [(size,) for size in sizes])
         return self._linear.prepare(weight, bias)
 
-    def _read_head(self, reader: WeightReader) -> Product:
+    def _read_head(self, reader: WeightReader, embedding: torch.Tensor) -> Product:
         name, shape = "lm_head.weight", self._shape
         if shape.has_tied_head:
             reader.forget(name)
-            return self._linear.prepare(self._embedding)
+            return self._linear.prepare(embedding)
         return self._linear.prepare(reader.read(name, (shape.vocabulary_size, shape.hidden_size)))
 
 
