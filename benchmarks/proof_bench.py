@@ -85,9 +85,9 @@ def _told_apart(proof: Proof, name: str, build: Command, slower: Command) -> Non
 
 def _compared(proof: Proof, a: Running, b: Running) -> Comparison:
     setup = LoadSetup(
-        requests=8, concurrency=8, prompt_tokens=16, output_tokens=proof.sized(quick=16, full=24), prompts="tokens"
+        requests=8, concurrency=8, prompt_tokens=16, output_tokens=proof.sized(quick=24, full=64), prompts="tokens"
     )
-    rounds = 8
+    rounds = proof.sized(quick=8, full=12)
     return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, WARM, Told())))
 
 

@@ -222,13 +222,24 @@ def _checked(figures: dict[str, Any], num_tokens: int) -> dict[str, Any]:
 
 
 def openvino(ratios: Ratios, rounds: int) -> None:
+    """Both with weights in fewer bits: theirs 4, as they are in the file, ours 16."""
+    _openvino(ratios, rounds, "openvino", "bfloat16")
+
+
+def openvino_float32(ratios: Ratios, rounds: int) -> None:
+    """Ours as it starts by default."""
+    _openvino(ratios, rounds, "openvino_float32", "float32")
+
+
+def _openvino(ratios: Ratios, rounds: int, name: str, dtype: str) -> None:
     """Both in processes of their own, asked over pipes; theirs reads the 4-bit file, ours the same converted."""
+    ratios.settings = {"ours": {"dtype": dtype}}
     theirs_words = (str(_python("openvino")), "benchmarks/peers/openvino_worker.py", str(smollm2_file()), "4")
-    ours_words = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(smollm2_directory()), "6")
+    ours_words = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(smollm2_directory()), "6", dtype)
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     with working(ours_words, environment) as ours, working(theirs_words, {"PYTHONPATH": ""}) as theirs:
         for number in range(rounds):
-            say(f"openvino, round {number + 1} of {rounds}")
+            say(f"{name}, round {number + 1} of {rounds}")
             for count in (1, 8, 16, 32, 64):
                 sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
                 prompts = _prompts(count)
@@ -236,8 +247,8 @@ def openvino(ratios: Ratios, rounds: int) -> None:
                 for side in sides:
                     time.sleep(SETTLE_S)
                     told[id(side)] = _rates(side, prompts)
-                for place, name in enumerate(("", "decode_")):
-                    ratios.take(f"openvino_{name}{count}", told[id(ours)][place], told[id(theirs)][place])
+                for place, part in enumerate(("", "decode_")):
+                    ratios.take(f"{name}_{part}{count}", told[id(ours)][place], told[id(theirs)][place])
 
 
 def _prompts(count: int) -> list[list[list[int]]]:
@@ -261,8 +272,9 @@ PEERS: dict[str, Callable[[Ratios, int], None]] = {
     "vllm_all_cores": vllm_all_cores,
     "transformers": transformers,
     "openvino": openvino,
+    "openvino_float32": openvino_float32,
 }
-INSTALLED = {"vllm_all_cores": "vllm"}
+INSTALLED = {"vllm_all_cores": "vllm", "openvino_float32": "openvino"}
 """Peers that are another setting of one that is installed."""
 
 

@@ -4,13 +4,15 @@ the engine."""
 import json
 import sys
 import time
+from typing import Literal
 
 import quire
 
 
-def main(model: str, memory_gb: int) -> None:
+def main(model: str, memory_gb: int, dtype: Literal["float32", "bfloat16"]) -> None:
     """Load the model, say so, and answer until the pipe is closed."""
-    with quire.LLM(model, quire.ModelSettings(memory_bytes=memory_gb << 30, max_sequence_tokens=2048)) as llm:
+    settings = quire.ModelSettings(memory_bytes=memory_gb << 30, max_sequence_tokens=2048, dtype=dtype)
+    with quire.LLM(model, settings) as llm:
         _answer({"ready": True})
         for line in sys.stdin:
             ask = json.loads(line)
@@ -27,4 +29,4 @@ def _answer(fields: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), "bfloat16" if sys.argv[3] == "bfloat16" else "float32")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.bench.compare import THRESHOLD
 from quire.bench.setup import LoadSetup
 from quire.cli.bench_flags import Asking, with_asking, with_load
 from quire.cli.settings_flags import with_settings
@@ -136,7 +137,7 @@ def ab(
     b: Annotated[str, typer.Option("--b", help="Root of the server in question.")],
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each; a verdict needs 7.")] = 10,
     save: Annotated[Path | None, typer.Option(help="Write NAME.a.json and NAME.b.json.")] = None,
-    threshold: Annotated[float, typer.Option(min=0.0, help="Smallest change that counts.")] = 0.03,
+    threshold: Annotated[float, typer.Option(min=0.0, help="Smallest change that counts.")] = THRESHOLD,
 ) -> None:
     """Measure two servers turn about in one run, and say whether they differ."""
     servers = (asking.server(a), asking.server(b))
@@ -158,7 +159,7 @@ def ab(
 def compare(
     a: Annotated[Path, typer.Argument(help="Side A of a run of `quire bench ab`.")],
     b: Annotated[Path, typer.Argument(help="Side B of the same run.")],
-    threshold: Annotated[float, typer.Option(min=0.0, help="Smallest change that counts.")] = 0.03,
+    threshold: Annotated[float, typer.Option(min=0.0, help="Smallest change that counts.")] = THRESHOLD,
 ) -> None:
     """Say whether B differs from A, and by how much, with the noise of the rounds beside it."""
     from quire.bench import report
