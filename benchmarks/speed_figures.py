@@ -25,6 +25,10 @@ ROWS = (
     ("shared_prefix_speedup", "32 sequences of 1,088 tokens: private blocks / 1,024 tokens shared", "1.4"),
     ("speedup_16_vs_1", "tokens/s of 16 requests at once / one at a time", "6"),
     ("kv_bf16_speedup", "step with KV in fp32 / in bf16, 32 sequences, context 1,024", "1.25"),
+    ("bf16_speedup_1_288", "step in fp32 / with weights and KV in bf16, 1 sequence, context 288", "reported"),
+    ("bf16_speedup_16_288", "the same, 16 sequences", "reported"),
+    ("bf16_speedup_64_1024", "the same, 64 sequences, context 1,024", "reported"),
+    ("bf16_speedup_prefill_512", "the same, a step of 512 prompt tokens", "reported"),
     ("fallback_ratio", "step in plain torch / native, 16 sequences", "reported"),
 )
 
@@ -41,7 +45,8 @@ def table(record: dict[str, Any]) -> str:
     told = (
         f"Full run of {record['date']} on {machine['cores']} cores ({machine['processor']}), SmolLM2-135M in float32: "
         f"medians, and the interquartile range of single rounds. KV in bf16 changes the perplexity of a fixed text of "
-        f"{found['perplexity_tokens']:,} tokens by {change:+.2%}, to {bf16:.3f}. "
+        f"{found['perplexity_tokens']:,} tokens by {change:+.2%}, to {bf16:.3f}; weights and KV in bf16 by "
+        f"{found['perplexity_change_bf16']:+.2%}. "
         "Everything: [results/proof-native.json](../../benchmarks/results/proof-native.json)."
     )
     return "\n".join([*lines, "", told])

@@ -24,6 +24,7 @@ PEERS = {
     "vllm_all_cores": "vLLM-CPU, all cores",
     "transformers": "transformers serve",
     "openvino": "OpenVINO GenAI",
+    "openvino_float32": "OpenVINO GenAI, ours in float32",
 }
 
 
@@ -162,7 +163,8 @@ BESIDE = {
     "vllm_16": "tokens/s over vLLM-CPU's, 16 clients, 256 in, 64 out",
     "vllm_all_cores_16": "the same with vLLM-CPU told to compute on all cores",
     "transformers_16": "the same over `transformers serve --continuous-batching`",
-    "openvino_16": "the same in process over OpenVINO GenAI's in 4 bits, 16 sequences",
+    "openvino_16": "the same in process, ours with weights in bfloat16, over OpenVINO GenAI's in 4 bits, 16 sequences",
+    "openvino_float32_16": "the same with ours in float32",
 }
 TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "peers": peers,
