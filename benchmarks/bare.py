@@ -7,7 +7,7 @@
 The second is here for comparison only: the engine has no use for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -19,7 +19,13 @@ from quire.bench.roof import Bare
 Prepare = Callable[[torch.Tensor], Product]
 
 
-def bare_products(shape: DecoderShape, num_rows: int, head_rows: int, parts: int = 1) -> dict[str, Callable[[], None]]:
+def bare_products(
+    shape: DecoderShape,
+    num_rows: int,
+    head_rows: int,
+    parts: int = 1,
+    names: Sequence[str] = ("native", "mkl", "onednn"),
+) -> dict[str, Callable[[], None]]:
     """Calls that make them: all layers for these rows in so many equal parts, then the head of some rows."""
     native, onednn = (LinearKind(name, "").prepare for name in ("native", "onednn"))
     by_name: dict[str, tuple[Prepare, Prepare]] = {
@@ -28,10 +34,7 @@ def bare_products(shape: DecoderShape, num_rows: int, head_rows: int, parts: int
         "onednn": (onednn, onednn),
     }
     told = "" if parts == 1 else f" in {parts}"
-    return {
-        f"{name}{told}": Bare(shape, num_rows // parts, head_rows, *prepare, parts).run
-        for name, prepare in by_name.items()
-    }
+    return {f"{name}{told}": Bare(shape, num_rows // parts, head_rows, *by_name[name], parts).run for name in names}
 
 
 def _mkl(num_rows: int, weight: torch.Tensor) -> Product:

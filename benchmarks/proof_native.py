@@ -178,12 +178,9 @@ def prefills(proof: Proof, random: Random) -> None:
         return taken
 
     shape = read_shape(smollm2().config)
-    bare = {
-        name: call
-        for parts in (1, 2, 4)
-        for name, call in bare_products(shape, MAX_STEP_TOKENS, 2, parts).items()
-        if parts == 1 or not name.startswith("onednn")
-    }
+    bare = bare_products(shape, MAX_STEP_TOKENS, 2)
+    for parts in (2, 4):
+        bare |= bare_products(shape, MAX_STEP_TOKENS, 2, parts, ("native", "mkl"))
     taken: Times = {name: [] for name in (*bare, "first", "second")}
     step_of(MAX_STEP_TOKENS)
     for _ in range(proof.sized(quick=4, full=15)):

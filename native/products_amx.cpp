@@ -29,8 +29,8 @@ constexpr int64_t kWorthThreads = 1 << 20;
 
 int64_t up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
-// A row of the scratch: not a power of two, so that a tile's rows do not fall onto each other in the cache.
-int64_t stride_of(int64_t num_in) { return up(num_in, kInputs) + kInputs; }
+// A row of the scratch: an odd number of cache lines, so that a tile's rows do not fall onto each other in the cache.
+int64_t stride_of(int64_t num_in) { return (up(num_in, kInputs) / kInputs | 1) * kInputs; }
 
 int64_t packed_bytes(int64_t num_out, int64_t num_in) {
     return up(num_out, kWidth) * up(num_in, kInputs) * static_cast<int64_t>(sizeof(bf16));
@@ -149,7 +149,8 @@ void product(const ProductCall& call) {
     Shares shares(runs * groups, num_threads);
 #pragma omp parallel num_threads(num_threads) if (is_large)
     {
-        const TileShapes shapes;
+        // Of what lies on a stack the compiler believes eight bytes to be read, and may leave the others unwritten.
+        static constexpr TileShapes shapes;
         _tile_loadconfig(&shapes);
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < padded; ++row) round_row(call, row);

@@ -10,7 +10,7 @@ from quire.backends.protocol import Capacity
 from quire.backends.torch import memory
 from quire.backends.torch.inputs import MAX_ROWS_OF_A_CALL, TILE_ROWS
 from quire.backends.torch.kv_store import KVStore, num_block_bytes
-from quire.backends.torch.linear import choose_kind
+from quire.backends.torch.linear import LinearKind, choose_kind
 from quire.backends.torch.models.decoder import Decoder
 from quire.backends.torch.models.model import Model
 from quire.backends.torch.models.rope import read_rope
@@ -82,8 +82,9 @@ def load_model(
     device = torch.device(settings.device)
     shape = read_shape(config) if is_decoder(config) else None
     reason = None if shape is None else why_not_native(shape, settings.block_size, dtype, device)
-    is_native = shape is not None and reason is None
-    kind = choose_kind(dtype, torch.float32 if is_native else dtype, device)
+    kind = choose_kind(dtype, torch.float32 if shape is not None and reason is None else dtype, device)
+    if shape is not None and reason is None and kind.row_dtype != torch.float32:
+        reason = kind.reason  # kernels, but no products for these weights
     reader = WeightReader(checkpoint.weight_files, kind.row_dtype, count)
     memory.check_weights_fit(
         budget_bytes,
@@ -95,15 +96,21 @@ def load_model(
         from quire.backends.torch.models.adapter import Adapter  # noqa: PLC0415 - transformers takes seconds to import
 
         model: Model = Adapter(config, checkpoint.directory, dtype, kind)
-        return model, (f"{config['model_type']} runs through transformers' own modules, not the fast path",)
+        note = f"{config['model_type']} runs through transformers' own modules, not the fast path"
+        return model, (note, *_product_notes(kind, None))
     if settings.device != "cpu":
         raise ConfigError("the fast path is not moved to other devices yet; use device cpu")
     rope = read_rope(config, shape.head_size)
-    ops: Ops = NativeOps(shape, rope) if is_native else TorchOps(shape, rope, settings.block_size, device)
-    notes = [] if reason is None else [f"slower path in plain torch: {reason}"]
-    if kind.name != "native" and kind.reason != reason:
-        notes.append(f"slower products: {kind.reason}")
-    return Decoder(shape, reader, kind, ops), tuple(notes)
+    ops: Ops = NativeOps(shape, rope) if reason is None else TorchOps(shape, rope, settings.block_size, device)
+    notes = () if reason is None else (f"slower path in plain torch: {reason}",)
+    return Decoder(shape, reader, kind, ops), (*notes, *_product_notes(kind, reason))
+
+
+def _product_notes(kind: LinearKind, said: str | None) -> tuple[str, ...]:
+    """What is not as it should be with products, unless the reason was said already."""
+    if not kind.is_packed:
+        return (f"plain products, so that an answer may depend on its company: {kind.reason}",)
+    return () if kind.name == "native" or kind.reason == said else (f"slower products: {kind.reason}",)
 
 
 def _decide(model: Model, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int) -> memory.MemoryPlan:

@@ -429,10 +429,14 @@ class PackedProduct:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[row, out], for rows that lie anywhere as long as each is contiguous."""
-        if rows.dtype != torch.float32 or rows.dim() != 2 or rows.shape[1] != self._num_in or rows.stride(1) != 1:
-            raise ValueError(f"rows are {_layout(rows)}: float32 rows of {self._num_in} contiguous numbers are wanted")
+        is_dense = rows.dim() == 2 and rows.shape[1] == self._num_in and rows.stride(1) == 1
+        if not is_dense or rows.dtype != torch.float32 or rows.device.type != "cpu":
+            raise ValueError(
+                f"rows must be float32, {self._num_in} contiguous numbers each: {_layout(rows)} on {rows.device} given"
+            )
         num_rows = len(rows)
-        out = torch.empty(num_rows, self._num_out)
+        # Whatever the caller's process has made torch's defaults: the kernel writes floats into it.
+        out = torch.empty(num_rows, self._num_out, dtype=torch.float32, device="cpu")
         self._call(
             *self._head,
             torch.get_num_threads(),

@@ -35,6 +35,10 @@ class NativeOps:
         self.by_layer = [native.AttentionShape(shape.head_size**-0.5, window) for window in shape.windows]
         self._layers: WeakKeyDictionary[KVStore, native.StoreLayers] = WeakKeyDictionary()
 
+    def padded(self, num_rows: int) -> int:
+        """As many: a row's arithmetic is written out, and no other row is near it."""
+        return num_rows
+
     def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]) -> StepOps:
         """Places and tiles for all layers."""
         return _NativeStep(self, batch, store, residual, slabs)
@@ -54,10 +58,10 @@ class _NativeStep:
         num_rows, widest = len(residual), slabs[0].stop
         # One buffer each for the whole step: a layer, or a slab of it, is done with it before the next needs it.
         # Padding rows go through products as zeros, and through nothing else.
-        normed = torch.zeros(num_rows, shape.hidden_size)
-        gated = torch.zeros(widest, shape.intermediate_size)
-        queries = torch.empty(num_rows, shape.num_heads, shape.head_size)
-        answers = torch.empty(num_rows, shape.num_heads, shape.head_size)
+        normed = residual.new_zeros(num_rows, shape.hidden_size)
+        gated = residual.new_zeros(widest, shape.intermediate_size)
+        queries = residual.new_empty(num_rows, shape.num_heads, shape.head_size)
+        answers = residual.new_empty(num_rows, shape.num_heads, shape.head_size)
         items = native.NativeItems(batch.items, store.block_size, shape.group_size)
         places = native.Places.of(*ops.rope.angles(batch.positions), batch.blocks, batch.slots)
         self._eps = shape.norm_eps

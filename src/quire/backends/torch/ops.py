@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.inputs import Batch, Tiler, TilesByWindow
 from quire.backends.torch.kv_store import KVStore
+from quire.backends.torch.linear import padded
 from quire.backends.torch.models.rope import Rope, rotate
 from quire.backends.torch.models.shape import DecoderShape
 
@@ -57,6 +58,10 @@ class StepOps(Protocol):
 class Ops(Protocol):
     """A way to do them."""
 
+    def padded(self, num_rows: int) -> int:
+        """The row count with which a row's bits depend on that row alone."""
+        ...
+
     def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]) -> StepOps:
         """The operations of one step, whose rows ([row, hidden]) are cut like this."""
         ...
@@ -71,6 +76,10 @@ class TorchOps:
         self.attention = AttentionSettings(scale=shape.head_size**-0.5)
         layers = (shape.layer,) * shape.num_layers
         self._tiler = Tiler(block_size, layers, shape.windows, shape.group_size, device)
+
+    def padded(self, num_rows: int) -> int:
+        """Even counts: torch computes the last few numbers of a tensor by another code, with other bits."""
+        return padded(num_rows)
 
     def tiles(self, batch: Batch) -> TilesByWindow:
         """How the rows of a step meet their blocks."""

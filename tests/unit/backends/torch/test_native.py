@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -397,26 +398,38 @@ for past, rows in ((0, 30), (70, 1), (90, 3)):
     world.add(past, rows)
 out = world.run_all()
 alone = torch.cat([world.run([item], [rows]) for item, rows in zip(world.items, world.queries)])
+torch.manual_seed(9)
+weight, bias, rows = (torch.randn(*size).bfloat16().float() for size in ((97, 70), (97,), (45, 70)))
+right = rows.double() @ weight.double().T + bias.double()
+wrong = {}
+for dtype in (torch.float32, torch.bfloat16):
+    product = native.PackedProduct(weight, bias, dtype, native.Shelf())
+    whole = product(rows)
+    wrong[str(dtype)] = float((whole - right).abs().max())
+    if not all(torch.equal(product(rows[at : at + n]), whole[at : at + n]) for at in (0, 3) for n in range(40)):
+        wrong[str(dtype)] = 1.0
 print(json.dumps({"isa": native.available().isa, "out": out.flatten().tolist(), "same": torch.equal(out, alone),
-                  "exp": native.exp(torch.linspace(-87, 0, 1000)).tolist()}))
+                  "wrong": wrong, "exp": native.exp(torch.linspace(-87, 0, 1000)).tolist()}))
 """
 
 
-def _run_build(isa: str) -> dict[str, object]:
+def _run_build(isa: str) -> dict[str, Any]:
     environment = {**os.environ, "QUIRE_NATIVE": isa, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", _OTHER_BUILD], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
     )
-    answer: dict[str, object] = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
 def test_every_build_agrees() -> None:
     best = _run_build("")
-    others = {"avx512": ("avx2", "portable"), "avx2": ("portable",), "portable": ()}[str(best["isa"])]
+    others = {"avx512": ("avx512", "avx2", "portable"), "avx2": ("portable",), "portable": ()}[str(best["isa"])]
     assert best["same"] is True
+    assert all(wrong < 1e-4 for wrong in best["wrong"].values())
     for isa in others:
         other = _run_build(isa)
+        assert all(wrong < 1e-4 for wrong in other["wrong"].values()), isa
         assert other["isa"] == isa
         assert other["same"] is True
         assert torch.allclose(torch.tensor(best["out"]), torch.tensor(other["out"]), rtol=1e-5, atol=1e-5)

@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from quire.backends.torch import linear, memory, native, threads
 from quire.backends.torch.kv_store import KVStore, LayerShape
 from quire.backends.torch.linear import LinearKind, choose_kind, padded
+from quire.backends.torch.models.adapter import _any_shape
 from quire.backends.torch.models.rope import read_rope, rope_parameters
 from quire.backends.torch.models.shape import windows_of
 from quire.backends.torch.threads import physical_cores
@@ -310,3 +311,12 @@ def test_a_physical_core_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_settings_that_break_a_rule_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ModelSettings(**settings)
+
+
+def test_an_adapted_layer_takes_rows_of_any_shape_and_layout() -> None:
+    torch.manual_seed(8)
+    weight, values = torch.randn(40, 24), torch.randn(2, 24, 7)
+    for kind in KINDS[::2]:
+        forward = _any_shape(kind.prepare(weight), kind)
+        for given in (values.transpose(1, 2), values[:, :, :1].transpose(1, 2), values.transpose(1, 2)[:, :0]):
+            assert torch.allclose(forward(given), torch.nn.functional.linear(given, weight), atol=1e-4)

@@ -13,8 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from quire.backends.load import load
 from quire.backends.protocol import Runner
+from quire.backends.torch import linear
+from quire.backends.torch.inputs import BatchMaker
+from quire.backends.torch.kv_store import KVStore
+from quire.backends.torch.load import load_model
+from quire.backends.torch.models.model import Model
+from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
-from quire.config import ModelSettings
+from quire.config import Dtype, ModelSettings
 from quire.core.request import SamplingParams
 from quire.core.step import RowResult, Sampling, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
@@ -124,23 +130,85 @@ def test_bfloat16_weights_and_kv_run() -> None:
     settings = ModelSettings(memory_bytes=8 << 30, block_size=8, dtype="bfloat16", max_sequence_tokens=256)
     loaded = load(resolve(str(architectures.directory("llama"))), settings)
     assert "plain torch" in loaded.notes[0]
-    assert "slower products" in loaded.notes[1]
+    assert "may depend on its company" in loaded.notes[1]
     ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), SamplingParams(temperature=0.0, max_tokens=5)))
     assert len(ask.tokens) == 5
+
+
+def test_bfloat16_weights_without_products_for_them_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_probe_native", lambda _dtype: "no products here")
+    settings = ModelSettings(memory_bytes=8 << 30, dtype="bfloat16", max_sequence_tokens=256)
+    loaded = load(resolve(str(architectures.directory("llama-native"))), settings)
+    assert [note.split(": ")[-1] for note in loaded.notes] == ["no products here"] * 2
+    ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), SamplingParams(temperature=0.0, max_tokens=5)))
+    assert len(ask.tokens) == 5
+
+
+def opened(runner: TorchRunner) -> tuple[Model, KVStore]:
+    assert runner._model is not None
+    assert runner._store is not None
+    return runner._model, runner._store
+
+
+def logits_of(model: Model, store: KVStore, *items: WorkItem) -> torch.Tensor:
+    """Of every row."""
+    batch = BatchMaker(store.block_size, model.padded, torch.device("cpu")).make(items)
+    rows = torch.arange(sum(len(item.token_ids) for item in items))
+    with torch.inference_mode():
+        return model.compute(batch, store, rows).logits
+
+
+@pytest.mark.parametrize(("name", "dtype"), [
+    *((name, "float32") for name in ("llama", "qwen2", "gemma2", *architectures.NATIVE)),
+    *((name, "bfloat16") for name in architectures.NATIVE),
+])  # fmt: skip
+def test_a_rows_logits_have_the_same_bits_beside_any_number_of_others(name: str, dtype: Dtype) -> None:
+    size = 16 if name in architectures.NATIVE else 8
+    settings = replace(SETTINGS, block_size=size, dtype=dtype)
+    model, _ = load_model(resolve(str(architectures.directory(name))), settings, 8 << 30, lambda _done, _total: None)
+    kv = getattr(torch, dtype)
+    alone = []
+    for at in range(40):
+        store = KVStore(model.kv_shapes, 50, size, kv, torch.device("cpu"))
+        alone.append(logits_of(model, store, greedy_item(at, [3 + at], (1,)))[0])
+    for count in (2, 3, 5, 13, 31, 40):
+        store = KVStore(model.kv_shapes, 50, size, kv, torch.device("cpu"))
+        together = logits_of(model, store, *(greedy_item(at, [3 + at], (1 + at,)) for at in range(count)))
+        assert torch.equal(together, torch.stack(alone[:count])), count
+
+
+def test_what_the_caller_makes_torchs_default_type_changes_nothing() -> None:
+    settings = replace(SETTINGS, block_size=16)
+    found = []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            loaded = load(resolve(str(architectures.directory("llama-native"))), settings)
+            asks = [Ask(list(range(3, 20)), SamplingParams(temperature=0.0, max_tokens=6))]
+            found.append([ask.tokens for ask in Machine(loaded.runner).run(asks)])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert found[0] == found[1] == found[2]
 
 
 def test_bfloat16_weights_on_the_fast_path_are_near_float32_and_the_same_in_company() -> None:
     asks = [Ask(list(range(3 + at, 30 + at)), SamplingParams(temperature=0.0, max_tokens=9)) for at in range(5)]
     found = {}
-    for dtype in ("float32", "bfloat16"):
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    for dtype in dtypes:
         settings = ModelSettings(memory_bytes=8 << 30, dtype=dtype, max_sequence_tokens=256)
         loaded = load(resolve(str(architectures.directory("llama-native"))), settings)
         assert loaded.notes == ()
         alone = [Machine(loaded.runner).alone(ask) for ask in asks]
         together = Machine(loaded.runner).run(asks)
         assert [one.tokens for one in alone] == [one.tokens for one in together]
-        found[dtype] = loaded.plan
-    assert found["bfloat16"].block_bytes * 2 == found["float32"].block_bytes
+        found[dtype] = (loaded.plan, logits_of(*opened(loaded.runner), greedy_item(0, list(range(3, 30)), (1,))))
+    (full_plan, full), (half_plan, half) = found.values()
+    assert half_plan.block_bytes * 2 == full_plan.block_bytes
+    assert not torch.equal(full, half)
+    alike = torch.nn.functional.cosine_similarity(full, half, dim=-1)
+    assert alike.median() > 0.999
+    assert alike.min() > 0.98
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

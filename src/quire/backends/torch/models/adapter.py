@@ -17,7 +17,7 @@ import torch
 from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.inputs import Batch, BatchMaker, Tiler, TilesByWindow
 from quire.backends.torch.kv_store import KVStore, LayerShape
-from quire.backends.torch.linear import LinearKind, Product
+from quire.backends.torch.linear import LinearKind, Product, padded
 from quire.backends.torch.models.model import Computed
 from quire.backends.torch.models.shape import windows_of
 from quire.core.step import WorkItem
@@ -66,7 +66,7 @@ class Adapter:
 
     def padded(self, num_rows: int) -> int:
         """How many rows are computed for this many."""
-        return self._linear.padded(num_rows)
+        return padded(num_rows)
 
     @property
     def vocabulary_size(self) -> int:
@@ -185,18 +185,20 @@ def _pack_products(model: "PreTrainedModel", linear: LinearKind) -> None:
         if type(module) is torch.nn.Linear:
             bias: torch.Tensor | None = getattr(module, "bias", None)
             product = linear.prepare(module.weight.detach(), bias if bias is None else bias.detach())
-            module.forward = _any_shape(product, linear.padded)  # type: ignore[method-assign, assignment]
+            module.forward = _any_shape(product, linear)  # type: ignore[method-assign, assignment]
             if module.weight is not shared:
                 module.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
 
 
-def _any_shape(product: Product, padded: Callable[[int], int]) -> Product:
+def _any_shape(product: Product, linear: LinearKind) -> Product:
     """Flatten to rows, and pad them to a number that is computed like all others."""
 
     def forward(values: torch.Tensor) -> torch.Tensor:
-        rows = values.flatten(0, -2)
-        filled = torch.nn.functional.pad(rows, (0, 0, 0, padded(len(rows)) - len(rows)))
-        return product(filled)[: len(rows)].view(*values.shape[:-1], -1)
+        rows = values.flatten(0, -2).contiguous()
+        count, computed = len(rows), linear.padded(len(rows))
+        filled = rows if computed == count else torch.nn.functional.pad(rows, (0, 0, 0, computed - count))
+        made = product(filled)[:count]
+        return made.view(*values.shape[:-1], made.shape[-1])
 
     return forward
 

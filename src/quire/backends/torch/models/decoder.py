@@ -19,6 +19,8 @@ from quire.backends.torch.ops import Ops
 from quire.backends.torch.weights import WeightReader
 from quire.errors import CheckpointError
 
+HEAD = "lm_head.weight"
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -41,11 +43,10 @@ class Decoder:
         self._shape = shape
         self._linear = linear
         self._ops = ops
-        embedding = reader.read("model.embed_tokens.weight", (shape.vocabulary_size, shape.hidden_size))
-        self._embedding = embedding.to(linear.dtype)
+        self._embedding, tied = self._read_embedding(reader)
         self._layers = [self._read_layer(reader, f"model.layers.{at}.") for at in range(shape.num_layers)]
         self._norm = reader.read("model.norm.weight", (shape.hidden_size,))
-        self._head = self._read_head(reader, embedding)
+        self._head = tied or linear.prepare(reader.read(HEAD, (shape.vocabulary_size, shape.hidden_size)))
         _refuse_unread(reader)
 
     @property
@@ -60,7 +61,7 @@ class Decoder:
 
     def padded(self, num_rows: int) -> int:
         """How many rows are computed for this many."""
-        return self._linear.padded(num_rows)
+        return max(self._linear.padded(num_rows), self._ops.padded(num_rows))
 
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
         """Write the rows' KV, and return the logits of the wanted rows."""
@@ -81,8 +82,17 @@ class Decoder:
         num_rows = len(hidden)
         if num_rows == 0:
             return hidden.new_empty(0, self._shape.vocabulary_size)
-        filled = F.pad(hidden, (0, 0, 0, self.padded(num_rows) - num_rows))
+        filled = F.pad(hidden, (0, 0, 0, self._linear.padded(num_rows) - num_rows))
         return self._head(filled)[:num_rows].float()
+
+    def _read_embedding(self, reader: WeightReader) -> tuple[torch.Tensor, Product | None]:
+        """And the head, if it is the same numbers: no larger tensor is held while others are read."""
+        shape = self._shape
+        whole = reader.read("model.embed_tokens.weight", (shape.vocabulary_size, shape.hidden_size))
+        if shape.has_tied_head:
+            reader.forget(HEAD)
+        tied = self._linear.prepare(whole) if shape.has_tied_head else None
+        return whole.to(self._linear.dtype), tied
 
     def _read_layer(self, reader: WeightReader, prefix: str) -> Layer:
         shape, hidden = self._shape, self._shape.hidden_size
@@ -106,13 +116,6 @@ class Decoder:
         if reader.has(f"{names[0]}.bias"):
             bias = reader.read_joined([f"{name}.bias" for name in names], [(size,) for size in sizes])
         return self._linear.prepare(weight, bias)
-
-    def _read_head(self, reader: WeightReader, embedding: torch.Tensor) -> Product:
-        name, shape = "lm_head.weight", self._shape
-        if shape.has_tied_head:
-            reader.forget(name)
-            return self._linear.prepare(embedding)
-        return self._linear.prepare(reader.read(name, (shape.vocabulary_size, shape.hidden_size)))
 
 
 def _optional(reader: WeightReader, name: str, size: int) -> torch.Tensor | None:
