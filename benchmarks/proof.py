@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +119,7 @@ class Proof:
 
 
 def run(name: str, prove: Callable[[Proof], None]) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers that a section started are stopped on the way out
     parser = argparse.ArgumentParser(description=f"The proof of {name}.")
     parser.add_argument("--scale", choices=("quick", "full"), default="quick")
     parser.add_argument("--only", default="", help="words of section titles, with commas between; default: all")
