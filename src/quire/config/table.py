@@ -81,9 +81,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "dtype", choice("float32", "bfloat16", "float16"), _MODEL.dtype,
-        "How weights are held. bfloat16 takes half the memory, and half the time where the processor has tile "
-        "registers; sums are float32 all the same. On the fast path an answer is the same bit for bit, alone or in "
-        "company, in both.",
+        "How weights are held. bfloat16 takes half the memory and, where the processor has tile registers, much less "
+        "time; sums are float32 all the same. On the fast path an answer is the same bit for bit, alone or in company, "
+        "in both.",
         "bfloat16", model_field="dtype",
     ),
     Setting(
