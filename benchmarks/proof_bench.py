@@ -21,8 +21,8 @@ NUM_STREAMS = 64
 GAP_MS = 64.0
 SLOWDOWN = 1.1
 NUM_VERDICTS = 10
-SMALL_MEMORY = "1600MiB"
-"""A pool of some nine thousand tokens."""
+SMALL_MEMORY = "1500MiB"
+"""A pool of some six thousand tokens."""
 WARM = Wishes(num_warmups=0)
 """Servers are asked once when they are started."""
 
@@ -80,7 +80,7 @@ def _told_apart(proof: Proof, name: str, build: Command, slower: Command) -> Non
         ):
             with started(other) as two:
                 _warm(two)
-                told = [_compared(proof, one, two) for _ in range(proof.sized(quick=2, full=NUM_VERDICTS))]
+                told = [_compared(proof, one, two) for _ in range(proof.sized(quick=1, full=NUM_VERDICTS))]
             share = [one.verdict for one in told].count(expected) / len(told)
             proof.report(f"{name}{key}", share, "at least 0.9", holds=share >= 0.9)
             change = statistics.median(one.changes[0].change for one in told)
@@ -93,14 +93,14 @@ def _warm(running: Running) -> None:
     A server that has just been started gets its pool's pages from the system as it first writes to them, and until it
     has them all it is a few percent slower than one that has run for a while.
     """
-    setup = LoadSetup(requests=48, concurrency=16, prompt_tokens=256, output_tokens=1, prompts="tokens")
+    setup = LoadSetup(requests=28, concurrency=14, prompt_tokens=256, output_tokens=1, prompts="tokens")
     _load(running, seeded(setup))
 
 
 def _compared(proof: Proof, a: Running, b: Running) -> Comparison:
     # Many short rounds, not few long ones: what a neighbour takes hits some of them, and those do not decide.
     setup = LoadSetup(requests=8, concurrency=8, prompt_tokens=16, output_tokens=24, prompts="tokens")
-    rounds = proof.sized(quick=12, full=24)
+    rounds = proof.sized(quick=14, full=24)
     return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, WARM, Told())))
 
 
