@@ -93,7 +93,7 @@ def _warm(running: Running) -> None:
     A server that has just been started gets its pool's pages from the system as it first writes to them, and until it
     has them all it is a few percent slower than one that has run for a while.
     """
-    setup = LoadSetup(requests=28, concurrency=14, prompt_tokens=256, output_tokens=1, prompts="tokens")
+    setup = LoadSetup(requests=32, concurrency=16, prompt_tokens=256, output_tokens=1, prompts="tokens")
     _load(running, seeded(setup))
 
 

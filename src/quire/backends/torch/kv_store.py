@@ -15,13 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
 import torch
 
+from quire.backends.torch import large_pages
 from quire.core.step import BlockCopy
-
-LINE_BYTES = 64
-"""Of a cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +88,9 @@ class KVStore:
 
 
 def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """Zeros that the system hands out page by page when they are first written: a large pool costs no time at start.
-
-    All in one piece, because only a large piece is given large pages, and each begins a cache line, because a vector
-    that lies across two is read twice.
-    """
-    sizes = [-(-math.prod(shape) * dtype.itemsize // LINE_BYTES) * LINE_BYTES for shape in shapes]
-    whole = torch.from_numpy(np.zeros(sum(sizes) + LINE_BYTES, dtype=np.uint8))
-    lines = whole[-whole.data_ptr() % LINE_BYTES :].to(device)
+    """All in one piece, and each at the beginning of a cache line: a vector that lies across two is read twice."""
+    sizes = [large_pages.whole_lines(math.prod(shape) * dtype.itemsize) for shape in shapes]
+    lines = large_pages.zeros(sum(sizes)).to(device)
     firsts = accumulate(sizes[:-1], initial=0)
     return [
         lines[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
 from quire.backends.torch import native
+from quire.backends.torch.large_pages import Shelf
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -36,7 +37,7 @@ class LinearKind:
     reason: str
     dtype: torch.dtype = torch.float32
     """How weights are held."""
-    _shelf: native.Shelf = field(default_factory=native.Shelf, compare=False, repr=False)
+    _shelf: Shelf = field(default_factory=Shelf, compare=False, repr=False)
 
     @property
     def is_packed(self) -> bool:

@@ -80,11 +80,15 @@ def load_model(
         on_read(done, total)
 
     device = torch.device(settings.device)
-    shape = read_shape(config) if is_decoder(config) else None
-    reason = None if shape is None else why_not_native(shape, settings.block_size, dtype, device)
-    kind = choose_kind(dtype, torch.float32 if shape is not None and reason is None else dtype, device)
-    if shape is not None and reason is None and kind.row_dtype != torch.float32:
+    if is_decoder(config):
+        shape = read_shape(config)
+        reason = why_not_native(shape, settings.block_size, dtype, device)
+    else:
+        shape, reason = None, f"{config['model_type']} runs through transformers' own modules, not the fast path"
+    kind = choose_kind(dtype, torch.float32 if reason is None else dtype, device)
+    if reason is None and kind.row_dtype != torch.float32:
         reason = kind.reason  # kernels, but no products for these weights
+    reasons = () if reason is None else (reason,)
     reader = WeightReader(checkpoint.weight_files, kind.row_dtype, count)
     memory.check_weights_fit(
         budget_bytes,
@@ -96,13 +100,12 @@ def load_model(
         from quire.backends.torch.models.adapter import Adapter  # noqa: PLC0415 - transformers takes seconds to import
 
         model: Model = Adapter(config, checkpoint.directory, dtype, kind)
-        note = f"{config['model_type']} runs through transformers' own modules, not the fast path"
-        return model, (note, *_product_notes(kind, None))
+        return model, (*reasons, *_product_notes(kind, None))
     if settings.device != "cpu":
         raise ConfigError("the fast path is not moved to other devices yet; use device cpu")
     rope = read_rope(config, shape.head_size)
     ops: Ops = NativeOps(shape, rope) if reason is None else TorchOps(shape, rope, settings.block_size, device)
-    notes = () if reason is None else (f"slower path in plain torch: {reason}",)
+    notes = [f"slower path in plain torch: {one}" for one in reasons]
     return Decoder(shape, reader, kind, ops), (*notes, *_product_notes(kind, reason))
 
 

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.backends.torch.large_pages import Shelf
 from quire.core.step import WorkItem
 
 HEAD_SIZES = range(32, 256 + 1, 8)
 BLOCK_SIZES = (16, 32, 64)
 KV_TYPES = {torch.float32: 0, torch.bfloat16: 1}
-LINE_BYTES = 64
 WEIGHT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -381,27 +381,6 @@ class BoundSiluMul:
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """One gate, for who has one."""
     return BoundSiluMul(out)(gate_up)
-
-
-class Shelf:
-    """Memory for packed weights, in pieces of large boards: only a large piece is given large pages.
-
-    A board lives as long as one of its pieces, and each piece begins a cache line.
-    """
-
-    BOARD_BYTES = 64 << 20
-
-    def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
-
-    def take(self, num_bytes: int) -> torch.Tensor:
-        """So many bytes; what is in them is not said."""
-        if num_bytes > len(self._free):
-            board = torch.from_numpy(np.empty(max(num_bytes, self.BOARD_BYTES) + LINE_BYTES, dtype=np.uint8))
-            self._free = board[-board.data_ptr() % LINE_BYTES :]
-        taken, rounded = self._free[:num_bytes], -(-num_bytes // LINE_BYTES) * LINE_BYTES
-        self._free = self._free[rounded:]
-        return taken
 
 
 class PackedProduct:

@@ -11,6 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quire.backends.torch import linear, memory, native, threads
 from quire.backends.torch.kv_store import KVStore, LayerShape
+from quire.backends.torch.large_pages import Shelf
 from quire.backends.torch.linear import LinearKind, choose_kind, padded
 from quire.backends.torch.models.adapter import _any_shape
 from quire.backends.torch.models.rope import read_rope, rope_parameters
@@ -164,12 +165,12 @@ def test_native_products_take_rows_that_lie_apart_and_refuse_others() -> None:
         with pytest.raises(ValueError, match="64 contiguous numbers"):
             product(rows)
     with pytest.raises(TypeError, match="float16"):
-        native.PackedProduct(torch.randn(4, 4), None, torch.float16, native.Shelf())
+        native.PackedProduct(torch.randn(4, 4), None, torch.float16, Shelf())
 
 
 def test_a_shelf_hands_out_lines_that_do_not_overlap() -> None:
-    shelf = native.Shelf()
-    pieces = [shelf.take(size) for size in (1, 64, 100, native.Shelf.BOARD_BYTES + 1, 7)]
+    shelf = Shelf()
+    pieces = [shelf.take(size) for size in (1, 64, 100, Shelf.BOARD_BYTES + 1, 7)]
     spans = sorted((piece.data_ptr(), piece.data_ptr() + len(piece)) for piece in pieces)
     assert all(first % 64 == 0 for first, _ in spans)
     assert all(one[1] <= other[0] for one, other in pairwise(spans))
