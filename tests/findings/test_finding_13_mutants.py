@@ -18,8 +18,8 @@ import importlib.util, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "quire":
-            folder = {folder!r}
-            return importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+            places = [{folder!r}]
+            return importlib.util.spec_from_file_location(name, {file!r}, submodule_search_locations=places)
 
 sys.meta_path.insert(0, Finder())
 """
@@ -30,7 +30,7 @@ def fresh_install(tmp_path: Path) -> str:
     """The interpreter of an environment whose quire is found by a hook."""
     venv.create(tmp_path / "venv", with_pip=False)
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    (packages / "quire_hook.py").write_text(HOOK.format(folder=str(kill.SOURCE)))
+    (packages / "quire_hook.py").write_text(HOOK.format(folder=str(kill.SOURCE), file=str(kill.SOURCE / "__init__.py")))
     borrowed = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (packages / "quire_hook.pth").write_text("\n".join(["import quire_hook", *borrowed]) + "\n")
     return str(tmp_path / "venv" / "bin" / "python")

@@ -19,6 +19,6 @@ def test_what_comes_true_after_more_than_a_second_is_waited_for() -> None:
 
 
 @given(st.just(0))
-def test_a_property_has_no_deadline(_nothing: int) -> None:
+def test_a_property_has_no_deadline(number: int) -> None:
     assert settings.default is not None
-    assert settings.default.deadline is None
+    assert (number, settings.default.deadline) == (0, None)
