@@ -18,6 +18,8 @@ from typing import Any
 
 MODEL = "null"
 HOST = "127.0.0.1"
+stamp = perf_counter
+"""The clock that events are stamped by; a client that is laid beside it has the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class NullServer:
         first_s = perf_counter() + manner.first_s * manner.slowdown + gap_s * phase / manner.num_phases
         for index in range(num_tokens):
             await asyncio.sleep(first_s + index * gap_s - perf_counter())
-            piece = repr(perf_counter()) if manner.is_stamped else " word"
+            piece = repr(stamp()) if manner.is_stamped else " word"
             _send(writer, _chunk(piece, "length" if index == num_tokens - 1 else None, is_chat=is_chat))
         usage = {"prompt_tokens": _length(body), "completion_tokens": num_tokens, "total_tokens": 0}
         _send(writer, json.dumps({"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 0}}}))

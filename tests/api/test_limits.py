@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -29,7 +28,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 
 def heard(wire: socket.socket) -> bytes:
     """Everything until the other side hangs up."""
-    wire.settimeout(10)
+    wire.settimeout(60)
     parts = []
     try:
         while part := wire.recv(65536):
@@ -40,7 +39,7 @@ def heard(wire: socket.socket) -> bytes:
 
 
 def connected(here: House) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", here.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", here.port), timeout=60)
 
 
 def test_the_bounds_are_those_of_the_guide() -> None:
@@ -65,6 +64,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
         dripping.sendall(HEAD)
         assert heard(silent) == b""
         assert heard(dripping) == b""
+        monkeypatch.undo()
         assert here.get("/health").status == 200
 
 
@@ -101,7 +101,7 @@ def test_an_idle_connection_is_closed_and_answers_nobody_takes_are_dropped(monke
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect(("127.0.0.1", here.port))
         wire.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 40)
-        here.wait_until(lambda: here.num_tasks() <= num_tasks + 1, 10)
+        here.wait_until(lambda: here.num_tasks() <= num_tasks + 1)
         wire.close()
 
 
@@ -185,19 +185,18 @@ def test_a_server_that_is_ended_while_it_loads_does_not_wait_for_the_model(tmp_p
         running = asyncio.ensure_future(run(Plan({"x": "x"}, settings(tmp_path)), print, endless))
         await began.wait()
         signal.raise_signal(signal.SIGTERM)
-        return await asyncio.wait_for(running, 5)
+        return await asyncio.wait_for(running, 60)
 
     assert asyncio.run(live()) == 0
 
 
-def read_until_closed(wire: socket.socket, within_s: float) -> float:
-    """Seconds until the other side hangs up."""
-    started_s = time.monotonic()
-    wire.settimeout(within_s)
+def read_until_closed(wire: socket.socket) -> None:
+    """Fails unless the other side hangs up sooner than its own patience ends."""
+    wire.settimeout(60)
+    assert limits.KEEP_ALIVE_S > 60
     with suppress(ConnectionResetError):
         while wire.recv(65536):
             pass
-    return time.monotonic() - started_s
 
 
 @pytest.mark.parametrize(
@@ -212,9 +211,10 @@ def read_until_closed(wire: socket.socket, within_s: float) -> float:
 def test_a_connection_that_is_held_for_nothing_is_cut(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.api.protocol.KEEP_ALIVE_S", 0.2)
     monkeypatch.setattr("quire.api.protocol.LOOK_S", 0.05)
+    monkeypatch.setattr("quire.api.protocol.HEAD_S", 600.0)  # it must not be cut for another reason
     with house() as here, socket.create_connection(("127.0.0.1", here.port)) as wire:
         wire.sendall(words)
-        assert read_until_closed(wire, 5.0) < 4.0
+        read_until_closed(wire)
 
 
 def test_more_requests_sent_early_than_anybody_needs_end_the_connection() -> None:
@@ -225,7 +225,7 @@ def test_more_requests_sent_early_than_anybody_needs_end_the_connection() -> Non
         for _ in range(limits.MAX_PIPELINED + 3):
             with suppress(OSError):
                 wire.sendall(one)
-        assert read_until_closed(wire, 5.0) < 4.0
+        read_until_closed(wire)
         runner.let_go()
         here.wait_until_free()
 
@@ -236,10 +236,10 @@ def test_a_client_that_asked_early_and_left_is_seen() -> None:
         body = b'{"model": "oracle", "prompt": "x", "max_tokens": 100}'
         with socket.create_connection(("127.0.0.1", here.port)) as wire:
             wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
-            assert runner.is_waiting.wait(5)
+            assert runner.is_waiting.wait(60)
             wire.sendall(HEAD + b"content-length: 5\r\n\r\n")
             here.wait_until(lambda: bool(here.doors.inside))
-        here.wait_until(lambda: not here.doors.inside, 3.0)
+        here.wait_until(lambda: not here.doors.inside)
         runner.let_go()
         here.wait_until_free()
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_a_full_queue_is_503_and_a_full_share_429(monkeypatch: pytest.MonkeyPatc
         opened.engine.scheduler.queue = WaitingQueue(queue)
         with house(models={"oracle": opened}, settings=DoorSettings(queue=queue.max_requests)) as here:
             inside = [ask(here, prompt="question 0", stream=True)]
-            assert runner.is_waiting.wait(5)
+            assert runner.is_waiting.wait(60)
             _step(runner)
             here.wait_until(lambda: here.states() == ["running"])
             inside += [ask(here, prompt=f"question {at}") for at in range(1, 1 + num_waiting)]
@@ -83,7 +84,7 @@ def test_a_full_queue_is_503_and_a_full_share_429(monkeypatch: pytest.MonkeyPatc
 def _step(runner: PacedRunner) -> None:
     """Commands are obeyed between steps."""
     runner.allow(1)
-    assert runner.is_waiting.wait(5)
+    assert runner.is_waiting.wait(60)
 
 
 def _refused(here: House, runner: PacedRunner) -> Any:
@@ -93,7 +94,7 @@ def _refused(here: House, runner: PacedRunner) -> Any:
     asking.join(0.2)
     while asking.is_alive():
         _step(runner)
-        asking.join(0.01)
+        asking.join(0.2)  # seldom, so that those inside are not at their ends before the answer comes
     return got[0]
 
 
@@ -258,11 +259,12 @@ def test_who_leaves_at_a_full_house_in_the_middle_of_a_body_has_left(full: tuple
 def test_a_key_over_its_requests_is_told_when_to_come_back(tmp_path: Path) -> None:
     secret = add_key(tmp_path / "keys.json", "alice", requests_per_minute=2)
     with house(keys_file=tmp_path / "keys.json") as here:
+        started_s = time.monotonic()
         first, second, third = (here.post(COMPLETE, BODY, x_api_key=secret) for _ in range(3))
         assert (first.status, second.status, third.status) == (200, 200, 429)
         assert first.headers["x-ratelimit-remaining-requests"] == "1"
         assert third.code == "rate_limit_exceeded"
-        assert 25 <= int(third.headers["retry-after"]) <= 30
+        assert 29 - (time.monotonic() - started_s) <= int(third.headers["retry-after"]) <= 30
         assert third.headers["x-ratelimit-limit-requests"] == "2"
         assert here.post(COMPLETE, {**BODY, "n": 9}, x_api_key=secret).status == 400
         assert here.get("/v1/models", x_api_key=secret).status == 200
@@ -272,10 +274,11 @@ def test_a_key_pays_for_prompt_and_answer_in_tokens(tmp_path: Path) -> None:
     secret = add_key(tmp_path / "keys.json", "alice", tokens_per_minute=60)
     with house(keys_file=tmp_path / "keys.json") as here:
         asked = {**BODY, "prompt": list(range(60, 90)), "max_tokens": 40, "ignore_eos": True}
+        started_s = time.monotonic()
         assert here.post(COMPLETE, asked, x_api_key=secret).status == 200
         over = here.post(COMPLETE, asked, x_api_key=secret)
         assert over.status == 429
-        assert 35 <= int(over.headers["retry-after"]) <= 40
+        assert 39 - (time.monotonic() - started_s) <= int(over.headers["retry-after"]) <= 40
 
 
 def test_a_key_may_have_so_many_at_once(tmp_path: Path) -> None:
@@ -343,7 +346,7 @@ def test_a_stream_whose_engine_dies_ends_in_words() -> None:
     opened, runner = paced_talker()
     with house(models={"oracle": opened}, is_checked=False) as here:
         connection = ask(here, stream=True)
-        assert runner.is_waiting.wait(5)
+        assert runner.is_waiting.wait(60)
         runner.allow(3)
         response = connection.getresponse()
         runner.run = _broken  # type: ignore[method-assign,assignment]
@@ -360,9 +363,9 @@ def _broken(_plan: object) -> Any:
 
 def test_a_server_that_drains_lets_those_inside_finish() -> None:
     opened, runner = paced_talker()
-    with house(models={"oracle": opened}, drain_s=10) as here:
+    with house(models={"oracle": opened}, drain_s=60) as here:
         connection = ask(here, stream=True, max_tokens=20)
-        assert runner.is_waiting.wait(5)
+        assert runner.is_waiting.wait(60)
         here.loop.call_soon_threadsafe(here.closing.ask)
         here.wait_until(lambda: here.doors.is_draining)
         ready = here.get("/ready")
@@ -382,9 +385,9 @@ def test_a_server_that_drains_lets_those_inside_finish() -> None:
 def test_what_is_not_done_by_the_bound_is_ended_in_words(paced: tuple[House, PacedRunner]) -> None:
     here, runner = paced
     streaming, waiting = ask(here, stream=True), None
-    assert runner.is_waiting.wait(5)
+    assert runner.is_waiting.wait(60)
     runner.allow(2)
-    assert runner.is_waiting.wait(5)
+    assert runner.is_waiting.wait(60)
     waiting = ask(here, prompt="another")
     here.wait_until(lambda: len(here.doors.inside) == 2)
     here.loop.call_soon_threadsafe(here.closing.ask)
@@ -411,7 +414,7 @@ def test_whoever_is_still_entering_when_all_are_ended_does_not_begin(monkeypatch
 
         monkeypatch.setattr(front, "prompt_ids", slow)
         connection = ask(here)
-        assert entered.wait(5)
+        assert entered.wait(60)
         here.loop.call_soon_threadsafe(here.closing.ask)
         here.wait_until(lambda: all(visit.ending for visit, _ in here.doors.inside.values()))
         here.loop.call_soon_threadsafe(go_on.set)
@@ -426,9 +429,9 @@ def test_asked_a_second_time_the_server_does_not_wait() -> None:
     opened, runner = paced_talker()
     with house(models={"oracle": opened}, drain_s=60) as here:
         connection = ask(here, stream=True)
-        assert runner.is_waiting.wait(5)
+        assert runner.is_waiting.wait(60)
         runner.allow(2)
-        assert runner.is_waiting.wait(5)
+        assert runner.is_waiting.wait(60)
         for _ in range(2):
             here.loop.call_soon_threadsafe(here.closing.ask)
         assert b"server_draining" in connection.getresponse().read()

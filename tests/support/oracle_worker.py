@@ -70,7 +70,7 @@ def oracle_plan(
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
     return WorkerPlan(
         Open(str(vocabulary_size), settings, queue or QueueConfig(), bytes(32), kv_events),
-        limits or Limits(stuck_s=2.0),
+        limits or Limits(),
         command,
         {"QUIRE_FAULTS": faults, "QUIRE_TESTING": "1", STEP_S: str(step_s), "PYTHONPATH": path},
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 from tests.support.oracle_worker import ROOT
+from tests.support.patience import PATIENCE_S
 
 ENDS = {
     "returns": "return",
@@ -42,7 +43,7 @@ async def main():
         tasks = [asyncio.create_task(model.generate("x", params)) for _ in range(3)]
         await asyncio.sleep(float(sys.argv[1]))
         {end}
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
 asyncio.run(main())
 """
@@ -60,11 +61,11 @@ def end_a_parent(end: str, folder: Path, random: Random) -> None:
     if end.startswith("SIG"):
         time.sleep(random.uniform(0.0, 1.2))
         parent.send_signal(signal.Signals[end])
-    parent.wait(timeout=20)
+    parent.wait(timeout=PATIENCE_S)
     parent.stdout.close()
 
 
-def left_of(folder: Path, within_s: float = 5.0) -> list[str]:
+def left_of(folder: Path, within_s: float = PATIENCE_S) -> list[str]:
     """Workers whose socket was in this folder, and whatever lies in it, once it had time to go."""
     deadline_s = time.monotonic() + within_s
     while (workers := workers_of(folder)) and time.monotonic() < deadline_s:

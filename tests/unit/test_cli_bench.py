@@ -38,7 +38,7 @@ def url() -> Iterator[str]:
 
     thread = threading.Thread(target=_run, args=(loop, main()))
     thread.start()
-    ready.wait(10)
+    ready.wait(60)
     yield found[0]
     loop.call_soon_threadsafe(over.set)
     thread.join()

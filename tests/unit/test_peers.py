@@ -68,6 +68,7 @@ def test_engines_in_process_are_measured_in_every_size(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "_python", lambda _: Path(sys.executable))
     monkeypatch.setattr(peers, "smollm2_directory", lambda: Path("model"))
     monkeypatch.setattr(peers, "smollm2_file", lambda: Path("file"))
+    monkeypatch.setattr(peers, "SETTLE_S", 0.0)
     program = WORKER.replace('min(ask["max_tokens"], 4)', 'ask["max_tokens"]')
     monkeypatch.setattr(peers, "working", lambda _words, env: working((sys.executable, "-c", program), env))
     ratios = Ratios()

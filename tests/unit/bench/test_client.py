@@ -25,7 +25,7 @@ LAST = event(choices=[{"text": "b", "finish_reason": "length"}])
 DONE = b"data: [DONE]\n\n"
 
 
-def asked(*pieces: bytes, timeout_s: float = 5.0) -> Outcome:
+def asked(*pieces: bytes, timeout_s: float = 60.0) -> Outcome:
     async def ask() -> Outcome:
         async with scripted(pieces) as url, Client(Server(url, timeout_s=timeout_s)) as client:
             return await client.ask(CALL)

@@ -45,14 +45,17 @@ from tests.support.served import served
 from tests.support.talkers import talker
 
 POISON_SEED = 666
-LIMITS = Limits(stuck_s=0.5)
+PATIENT = Limits(stuck_s=600.0)
+"""A busy machine must not make a healthy worker look stuck."""
+HUNG = Limits(stuck_s=2.0)
+"""Where one does hang: long beside a healthy step, however busy the machine."""
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Bounded, and nothing may be left of it."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             await main()
 
     asyncio.run(bounded())
@@ -101,7 +104,7 @@ def test_streams_go_on_with_the_next_token_when_the_worker_is_killed() -> None:
     alone = undisturbed(8, 300)
 
     async def killer(model: ServedModel) -> None:
-        num_tokens, due = 0, [20, 60, 100]
+        num_tokens, due = 0, [10, 30, 50]
         async for piece in model.stream("question 0", params(0, 300)):
             num_tokens += len(piece.token_ids)
             if due and num_tokens >= due[0] and model.is_ready:
@@ -109,7 +112,7 @@ def test_streams_go_on_with_the_next_token_when_the_worker_is_killed() -> None:
                 os.kill(model.supervisor.pid or 0, signal.SIGKILL)
 
     async def main() -> None:
-        async with served(step_s=0.003) as model:  # without it a worker is done before anybody has read
+        async with served(step_s=0.01) as model:  # else a worker is done before a busy parent has read the first
             asking = asyncio.create_task(ask_all(model, 8, 300))
             await killer(model)
             done = await asking
@@ -140,7 +143,7 @@ def test_a_request_that_breaks_its_worker_is_ended_and_its_neighbours_are_not(ki
     alone = undisturbed(5)
 
     async def main() -> None:
-        async with served(faults=fault(kind), limits=LIMITS) as model:
+        async with served(faults=fault(kind), limits=HUNG if kind == "hang" else PATIENT) as model:
             poison = asyncio.create_task(model.generate("poison", params(POISON_SEED)))
             healthy = await ask_all(model, 5)
             assert same(healthy, alone)
@@ -168,7 +171,7 @@ def test_a_row_that_fails_is_the_end_of_one_request_and_of_no_worker() -> None:
 
 def test_a_stuck_worker_is_not_ready_and_then_replaced() -> None:
     async def main() -> None:
-        limits = Limits(stuck_s=1.0, beat_s=0.3)
+        limits = Limits(stuck_s=HUNG.stuck_s, beat_s=0.3)
         async with served(faults=fault("hold"), limits=limits) as model:
             asking = asyncio.create_task(model.generate("poison", params(POISON_SEED)))
             await until(lambda: not model.is_ready)
@@ -294,8 +297,10 @@ def test_while_the_parent_is_busy_the_worker_goes_on_stepping() -> None:
     async def main() -> None:
         async with served() as model:
             asked = await model.ask(model.text.prompt("question"), params(1, 480))
-            time.sleep(0.5)
-            assert time.monotonic() - model.supervisor.flight().beat_s < 0.4
+            beats = {model.supervisor.flight().beat_s}
+            while len(beats) < 20:  # nothing else runs on this loop meanwhile
+                time.sleep(0.005)
+                beats.add(model.supervisor.flight().beat_s)
             async for _ in asked:
                 pass
             assert asked.completion().num_output_tokens == 480
@@ -361,10 +366,10 @@ def test_closing_while_no_worker_is_there_tells_who_waits_to_be_let_in() -> None
 def test_a_stuck_worker_does_not_let_the_queue_grow() -> None:
     async def main() -> None:
         queue, settings = QueueConfig(max_requests=5), replace(SETTINGS, max_running=4)
-        limits = Limits(stuck_s=20.0, close_s=0.1)
+        limits = Limits(stuck_s=600.0, close_s=0.1)
         async with served(settings, faults=fault("hang", 0), limits=limits, queue=queue) as model:
             asking = [asyncio.create_task(model.generate("poison", params(POISON_SEED)))]
-            await until(lambda: model.num_open == 1 and time.monotonic() - model.supervisor.flight().beat_s > 0.3)
+            await until(lambda: bool(model.supervisor.flight().request_ids))  # its first step is its last
             asking += [asyncio.create_task(model.generate(f"q{at}", params(at))) for at in range(40)]
             await until(lambda: sum(task.done() for task in asking) == 32)
             assert all(isinstance(task.exception(), QueueFullError) for task in asking if task.done())
@@ -379,7 +384,7 @@ def test_draining_is_over_when_the_last_one_was_refused() -> None:
         async with served() as model:
             with pytest.raises(RequestTooLargeError):
                 await model.generate([1] * 600, params(1))
-            assert await asyncio.wait_for(model.drain(20.0), 2.0)
+            assert await model.drain(60.0)
 
     run(main)
 
