@@ -430,6 +430,17 @@ class TestSharing:
             server.step()
         assert not server.scheduler.live
 
+    def test_a_chunk_of_prompt_logprobs_that_is_computed_again_is_not_told_again(self) -> None:
+        server = Server(max_step_tokens=12)
+        server.ask(range(30), 2, prompt_logprobs=0)
+        server.step()
+        server.scheduler.preempt_latest()
+        server.memory.evict(64)
+        server.step()
+        assert server.num_computed == 24
+        assert [event.first_position for event in server.log if isinstance(event, PromptLogprobs)] == [1]
+        server.run()
+
     def test_a_resumed_request_for_prompt_logprobs_may_read_what_it_has_reported(self) -> None:
         server = Server()
         server.ask(range(9), 6, prompt_logprobs=0)
