@@ -130,7 +130,61 @@ MUTANTS = [
     Mutant(
         "a cancel in flight is forgotten",
         SCHEDULER,
-        "            self._cancelled.append(request_id)\n",
+        "        self._end_cancelled()\n        return self.take_events()\n",
+        "        return self.take_events()\n",
+    ),
+    Mutant(
+        "one continuation takes the whole request with it",
+        SCHEDULER,
+        "            if index is None or sequence.index == index:\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "a leader takes those who wait for it with it",
+        SCHEDULER,
+        "        if sequence is leader and leader.siblings:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "a sibling that ended is forked off all the same",
+        SCHEDULER,
+        "            leader.siblings.remove(sequence)\n",
+        "",
+    ),
+    Mutant(
+        "a sibling that ended keeps its place",
+        SCHEDULER,
+        "            self.num_places -= leader.status is SequenceStatus.RUNNING\n",
+        "",
+    ),
+    Mutant(
+        "a sibling gives back a place that nobody took",
+        SCHEDULER,
+        "self.num_places -= leader.status is SequenceStatus.RUNNING",
+        "self.num_places -= 1",
+    ),
+    Mutant(
+        "a head that asks for less is not looked at again",
+        SCHEDULER,
+        "            self._blocked = None\n            leader",
+        "            leader",
+    ),
+    Mutant(
+        "a cancelled continuation says another token",
+        SCHEDULER,
+        "        if (sequence.request.request_id, sequence.index) in self._cancelled:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "who changes places keeps its tokens",
+        REQUEST,
+        "        self.tokens, other.tokens = other.tokens, self.tokens\n",
+        "",
+    ),
+    Mutant(
+        "a leader past the fork point hands on what is its own",
+        SCHEDULER,
+        "            self._fork_if_due(leader)\n",
         "            pass\n",
     ),
     Mutant(

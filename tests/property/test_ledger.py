@@ -4,10 +4,11 @@ from random import Random
 
 import pytest
 
-from quire.core.events import Admitted, Finished, PromptLogprobs, SequenceFinished
+from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams
 from quire.core.step import StepPlan
 from quire.engine.ledger import POISON
+from quire.engine.messages import Restore, Submit
 from quire.errors import MessageError, QueueFullError
 from tests.support.lives import CONFIG, IDENTITY, VOCABULARY, Lives, check_told
 
@@ -43,7 +44,7 @@ def test_whoever_dies_and_whenever_each_client_gets_what_it_would_get_alone(seed
     rate = random.choice([0.02, 0.1, 0.3])
     lives = Lives(random, rate=rate, lies=random.choice([0.0, 0.05]))
     asked = [request(random, at, n=random.choice([1, 1, 1, 3])) for at in range(14)]
-    waiting, cancelled = list(asked), set()
+    waiting, cancelled, dropped = list(asked), set(), set()
 
     def come_and_go() -> None:
         if waiting and random.random() < 0.5:
@@ -51,6 +52,10 @@ def test_whoever_dies_and_whenever_each_client_gets_what_it_would_get_alone(seed
         if random.random() < 0.03:
             cancelled.add(gone := random.choice(asked).request_id)
             lives.cancel(gone)
+        if random.random() < 0.1:
+            one = random.choice(asked)
+            dropped.add(one.request_id)
+            lives.drop(one.request_id, random.randrange(3))
         if random.random() < rate / 4:
             lives.crash([])  # killed from outside, between two steps
 
@@ -62,7 +67,7 @@ def test_whoever_dies_and_whenever_each_client_gets_what_it_would_get_alone(seed
     assert lives.num_lives > 1 or rate < 0.05
     for one in asked:
         told = lives.told[one.request_id]
-        check_told(one, told, whole=one.request_id not in cancelled)
+        check_told(one, told, whole=one.request_id not in cancelled | dropped)
         assert sum(isinstance(event, Admitted) for event in told) <= 1
         assert lives.answers[one.request_id] == [None]
 
@@ -120,6 +125,89 @@ def test_a_replayed_request_reports_what_its_first_worker_found_in_the_cache(see
     assert lives.num_lives == 2
     finished = [lives.told[name][-1] for name in names]
     assert [one.num_cached_tokens for one in finished if isinstance(one, Finished)] == [16, 12]
+
+
+def three_answers() -> Request:
+    answers = tuple(Continuation(index) for index in range(3))
+    params = SamplingParams(max_tokens=9)
+    return Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 3.0, params, continuations=answers)
+
+
+def indices(told: list[RequestEvent], kind: type[Token | SequenceFinished]) -> list[int]:
+    return [event.sequence_index for event in told if isinstance(event, kind)]
+
+
+def begun() -> Lives:
+    """Three answers of which each has a token or two, and no word on its way."""
+    lives = Lives(Random(1))
+    lives.submit(three_answers())
+    while len(set(indices(lives.told["r1"], Token))) < 3 or lives.is_speaking:
+        lives.step()
+    return lives
+
+
+def test_an_answer_that_ends_alone_ends_once_and_what_the_worker_says_of_it_is_not_told() -> None:
+    lives = begun()
+    num_tokens = indices(lives.told["r1"], Token).count(1)
+    lives.drop("r1", 1)
+    lives.drop("r1", 1)
+    lives.drop("r1", 7)
+    lives.drop("never seen", 0)
+    lives.run()
+    told = lives.told["r1"]
+    check_told(three_answers(), told, whole=False)
+    assert indices(told, Token).count(1) == num_tokens
+    assert [indices(told, Token).count(index) for index in (0, 2)] == [9, 9]
+    assert sorted(indices(told, SequenceFinished)) == [0, 1, 2]
+
+
+def test_no_worker_is_asked_again_for_an_answer_that_has_ended_alone() -> None:
+    lives = begun()
+    lives.drop("r1", 0)
+    lives.crash(["r1"])
+    (again,) = lives.ledger.due()
+    assert isinstance(again, Restore)
+    assert [one.index for one in again.request.continuations] == [1, 2]
+
+
+def test_a_request_all_of_whose_answers_ended_alone_ends_with_its_worker() -> None:
+    lives = begun()
+    for index in range(3):
+        lives.drop("r1", index)
+    assert not any(isinstance(event, Finished) for event in lives.told["r1"])
+    lives.crash(["r1"])
+    assert isinstance(lives.told["r1"][-1], Finished)
+    assert not lives.ledger.entries
+
+
+def test_answers_that_end_alone_while_no_worker_has_them_are_not_asked_for() -> None:
+    lives = Lives(Random(1))
+    lives.submit(three_answers())
+    lives.drop("r1", 0)
+    lives.drop("r1", 2)
+    (command,) = lives.ledger.due()
+    assert isinstance(command, Submit)
+    assert [one.index for one in command.request.continuations] == [1]
+    lives.crash([])
+    lives.drop("r1", 1)
+    assert not lives.ledger.entries
+    assert sorted(indices(lives.told["r1"], SequenceFinished)) == [0, 1, 2]
+
+
+def test_a_worker_that_ends_an_answer_twice_or_forgets_to_end_it_is_not_believed() -> None:
+    lives = begun()
+    lives.drop("r1", 0)
+    end = SequenceFinished("r1", 0, 5.0, FinishReason.CANCELLED, 2, None)
+    told: list[RequestEvent] = []
+    lives.ledger.take([end], {}, told)
+    assert told == []
+    with pytest.raises(MessageError, match="which is not open"):
+        lives.ledger.take([end], {}, told)
+    lives = begun()
+    for index in range(3):
+        lives.drop("r1", index)
+    with pytest.raises(MessageError, match="before all its answers did"):
+        lives.ledger.take([Finished("r1", 5.0, 2, 0, 3)], {}, told)
 
 
 def test_who_is_cancelled_while_no_worker_has_it_ends_when_that_happens() -> None:

@@ -159,6 +159,14 @@ class TestLedger:
         assert "a token before it was admitted" in complaint
         assert "cancelled, and ended by ['length']" in self.ended_by(FinishReason.LENGTH)
 
+    def test_a_continuation_that_was_cancelled_alone_and_goes_on(self) -> None:
+        self.ledger.dropped("r", 0)
+        self.ledger.dropped("r", 7)
+        self.ledger.dropped("gone", 0)
+        assert self.ledger.cancels() == [("r", 0)]
+        assert "a token after it was cancelled" in self.complaint(Token("r", 0, 1.0, 0, 1, None))
+        assert "continuations [0] were cancelled and went on" in self.ended_by(FinishReason.LENGTH)
+
     def test_a_wrong_bill(self) -> None:
         self.ledger.cancelled("r")
         ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 0, None)

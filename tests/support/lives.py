@@ -75,6 +75,12 @@ class Lives:
         self._inbox.extend(commands)
         self._tell(events)
 
+    def drop(self, request_id: str, index: int) -> None:
+        """One answer is no longer wanted."""
+        commands, events = self.ledger.cancel_answer(request_id, index, self.now_s)
+        self._inbox.extend(commands)
+        self._tell(events)
+
     def step(self) -> None:
         """Some commands arrive, one step runs, some of what it brought arrives."""
         self.now_s += 1.0
@@ -125,6 +131,11 @@ class Lives:
             max_steps -= 1
             assert max_steps, f"{sorted(self.ledger.entries)} come to no end"
 
+    @property
+    def is_speaking(self) -> bool:
+        """Something the worker said has not arrived."""
+        return bool(self._outbox)
+
     def _dies_now(self, plan: StepPlan) -> bool:
         return self._dies(plan) or (not self._is_trial and self._random.random() < self._rate)
 
@@ -150,8 +161,8 @@ class Lives:
                     self._outbox.append(lambda: self._tell(self.ledger.refused(name, refusal, self.now_s)))
                 else:
                     self._outbox.append(lambda: self.ledger.taken(name))
-            case Cancel(request_id):
-                self._engine.cancel(request_id)
+            case Cancel(request_id, index):
+                self._engine.cancel(request_id, index)
 
     def _tell(self, events: list[RequestEvent]) -> None:
         for event in events:

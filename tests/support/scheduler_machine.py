@@ -78,6 +78,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         names = sorted(self.server.scheduler.live)
         self.server.cancel(names[pick % len(names)])
 
+    @precondition(lambda self: self.server.scheduler.live)
+    @rule(pick=PICK, index=st.integers(0, 2))
+    def drop(self, pick: int, index: int) -> None:
+        names = sorted(self.server.scheduler.live)
+        self.server.drop(names[pick % len(names)], index)
+
     @rule()
     def preempt(self) -> None:
         self.server.scheduler.preempt_latest()
@@ -113,9 +119,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.server._next_name = old._next_name
         for request in old.ledger.unfinished():
             self.server.scheduler.restore(request)
-        for name, entry in old.ledger.open.items():
-            if entry.is_cancelled:
-                self.server.scheduler.cancel(name)
+        for name, index in old.ledger.cancels():
+            self.server.scheduler.cancel(name, index)
 
     @invariant()
     def every_promise_holds(self) -> None:

@@ -76,6 +76,11 @@ class Server:
         self.scheduler.cancel(name)
         self.ledger.cancelled(name)
 
+    def drop(self, name: str, index: int) -> None:
+        """Cancel one continuation alone."""
+        self.scheduler.cancel(name, index)
+        self.ledger.dropped(name, index)
+
     def plan(self) -> StepPlan:
         plan = self.scheduler.plan(self.now_s)
         if plan.items:

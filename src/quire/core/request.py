@@ -163,6 +163,13 @@ class Sequence:
         """Where its siblings branch off; None when it has none to wait for it."""
         return self.num_prompt_tokens - 1 if self.siblings else None
 
+    def swap_answers(self, other: "Sequence") -> None:
+        """Become the other continuation of the same request, and let it become this one. Places, keys and blocks stay:
+        right only while nothing beyond the prompt is computed.
+        """
+        self.index, other.index = other.index, self.index
+        self.tokens, other.tokens = other.tokens, self.tokens
+
     def move(self, status: SequenceStatus) -> None:
         """Change status, if the move is legal."""
         if (self.status, status) not in LEGAL_MOVES:

@@ -46,7 +46,8 @@ class Scheduler:
         self._num_watermark_blocks = int(config.watermark * memory.config.num_blocks)
         self._deadlines: list[tuple[float, str]] = []
         self._dropped: list[int] = []
-        self._cancelled: list[str] = []
+        self._cancelled: dict[tuple[str, int], None] = {}
+        """Request and index of what ends when the step in flight has returned, in the order it was said."""
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
         self._latest_arrival_s = -inf
@@ -89,16 +90,17 @@ class Scheduler:
             if reason is not None:
                 self._finish(sequence, reason)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request in whatever state; while a step is in flight, when it has returned. Ignores unknown ids."""
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its continuations alone, in whatever state; while a step is in flight, when it has
+        returned. What is unknown or has ended is ignored.
+        """
         live = self.live.get(request_id)
-        if live is None:
-            return
-        live.is_cancelled = True
+        # The last comes first: where all end, nobody has to take over from a leader.
+        for sequence in reversed(live.sequences if live is not None else []):
+            if index is None or sequence.index == index:
+                self._cancelled[request_id, sequence.index] = None
         if self.in_flight is None:
-            self._end(request_id, FinishReason.CANCELLED)
-        else:
-            self._cancelled.append(request_id)
+            self._end_cancelled()
 
     def preempt_latest(self) -> None:
         """Make the least urgent running sequence yield, if any: for tests and operators, never needed to get on."""
@@ -158,9 +160,7 @@ class Scheduler:
         for item, sequence in zip(plan.items, self._planned, strict=True):
             self._apply_row(sequence, item, result.rows[item.sequence_id])
         self._planned = []
-        cancelled, self._cancelled = self._cancelled, []
-        for request_id in cancelled:
-            self._end(request_id, FinishReason.CANCELLED)
+        self._end_cancelled()
         return self.take_events()
 
     # -- who runs ------------------------------------------------------------------------------------------------------
@@ -345,10 +345,10 @@ class Scheduler:
             raise InvariantError(f"apply: sequence {item.sequence_id} got {len(row.token_ids)} tokens")
         self.memory.commit(_table(sequence), num_tokens)
         self._account(sequence, item.first_position, item.first_position + num_tokens, len(row.token_ids))
-        if self.live[sequence.request.request_id].is_cancelled:
-            return
         if row.prompt_logprobs:
             self._report_prompt(sequence, item.first_position, row)
+        if (sequence.request.request_id, sequence.index) in self._cancelled:
+            return
         for at, token_id in enumerate(row.token_ids):
             sequence.tokens.append(token_id)
             logprobs = row.logprobs[at] if row.logprobs else None
@@ -418,6 +418,31 @@ class Scheduler:
         for sequence in live.sequences if live is not None else ():
             if sequence.status is not SequenceStatus.FINISHED:
                 self._finish(sequence, reason)
+
+    def _end_cancelled(self) -> None:
+        cancelled, self._cancelled = self._cancelled, {}
+        for request_id, index in cancelled:
+            live = self.live.get(request_id)
+            for sequence in live.sequences if live is not None else ():
+                if sequence.index == index and sequence.status is not SequenceStatus.FINISHED:
+                    self._end_alone(sequence)
+                    break
+
+    def _end_alone(self, sequence: Sequence) -> None:
+        """End a sequence and nobody else. Before the fork point all that is computed belongs to the prompt: a leader
+        then goes on for its first sibling, and it is the sibling's place that falls empty.
+        """
+        leader = self.live[sequence.request.request_id].leader
+        if sequence is leader and leader.table is not None:
+            self._fork_if_due(leader)
+        if sequence is leader and leader.siblings:
+            sequence = leader.siblings[0]
+            leader.swap_answers(sequence)
+        if sequence in leader.siblings:
+            self._blocked = None
+            leader.siblings.remove(sequence)
+            self.num_places -= leader.status is SequenceStatus.RUNNING
+        self._finish(sequence, FinishReason.CANCELLED)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """End a sequence, and the siblings that would have branched off it."""

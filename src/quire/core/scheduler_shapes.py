@@ -48,7 +48,6 @@ class Live:
     num_prompt_reported: int = 1
     """Prompt positions below this have had their log-probabilities reported; the first has none."""
     is_admitted: bool = False
-    is_cancelled: bool = False
 
 
 @dataclass(slots=True)

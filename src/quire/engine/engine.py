@@ -78,9 +78,11 @@ class Engine:
         """Queue a request that an engine before this one had let in, with the tokens it had."""
         self.scheduler.restore(request)
 
-    def cancel(self, request_id: str) -> None:
-        """End a request; its last events come with a later step. Unknown ids are none of our business."""
-        self.scheduler.cancel(request_id)
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its answers alone; its last events come with a later step. Unknown ids are none of
+        our business.
+        """
+        self.scheduler.cancel(request_id, index)
 
     def step(self, clock: Clock, began: Began = lambda _ids: None) -> list[RequestEvent]:
         """Plan, run, apply; what happened to whom. The clock is read before and after the step."""

@@ -33,8 +33,8 @@ class Port(Protocol):
         """Queue a request; `answered` gets None, or why it was refused."""
         ...
 
-    def cancel(self, request_id: str) -> None:
-        """End a request, if it lives."""
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its answers alone, if it lives."""
         ...
 
 
@@ -210,14 +210,14 @@ class Front:
 
     def _tell(self, asked: Asked, events: Sequence[RequestEvent]) -> None:
         reply, stream = asked.reply, asked.stream
-        was_answered = reply.is_answered
         pieces = reply.take(events)
         if pieces:
             stream.put(pieces)
         if reply.is_done:
             stream.end()
-        elif reply.is_answered and not was_answered:
-            self._started()[0].cancel(stream.request_id)
+            return
+        for index in reply.take_stopped():
+            self._started()[0].cancel(stream.request_id, index)
 
     def _die(self, error: BaseException) -> None:
         self._failure = EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")

@@ -57,6 +57,8 @@ class Entry:
     place: Place = Place.HELD
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, FinishReason] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+    """Answers that ended on this side; the worker may speak of them until it has ended them too."""
     admitted: Admitted | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens not computed on the first pass; None until that pass is done."""
@@ -68,6 +70,11 @@ class Entry:
     def is_taken(self) -> bool:
         """A worker has let it in: it is not asked about room again."""
         return self.answered is None
+
+    @property
+    def is_answered(self) -> bool:
+        """Every answer has ended: there is nothing to ask again."""
+        return len(self.ends) == len(self.tokens)
 
     @property
     def is_suspect(self) -> bool:
@@ -149,7 +156,7 @@ class Ledger:
     def _send(self, entry: Entry) -> Submit | Restore:
         entry.place = Place.SENT
         del self._held[entry.request.request_id]
-        return Restore(entry.again()) if entry.is_taken else Submit(entry.request)
+        return Restore(entry.again()) if entry.is_taken else Submit(entry.again())
 
     def cancel(self, request_id: str, now_s: float) -> tuple[list[Cancel], list[RequestEvent]]:
         """The client has gone: what to tell the worker, and what to tell the client's side if there is nobody to."""
@@ -160,6 +167,20 @@ class Ledger:
         if entry.place is Place.HELD:
             return [], self._end(entry, FinishReason.CANCELLED, now_s)
         return ([Cancel(request_id)] if entry.place is Place.SENT else []), []
+
+    def cancel_answer(self, request_id: str, index: int, now_s: float) -> tuple[list[Cancel], list[RequestEvent]]:
+        """One answer has all its client wants. It ends here and now, so that no worker is ever asked for it again."""
+        entry = self.entries.get(request_id)
+        if entry is None or index not in entry.tokens or index in entry.ends:
+            return [], []
+        if entry.place is Place.HELD and len(entry.ends) + 1 == len(entry.tokens):
+            return [], self._end(entry, FinishReason.CANCELLED, now_s)
+        entry.ends[index] = FinishReason.CANCELLED
+        end = SequenceFinished(request_id, index, now_s, FinishReason.CANCELLED, len(entry.tokens[index]), None)
+        if entry.place is Place.HELD:
+            return [], [end]
+        entry.dropped.add(index)
+        return ([Cancel(request_id, index)] if entry.place is Place.SENT else []), [end]
 
     # -- from the worker -----------------------------------------------------------------------------------------------
 
@@ -218,6 +239,8 @@ class Ledger:
                 raise MessageError(f"{event.request_id}: a worker does not know of the one before it")
 
     def _take_token(self, entry: Entry, event: Token) -> list[RequestEvent]:
+        if event.sequence_index in entry.dropped:
+            return []
         tokens = entry.tokens.get(event.sequence_index)
         if tokens is None or event.sequence_index in entry.ends:
             raise MessageError(f"a token for answer {event.sequence_index} of {event.request_id}, which is not open")
@@ -232,6 +255,9 @@ class Ledger:
         return [event]
 
     def _take_end(self, entry: Entry, event: SequenceFinished) -> list[RequestEvent]:
+        if event.sequence_index in entry.dropped:
+            entry.dropped.remove(event.sequence_index)
+            return []
         if event.sequence_index not in entry.tokens or event.sequence_index in entry.ends:
             raise MessageError(f"the end of answer {event.sequence_index} of {event.request_id}, which is not open")
         if event.reason is FinishReason.CANCELLED and not entry.is_cancelled:
@@ -242,10 +268,10 @@ class Ledger:
         return [event]
 
     def _take_finished(self, entry: Entry, event: Finished) -> list[RequestEvent]:
-        if entry.place is Place.RECALLED and len(entry.ends) < len(entry.tokens):
+        if entry.place is Place.RECALLED and not entry.is_answered:
             self._hold(entry)
             return self._end(entry, FinishReason.CANCELLED, event.at_s) if entry.is_cancelled else []
-        if len(entry.ends) < len(entry.tokens):
+        if entry.dropped or not entry.is_answered:
             raise MessageError(f"{event.request_id} finished before all its answers did")
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
@@ -291,7 +317,7 @@ class Ledger:
                 self.num_steps_forward += 1
                 self.num_lost_trials += 1
                 told += self._end(entry, FinishReason.ERROR, now_s, POISON)
-            elif entry.is_cancelled:
+            elif entry.is_cancelled or entry.is_answered:
                 told += self._end(entry, FinishReason.CANCELLED, now_s)
             elif was_there:
                 told.append(Replayed(entry.request.request_id, now_s))
@@ -329,6 +355,7 @@ class Ledger:
 
     def _hold(self, entry: Entry) -> None:
         entry.place = Place.HELD
+        entry.dropped.clear()
         self._held[entry.request.request_id] = entry
 
     def _drop(self, entry: Entry) -> None:

@@ -173,8 +173,9 @@ class LLM:
             reply.take(events)
             if reply.is_done:
                 del self._replies[request_id]
-            elif reply.is_answered:
-                self._opened.engine.cancel(request_id)
+                continue
+            for index in reply.take_stopped():
+                self._opened.engine.cancel(request_id, index)
 
     def _forget(self, reply: Reply) -> None:
         if self._replies.pop(reply.request.request_id, None) is not None:

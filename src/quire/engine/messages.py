@@ -58,9 +58,11 @@ class Restore(_Message, frozen=True):
 
 
 class Cancel(_Message, frozen=True):
-    """End a request, if it lives."""
+    """End a request, or one of its answers alone, if it lives."""
 
     request_id: str
+    index: int | None = None
+    """Which answer; None: all of them."""
 
 
 class ClearCache(_Message, frozen=True):

@@ -1,7 +1,7 @@
 """One request on its way back to its client: events with token ids come in, pieces of text go out.
 
-Here stop strings end an answer, and what the engine says of it afterwards is not heard. When the last answer has ended
-that way the request should be cancelled: `is_answered` before `is_done`.
+Here stop strings end an answer, and what the engine says of it afterwards is not heard. Whoever feeds a reply tells the
+engine which answers those are (`take_stopped`), so that it computes no more of them.
 """
 
 from collections import Counter
@@ -80,12 +80,13 @@ class Reply:
         self.num_preemptions = 0
         self.num_replays = 0
         """Counted by whoever asks again after a crash."""
+        self._stopped: list[int] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
 
     @property
     def is_answered(self) -> bool:
-        """Nothing more will be shown: if the engine still works on it, it should not."""
+        """Nothing more will be shown."""
         return all(half.is_over for half in self._halves.values())
 
     def take(self, events: Sequence[RequestEvent]) -> list[Piece]:
@@ -94,6 +95,11 @@ class Reply:
         self.pieces += added
         self.num_tokens += sum(len(piece.token_ids) for piece in added)
         return added
+
+    def take_stopped(self) -> list[int]:
+        """Answers that a stop string has ended since the last call: the engine does not know of it."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
 
     @property
     def num_longest(self) -> int:
@@ -173,6 +179,8 @@ class Reply:
             return self._show(half, Piece(event.sequence_index, "", (event.token_id,), logprobs))
         delta = half.text.push(event.token_id)
         reason = None if delta.stop is None else FinishReason.STOP.value
+        if reason is not None:
+            self._stopped.append(event.sequence_index)
         piece = Piece(event.sequence_index, delta.text, (event.token_id,), logprobs, reason, delta.stop)
         return self._show(half, piece)
 

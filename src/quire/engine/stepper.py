@@ -32,6 +32,7 @@ class _Submit:
 @dataclass(frozen=True, slots=True)
 class _Cancel:
     request_id: str
+    index: int | None
 
 
 class _Close:
@@ -63,9 +64,9 @@ class Stepper:
                 return
         answered(EngineDeadError("the engine has stopped; start it again"))
 
-    def cancel(self, request_id: str) -> None:
-        """End a request, if it lives."""
-        self._commands.put(_Cancel(request_id))
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its answers alone, if it lives."""
+        self._commands.put(_Cancel(request_id, index))
 
     def close(self) -> None:
         """Stop after the step in flight, and wait for it."""
@@ -106,7 +107,7 @@ class Stepper:
                 case _Submit():
                     self._submit(command)
                 case _Cancel():
-                    self._engine.cancel(command.request_id)
+                    self._engine.cancel(command.request_id, command.index)
                 case _Close():
                     return False
 

@@ -226,9 +226,12 @@ class Supervisor:
         self._idle.clear()
         self._send_due()
 
-    def cancel(self, request_id: str) -> None:
-        """End a request, if it lives."""
-        commands, events = self._ledger.cancel(request_id, monotonic())
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """End a request, or one of its answers alone, if it lives."""
+        ledger, now_s = self._ledger, monotonic()
+        commands, events = (
+            ledger.cancel(request_id, now_s) if index is None else ledger.cancel_answer(request_id, index, now_s)
+        )
         self._send(commands)
         self._tell(events)
         self._send_due()

@@ -136,8 +136,8 @@ class Worker:
                     self._let_in(request, self._engine.submit)
                 case messages.Restore(request):
                     self._let_in(request, self._engine.restore)
-                case messages.Cancel(request_id):
-                    self._engine.cancel(request_id)
+                case messages.Cancel(request_id, index):
+                    self._engine.cancel(request_id, index)
                 case messages.ClearCache():
                     self._engine.memory.clear()
                 case messages.Close():

@@ -17,6 +17,8 @@ class FaultRates:
     """How likely each fault is. All zero: nothing goes wrong."""
 
     cancel_per_request: float = 0.0
+    drop_per_request: float = 0.0
+    """Cancel one of its continuations alone."""
     duplicate_per_request: float = 0.0
     crash_per_step: float = 0.0
     error_per_row: float = 0.0
@@ -36,6 +38,7 @@ class FaultRates:
             preempt_per_step=random.choice((0.0, 0.05, 0.33)),
             squeeze_per_step=random.choice((0.0, 0.05, 0.2)),
             time_jump_per_step=random.choice((0.0, 0.0, 0.002)),
+            drop_per_request=random.choice((0.0, 0.2, 0.5)),
         )
 
 

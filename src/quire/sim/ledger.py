@@ -22,6 +22,8 @@ class Entry:
     first_token_s: float | None = None
     num_preemptions: int = 0
     is_cancelled: bool = False
+    dropped: set[int] = field(default_factory=set)
+    """Continuations that were cancelled alone while they were open."""
     num_spoiled_rows: int = 0
     finished: Finished | None = None
 
@@ -69,6 +71,19 @@ class Ledger:
         if request_id in self.open:
             self.open[request_id].is_cancelled = True
 
+    def dropped(self, request_id: str, index: int) -> None:
+        """One continuation is no longer wanted: it must end now, and the others must not notice."""
+        entry = self.open.get(request_id)
+        if entry is not None and index in entry.tokens and index not in entry.reasons:
+            entry.dropped.add(index)
+
+    def cancels(self) -> list[tuple[str, int | None]]:
+        """What was cancelled and is open: a worker that begins anew must be told again."""
+        return [
+            *((name, None) for name, entry in self.open.items() if entry.is_cancelled),
+            *((name, index) for name, entry in self.open.items() for index in sorted(entry.dropped)),
+        ]
+
     def spoiled(self, request_id: str) -> None:
         """One row of the request failed: it may end in an error, and nothing else may."""
         self.open[request_id].num_spoiled_rows += 1
@@ -91,7 +106,7 @@ class Ledger:
         tokens = entry.tokens[event.sequence_index]
         if entry.first_admitted_s is None:
             self.complaints.append(f"{event.request_id}: a token before it was admitted")
-        if entry.is_cancelled:
+        if entry.is_cancelled or event.sequence_index in entry.dropped:
             self.complaints.append(f"{event.request_id}: a token after it was cancelled")
         tokens.append(event.token_id)
         if entry.first_token_s is None:
@@ -135,13 +150,17 @@ class Ledger:
         """Nothing ends by a fault that did not happen."""
         reasons, deadline_s = Counter(entry.reasons.values()), entry.request.deadline_s
         name, ended_s = entry.request.request_id, entry.finished.at_s if entry.finished else 0.0
-        if reasons[FinishReason.CANCELLED] and not entry.is_cancelled:
+        cancelled = {index for index, reason in entry.reasons.items() if reason is FinishReason.CANCELLED}
+        if cancelled - entry.dropped and not entry.is_cancelled:
             self.complaints.append(f"{name}: ended as cancelled, and nobody cancelled it")
         # A deadline or a failed row may have ended it in the very step the client went away in; an answer may not.
         if entry.is_cancelled and not {FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR} & set(
             reasons
         ):
             self.complaints.append(f"{name}: cancelled, and ended by {sorted(reason.value for reason in reasons)}")
+        ended = {index for index, reason in entry.reasons.items() if reason in (FinishReason.STOP, FinishReason.LENGTH)}
+        if ended & entry.dropped:
+            self.complaints.append(f"{name}: continuations {sorted(ended & entry.dropped)} were cancelled and went on")
         if reasons[FinishReason.DEADLINE] and (deadline_s is None or ended_s < deadline_s):
             self.complaints.append(f"{name}: ended by its deadline {deadline_s} at {ended_s}")
         if reasons[FinishReason.ERROR] and not entry.num_spoiled_rows:

@@ -22,6 +22,8 @@ class Totals(SchedulerStats):
     """Told to come back later; counted each time."""
     num_duplicates: int = 0
     num_cancels: int = 0
+    num_drops: int = 0
+    """Continuations that were cancelled alone."""
     num_crashes: int = 0
     num_pins_refused: int = 0
     num_idle_steps: int = 0

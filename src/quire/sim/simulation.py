@@ -51,6 +51,7 @@ class Simulation:
         heapify(self._arrivals)
         self._num_tries: Counter[str] = Counter()
         self._cancels: list[tuple[float, str]] = []
+        self._drops: list[tuple[float, str, int]] = []
         self._stuck_since_s: float | None = None
         self._build()
 
@@ -178,6 +179,9 @@ class Simulation:
         faults, random = self.config.faults, self._random
         if random.random() < faults.cancel_per_request:
             heappush(self._cancels, (self.now_s + random.expovariate(2.0), request.request_id))
+        if faults.drop_per_request and random.random() < faults.drop_per_request:
+            index = random.choice(request.continuations).index
+            heappush(self._drops, (self.now_s + random.expovariate(2.0), request.request_id, index))
         if random.random() < faults.duplicate_per_request:
             try:
                 self.scheduler.submit(request)
@@ -192,6 +196,11 @@ class Simulation:
             self.scheduler.cancel(request_id)
             self.ledger.cancelled(request_id)
             self.totals.num_cancels += 1
+        while self._drops and self._drops[0][0] <= self.now_s:
+            _, request_id, index = heappop(self._drops)
+            self.scheduler.cancel(request_id, index)
+            self.ledger.dropped(request_id, index)
+            self.totals.num_drops += 1
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -226,12 +235,12 @@ class Simulation:
         self.totals.num_crashes += 1
         self.now_s += 1.0
         # What died with the worker includes endings it had decided and not told: the books know who was cancelled.
-        cancelled = [request_id for request_id, entry in self.ledger.open.items() if entry.is_cancelled]
+        cancelled = self.ledger.cancels()
         self._build()
         for request in self.ledger.unfinished():
             self.scheduler.restore(request)
-        for request_id in cancelled:
-            self.scheduler.cancel(request_id)
+        for request_id, index in cancelled:
+            self.scheduler.cancel(request_id, index)
         self._take(self.scheduler.take_events())
 
     # -- the clock and the books ---------------------------------------------------------------------------------------

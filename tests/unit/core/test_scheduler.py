@@ -2,10 +2,11 @@
 
 import pytest
 
+from quire.backends.oracle import answer_alone
 from quire.core import invariants
 from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, SequenceFinished, Token
 from quire.core.policy import PROTECTED_AFTER
-from quire.core.request import FinishReason, PriorityClass
+from quire.core.request import FinishReason, PriorityClass, SamplingParams
 from quire.core.step import RowResult, StepResult
 from quire.core.waiting_queue import QueueConfig
 from quire.errors import (
@@ -23,6 +24,15 @@ HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
 
 def reasons(server: Server) -> dict[str, FinishReason]:
     return {event.request_id: event.reason for event in server.log if isinstance(event, SequenceFinished)}
+
+
+def ends(server: Server, name: str = "r1") -> dict[int, tuple[FinishReason, int]]:
+    """How each continuation of a request ended, and with how many tokens."""
+    return {
+        event.sequence_index: (event.reason, event.num_output_tokens)
+        for event in server.log
+        if isinstance(event, SequenceFinished) and event.request_id == name
+    }
 
 
 class TestNoPhases:
@@ -183,6 +193,130 @@ class TestStops:
         assert reasons(server) == {"r1": FinishReason.CANCELLED}
         assert len(server.events(Finished)) == 1
 
+    def test_one_continuation_alone_and_the_others_get_what_they_would_have_got(self) -> None:
+        server = Server()
+        server.ask(range(6), 8, n=4)
+        for _ in range(3):
+            server.step()
+        server.drop("r1", 2)
+        server.take(server.scheduler.take_events())
+        server.check()
+        assert ends(server) == {2: (FinishReason.CANCELLED, 2)}
+        server.run()
+        assert [ends(server)[index][0] for index in (0, 1, 3)] == [FinishReason.LENGTH] * 3
+
+    def test_one_continuation_in_flight_alone_when_the_step_has_returned(self) -> None:
+        server = Server()
+        server.ask(range(6), 8, n=2)
+        for _ in range(3):
+            server.step()
+        plan = server.plan()
+        server.drop("r1", 0)
+        server.drop("r1", 0)
+        assert len(server.scheduler.running) == 2, "a step in flight keeps its blocks"
+        server.finish(plan)
+        assert ends(server) == {0: (FinishReason.CANCELLED, 2)}
+        assert [item.sequence_id for item in server.plan().items] == [2]
+
+    def test_a_sibling_that_waits_for_the_fork_point_alone(self) -> None:
+        server = Server(max_step_tokens=12)
+        server.ask(range(30), 3, n=3)
+        server.step()
+        server.drop("r1", 1)
+        server.take(server.scheduler.take_events())
+        server.check()
+        assert server.scheduler.num_places == 2
+        server.run()
+        assert ends(server) == {
+            0: (FinishReason.LENGTH, 3),
+            1: (FinishReason.CANCELLED, 0),
+            2: (FinishReason.LENGTH, 3),
+        }
+
+    def test_a_leader_before_the_fork_point_alone_and_its_siblings_live_on(self) -> None:
+        server = Server(max_step_tokens=12)
+        server.ask(range(30), 3, n=3)
+        plan = server.plan()
+        server.drop("r1", 0)
+        server.finish(plan)
+        num_computed = server.num_computed
+        assert ends(server) == {0: (FinishReason.CANCELLED, 0)}
+        assert server.scheduler.num_places == 2
+        server.run()
+        assert [ends(server)[index] for index in (1, 2)] == [(FinishReason.LENGTH, 3)] * 2
+        # What the leader had computed of the prompt is not computed again, and each of the two computes its last token.
+        assert num_computed == 12
+        assert server.num_computed == 30 + 1 + 2 * 2
+
+    def test_a_leader_that_reaches_the_fork_point_in_the_step_it_is_cancelled_in(self) -> None:
+        server = Server()
+        server.ask(range(6), 3, n=3)
+        plan = server.plan()
+        server.drop("r1", 0)
+        server.finish(plan)
+        assert ends(server) == {0: (FinishReason.CANCELLED, 0)}
+        assert len(server.scheduler.running) == 2
+        server.run()
+        assert [ends(server)[index] for index in (1, 2)] == [(FinishReason.LENGTH, 3)] * 2
+
+    def test_a_leader_that_waits_alone_and_its_siblings_start_in_its_place(self) -> None:
+        server = Server(max_running=3, max_step_tokens=8)
+        server.ask([9], 3, n=1)
+        server.ask(range(6), 3, n=3)
+        server.step()
+        server.drop("r2", 0)
+        server.drop("r2", 1)
+        server.take(server.scheduler.take_events())
+        server.check()
+        server.run()
+        assert [ends(server, "r2")[index][1] for index in range(3)] == [0, 0, 3]
+
+    def test_a_preempted_continuation_alone(self) -> None:
+        server = Server()
+        server.ask(range(6), 8, n=2)
+        for _ in range(3):
+            server.step()
+        server.scheduler.preempt_latest()
+        server.drop("r1", 1)
+        server.run()
+        assert ends(server) == {0: (FinishReason.LENGTH, 8), 1: (FinishReason.CANCELLED, 2)}
+
+    def test_resumed_continuations_change_places_with_the_tokens_they_had(self) -> None:
+        server = Server()
+        alone = [answer_alone(tuple(range(9)), SamplingParams(max_tokens=6), 1, 50, index) for index in range(3)]
+        server.ask(range(9), 6, produced=[answer[:count] for answer, count in zip(alone, (4, 0, 2), strict=True)])
+        server.drop("r1", 0)
+        server.run()
+        assert ends(server) == {
+            0: (FinishReason.CANCELLED, 4),
+            1: (FinishReason.LENGTH, 6),
+            2: (FinishReason.LENGTH, 6),
+        }
+
+    def test_the_last_continuation_alone_ends_the_request(self) -> None:
+        server = Server()
+        server.ask(range(6), 8, n=2)
+        for index in (0, 1, 5):
+            server.drop("r1", index)
+        server.take(server.scheduler.take_events())
+        assert len(server.events(Finished)) == 1
+        assert not server.scheduler.live
+
+    def test_a_head_that_asks_for_less_than_before_is_looked_at_again(self) -> None:
+        server = Server(num_blocks=20, max_running=16)
+        server.ask(range(48), 4)
+        server.step()
+        server.ask(range(4), 1, n=8)
+        server.step()
+        assert server.running == ["r1"]
+        server.drop("r2", 3)
+        server.drop("r2", 0)
+        assert "r2" in {sequence.request.request_id for sequence in server.scheduler.queue}
+        plan = server.plan()
+        assert len(plan.items) == 2, "the first and the leader of the second"
+        server.finish(plan)
+        server.run()
+
     def test_by_its_deadline_waiting_or_running(self) -> None:
         server = Server(max_running=1, max_step_tokens=8)
         server.ask([1, 2, 3], 50, timeout_s=3.0)
@@ -295,6 +429,17 @@ class TestSharing:
                 server.scheduler.preempt_latest()
             server.step()
         assert not server.scheduler.live
+
+    def test_a_chunk_of_prompt_logprobs_that_is_computed_again_is_not_told_again(self) -> None:
+        server = Server(max_step_tokens=12)
+        server.ask(range(30), 2, prompt_logprobs=0)
+        server.step()
+        server.scheduler.preempt_latest()
+        server.memory.evict(64)
+        server.step()
+        assert server.num_computed == 24
+        assert [event.first_position for event in server.log if isinstance(event, PromptLogprobs)] == [1]
+        server.run()
 
     def test_a_resumed_request_for_prompt_logprobs_may_read_what_it_has_reported(self) -> None:
         server = Server()

@@ -122,6 +122,28 @@ def test_streams_go_on_with_the_next_token_when_the_worker_is_killed() -> None:
     run(main)
 
 
+def test_an_answer_that_has_ended_alone_stays_so_when_the_worker_is_killed() -> None:
+    several = SamplingParams(n=4, max_tokens=200, seed=5, ignore_eos=True)
+
+    async def main() -> None:
+        async with served(step_s=0.003) as model:
+            whole = await model.generate("question", several)
+            stopped = replace(several, stop=(whole.answers[1].text[8:11],))
+            alone = await model.generate("question", stopped)
+            assert {one.finish_reason for one in alone.answers} == {"stop", "length"}
+            asked = await model.ask(await model.prompt_ids("question"), stopped)
+            (entry,) = model.supervisor._ledger.entries.values()
+            async for piece in asked:
+                if piece.finish_reason is not None and not model.num_restarts:
+                    os.kill(model.supervisor.pid or 0, signal.SIGKILL)
+                    await until(lambda: model.num_restarts == 1)
+                    assert piece.index not in {one.index for one in entry.again().continuations}
+            asked.close()
+            assert asked.completion().answers == alone.answers
+
+    run(main)
+
+
 def test_every_step_is_counted_with_its_tokens_and_a_new_worker_goes_on_counting() -> None:
     async def main() -> None:
         async with served() as model:
