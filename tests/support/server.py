@@ -46,6 +46,7 @@ class Server:
         tenant: str = "default",
         timeout_s: float | None = None,
         produced: Sequence[Sequence[int]] | None = None,
+        is_explained: bool = False,
         **params: object,
     ) -> str:
         """Submit a request; returns its id."""
@@ -63,6 +64,7 @@ class Server:
             priority=priority,
             continuations=tuple(Continuation(index, tuple(answer)) for index, answer in enumerate(answers)),
             deadline_s=None if timeout_s is None else self.now_s + timeout_s,
+            is_explained=is_explained,
         )
         if produced is None:
             self.scheduler.submit(request)
