@@ -134,7 +134,7 @@ def test_a_worker_answers_and_one_that_dies_leaves_nobody_waiting() -> None:
 def test_another_namespace_is_told_by_what_differs(named: dict[str, str]) -> None:
     opened = talker()
     ours = opened.face.namespace("group")
-    other = replace(ours, **named)
+    other = replace(ours, **named)  # type: ignore[arg-type]
     part = next(iter(named)).replace("kv_layout", "format")
     assert differences(ours, other) == (part,)
     found = Divergence(0, MissReason.OTHER_NAMESPACE, other_namespace=other)
