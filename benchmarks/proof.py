@@ -28,6 +28,8 @@ RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 
 Figure = int | float | bool
+REPORTED = "reported"
+"""The bound of a figure that is held to none."""
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Proof:
     scale: str
     figures: dict[str, Figure] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
+    bounds: dict[str, str] = field(default_factory=dict)
+    """What figures are held to, in words."""
     seconds: dict[str, float] = field(default_factory=dict)
     only: tuple[str, ...] = ()
     """Sections to run, by a word of their titles; none runs all. A full run of some is merged into the record."""
@@ -55,9 +59,11 @@ class Proof:
     def sized(self, *, quick: int, full: int) -> int:
         return full if self.is_full else quick
 
-    def report(self, key: str, value: Figure, bound: str = "reported", *, holds: bool = True) -> None:
+    def report(self, key: str, value: Figure, bound: str = REPORTED, *, holds: bool = True) -> None:
         """State a figure beside its bound in words; `holds` says whether it is kept."""
         self.figures[key] = round(value, 6) if isinstance(value, float) else value
+        if bound != REPORTED:
+            self.bounds[key] = bound
         if not holds:
             self.broken.append(key)
         verdict = "ok" if holds else "BROKEN"
@@ -103,6 +109,7 @@ class Proof:
             "scale": self.scale,
             "figures": self.figures,
             "broken": self.broken,
+            "bounds": self.bounds,
             "seconds": self.seconds,
             **circumstances(),
         }
@@ -112,6 +119,7 @@ class Proof:
         part = {"sections": list(before["seconds"]), "commit": before["commit"], "date": before["date"]}
         record["figures"] = before["figures"] | self.figures
         record["seconds"] = before["seconds"] | self.seconds
+        record["bounds"] = before.get("bounds", {}) | self.bounds
         done_again = {*self.figures, *(f"{title}: broke off" for title in self.seconds)}
         record["broken"] = [key for key in before["broken"] if key not in done_again] + self.broken
         record["earlier_runs"] = [*before.get("earlier_runs", []), part]

@@ -368,7 +368,8 @@ def constructed_miss(reason: MissReason, random: Random) -> tuple[Divergence, Di
         shared = random.randint(1, size - 1)
         for at in {shared, random.randint(0, shared)}:
             cache(memory, space, [*mine, *block[:at], 50, *block[at + 1 :]])
-        return memory.divergence(space, prompt), Divergence(cached, reason, first_different_token=cached + shared)
+        sibling = (*block[:shared], 50, *block[shared + 1 :])
+        return memory.divergence(space, prompt), Divergence(cached, reason, cached + shared, sibling)
     if reason is MissReason.COMPUTING:
         table = memory.open(space)
         memory.match(table, prompt)

@@ -94,6 +94,29 @@ def proof(found: Mapping[str, Any]) -> str:
     return f"{table(('figure', 'value'), rows)}\n\n{_made(record, 'quire')}"
 
 
+def broken(found: Mapping[str, Any]) -> str:
+    """Every bound that a committed run did not keep."""
+    if not found:
+        return _not_yet("make proof-NAME SCALE=full")
+    rows = [
+        (f"[{name}](results/{name}.json)", f"`{key}`", _figure(record, key), _words(record, key), record["date"])
+        for name, record in found.items()
+        for key in record.get("broken", ())
+    ]
+    header = ("record", "figure", "measured", "bound", "run of")
+    return table(header, rows) if rows else "In the committed records every bound holds."
+
+
+def _figure(record: Mapping[str, Any], key: str) -> str:
+    value = record.get("figures", record).get(key)
+    return "-" if value is None else f"{value:,.3f}".rstrip("0").rstrip(".")
+
+
+def _words(record: Mapping[str, Any], key: str) -> str:
+    """Records of old runs do not say what their figures were held to."""
+    return str(record.get("bounds", {}).get(key, "not in the record"))
+
+
 def claims(found: Mapping[str, Any]) -> str:
     """A few figures for who reads one page only."""
     records = (found.get(name, {"figures": {}}) for name in ("proof-native", "proof-bench"))
@@ -169,6 +192,7 @@ BESIDE = {
 TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "peers": peers,
     "better": better,
+    "broken": broken,
     "claims": claims,
     "proof-bench": proof,
     "engine": engine,

@@ -22,7 +22,7 @@ class KVMemoryMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 64), block_bits=st.integers(0, 4))
     def start(self, num_blocks: int, block_bits: int) -> None:
         self.size = 1 << block_bits
-        config = KVMemoryConfig(num_blocks, self.size, max_pin_s=8.0, num_evictions_remembered=4)
+        config = KVMemoryConfig(num_blocks, self.size, 0.25, max_pin_s=8.0, num_evictions_remembered=4)
         self.shadow = ShadowedMemory(config)
         self.spaces = [namespace(self.size), namespace(self.size, "other")]
         self.live: list[Shadowed] = []

@@ -28,7 +28,7 @@ class RandomDriver:
         max_sequences: int = 64,
     ) -> None:
         self.random = Random(seed)
-        config = KVMemoryConfig(num_blocks, block_size, max_pin_s=50.0, num_evictions_remembered=256)
+        config = KVMemoryConfig(num_blocks, block_size, 0.25, max_pin_s=50.0, num_evictions_remembered=256)
         self.shadow = ShadowedMemory(config, hasher=hasher, listen=self.random.random() < 0.5)
         self.namespaces = [namespace(block_size), namespace(block_size, "other"), namespace(block_size, adapter="a")]
         self.vocabulary = self.random.choice((2, 2, 3, 50))

@@ -17,6 +17,7 @@ from quire.core.step import RowResult, StepPlan, StepResult
 from quire.sim.ledger import Ledger
 
 VOCABULARY = 50
+PIN_SHARE = 0.25
 
 
 class Server:
@@ -25,7 +26,7 @@ class Server:
     def __init__(self, num_blocks: int = 64, block_size: int = 4, **settings: object) -> None:
         config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 8, **settings})  # type: ignore[arg-type]
         self.namespace = Namespace(1, "oracle", "", "slots", block_size, "group")
-        self.memory = KVMemory(KVMemoryConfig(num_blocks, block_size), BlockHasher(bytes(32)))
+        self.memory = KVMemory(KVMemoryConfig(num_blocks, block_size, PIN_SHARE), BlockHasher(bytes(32)))
         self.scheduler = Scheduler(config, self.memory)
         capacity = Capacity(num_blocks, block_size, 1 << 30, config.max_step_tokens, VOCABULARY, 8 * block_size)
         self.runner = OracleRunner(capacity)
@@ -45,6 +46,7 @@ class Server:
         tenant: str = "default",
         timeout_s: float | None = None,
         produced: Sequence[Sequence[int]] | None = None,
+        is_explained: bool = False,
         **params: object,
     ) -> str:
         """Submit a request; returns its id."""
@@ -62,6 +64,7 @@ class Server:
             priority=priority,
             continuations=tuple(Continuation(index, tuple(answer)) for index, answer in enumerate(answers)),
             deadline_s=None if timeout_s is None else self.now_s + timeout_s,
+            is_explained=is_explained,
         )
         if produced is None:
             self.scheduler.submit(request)

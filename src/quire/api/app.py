@@ -24,6 +24,7 @@ from quire.api.limits import LOADING_RETRY_S
 from quire.api.models import Models
 from quire.api.openai.chat import Chat
 from quire.api.openai.completions import Completions
+from quire.api.openai.explain import ExplainBody, Explaining
 from quire.api.openai.shapes import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from quire.api.openai.tokens import detokenize, tokenize
 from quire.api.refusals import Refusal
@@ -79,6 +80,7 @@ def _add_routes(app: FastAPI) -> None:
     add_route(app, "GET", "/v1/models/{name:path}", _model, require_key)
     add_route(app, "POST", "/tokenize", _tokenize, require_key)
     add_route(app, "POST", "/detokenize", _detokenize, require_key)
+    add_route(app, "POST", "/v1/cache/explain", _explain, require_key)
     add_route(app, "GET", "/version", _version, require_key)
     add_route(app, "GET", "/metrics", _metrics, require_key)
     add_route(app, "GET", "/openapi.json", _openapi, require_key)
@@ -92,6 +94,7 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionFields,
     "/tokenize": TokenizeFields,
     "/detokenize": DetokenizeFields,
+    "/v1/cache/explain": ExplainBody,
 }
 
 
@@ -123,6 +126,12 @@ async def _tokenize(request: Request, caller: Guarded) -> Response:
 async def _detokenize(request: Request, caller: Guarded) -> Response:
     """The text of token ids."""
     return await _of_body(request, caller, detokenize)
+
+
+async def _explain(request: Request, caller: Guarded) -> Response:
+    """How much of a prompt would be found in the cache, and why the next token would not. Nothing is computed."""
+    doors = _doors(request)
+    return await _of_body(request, caller, Explaining(caller, lambda num_tokens: doors.charge(caller, 0, num_tokens)))
 
 
 async def _version() -> Response:

@@ -107,9 +107,20 @@ def usage(replies: Sequence[Reply], *, shows_answers: bool = True) -> dict[str, 
     """What it cost so far."""
     num_prompt = sum(len(reply.request.prompt) for reply in replies)
     num_output = sum(reply.num_tokens for reply in replies) if shows_answers else 0
+    details: dict[str, Any] = {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)}
+    if any(reply.request.is_explained for reply in replies):
+        details["cache_misses"] = [cache_miss(reply) for reply in replies]
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)},
+        "prompt_tokens_details": details,
     }
+
+
+def cache_miss(reply: Reply) -> dict[str, Any] | None:
+    """Why the next token was not found when the request was admitted; None before that."""
+    found = reply.explanation
+    if found is None:
+        return None
+    return {"cached_tokens": found.num_cached_tokens, "reason": found.reason, "position": found.position}

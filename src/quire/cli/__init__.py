@@ -9,6 +9,8 @@ import typer
 
 from quire.cli.chat import chat
 from quire.cli.config import config_app
+from quire.cli.explain import EPILOG as EXPLAIN_EPILOG
+from quire.cli.explain import explain
 from quire.cli.generate import generate
 from quire.cli.info import EPILOG as INFO_EPILOG
 from quire.cli.info import info
@@ -38,6 +40,7 @@ app.command(epilog="Examples: quire generate model.gguf 'Once upon a time'; echo
     generate
 )
 app.command(epilog="Examples: quire chat model.gguf; quire chat --url http://127.0.0.1:8000")(chat)
+app.command(epilog=EXPLAIN_EPILOG)(explain)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
 app.add_typer(
     lazy_group(

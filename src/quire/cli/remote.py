@@ -1,4 +1,4 @@
-"""A model on a server, for `quire chat --url`: asks over HTTP, streams, and counts as the server counts.
+"""A model on a server, for `quire chat --url` and `quire explain`: asks over HTTP, streams, counts as the server does.
 
 Standard library only: it must work where nothing of the engine is installed.
 """
@@ -44,6 +44,15 @@ class Remote:
             raise ConfigError(f"the server at {base} has the models {', '.join(known)}, {model!r} given")
         return cls(base, model or known[0], key)
 
+    @classmethod
+    def unlisted(cls, url: str, key: str | None) -> "Remote":
+        """The server at this address, for questions whose body names its model."""
+        return cls(_base(url), "", key)
+
+    def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """How much of a body's prompt is cached there, and why the next token is not."""
+        return dict(self._told("POST", "/v1/cache/explain", body))
+
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], params: "SamplingParams", is_stopped: Callable[[], bool]
     ) -> "Iterator[Piece | Completion]":
@@ -79,16 +88,19 @@ class Remote:
         yield heard.completion()
 
     def _listed(self) -> list[dict[str, Any]]:
+        return list(self._told("GET", "/v1/models", None)["data"])
+
+    def _told(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        """One whole answer."""
         connection = self._connection()
         try:
-            told = json.loads(self._ask(connection, "GET", "/v1/models", None).read())
+            return dict(json.loads(self._ask(connection, method, path, body).read()))
         except (OSError, HTTPException, ValueError) as error:
             raise ConfigError(
                 f"there is no server at {self.url}: {error}; start one with: quire serve MODEL"
             ) from error
         finally:
             connection.close()
-        return list(told["data"])
 
     def _connection(self) -> HTTPConnection:
         parts = urlsplit(self.url)
@@ -121,7 +133,7 @@ def _base(url: str) -> str:
     except ValueError:  # a port that is none, half an IPv6 address
         is_good = False
     if not is_good:
-        raise ConfigError(f"a server's address must look like http://127.0.0.1:8000, {url!r} given; correct --url")
+        raise ConfigError(f"a server's address must look like http://127.0.0.1:8000, {url!r} given; correct it")
     return f"{parts.scheme}://{parts.netloc}"
 
 

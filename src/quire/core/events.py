@@ -11,6 +11,7 @@ comes before those of its children and before its own `BlockRemoved`.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from quire.core.prefix_tree import Divergence
 from quire.core.request import FinishReason
 from quire.core.step import TokenLogprobs
 
@@ -51,6 +52,8 @@ class Admitted(NamedTuple):
     at_s: float
     wait_s: float
     num_cached_tokens: int
+    miss: Divergence | None = None
+    """Why the next token was not found in the cache at this moment, where the request wants to know."""
 
 
 class Token(NamedTuple):

@@ -14,8 +14,9 @@ class KVMemoryConfig:
     """Blocks that can be handed out. The runner has one more: the null block, 0."""
     block_size: int = 32
     """Tokens in a block; a power of two."""
-    pin_share: float = 0.25
-    """The largest share of the pool that pins may hold."""
+    pin_share: float = 0.0
+    """The largest share of the pool that pins may hold. It is kept free of longest requests, so it is nothing unless
+    somebody can pin."""
     max_pin_s: float = 3600.0
     """The longest time one pin may last."""
     max_pins: int = 4096

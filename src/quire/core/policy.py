@@ -6,6 +6,7 @@ No state, no side effects: each can be read, tested and argued about alone.
 from collections.abc import Callable
 
 from quire.core.block_table import num_blocks_for
+from quire.core.digests import Namespace
 from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.request import FinishReason, PriorityClass, Request, Sequence
 from quire.core.scheduler_shapes import SchedulerConfig
@@ -82,6 +83,15 @@ def blocks_to_finish_alone(request: Request, max_sequence_tokens: int, block_siz
     num_shared = (len(request.prompt) - 1) // block_size
     num_sequences = len(request.continuations)
     return num_shared + num_sequences * (num_blocks - num_shared) + (num_sequences > 1)
+
+
+def will_compute(sequence: Sequence, namespace: Namespace, tokens: list[int]) -> bool:
+    """Whether a running sequence knows these tokens and has not computed all of them yet."""
+    return (
+        sequence.request.namespace == namespace
+        and len(sequence.tokens) - sequence.num_uncomputed < len(tokens)
+        and sequence.tokens[: len(tokens)] == tokens
+    )
 
 
 def check_request(request: Request, scheduler: SchedulerConfig, memory: KVMemoryConfig) -> None:

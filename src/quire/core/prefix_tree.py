@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
-from quire.core.block_table import hit_cap, pack_tokens
+from quire.core.block_table import hit_cap, pack_tokens, unpack_tokens
 from quire.core.digests import DIGEST_BYTES, BlockHasher, Namespace
 from quire.errors import InvariantError
 
@@ -52,6 +52,8 @@ class Divergence:
     reason: MissReason
     first_different_token: int | None = None
     """DIVERGED: position in the prompt of the first token that differs from the closest cached sibling."""
+    sibling_token_ids: tuple[int, ...] = ()
+    """DIVERGED: the tokens of that sibling, a whole block that begins at position `num_cached_tokens`."""
     evicted_at_s: float | None = None
     """EVICTED: when the block that would have been next was taken."""
     other_namespace: Namespace | None = None
@@ -348,18 +350,18 @@ class PrefixTree:
         evicted_at_s = self.evictions.evicted_at_s(digest)
         if evicted_at_s is not None:
             return Divergence(num_cached, MissReason.EVICTED, evicted_at_s=evicted_at_s)
-        shared = 0 if node is None else self._closest_sibling(node, next_tokens)
-        if shared:
-            return Divergence(num_cached, MissReason.DIVERGED, first_different_token=num_cached + shared)
+        sibling = b"" if node is None else self._closest_sibling(node, next_tokens)
+        if shared := num_shared_tokens(sibling, next_tokens):
+            return Divergence(num_cached, MissReason.DIVERGED, num_cached + shared, unpack_tokens(sibling))
         other = self._same_tokens_elsewhere(namespace, packed[: self._width]) if num_hits == 0 else None
         if other is not None:
             return Divergence(num_cached, MissReason.OTHER_NAMESPACE, other_namespace=other)
         return Divergence(num_cached, MissReason.FIRST_SEEN)
 
-    def _closest_sibling(self, node: int, packed_tokens: bytes) -> int:
-        """How many leading tokens the closest of the newest children of `node` shares with this block."""
-        newest = islice(self.children(node), SIBLINGS_COMPARED)
-        return max((num_shared_tokens(self.tokens_of(child), packed_tokens) for child in newest), default=0)
+    def _closest_sibling(self, node: int, packed_tokens: bytes) -> bytes:
+        """Of the newest children of `node`, the tokens of the one that shares most leading tokens with this block."""
+        newest = (self.tokens_of(child) for child in islice(self.children(node), SIBLINGS_COMPARED))
+        return max(newest, key=lambda tokens: num_shared_tokens(tokens, packed_tokens), default=b"")
 
     def _same_tokens_elsewhere(self, namespace: Namespace, packed_tokens: bytes) -> Namespace | None:
         """A namespace of the same cache group that has this first block: another model, adapter or format."""

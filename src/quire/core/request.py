@@ -108,6 +108,8 @@ class Request:
     continuations: tuple[Continuation, ...] = (Continuation(),)
     """One for each answer still wanted."""
     deadline_s: float | None = None
+    is_explained: bool = False
+    """Whether its admission is to say why the next token was not found in the cache."""
 
 
 class Sequence:

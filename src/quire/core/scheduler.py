@@ -17,9 +17,11 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from quire.core.block_table import BlockTable, num_blocks_for
+from quire.core.digests import Namespace
 from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.kv_memory import KVMemory
-from quire.core.policy import check_request, chunk_length, finish_reason, may_displace, victims_for
+from quire.core.policy import check_request, chunk_length, finish_reason, may_displace, victims_for, will_compute
+from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus
 from quire.core.scheduler_shapes import Blocked, Live, Needs, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, StepResult, WorkItem
@@ -101,6 +103,19 @@ class Scheduler:
                 self._cancelled[request_id, sequence.index] = None
         if self.in_flight is None:
             self._end_cancelled()
+
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], besides: Sequence | None = None) -> Divergence:
+        """Why the next token of this prompt is not in the cache. What somebody who runs will compute is being computed,
+        in whichever step; `besides` is the one who asks. Changes nothing.
+        """
+        found = self.memory.divergence(namespace, prompt)
+        end = found.num_cached_tokens + self.memory.config.block_size
+        if found.reason is MissReason.TOO_SHORT:
+            return found
+        wanted = list(prompt[:end])
+        others = (one for one in self.running if one is not besides)
+        is_computing = any(will_compute(one, namespace, wanted) for one in others)
+        return Divergence(found.num_cached_tokens, MissReason.COMPUTING) if is_computing else found
 
     def preempt_latest(self) -> None:
         """Make the least urgent running sequence yield, if any: for tests and operators, never needed to get on."""
@@ -250,9 +265,14 @@ class Scheduler:
         live = self.live[sequence.request.request_id]
         if not live.is_admitted:
             live.is_admitted = True
-            wait_s = self._now_s - live.request.arrival_s
-            self._events.append(Admitted(live.request.request_id, self._now_s, wait_s, sequence.num_cached_tokens))
+            self._events.append(self._admitted(sequence))
         self._fork_if_due(sequence)
+
+    def _admitted(self, sequence: Sequence) -> Admitted:
+        request = sequence.request
+        miss = self.explain(request.namespace, request.prompt, besides=sequence) if request.is_explained else None
+        wait_s = self._now_s - request.arrival_s
+        return Admitted(request.request_id, self._now_s, wait_s, sequence.num_cached_tokens, miss)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give its blocks back, named and most recently used, and let it wait again with the key it has."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.core.step import TokenLogprobs
+from quire.engine.explaining import Explanation
 
 PIECE_BYTES = 16
 """What a piece is counted for beside its text: a token id and its place."""
@@ -94,6 +95,8 @@ class Completion:
     """How often it gave up its place to somebody more urgent."""
     num_replays: int = 0
     """How often its worker died under it."""
+    explanation: Explanation | None = None
+    """Why the next token was not found in the cache when it was admitted, where that was asked for."""
 
     @property
     def text(self) -> str:

@@ -12,6 +12,7 @@ from quire.engine.text_model import ModelFace
 from quire.errors import InvalidParameterError
 
 SEED_BITS = 63
+DEFAULT_TENANT = "default"
 
 
 class How(TypedDict, total=False):
@@ -24,6 +25,8 @@ class How(TypedDict, total=False):
     """Seconds from now after which it ends with what it has."""
     cache_group: str
     """Who may share its blocks; the tenant unless stated."""
+    explain: bool
+    """Whether its completion is to say why the next token was not found in the cache."""
 
 
 def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
@@ -32,7 +35,7 @@ def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how
     if strange:
         raise InvalidParameterError(f"of a request may be said {', '.join(How.__annotations__)}; {strange[0]!r} given")
     now_s = monotonic()
-    tenant, timeout_s = _name("tenant", how.get("tenant", "default")), _timeout_s(how.get("timeout_s"))
+    tenant, timeout_s = _name("tenant", how.get("tenant", DEFAULT_TENANT)), _timeout_s(how.get("timeout_s"))
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
@@ -44,6 +47,7 @@ def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how
         priority=_priority(how.get("priority", PriorityClass.NORMAL)),
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
+        is_explained=bool(how.get("explain", False)),
     )
 
 

@@ -14,6 +14,7 @@ from quire.core.events import KVEvent, RequestEvent, Token
 from quire.core.kv_memory import KVMemory
 from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.policy import check_request
+from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_shapes import SchedulerConfig
@@ -83,6 +84,10 @@ class Engine:
         our business.
         """
         self.scheduler.cancel(request_id, index)
+
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...]) -> Divergence:
+        """How much of this prompt is cached, and why the next token is not. Between steps; changes nothing."""
+        return self.scheduler.explain(namespace, prompt)
 
     def step(self, clock: Clock, began: Began = lambda _ids: None) -> list[RequestEvent]:
         """Plan, run, apply; what happened to whom. The clock is read before and after the step."""

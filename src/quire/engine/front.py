@@ -9,21 +9,27 @@ A port may call back from any thread; what it says is heard on the event loop.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Protocol, Unpack
 
+from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
+from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.engine.answers import Completion, Piece
-from quire.engine.asking import How, make_request
+from quire.engine.asking import DEFAULT_TENANT, How, make_request
 from quire.engine.chat_template import TemplateArguments
+from quire.engine.explaining import Explanation, explanation
 from quire.engine.parameters import SamplingParams
 from quire.engine.reply import Reply
-from quire.engine.stepper import Answered
+from quire.engine.stepper import Answered, Told
 from quire.engine.stream import Stream
 from quire.engine.text_model import Messages, ModelFace, TextModel
-from quire.errors import ConfigError, EngineDeadError, QuireError
+from quire.errors import CapacityError, ConfigError, EngineDeadError, QuireError
 
 Prompt = str | Sequence[int]
+MAX_EXPLAINS = 16
+"""Questions about one model's cache under way at once: each holds up the steps of everybody for a moment."""
 
 
 class Port(Protocol):
@@ -35,6 +41,10 @@ class Port(Protocol):
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone, if it lives."""
+        ...
+
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: Told) -> None:
+        """Ask why a prompt is not in the cache; `told` is called once, whatever happens."""
         ...
 
 
@@ -72,6 +82,8 @@ class Front:
         self._face: ModelFace | None = None
         self._open: dict[str, Asked] = {}
         self._failure: QuireError | None = None
+        self._num_explains = 0
+        """Questions about the cache that have not been answered, whether or not anybody still waits."""
 
     @property
     def text(self) -> TextModel:
@@ -151,6 +163,30 @@ class Front:
             raise error
         return asked
 
+    async def explain(
+        self, prompt: Prompt, *, tenant: str = DEFAULT_TENANT, cache_group: str | None = None
+    ) -> Explanation:
+        """How much of a prompt is cached for this tenant, and why the next token is not. Nothing is computed."""
+        return await self.explain_ids(await self.prompt_ids(prompt), tenant if cache_group is None else cache_group)
+
+    async def explain_ids(self, ids: Sequence[int], cache_group: str) -> Explanation:
+        """The same of a prompt's tokens, within a cache group."""
+        port, face = self._started()
+        if self._failure is not None:
+            raise self._failure
+        if self._num_explains >= MAX_EXPLAINS:
+            raise CapacityError(
+                f"a model explains {MAX_EXPLAINS} prompts at once, {self._num_explains} are waiting; try again later"
+            )
+        namespace = face.namespace(cache_group)
+        answer: asyncio.Future[Divergence | QuireError] = asyncio.get_running_loop().create_future()
+        self._num_explains += 1
+        port.explain(namespace, tuple(ids), lambda found: self._on_loop(self._explained, answer, found))
+        found = await answer
+        if isinstance(found, QuireError):
+            raise found
+        return explanation(face.text.tokenizer, namespace, ids, found, monotonic())
+
     async def chat_ids(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
         """A conversation's tokens, made beside the event loop."""
         return await asyncio.to_thread(lambda: self.text.chat(messages, **arguments))
@@ -218,6 +254,11 @@ class Front:
             return
         for index in reply.take_stopped():
             self._started()[0].cancel(stream.request_id, index)
+
+    def _explained(self, answer: "asyncio.Future[Divergence | QuireError]", found: Divergence | QuireError) -> None:
+        self._num_explains -= 1
+        if not answer.done():
+            answer.set_result(found)
 
     def _die(self, error: BaseException) -> None:
         self._failure = EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")

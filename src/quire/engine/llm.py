@@ -17,8 +17,9 @@ from quire.checkpoints.progress import shown
 from quire.config import ModelSettings
 from quire.core.events import RequestEvent
 from quire.engine.answers import Completion, Piece
-from quire.engine.asking import make_request
+from quire.engine.asking import DEFAULT_TENANT, make_request
 from quire.engine.chat_template import TemplateArguments
+from quire.engine.explaining import Explanation, explanation
 from quire.engine.opening import OpenedModel, open_model
 from quire.engine.parameters import SamplingParams
 from quire.engine.reply import Reply
@@ -115,6 +116,13 @@ class LLM:
             yield reply.completion()
         finally:
             self._forget(reply)
+
+    def explain(self, prompt: str | Sequence[int]) -> Explanation:
+        """How much of a prompt is cached, and why the next token is not. Nothing is computed."""
+        ids = self.text.prompt(prompt)
+        namespace = self._opened.face.namespace(DEFAULT_TENANT)
+        found = self._opened.engine.explain(namespace, tuple(ids))
+        return explanation(self.text.tokenizer, namespace, ids, found, monotonic())
 
     def close(self) -> None:
         """Give the memory back."""

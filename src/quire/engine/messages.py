@@ -1,7 +1,7 @@
 """What crosses between a worker and its parent: msgspec structs as msgpack. Nothing that can carry code.
 
-    parent ──► Open · Submit · Restore · Cancel · ClearCache · Close ──► worker
-    parent ◄── Progress · Ready · Failed · Taken · Refused · Stepped ◄── worker
+    parent ──► Open · Submit · Restore · Cancel · Explain · ClearCache · Close ──► worker
+    parent ◄── Progress · Ready · Failed · Taken · Refused · Explained · Stepped ◄── worker
 
 Requests and events are the core's own types. Bytes that are no message raise `MessageError`, and nothing else.
 """
@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from quire.config import ModelSettings
+from quire.core.digests import Namespace
 from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import ModelIdentity
@@ -65,6 +67,14 @@ class Cancel(_Message, frozen=True):
     """Which answer; None: all of them."""
 
 
+class Explain(_Message, frozen=True):
+    """Say how much of a prompt is cached, and why the next token is not. It is not run."""
+
+    explain_id: int
+    namespace: Namespace
+    prompt: tuple[int, ...]
+
+
 class ClearCache(_Message, frozen=True):
     """Forget every cached block that nobody uses."""
 
@@ -73,7 +83,7 @@ class Close(_Message, frozen=True):
     """The last message: end after the step in flight."""
 
 
-ToWorker = Open | Submit | Restore | Cancel | ClearCache | Close
+ToWorker = Open | Submit | Restore | Cancel | Explain | ClearCache | Close
 
 # -- to the parent -----------------------------------------------------------------------------------------------------
 
@@ -148,6 +158,13 @@ _REFUSALS: dict[str, type[QuireError]] = {
 }
 
 
+class Explained(_Message, frozen=True):
+    """The answer to `Explain`."""
+
+    explain_id: int
+    found: Divergence
+
+
 class Load(msgspec.Struct, array_like=True, frozen=True):
     """How busy a worker is, and what it has done in its life."""
 
@@ -216,7 +233,7 @@ class Stepped(_Message, frozen=True):
         return [one.event for one in self.wrapped]
 
 
-ToParent = Progress | Ready | Failed | Taken | Refused | Stepped
+ToParent = Progress | Ready | Failed | Taken | Refused | Explained | Stepped
 
 encode = msgspec.msgpack.Encoder().encode
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -9,7 +9,6 @@ from quire.checkpoints import Checkpoint, Progress, quiet, resolve
 from quire.config import ModelSettings, ServingSettings
 from quire.core.digests import KEY_BYTES
 from quire.core.events import KVEvent
-from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.scheduler_shapes import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
@@ -72,13 +71,11 @@ def open_engine(
     """
     loaded = load(checkpoint, settings, lambda done, total: progress("loading weights", done, total))
     capacity = loaded.runner.capacity
-    memory = KVMemoryConfig(capacity.num_blocks, capacity.block_size)
-    # One sequence must be able to finish beside all that pins may hold.
-    usable_tokens = (memory.num_blocks - memory.pin_budget_blocks) * memory.block_size
-    longest = min(capacity.max_sequence_tokens, usable_tokens)
-    if settings.max_sequence_tokens is not None and usable_tokens < settings.max_sequence_tokens:
+    pool_tokens = capacity.num_blocks * capacity.block_size
+    longest = min(capacity.max_sequence_tokens, pool_tokens)
+    if settings.max_sequence_tokens is not None and pool_tokens < settings.max_sequence_tokens:
         raise ConfigError(
-            f"one sequence must fit the KV pool beside what pins may hold: {usable_tokens} tokens do, "
+            f"one sequence must fit the KV pool: {pool_tokens} tokens do, "
             f"{settings.max_sequence_tokens} were asked for; give more memory or a shorter max_model_len"
         )
     config = SchedulerConfig(

@@ -21,6 +21,7 @@ from quire.core.request import FinishReason, Request
 from quire.core.step import TokenLogprobs
 from quire.engine.answer_text import AnswerText
 from quire.engine.answers import Answer, Completion, Piece, Timings
+from quire.engine.explaining import Explanation, explanation
 from quire.engine.parameters import SamplingParams
 from quire.engine.text import Tokenizer
 
@@ -57,6 +58,7 @@ class Reply:
     def __init__(self, request: Request, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.request = request
         self._params = params
+        self._tokenizer = tokenizer
         self._halves = {
             one.index: _Half(
                 AnswerText(
@@ -77,6 +79,8 @@ class Reply:
         """Tokens of all answers so far."""
         self.num_cached_tokens = 0
         """Prompt tokens that were not computed, as far as it is known."""
+        self.explanation: Explanation | None = None
+        """Why the next token was not found when it was admitted, if it wanted to know."""
         self.num_preemptions = 0
         self.num_replays = 0
         """Counted by whoever asks again after a crash."""
@@ -146,6 +150,7 @@ class Reply:
             prompt_logprobs=self.prompt_logprobs,
             num_preemptions=self.num_preemptions,
             num_replays=self.num_replays,
+            explanation=self.explanation,
         )
 
     def _take(self, event: RequestEvent) -> list[Piece]:
@@ -158,6 +163,7 @@ class Reply:
             case Admitted():
                 self._times["admitted"] = event.at_s
                 self.num_cached_tokens = event.num_cached_tokens
+                self.explanation = self._explanation(event)
             case Preempted():
                 self.num_preemptions += 1
             case Replayed():
@@ -169,6 +175,11 @@ class Reply:
                 self.num_cached_tokens = event.num_cached_tokens
                 self.is_done = True
         return []
+
+    def _explanation(self, event: Admitted) -> Explanation | None:
+        if event.miss is None:
+            return None
+        return explanation(self._tokenizer, self.request.namespace, self.request.prompt, event.miss, event.at_s)
 
     def _token(self, event: Token) -> list[Piece]:
         half = self._halves[event.sequence_index]

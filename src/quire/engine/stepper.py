@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 
+from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
+from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.errors import EngineDeadError, QuireError
@@ -20,6 +22,8 @@ from quire.errors import EngineDeadError, QuireError
 Listener = Callable[[Sequence[RequestEvent]], None]
 Answered = Callable[[QuireError | None], None]
 """Told once what became of a submission: None if it was taken, else why not."""
+Told = Callable[[Divergence | QuireError], None]
+"""Told once why a prompt is not in the cache, or why that cannot be said."""
 Failed = Callable[[BaseException], None]
 
 
@@ -35,6 +39,13 @@ class _Cancel:
     index: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Explain:
+    namespace: Namespace
+    prompt: tuple[int, ...]
+    told: Told
+
+
 class _Close:
     """The last command."""
 
@@ -46,7 +57,7 @@ class Stepper:
         self._engine = engine
         self._listener = listener
         self._failed = failed
-        self._commands: SimpleQueue[_Submit | _Cancel | _Close] = SimpleQueue()
+        self._commands: SimpleQueue[_Submit | _Cancel | _Explain | _Close] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_over = False
         """Guarded by the lock: once true, no command is put into the queue."""
@@ -63,6 +74,14 @@ class Stepper:
                 self._commands.put(_Submit(request, answered))
                 return
         answered(EngineDeadError("the engine has stopped; start it again"))
+
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: Told) -> None:
+        """Ask why a prompt is not in the cache; answered between two steps."""
+        with self._lock:
+            if not self._is_over:
+                self._commands.put(_Explain(namespace, prompt, told))
+                return
+        told(EngineDeadError("the engine has stopped; start it again"))
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone, if it lives."""
@@ -95,6 +114,8 @@ class Stepper:
                 return
             if isinstance(command, _Submit):
                 command.answered(EngineDeadError("the engine stopped before it saw this request; ask again"))
+            elif isinstance(command, _Explain):
+                command.told(EngineDeadError("the engine stopped before it was asked; ask again"))
 
     def _obey(self) -> bool:
         """Carry out all commands that are there, waiting for one if there is nothing to do; false ends the thread."""
@@ -108,8 +129,18 @@ class Stepper:
                     self._submit(command)
                 case _Cancel():
                     self._engine.cancel(command.request_id, command.index)
+                case _Explain():
+                    self._explain(command)
                 case _Close():
                     return False
+
+    def _explain(self, command: _Explain) -> None:
+        try:
+            found = self._engine.explain(command.namespace, command.prompt)
+        except Exception as error:
+            command.told(EngineDeadError(f"the engine could not look into its cache: {error!r}"))
+            raise
+        command.told(found)
 
     def _submit(self, command: _Submit) -> None:
         try:

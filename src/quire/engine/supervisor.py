@@ -18,6 +18,7 @@ from time import monotonic
 import zmq
 import zmq.asyncio
 
+from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
 from quire.core.request import Request
 from quire.engine.flight_page import Flight
@@ -25,6 +26,8 @@ from quire.engine.ledger import Ledger
 from quire.engine.messages import (
     ClearCache,
     Close,
+    Explain,
+    Explained,
     Failed,
     Load,
     Open,
@@ -37,7 +40,7 @@ from quire.engine.messages import (
     ToWorker,
 )
 from quire.engine.step_sizes import StepSizes
-from quire.engine.stepper import Answered, Listener
+from quire.engine.stepper import Answered, Listener, Told
 from quire.engine.stepper import Failed as OnFailed
 from quire.engine.worker_process import COMMAND, WorkerProcess
 from quire.errors import (
@@ -45,6 +48,7 @@ from quire.errors import (
     ConfigError,
     DrainingError,
     EngineDeadError,
+    MessageError,
     QueueFullError,
     QuireError,
 )
@@ -133,6 +137,9 @@ class Supervisor:
         self._listener = listener
         self._failed = failed
         self._ledger = Ledger()
+        self._explains: dict[int, Told] = {}
+        """Who waits for an answer about the cache. Bounded by the front, which asks."""
+        self._num_explains = 0
         self._life: _Life | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._idle = asyncio.Event()
@@ -236,6 +243,15 @@ class Supervisor:
         self._tell(events)
         self._send_due()
 
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: Told) -> None:
+        """Ask why a prompt is not in the cache. A worker that dies takes the question with it: the asker is told."""
+        if self._life is None or not self._life.is_ready:
+            told(EngineDeadError("there is no worker at this moment; ask again when one is ready"))
+            return
+        self._num_explains += 1
+        self._explains[self._num_explains] = told
+        self._send([Explain(self._num_explains, namespace, prompt)])
+
     def clear_cache(self) -> None:
         """Forget every cached block that nobody uses."""
         self._send([ClearCache()])
@@ -269,6 +285,7 @@ class Supervisor:
         while not self._closing.is_set():
             num_before = self._ledger.num_steps_forward
             ending = await self._live_once()
+            self._drop_explains()
             is_idle = ending.was_ready and not self._ledger.entries
             has_moved = self._ledger.num_steps_forward > num_before
             self._tell(self._ledger.crash(ending.request_ids, monotonic()))
@@ -291,6 +308,7 @@ class Supervisor:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         self._ledger.abandon(error)
+        self._drop_explains()
         self._look_idle()
         self._context.destroy(linger=0)
         if not self._closing.is_set():
@@ -352,6 +370,8 @@ class Supervisor:
                 self._ledger.taken(request_id)
             case Refused(request_id):
                 self._tell(self._ledger.refused(request_id, message.error, life.heard_s))
+            case Explained(explain_id, found):
+                self._told(explain_id)(found)
             case Progress(label, done_bytes, total_bytes):
                 self._plan.progress(label, done_bytes, total_bytes)
             case Ready():
@@ -359,6 +379,18 @@ class Supervisor:
             case Failed(kind, text):
                 life.reason = f"failed: {kind}: {text}"
                 life.error = _PERMANENT[kind](text) if kind in _PERMANENT else None
+
+    def _told(self, explain_id: int) -> Told:
+        told = self._explains.pop(explain_id, None)
+        if told is None:
+            raise MessageError(f"the worker answers question {explain_id} about its cache, which nobody asked")
+        return told
+
+    def _drop_explains(self) -> None:
+        """Not asked again of the next worker: its cache is another one, and what ended this one may be the question."""
+        asked, self._explains = self._explains, {}
+        for told in asked.values():
+            told(EngineDeadError("the worker ended while it was asked about its cache; ask again"))
 
     def _take(self, message: Stepped) -> None:
         told: list[RequestEvent] = []

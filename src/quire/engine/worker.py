@@ -30,7 +30,7 @@ from quire.engine.engine import Engine
 from quire.engine.faults import faults_from, with_faults
 from quire.engine.flight_page import FlightPage
 from quire.engine.kv_events import KVEventPublisher
-from quire.engine.messages import Load, Open, Ready, Refused, Stepped, Taken, ToParent, ToWorker
+from quire.engine.messages import Explained, Load, Open, Ready, Refused, Stepped, Taken, ToParent, ToWorker
 from quire.engine.opening import OpenedEngine, open_engine
 from quire.errors import InvariantError, QuireError
 
@@ -138,6 +138,8 @@ class Worker:
                     self._let_in(request, self._engine.restore)
                 case messages.Cancel(request_id, index):
                     self._engine.cancel(request_id, index)
+                case messages.Explain(explain_id, namespace, prompt):
+                    self._channel.send(Explained(explain_id, self._engine.explain(namespace, prompt)))
                 case messages.ClearCache():
                     self._engine.memory.clear()
                 case messages.Close():

@@ -23,10 +23,12 @@ class Shape:
     step_s: float = 0.02
     token_s: float = 0.001
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    pin_share: float = 0.25
+    """Clients of a simulated server pin prefixes now and then."""
 
     def memory(self) -> KVMemoryConfig:
         """Settings of its KV memory."""
-        return KVMemoryConfig(self.num_blocks, self.block_size)
+        return KVMemoryConfig(self.num_blocks, self.block_size, self.pin_share)
 
     def scheduler(self) -> SchedulerConfig:
         """Settings of its scheduler."""

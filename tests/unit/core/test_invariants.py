@@ -16,7 +16,7 @@ SPACE = namespace(block_size=2)
 
 def lively_memory() -> KVMemory:
     """One sequence of blocks 1 to 3, in flight in block 4; a cached chain 5, 6; a pin on 5; the rest blank."""
-    memory = KVMemory(KVMemoryConfig(12, 2), BlockHasher(KEY))
+    memory = KVMemory(KVMemoryConfig(12, 2, pin_share=0.25), BlockHasher(KEY))
     running = memory.open(SPACE)
     memory.reserve(running, list(range(6)), 6)
     memory.commit(running, 6)

@@ -17,7 +17,7 @@ SPACE = namespace(block_size=4)
 
 
 def new_shadow(num_blocks: int = 8) -> ShadowedMemory:
-    return ShadowedMemory(KVMemoryConfig(num_blocks, 4))
+    return ShadowedMemory(KVMemoryConfig(num_blocks, 4, pin_share=0.25))
 
 
 def computed(shadow: ShadowedMemory, tokens: list[int]) -> Shadowed:

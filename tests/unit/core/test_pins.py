@@ -14,6 +14,7 @@ SPACE = namespace(block_size=4)
 
 
 def new_memory(num_blocks: int = 16, **settings: float) -> KVMemory:
+    settings = {"pin_share": 0.25, **settings}
     return KVMemory(KVMemoryConfig(num_blocks, 4, **settings), BlockHasher(KEY))  # type: ignore[arg-type]
 
 

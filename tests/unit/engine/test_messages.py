@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from quire.config import ModelSettings
 from quire.core.digests import Namespace
 from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams
 from quire.core.step import TokenLogprobs
 from quire.core.waiting_queue import QueueConfig
@@ -46,6 +47,7 @@ REQUEST = Request(
 )
 EVENTS: list[RequestEvent] = [
     Admitted("a", 1.0, 0.5, 32),
+    Admitted("a", 1.0, 0.5, 32, Divergence(32, MissReason.DIVERGED, 33, (5, 6))),
     PromptLogprobs("a", 1, (LOGPROBS,)),
     Token("a", 1, 2.0, 7, 3, LOGPROBS),
     Token("a", 0, 2.0, 7, 3, None),
@@ -58,6 +60,7 @@ TO_WORKER = [
     messages.Submit(REQUEST),
     messages.Restore(REQUEST),
     messages.Cancel("a"),
+    messages.Explain(7, REQUEST.namespace, (1, 2, 3)),
     messages.ClearCache(),
     messages.Close(),
 ]
@@ -67,6 +70,8 @@ TO_PARENT = [
     messages.Failed("ConfigError", "why"),
     messages.Taken("a"),
     Refused("a", "QueueFullError", (5, 4)),
+    messages.Explained(7, Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace)),
+    messages.Explained(8, Divergence(32, MissReason.EVICTED, evicted_at_s=1.5)),
     Stepped.of(EVENTS, {"a": 32}, Load(1, 2, 3, 4, 5, 6, (7, 8))),
 ]
 

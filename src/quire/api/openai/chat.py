@@ -11,6 +11,7 @@ from quire.api.openai.meaning import (
     check_room,
     how,
     refuse_added_tokens,
+    refuse_to_explain_nothing,
     refuse_what_is_not_built,
     sampling_params,
     service_tier,
@@ -59,6 +60,7 @@ class Chat:
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
+        refuse_to_explain_nothing(fields, params)
         ids = await front.chat_ids(asked.messages, **template_arguments(fields))
         check_room(to.model, len(ids), limit)
         names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))

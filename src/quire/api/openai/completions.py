@@ -9,7 +9,14 @@ from quire.api.limits import MAX_PROMPTS
 from quire.api.models import Models
 from quire.api.openai.chat import finish_word
 from quire.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
-from quire.api.openai.meaning import check_room, how, refuse_what_is_not_built, sampling_params, stream_options
+from quire.api.openai.meaning import (
+    check_room,
+    how,
+    refuse_to_explain_nothing,
+    refuse_what_is_not_built,
+    sampling_params,
+    stream_options,
+)
 from quire.api.openai.shapes import CompletionFields, Prompt, read
 from quire.api.questions import Addressed, Question
 from quire.api.refusals import invalid
@@ -50,6 +57,7 @@ class Completions:
         if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
             settled["prompt_logprobs"] = fields.logprobs
         params = sampling_params(fields, **settled)
+        refuse_to_explain_nothing(fields, params)
         add = fields.add_special_tokens is not False
         prompts = [await _ids(front, prompt, add_special_tokens=add) for prompt in fields.prompts]
         for ids in prompts:

@@ -81,6 +81,13 @@ def refuse_what_is_not_built(body: Mapping[str, Any]) -> None:
         raise unsupported("length_penalty", "there is no beam search")
 
 
+def refuse_to_explain_nothing(fields: SamplingFields, params: SamplingParams) -> None:
+    """Who wants log-probabilities of the prompt gets all of it computed: no token is looked for."""
+    if fields.cache_explain and params.prompt_logprobs is not None:
+        message = "cache_explain must be left out with log-probabilities of the prompt: no token is looked for then"
+        raise invalid(message, "cache_explain", "invalid_parameter")
+
+
 def refuse_added_tokens(body: Mapping[str, Any]) -> None:
     """A conversation's special tokens are its template's business."""
     if body.get("add_special_tokens"):
@@ -140,6 +147,7 @@ def how(fields: SamplingFields, caller: Caller, headers: Mapping[bytes, bytes]) 
         "priority": priority,
         "timeout_s": REQUEST_S,
         "cache_group": cache_group(caller.tenant, fields.cache_salt),
+        "explain": bool(fields.cache_explain),
     }
 
 

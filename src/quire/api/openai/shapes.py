@@ -64,6 +64,7 @@ class SamplingFields(Loose):
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    cache_explain: bool | None = Field(None, description="Say in usage why the next token was not found in the cache.")
 
 
 class ContentPart(Loose):
