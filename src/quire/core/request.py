@@ -33,6 +33,8 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     ERROR = "error"
+    DISPLACED = "displaced"
+    """It waited, and its place went to a tenant that was below its share."""
 
 
 class SequenceStatus(Enum):
@@ -108,6 +110,13 @@ class Request:
     continuations: tuple[Continuation, ...] = (Continuation(),)
     """One for each answer still wanted."""
     deadline_s: float | None = None
+    is_promised: bool = False
+    """Its tenant was told to come back at this time, or it was let in before: it is let in whatever waits."""
+
+    @property
+    def has_begun(self) -> bool:
+        """An engine before this one produced tokens of it."""
+        return any(one.produced for one in self.continuations)
 
 
 class Sequence:

@@ -49,6 +49,8 @@ class Live:
     """Prompt positions below this have had their log-probabilities reported; the first has none."""
     is_admitted: bool = False
     is_cancelled: bool = False
+    retry_after_s: int | None = None
+    """What its client is told if it is displaced."""
 
 
 @dataclass(slots=True)

@@ -24,6 +24,8 @@ class How(TypedDict, total=False):
     """Seconds from now after which it ends with what it has."""
     cache_group: str
     """Who may share its blocks; the tenant unless stated."""
+    is_promised: bool
+    """Its tenant was told to come back at this time: it is let in whatever waits."""
 
 
 def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
@@ -44,6 +46,7 @@ def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how
         priority=_priority(how.get("priority", PriorityClass.NORMAL)),
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
+        is_promised=how.get("is_promised", False),
     )
 
 

@@ -212,7 +212,9 @@ class Front:
         reply, stream = asked.reply, asked.stream
         was_answered = reply.is_answered
         pieces = reply.take(events)
-        if pieces:
+        if reply.refusal is not None:
+            stream.end(reply.refusal)
+        elif pieces:
             stream.put(pieces)
         if reply.is_done:
             stream.end()

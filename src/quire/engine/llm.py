@@ -173,6 +173,8 @@ class LLM:
             reply.take(events)
             if reply.is_done:
                 del self._replies[request_id]
+                if reply.refusal is not None:
+                    raise reply.refusal
             elif reply.is_answered:
                 self._opened.engine.cancel(request_id)
 

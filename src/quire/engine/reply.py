@@ -23,6 +23,7 @@ from quire.engine.answer_text import AnswerText
 from quire.engine.answers import Answer, Completion, Piece, Timings
 from quire.engine.parameters import SamplingParams
 from quire.engine.text import Tokenizer
+from quire.errors import DisplacedError, QuireError
 
 
 class _Half:
@@ -80,6 +81,8 @@ class Reply:
         self.num_preemptions = 0
         self.num_replays = 0
         """Counted by whoever asks again after a crash."""
+        self.refusal: QuireError | None = None
+        """Why it ended without ever having run."""
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
 
@@ -183,6 +186,8 @@ class Reply:
         return is_last and not self._params.include_stop
 
     def _finish(self, event: SequenceFinished) -> list[Piece]:
+        if event.retry_after_s is not None:
+            self.refusal = DisplacedError(self.request.tenant, event.retry_after_s)
         half = self._halves[event.sequence_index]
         if half.is_over:
             return []
