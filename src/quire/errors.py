@@ -25,7 +25,6 @@ A bug raises `InvariantError`, never `assert`, because `python -O` strips assert
 must stop in production too. Everything else is the world being the world, and is handled where it is caught.
 """
 
-
 RETRY_AFTER_S = 2
 """What whoever is turned away is told where nothing better is known."""
 

@@ -1,4 +1,4 @@
-"""Whether there is room for one more: inside, and in each model's queue as it is seen from here. Tells when to come back.
+"""Whether there is room for one more: inside, and in each model's queue as it is seen from here; if not, until when.
 
 The rule is the core's (`core/shares.py`), here over other counts: everybody who is inside, and everybody who is on the
 way to an engine's queue or in it. The engine's own queue stays the judge; what it would turn away after its step is
@@ -44,7 +44,7 @@ class QueueView:
         if isinstance(room, NoRoom):
             raise room.error
         if room.is_promised:
-            self.shares.take_promised(visit.request_id, ask.tenant)
+            self.shares.take_promised(visit.request_id, ask.tenant, ask.now_s)
         else:
             self.shares.take(visit.request_id, ask.tenant, ask.kind)
         self._waiting[visit.request_id] = visit
@@ -75,12 +75,12 @@ class RoomBook:
         self._promises = Promises()
 
     def enter(self, visit: Visit, tenant: str, find: Callable[[str], Visit]) -> None:
-        """Be inside, perhaps in the place of another, who is found by its id. Raises QueueFullError or TenantShareError."""
+        """Be inside, perhaps in the place of one who is found by its id. Raises QueueFullError or TenantShareError."""
         now_s = monotonic()
         visit.is_promised = self._promises.come(tenant, now_s)
         ask = Ask(tenant, OPEN, now_s, visit.is_promised)
         room = self._inside.ask(ask)
-        while isinstance(room, Room) and room.gives_up is not None and find(room.gives_up).is_begun:
+        while isinstance(room, Room) and room.gives_up is not None and find(room.gives_up).state == "running":
             # What has begun is not broken off: it keeps its place, and another is looked for.
             self._inside.settle(room.gives_up)
             room = self._inside.judge(ask)
@@ -89,7 +89,7 @@ class RoomBook:
         if room.gives_up is not None:
             self._displace(find(room.gives_up))
         if room.is_promised:
-            self._inside.take_promised(visit.request_id, tenant)
+            self._inside.take_promised(visit.request_id, tenant, now_s)
         else:
             self._inside.take(visit.request_id, tenant, OPEN)
 

@@ -18,9 +18,8 @@ it is left out of all this for the others: neither its places nor what it holds 
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, floor, inf
-from types import MappingProxyType
 
 from quire.core.request import PriorityClass
 from quire.errors import CapacityError, QueueFullError, TenantShareError
@@ -46,18 +45,18 @@ class Bounds:
     kinds: tuple[str, ...] = ("",)
     num_kept: int = 0
     """Places kept for each kind, so that a flood of one cannot shut out the others."""
-    weights: Mapping[str, float] = MappingProxyType({})
+    weights: Mapping[str, float] = field(default_factory=dict)
     """Of tenants by name; all others have weight 1."""
     state: str = "waiting"
     """What a request with a place is, in a sentence."""
 
     @staticmethod
     def of_queue(
-        max_requests: int, class_reserve: float = CLASS_RESERVE, weights: Mapping[str, float] = MappingProxyType({})
+        max_requests: int, class_reserve: float = CLASS_RESERVE, weights: Mapping[str, float] | None = None
     ) -> "Bounds":
         """The places of a queue of requests, some of them kept for each class."""
         kinds = tuple(one.value for one in PriorityClass)
-        return Bounds(max_requests, kinds, int(max_requests * class_reserve), weights)
+        return Bounds(max_requests, kinds, int(max_requests * class_reserve), weights or {})
 
     def weight_of(self, tenant: str) -> float:
         """A tenant's weight."""
@@ -224,12 +223,12 @@ class Shares:
         promised_s = self.holders[tenant].promised_s if tenant in self.holders else {}
         oldest_s = self._now_s - next(iter(promised_s.values())) if promised_s else 0.0
         if not self._left_s:
-            return min(MAX_RETRY_S, max(UNKNOWN_RETRY_S, ceil(oldest_s)))
+            return ceil(min(MAX_RETRY_S, max(UNKNOWN_RETRY_S, oldest_s)))
         each_s = max(0.0, self._now_s - self._left_s[0]) / len(self._left_s)
         num_over = self._num_held(tenant, reach) + 1 - max(LEAST_SHARE, self._share(tenant, reach))
         own_s = num_over * each_s * (1.0 + self._others_weight(tenant) / self.bounds.weight_of(tenant))
         all_s = (reach.num_taken + 1 - reach.limit) * each_s
-        return min(MAX_RETRY_S, max(1, ceil(max(own_s, all_s, oldest_s))))
+        return ceil(min(MAX_RETRY_S, max(1, own_s, all_s, oldest_s)))
 
     def share_of(self, tenant: str, kind: str) -> int:
         """How many places the tenant may hold of those this kind may take part in."""
@@ -273,8 +272,9 @@ class Shares:
         self._owners[name] = (tenant, kind)
         self._num_taken[kind] += 1
 
-    def take_promised(self, name: str, tenant: str) -> None:
+    def take_promised(self, name: str, tenant: str, now_s: float) -> None:
         """Somebody is here beyond all bounds."""
+        self.advance(now_s)
         self._holder(tenant).promised_s[name] = self._now_s
         self._owners[name] = (tenant, None)
         self._num_promised += 1

@@ -28,7 +28,6 @@ OUTPUT_TOKEN_COST = 4
 """An output token costs a tenant as much as this many computed prompt tokens."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
     """Bounds and weights, fixed at start."""
@@ -247,7 +246,8 @@ class WaitingQueue:
 
     def add_promised(self, sequence: Sequence) -> None:
         """Wait beyond all bounds: it came when it was told to, or had begun before a crash."""
-        self.shares.take_promised(sequence.request.request_id, sequence.request.tenant)
+        request = sequence.request
+        self.shares.take_promised(request.request_id, request.tenant, request.arrival_s)
         self._wait(sequence)
 
     def displace(self, request: Request, now_s: float) -> int:
