@@ -13,6 +13,7 @@
     ├── EngineDeadError           the engine ended while requests were running
     ├── MessageError              what came from the other process is no message, or says what cannot be
     └── CapacityError             something bounded is full
+        ├── DisplacedError        it waited, and gave its place to a tenant that had less: come back later
         ├── DrainingError         the server is about to end: ask another, or later
         ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
         ├── PinBudgetError        the pin would hold more of the pool than pins may
@@ -23,6 +24,9 @@
 A bug raises `InvariantError`, never `assert`, because `python -O` strips assertions and a memory that lies
 must stop in production too. Everything else is the world being the world, and is handled where it is caught.
 """
+
+RETRY_AFTER_S = 2
+"""What whoever is turned away is told where nothing better is known."""
 
 
 class QuireError(Exception):
@@ -81,6 +85,18 @@ class CapacityError(QuireError):
     """Something bounded is full."""
 
 
+class DisplacedError(CapacityError):
+    """A request that waited gave its place to a tenant that was below its share. It never ran."""
+
+    def __init__(self, tenant: str, retry_after_s: int) -> None:
+        super().__init__(
+            f"tenant {tenant!r} had more requests waiting than its share, and its newest gave way to another tenant's; "
+            f"try again in {retry_after_s} s"
+        )
+        self.tenant = tenant
+        self.retry_after_s = retry_after_s
+
+
 class DrainingError(CapacityError):
     """The server takes nothing new, because it is about to end; what still runs at its bound is ended."""
 
@@ -101,10 +117,11 @@ class PinBudgetError(CapacityError):
 class QueueFullError(CapacityError):
     """The server's queue is full for requests of this class."""
 
-    def __init__(self, num_waiting: int, limit: int) -> None:
+    def __init__(self, num_waiting: int, limit: int, retry_after_s: int = RETRY_AFTER_S) -> None:
         super().__init__(f"the queue holds {limit} requests, {num_waiting} are waiting; try again later")
         self.num_waiting = num_waiting
         self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class StreamStuckError(CapacityError):
@@ -117,12 +134,21 @@ class StreamStuckError(CapacityError):
 
 
 class TenantShareError(CapacityError):
-    """The tenant has as many requests waiting as its share of the queue allows."""
+    """The tenant has as many requests waiting, or open, as its share allows."""
 
-    def __init__(self, tenant: str, num_waiting: int, limit: int) -> None:
+    def __init__(
+        self,
+        tenant: str,
+        num_waiting: int,
+        limit: int,
+        retry_after_s: int = RETRY_AFTER_S,
+        state: str = "waiting",
+    ) -> None:
         super().__init__(
-            f"tenant {tenant!r} may have {limit} requests waiting, {num_waiting} are; wait for some to start"
+            f"tenant {tenant!r} may have {limit} requests {state}, {num_waiting} are; try again in {retry_after_s} s"
         )
         self.tenant = tenant
         self.num_waiting = num_waiting
         self.limit = limit
+        self.retry_after_s = retry_after_s
+        self.state = state

@@ -29,9 +29,9 @@ from quire.api.sse import DONE, Send, Writer, error_event, event, send_json
 from quire.api.visits import Visit, figures_of
 from quire.core.step import ASKED_FOR_NOTHING
 from quire.engine.answers import LOGPROB_BYTES, Piece
+from quire.engine.asking import How
 from quire.engine.front import Asked
 from quire.engine.reply import Reply
-from quire.errors import TenantShareError
 
 LOG = logging.getLogger("quire.api")
 
@@ -68,14 +68,14 @@ class Answering(Response):
             finally:
                 for asked in visit.asked:
                     asked.close()
-                # What the engine refused never ran: its zeros would make every latency look good.
-                if visit.is_let_in:
+                # What the engine refused or displaced never ran: its zeros would make every latency look good.
+                if visit.is_let_in and not visit.is_displaced:
                     self._doors.metrics.observe(figures_of(visit))
 
     async def _question(self, body: bytes, headers: dict[bytes, bytes], visit: Visit) -> Question:
         fields = await beside_the_loop(len(body), lambda: self._dialect.parse(parse_object(body)))
         to = self._dialect.addressed(fields, self._doors.models, self._caller, headers)
-        self._doors.check_room(visit, to.model.name, to.priority)
+        self._doors.check_room(visit, to.model.name, self._caller.tenant, to.priority)
         with within_context(to.model):
             question = await self._dialect.question(fields, to)
         visit.is_streamed, visit.max_tokens = question.stream.is_on, question.params.max_tokens
@@ -84,12 +84,10 @@ class Answering(Response):
 
     async def _ask(self, question: Question, visit: Visit) -> None:
         front = question.to.model.open()
-        try:
-            with within_context(question.to.model):
-                for ids in question.prompts:
-                    visit.asked.append(await front.ask(ids, question.params, **question.to.how))
-        except TenantShareError as error:
-            raise self._doors.full(error) from error
+        how: How = {**question.to.how, "is_promised": visit.is_promised}
+        with within_context(question.to.model):
+            for ids in question.prompts:
+                visit.asked.append(await front.ask(ids, question.params, **how))
         visit.is_let_in = True
 
     async def _send(self, question: Question, visit: Visit, send: Send) -> None:

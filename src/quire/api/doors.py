@@ -1,9 +1,8 @@
 """What all doors share: the models, who is inside, and whether anybody new is let in.
 
 A place is taken before a body is read and given back when the last byte is sent, so a flood is turned away for the
-price of its headers. The engine's own queue stays the judge of classes and shares; this bound only keeps what is on
-its way there finite. Bodies that are still coming are bounded for each key, so that one key that sends half of many
-bodies does not keep everybody else out.
+price of its headers. Who gets one, and who has to give one up, is a matter of shares: see `room`. Bodies that are still
+coming are bounded for each key, so that one key that sends half of many bodies does not keep everybody else out.
 """
 
 import asyncio
@@ -15,17 +14,16 @@ from time import monotonic
 
 from quire.api.auth import Caller
 from quire.api.body import Receive, read_body
-from quire.api.limits import ARRIVING_SHARE, FULL_RETRY_S
+from quire.api.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.models import Models
 from quire.api.refusals import Refusal, refusal_of
+from quire.api.room import RoomBook
 from quire.api.visits import Visit
 from quire.core.request import PriorityClass
-from quire.errors import CapacityError, DrainingError, QueueFullError, TenantShareError
+from quire.core.shares import Bounds
+from quire.errors import CapacityError, DrainingError
 from quire.observe.metrics import Metrics
 
-CLASS_RESERVE = 0.1
-"""The share of a queue that is kept for each class; the engine's own default."""
-COUNT_AGAIN_S = 0.02
 NOT_NOW = (429, 503)
 """Answers that cost nothing: the request came at a bad time."""
 
@@ -50,8 +48,8 @@ class Doors:
         self.inside: dict[str, tuple[Visit, Caller]] = {}
         self.is_draining = False
         self._emptied = asyncio.Event()
-        self._counts: dict[str, tuple[float, Counter[str]]] = {}
-        """Who waits for which model, and when that was counted."""
+        queue = self.settings.queue
+        self.room = RoomBook(self.settings.max_inside, None if queue is None else Bounds.of_queue(queue))
         self._arriving: Counter[str] = Counter()
         """Bodies that are still coming, by tenant."""
 
@@ -66,11 +64,13 @@ class Doors:
         if visit.request_id in self.inside:
             yield
             return
-        self._check_open()
+        if self.is_draining:
+            raise DrainingError("the server is shutting down; ask another one, or later")
         quota = caller.quota
         if quota.concurrent is not None and quota.num_open >= quota.concurrent:
             message = f"this key may have {quota.concurrent} requests at once, {quota.num_open} are open; wait for one"
             raise Refusal(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
+        self.room.enter(visit, caller.tenant, self._visit)
         quota.num_open += 1
         self.inside[visit.request_id] = (visit, caller)
         self._emptied.clear()
@@ -78,6 +78,7 @@ class Doors:
             yield
         finally:
             quota.num_open -= 1
+            self.room.leave(visit)
             del self.inside[visit.request_id]
             if not self.inside:
                 self._emptied.set()
@@ -89,7 +90,8 @@ class Doors:
         limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
         if self._arriving[tenant] >= limit:
             message = f"this key may send {limit} bodies at once, {self._arriving[tenant]} are coming; send them faster"
-            raise Refusal(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
+            # By then each of them has come, or was given up.
+            raise Refusal(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
         self._arriving[tenant] += 1
         try:
             yield
@@ -143,46 +145,31 @@ class Doors:
         if quota.tokens is not None:
             quota.tokens.take(num_prompt_tokens, now_s)
 
-    def check_room(self, visit: Visit, model: str, priority: PriorityClass) -> None:
-        """Turn away at once what the engine's queue, as it is seen from here, would turn away after its step.
-
-        The same rule: a tenth of the queue is kept for each class. What is seen here is at most a step old: a place
-        that became free in the step that runs is given away after it.
-        """
-        if (full := self._fullness(model, priority)) is not None:
-            raise full
-        self._waiting(model)[priority.value] += 1
+    def check_room(self, visit: Visit, model: str, tenant: str, priority: PriorityClass) -> None:
+        """Turn away at once what the engine's queue, as it is seen from here, would turn away after its step."""
+        self.room.wait(visit, model, tenant, priority.value)
         visit.model, visit.priority = model, priority.value
 
-    def full_for(self, priority: PriorityClass) -> QueueFullError | None:
-        """What is said to this class, whichever model it asks for; None where one of them would take it."""
+    def full_for(self, tenant: str, priority: PriorityClass) -> CapacityError | None:
+        """What this tenant and class is told, whichever model it asks for; None where one of them would take it."""
         said = None
         for model in self.models:
-            if (said := self._fullness(model.name, priority)) is None:
+            if (said := self.room.judge(model.name, tenant, priority.value)) is None:
                 return None
-        return said
+        return None if said is None else said.error
 
-    def _fullness(self, model: str, priority: PriorityClass) -> QueueFullError | None:
-        if (queue := self.settings.queue) is None:
-            return None
-        waiting, reserve = self._waiting(model), int(queue * CLASS_RESERVE)
-        limit = queue - sum(max(0, reserve - waiting[one.value]) for one in PriorityClass if one is not priority)
-        return QueueFullError(waiting.total(), limit) if waiting.total() >= limit else None
+    def is_full_for_somebody(self, priority: PriorityClass) -> bool:
+        """Whether somebody of this class could be turned away, whichever model it asks for."""
+        names = [model.name for model in self.models]
+        return bool(names) and not any(self.room.has_room_for_all(name, priority.value) for name in names)
 
-    def _waiting(self, model: str) -> Counter[str]:
-        """How many wait for this model, by class. A flood must not make everybody be counted for each of its drops."""
-        now_s = monotonic()
-        counted_s, waiting = self._counts.get(model, (0.0, Counter[str]()))
-        if now_s - counted_s > COUNT_AGAIN_S:
-            others = (visit for visit, _ in self.inside.values() if visit.model == model)
-            waiting = Counter(visit.priority for visit in others if visit.is_waiting)
-            self._counts[model] = (now_s, waiting)
-        return waiting
+    def told(self, visit: Visit, refusal: Refusal) -> None:
+        """A refusal is about to be sent. When it says to come back is remembered."""
+        if refusal.retry_after_s is not None:
+            self.room.told(visit, refusal.retry_after_s)
 
-    def full(self, error: TenantShareError) -> CapacityError:
-        """A share that is the whole queue is no tenant's fault: then it is the server that is full."""
-        is_everything = self.settings.queue is not None and error.limit >= self.settings.queue
-        return QueueFullError(error.num_waiting, error.limit) if is_everything else error
+    def _visit(self, request_id: str) -> Visit:
+        return self.inside[request_id][0]
 
     def charge_output(self, caller: Caller, num_tokens: int) -> None:
         """What an answer came to."""
@@ -214,12 +201,6 @@ class Doors:
             except TimeoutError:
                 return False
         return True
-
-    def _check_open(self) -> None:
-        if self.is_draining:
-            raise DrainingError("the server is shutting down; ask another one, or later")
-        if len(self.inside) >= self.settings.max_inside:
-            raise QueueFullError(len(self.inside), self.settings.max_inside)
 
 
 def _ended() -> DrainingError:

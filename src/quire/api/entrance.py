@@ -23,6 +23,8 @@ from quire.errors import DrainingError
 from quire.observe.access_log import write_access
 
 LOG = logging.getLogger("quire.api")
+Note = Callable[[Visit, Refusal], None]
+"""Hears what a client is about to be told."""
 
 
 class ReaderStuckError(Exception):
@@ -45,7 +47,7 @@ class Entrance:
         visit.client_id = _client_id(scope)
         scope["quire.visit"] = visit
         abort = scope.get("quire.abort", _nothing)
-        told = _Told(visit, send, abort)
+        told = _Told(visit, send, abort, _unheard if self._threshold is None else self._threshold.told)
         try:
             await self._answer(scope, receive, told, visit)
         except ReaderStuckError:
@@ -79,10 +81,11 @@ class Entrance:
 class _Told:
     """Notes what is sent, and adds our name for the request to it."""
 
-    def __init__(self, visit: Visit, send: Send, abort: Callable[[], None]) -> None:
+    def __init__(self, visit: Visit, send: Send, abort: Callable[[], None], note: Note) -> None:
         self._visit = visit
         self._send = send
         self._abort = abort
+        self._note = note
         self.is_complete = False
         self._is_stuck = False
 
@@ -117,6 +120,7 @@ class _Told:
         if self._visit.status:
             self._abort()
             return
+        self._note(self._visit, refusal)
         await self.send(
             {"type": "http.response.start", "status": refusal.status, "headers": [*refusal.header_items()]},
             {"type": "http.response.body", "body": refusal.body, "more_body": False},
@@ -128,6 +132,7 @@ async def worded(request: Request, error: Exception) -> Response:
     visit: Visit = request.scope["quire.visit"]
     refusal = refusal_of(error, visit.request_id)
     visit.error = refusal.code
+    request.app.state.doors.told(visit, refusal)
     response = Response(refusal.body, refusal.status)
     response.raw_headers = list(refusal.header_items())
     return response
@@ -137,6 +142,10 @@ def allowed_methods(request: Request) -> str:
     """What the doors at this path take."""
     routes = (route for route in request.app.routes if route.path_regex.match(request.scope["path"]))
     return ", ".join(sorted({method for route in routes for method in route.methods}))
+
+
+def _unheard(visit: Visit, refusal: Refusal) -> None:
+    """Nobody remembers what was told where nobody looks at who comes."""
 
 
 def _nothing() -> None:

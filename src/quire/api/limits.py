@@ -59,6 +59,6 @@ MAX_ECHOED_CHARS = 200
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity; the field's floor."""
 FULL_RETRY_S = 2
-"""What a full server says in Retry-After."""
+"""What is said in Retry-After where nothing is known of how long it takes."""
 LOADING_RETRY_S = 5
 DEAD_RETRY_S = 10

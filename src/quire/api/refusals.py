@@ -16,9 +16,11 @@ import msgspec
 from quire.api.limits import DEAD_RETRY_S, FULL_RETRY_S, MAX_ECHOED_CHARS
 from quire.errors import (
     CapacityError,
+    DisplacedError,
     DrainingError,
     EngineDeadError,
     InvalidParameterError,
+    QueueFullError,
     QuireError,
     RequestError,
     RequestTooLargeError,
@@ -105,8 +107,10 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
 def _not_now(error: QuireError) -> Refusal:
     """Nothing is wrong with the request: it comes at a bad time."""
     match error:
-        case TenantShareError():
-            return Refusal(429, "rate_limit_exceeded", str(error), retry_after_s=FULL_RETRY_S)
+        case DisplacedError() | TenantShareError():
+            return Refusal(429, "rate_limit_exceeded", str(error), retry_after_s=error.retry_after_s)
+        case QueueFullError():
+            return Refusal(503, "server_overloaded", str(error), retry_after_s=error.retry_after_s)
         case EngineDeadError():
             message = "the model's engine is not running; it is being seen to, try again"
             return Refusal(503, "engine_dead", message, retry_after_s=DEAD_RETRY_S)

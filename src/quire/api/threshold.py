@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
-from quire.api.auth import Gate
+from quire.api.auth import Caller, Gate
 from quire.api.body import Receive
 from quire.api.doors import Doors
 from quire.api.openai.meaning import may_ask_for_a_class
+from quire.api.refusals import Refusal
 from quire.api.visits import Visit
 from quire.core.request import PriorityClass
+from quire.errors import CapacityError
 
 
 class Threshold:
@@ -37,19 +39,27 @@ class Threshold:
         headers = dict(reversed(scope["headers"]))  # the first of a name counts
         caller = self._gate.caller(_text(headers.get(b"authorization")), _text(headers.get(b"x-api-key")))
         visit.tenant = caller.tenant
-        if caller.ceiling is PriorityClass.LOW:
+        if caller.ceiling is PriorityClass.LOW or self._full(caller, visit) is None:
             yield receive
             return
         with self._doors.place(visit, caller):
             body = await self._doors.body(visit, caller, receive, headers.get(b"content-length"))
-            full = self._doors.full_for(PriorityClass.NORMAL)
+            full = self._full(caller, visit)
             if full is not None and not may_ask_for_a_class(body, headers):
                 raise full
             yield _again(body, receive)
 
+    def told(self, visit: Visit, refusal: Refusal) -> None:
+        """A refusal is about to be sent."""
+        self._doors.told(visit, refusal)
+
+    def _full(self, caller: Caller, visit: Visit) -> CapacityError | None:
+        """What this caller would be told; whoever comes at a time it was told to is told nothing."""
+        return None if visit.is_promised else self._doors.full_for(caller.tenant, PriorityClass.NORMAL)
+
     def _would_wait(self, scope: Any) -> bool:
         is_queued = scope["method"] == "POST" and scope["path"] in self._queued_paths
-        return is_queued and self._doors.full_for(PriorityClass.NORMAL) is not None
+        return is_queued and self._doors.is_full_for_somebody(PriorityClass.NORMAL)
 
 
 def _text(header: bytes | None) -> str | None:

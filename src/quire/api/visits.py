@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from quire.engine.front import Asked
-from quire.errors import QuireError
+from quire.errors import DisplacedError, QuireError
 from quire.observe.metrics import Figures
 
 
@@ -37,6 +37,8 @@ class Visit:
     asked: list[Asked] = field(default_factory=list)
     is_let_in: bool = False
     """An engine took all its prompts."""
+    is_promised: bool = False
+    """Its tenant was told to come back at this time: it is let in whatever waits."""
     ending: QuireError | None = None
     """Why somebody ended it before it was done."""
     _entering: asyncio.Timeout | None = None
@@ -85,9 +87,19 @@ class Visit:
         return sum(one.reply.num_tokens for one in self.asked)
 
     @property
+    def is_begun(self) -> bool:
+        """All its prompts have left their engine's queue."""
+        return bool(self.asked) and all(one.reply.is_admitted for one in self.asked)
+
+    @property
     def is_waiting(self) -> bool:
         """It is on its way to an engine's queue, or in it."""
-        return bool(self.model) and not (self.asked and all(one.reply.is_admitted for one in self.asked))
+        return bool(self.model) and not self.is_begun
+
+    @property
+    def is_displaced(self) -> bool:
+        """Its place went to another tenant's request before it began."""
+        return isinstance(self.ending, DisplacedError) or any(one.reply.refusal is not None for one in self.asked)
 
     @property
     def state(self) -> str:

@@ -93,6 +93,8 @@ class SequenceFinished(NamedTuple):
     reason: FinishReason
     num_output_tokens: int
     error: str | None
+    retry_after_s: int | None = None
+    """When to ask again, of one that was displaced."""
 
 
 class Finished(NamedTuple):

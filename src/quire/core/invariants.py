@@ -68,13 +68,28 @@ def _check_tenants(scheduler: Scheduler) -> None:
     for live in scheduler.live.values():
         num_live[live.request.tenant] += live.num_unfinished
     num_waiting = Counter(sequence.request.tenant for sequence in scheduler.queue)
-    num_reserved = sum(sequence.num_preemptions == 0 for sequence in scheduler.queue)
-    counted_reserved = scheduler.queue.num_reserved
-    _require(counted_reserved == num_reserved, f"{counted_reserved} places of the queue counted, {num_reserved} taken")
+    _check_places(scheduler)
     for tenant in scheduler.queue.tenants.values():
         counted = (tenant.num_live, tenant.num_waiting)
         found = (num_live[tenant.name], num_waiting[tenant.name])
         _require(counted == found, f"tenant {tenant.name!r}: {counted} live and waiting counted, {found} found")
+
+
+def _check_places(scheduler: Scheduler) -> None:
+    """Everybody who waits has a place, but the preempted; and each tenant's are counted as its own."""
+    shares = scheduler.queue.shares
+    owners = {
+        sequence.request.request_id: sequence.request.tenant
+        for sequence in scheduler.queue
+        if sequence.num_preemptions == 0
+    }
+    counted = {
+        name: tenant
+        for tenant, holder in shares.holders.items()
+        for name in (*holder.promised_s, *(name for places in holder.places.values() for name in places))
+    }
+    _require(counted == owners, f"{len(counted)} places of the queue counted, {len(owners)} taken")
+    _require(len(shares) == len(owners) == shares.num_taken + shares.num_promised, "places of the queue: miscounted")
 
 
 def _require(holds: bool, message: str) -> None:

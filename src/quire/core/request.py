@@ -33,6 +33,8 @@ class FinishReason(Enum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     ERROR = "error"
+    DISPLACED = "displaced"
+    """It waited, and its place went to a tenant that was below its share."""
 
 
 class SequenceStatus(Enum):
@@ -110,6 +112,13 @@ class Request:
     deadline_s: float | None = None
     is_explained: bool = False
     """Whether its admission is to say why the next token was not found in the cache."""
+    is_promised: bool = False
+    """Its tenant was told to come back at this time, or it was let in before: it is let in whatever waits."""
+
+    @property
+    def has_begun(self) -> bool:
+        """An engine before this one produced tokens of it."""
+        return any(one.produced for one in self.continuations)
 
 
 class Sequence:

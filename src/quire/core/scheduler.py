@@ -59,19 +59,27 @@ class Scheduler:
     # -- requests come and go ------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request, or raise RequestError or CapacityError and change nothing."""
+        """Queue a request, perhaps in the place of one that waits, or raise RequestError or CapacityError."""
         self._check(request)
-        self.queue.check_room(request.tenant, request.priority)
         # A clock that goes back must not let newcomers pass those who wait.
-        self._latest_arrival_s = max(self._latest_arrival_s, request.arrival_s)
-        self._enter(request, self._latest_arrival_s)
+        arrival_s = max(self._latest_arrival_s, request.arrival_s)
+        room = self.queue.ask(request, arrival_s)
+        self._latest_arrival_s = arrival_s
+        if room.gives_up is not None:
+            self._displace(self.live[room.gives_up], arrival_s)
+        self._enter(request, arrival_s, is_promised=room.is_promised)
 
     def restore(self, request: Request) -> None:
         """Queue a request that was let in before, with the tokens it had: a crash must not send it away."""
         self._check(request)
-        self._enter(request, request.arrival_s)
+        self._enter(request, request.arrival_s, is_promised=request.is_promised or request.has_begun)
 
-    def _enter(self, request: Request, arrival_s: float) -> None:
+    def _displace(self, live: Live, now_s: float) -> None:
+        """It has not begun: somebody else waits in its place, and its client is told when to come back."""
+        live.retry_after_s = self.queue.displace(live.request, now_s)
+        self._end(live.request.request_id, FinishReason.DISPLACED)
+
+    def _enter(self, request: Request, arrival_s: float, *, is_promised: bool) -> None:
         first_id = self._next_sequence_id
         self._next_sequence_id += len(request.continuations)
         sequences = [
@@ -85,7 +93,8 @@ class Scheduler:
         self.queue.enter(request.tenant, len(sequences))
         if unfinished:
             leader.siblings = unfinished[1:]
-            self.queue.add(leader)
+            wait = self.queue.add_promised if is_promised else self.queue.add
+            wait(leader)
             if request.deadline_s is not None:
                 heappush(self._deadlines, (request.deadline_s, request.request_id))
         for sequence, reason in zip(sequences, reasons, strict=True):
@@ -265,6 +274,7 @@ class Scheduler:
         live = self.live[sequence.request.request_id]
         if not live.is_admitted:
             live.is_admitted = True
+            self.queue.started(self._now_s)
             self._events.append(self._admitted(sequence))
         self._fork_if_due(sequence)
 
@@ -477,7 +487,15 @@ class Scheduler:
         live = self.live[request.request_id]
         self.queue.leave(request.tenant)
         self._events.append(
-            SequenceFinished(request.request_id, sequence.index, self._now_s, reason, sequence.num_output_tokens, error)
+            SequenceFinished(
+                request.request_id,
+                sequence.index,
+                self._now_s,
+                reason,
+                sequence.num_output_tokens,
+                error,
+                live.retry_after_s,
+            )
         )
         for sibling in siblings:
             self._finish(sibling, reason, error)

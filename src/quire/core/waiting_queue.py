@@ -9,18 +9,20 @@
 Service only grows. So a heap of tenants by service may hold values that are out of date, as long as they are too small:
 what comes out on top is looked at again, and pushed back if it has grown.
 
-Whoever calls checks for room and takes the place with nothing in between. A preempted sequence comes back without
-asking: it was let in once.
+Whoever calls asks for room and takes the place with nothing in between; who gets one, and who loses one, is judged by
+`shares`. A preempted sequence comes back without asking: it was let in once.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from quire.core.request import PriorityClass, Sequence
-from quire.errors import ConfigError, InvariantError, QueueFullError, TenantShareError
+from quire.core.promises import Promises
+from quire.core.request import PriorityClass, Request, Sequence
+from quire.core.shares import CLASS_RESERVE, Ask, Bounds, NoRoom, Room, Shares
+from quire.errors import ConfigError, InvariantError
 
 OUTPUT_TOKEN_COST = 4
 """An output token costs a tenant as much as this many computed prompt tokens."""
@@ -34,11 +36,10 @@ class QueueConfig:
     high_head_start_s: float = 60.0
     normal_head_start_s: float = 20.0
     low_head_start_s: float = 0.0
-    class_reserve: float = 0.1
+    class_reserve: float = CLASS_RESERVE
     """Share of the queue kept for each class, so that a flood of one cannot shut out the others."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    """Tenants by name; they share the queue, and the service, in proportion. All others share the queue as one of
-    weight 1, and have weight 1 each in service."""
+    """Tenants by name; they share the queue, and the service, in proportion. All others have weight 1."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 1:
@@ -58,17 +59,13 @@ class QueueConfig:
         }[priority]
 
     def weight_of(self, tenant: str) -> float:
-        """A tenant's weight in service."""
+        """A tenant's weight."""
         return self.tenant_weights.get(tenant, 1.0)
 
-    def share_of(self, tenant: str) -> int:
-        """How many requests of this tenant may wait at once."""
-        total = sum(self.tenant_weights.values()) + (tenant not in self.tenant_weights)
-        return max(1, int(self.max_requests * self.weight_of(tenant) / total))
-
-    def group_of(self, tenant: str) -> str:
-        """Whose share of the queue the tenant uses: its own, or that of all who are not listed."""
-        return tenant if tenant in self.tenant_weights else ""
+    @property
+    def bounds(self) -> Bounds:
+        """How the queue is shared."""
+        return Bounds.of_queue(self.max_requests, self.class_reserve, self.tenant_weights)
 
 
 class Tenant:
@@ -134,12 +131,10 @@ class Line:
 class ClassQueue:
     """The waiting sequences of one class: all in one line, and each tenant's in a line of its own."""
 
-    __slots__ = ("_by_service", "_everybody", "_lines", "_pushed", "num_reserved", "waiting")
+    __slots__ = ("_by_service", "_everybody", "_lines", "_pushed", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, Sequence] = {}
-        self.num_reserved = 0
-        """Those of `waiting` that count against the bound: all but the preempted."""
         self._everybody = Line()
         self._lines: dict[str, Line] = {}
         self._by_service: list[tuple[float, SequenceKey, str]] = []
@@ -211,18 +206,13 @@ class WaitingQueue:
         self._active: dict[str, Tenant] = {}
         """Those with something alive."""
         self._classes = {priority: ClassQueue() for priority in PriorityClass}
-        self._reserve = int(config.max_requests * config.class_reserve)
-        self._num_in_group: Counter[str] = Counter()
-        """Places taken of each share of the queue."""
+        self.shares = Shares(config.bounds)
+        """The places, by the ids of requests; a preempted one has none."""
+        self.promises = Promises()
         self._service_when_last_left = 0.0
 
     def __len__(self) -> int:
         return sum(len(queue.waiting) for queue in self._classes.values())
-
-    @property
-    def num_reserved(self) -> int:
-        """Places taken: everybody who waits but the preempted."""
-        return sum(queue.num_reserved for queue in self._classes.values())
 
     def __iter__(self) -> Iterator[Sequence]:
         for queue in self._classes.values():
@@ -235,26 +225,36 @@ class WaitingQueue:
         """A sequence's urgency: smaller is sooner, and no two are equal."""
         return (arrival_s - self.config.head_start_s(priority), sequence_id)
 
-    def check_room(self, tenant_name: str, priority: PriorityClass) -> None:
-        """Raise if a new request of this tenant and class has no place."""
-        num_waiting = self._num_in_group[self.config.group_of(tenant_name)]
-        share = self.config.share_of(tenant_name)
-        if num_waiting >= share:
-            raise TenantShareError(tenant_name, num_waiting, share)
-        num_reserved = {kind: queue.num_reserved for kind, queue in self._classes.items()}
-        # Places kept for the other classes that they do not use yet are not ours to take.
-        num_kept = sum(max(0, self._reserve - count) for kind, count in num_reserved.items() if kind is not priority)
-        limit = self.config.max_requests - num_kept
-        if sum(num_reserved.values()) >= limit:
-            raise QueueFullError(sum(num_reserved.values()), limit)
+    def ask(self, request: Request, now_s: float) -> Room:
+        """Where a new request of this tenant and class would have its place. Raises QueueFullError or TenantShareError.
+
+        They say when to come back, and who does and has asked for nothing since is let in.
+        """
+        tenant, kind = request.tenant, request.priority.value
+        is_promised = self.promises.come(tenant, now_s) or request.is_promised
+        room = self.shares.ask(Ask(tenant, kind, now_s, is_promised))
+        if isinstance(room, NoRoom):
+            self.promises.tell(tenant, now_s, now_s, room.retry_after_s)
+            raise room.error
+        return room
 
     def add(self, sequence: Sequence) -> None:
-        """Take a place, which `check_room` has found to be there; a request let in before a crash does not ask."""
+        """Take a place, which `ask` has found to be there; a request let in before a crash does not ask."""
         request = sequence.request
-        self._num_in_group[self.config.group_of(request.tenant)] += 1
-        queue = self._classes[request.priority]
-        queue.num_reserved += 1
+        self.shares.take(request.request_id, request.tenant, request.priority.value)
         self._wait(sequence)
+
+    def add_promised(self, sequence: Sequence) -> None:
+        """Wait beyond all bounds: it came when it was told to, or had begun before a crash."""
+        request = sequence.request
+        self.shares.take_promised(request.request_id, request.tenant, request.arrival_s)
+        self._wait(sequence)
+
+    def displace(self, request: Request, now_s: float) -> int:
+        """Somebody else gets the place of this one. When its client may come back."""
+        retry_after_s = self.shares.retry_after_s(request.tenant, request.priority.value)
+        self.promises.tell(request.tenant, request.arrival_s, now_s, retry_after_s)
+        return retry_after_s
 
     def put_back(self, sequence: Sequence) -> None:
         """A preempted sequence waits again, with the key it always had."""
@@ -276,12 +276,14 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """It starts, or is cancelled: its place is free."""
         request = sequence.request
-        queue = self._classes[request.priority]
-        queue.remove(sequence)
+        self._classes[request.priority].remove(sequence)
         self.tenants[request.tenant].num_waiting -= 1
         if sequence.num_preemptions == 0:
-            queue.num_reserved -= 1
-            self._num_in_group[self.config.group_of(request.tenant)] -= 1
+            self.shares.give_back(request.request_id)
+
+    def started(self, now_s: float) -> None:
+        """One more has begun to run: how fast that goes is how long others are told to wait."""
+        self.shares.left(now_s)
 
     def charge(self, tenant_name: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """The tenant has received this much service."""

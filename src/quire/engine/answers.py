@@ -22,7 +22,7 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str | None = None
-    """Set in an answer's last piece: `stop`, `length`, `cancelled`, `deadline` or `error`."""
+    """Set in an answer's last piece: `stop`, `length`, `cancelled`, `deadline`, `error` or `displaced`."""
     stop_reason: str | int | None = None
     """The stop text, or the client's own stop token, that ended it."""
     error: str | None = None

@@ -27,6 +27,8 @@ class How(TypedDict, total=False):
     """Who may share its blocks; the tenant unless stated."""
     explain: bool
     """Whether its completion is to say why the next token was not found in the cache."""
+    is_promised: bool
+    """Its tenant was told to come back at this time: it is let in whatever waits."""
 
 
 def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
@@ -48,6 +50,7 @@ def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
         is_explained=bool(how.get("explain", False)),
+        is_promised=how.get("is_promised", False),
     )
 
 

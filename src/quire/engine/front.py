@@ -247,7 +247,9 @@ class Front:
     def _tell(self, asked: Asked, events: Sequence[RequestEvent]) -> None:
         reply, stream = asked.reply, asked.stream
         pieces = reply.take(events)
-        if pieces:
+        if reply.refusal is not None:
+            stream.end(reply.refusal)
+        elif pieces:
             stream.put(pieces)
         if reply.is_done:
             stream.end()

@@ -12,6 +12,7 @@ with no token between, is a suspect. Suspects run alone, one after the other, un
 end; one that is in flight alone when the worker dies is ended with an error of its own. All others wait meanwhile.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -88,7 +89,9 @@ class Entry:
             for one in self.request.continuations
             if one.index not in self.ends
         )
-        return replace(self.request, continuations=left)
+        # Whose client has seen something has a place, whatever waits by now.
+        is_promised = self.request.is_promised or bool(self.ends) or any(self.tokens.values())
+        return replace(self.request, continuations=left, is_promised=is_promised)
 
 
 class Ledger:
@@ -96,6 +99,8 @@ class Ledger:
 
     def __init__(self, vocabulary_size: int = 1 << 31) -> None:
         self.entries: dict[str, Entry] = {}
+        self.num_open_of: Counter[str] = Counter()
+        """Requests of each tenant."""
         self.vocabulary_size = vocabulary_size
         """What a worker that is ready says it is."""
         self.num_steps_forward = 0
@@ -113,6 +118,7 @@ class Ledger:
         tokens: dict[int, list[int]] = {one.index: [] for one in request.continuations}
         entry = Entry(request, answered, tokens=tokens)
         self.entries[request.request_id] = self._held[request.request_id] = entry
+        self.num_open_of[request.tenant] += 1
 
     def names_sent(self) -> tuple[str, ...]:
         """Those the worker has."""
@@ -121,6 +127,7 @@ class Ledger:
     def abandon(self, error: QuireError) -> None:
         """There will be no worker any more. Who waits to be let in is told; the streams of the others are not ours."""
         entries, self.entries, self._held = self.entries, {}, {}
+        self.num_open_of.clear()
         for entry in entries.values():
             if entry.answered is not None:
                 entry.answered(error)
@@ -264,6 +271,9 @@ class Ledger:
             if entry.place is Place.RECALLED:
                 return []
             raise MessageError(f"{event.request_id} ended as cancelled, and nobody cancelled it")
+        is_displaced = event.reason is FinishReason.DISPLACED
+        if is_displaced != (event.retry_after_s is not None) or (is_displaced and any(entry.tokens.values())):
+            raise MessageError(f"{event.request_id} was displaced in the middle of an answer, or for ever")
         entry.ends[event.sequence_index] = event.reason
         return [event]
 
@@ -360,6 +370,9 @@ class Ledger:
 
     def _drop(self, entry: Entry) -> None:
         del self.entries[entry.request.request_id]
+        self.num_open_of[entry.request.tenant] -= 1
+        if not self.num_open_of[entry.request.tenant]:
+            del self.num_open_of[entry.request.tenant]
         self._held.pop(entry.request.request_id, None)
         if self._alone is entry:
             self._alone = None

@@ -181,6 +181,8 @@ class LLM:
             reply.take(events)
             if reply.is_done:
                 del self._replies[request_id]
+                if reply.refusal is not None:
+                    raise reply.refusal
                 continue
             for index in reply.take_stopped():
                 self._opened.engine.cancel(request_id, index)

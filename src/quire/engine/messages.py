@@ -150,8 +150,8 @@ class Refused(_Message, frozen=True):
 
 _DETAILS: dict[type[QuireError], tuple[str, ...]] = {
     DuplicateRequestError: ("request_id",),
-    QueueFullError: ("num_waiting", "limit"),
-    TenantShareError: ("tenant", "num_waiting", "limit"),
+    QueueFullError: ("num_waiting", "limit", "retry_after_s"),
+    TenantShareError: ("tenant", "num_waiting", "limit", "retry_after_s", "state"),
 }
 _REFUSALS: dict[str, type[QuireError]] = {
     kind.__name__: kind for kind in (*_DETAILS, InvalidParameterError, RequestError, RequestTooLargeError)

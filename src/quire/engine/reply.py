@@ -24,6 +24,7 @@ from quire.engine.answers import Answer, Completion, Piece, Timings
 from quire.engine.explaining import Explanation, explanation
 from quire.engine.parameters import SamplingParams
 from quire.engine.text import Tokenizer
+from quire.errors import DisplacedError, QuireError
 
 
 class _Half:
@@ -85,6 +86,8 @@ class Reply:
         self.num_replays = 0
         """Counted by whoever asks again after a crash."""
         self._stopped: list[int] = []
+        self.refusal: QuireError | None = None
+        """Why it ended without ever having run."""
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
 
@@ -202,6 +205,8 @@ class Reply:
         return is_last and not self._params.include_stop
 
     def _finish(self, event: SequenceFinished) -> list[Piece]:
+        if event.retry_after_s is not None:
+            self.refusal = DisplacedError(self.request.tenant, event.retry_after_s)
         half = self._halves[event.sequence_index]
         if half.is_over:
             return []

@@ -225,7 +225,7 @@ class Supervisor:
     def submit(self, request: Request, answered: Answered) -> None:
         """Queue a request; `answered` gets None, or why it was refused."""
         try:
-            self._check_room()
+            self._check_room(request)
         except QuireError as error:
             answered(error)
             return
@@ -256,15 +256,19 @@ class Supervisor:
         """Forget every cached block that nobody uses."""
         self._send([ClearCache()])
 
-    def _check_room(self) -> None:
+    def _check_room(self, request: Request) -> None:
         if self._closing.is_set():
             raise EngineDeadError("the worker is gone for good; start the server again")
         if self.state is State.DRAINING:
             raise DrainingError("the server is going down and takes no new requests; ask another one, or later")
         # The worker's own queue judges classes and shares; but it may be stuck, on trial or not there, and then no more
-        # may wait here than it would ever take.
-        if self.num_open >= self._max_open:
-            raise QueueFullError(self.num_open, self._max_open)
+        # may wait here than it would ever take of one tenant. Those whom others will displace, and those who were
+        # promised a place, are here beside them: at most as many again.
+        num_own = self._ledger.num_open_of[request.tenant]
+        if num_own >= self._max_open and not request.is_promised:
+            raise QueueFullError(num_own, self._max_open)
+        if self.num_open >= 2 * self._max_open:
+            raise QueueFullError(self.num_open, 2 * self._max_open)
 
     # -- one worker after the other ------------------------------------------------------------------------------------
 

@@ -25,8 +25,7 @@ def configured(scenario: str, seed: int, num_requests: int | None = None) -> Sim
     if scenario not in SCENARIOS:
         raise ConfigError(f"there is no scenario {scenario!r}; choose one of {', '.join(SCENARIOS)}")
     if scenario != "chaos":
-        weights = dict.fromkeys(("greedy", "a", "b", "c", "d"), 1.0) if scenario == "tenants" else {}
-        return SimConfig(scenario, seed, num_requests or 400, Shape(tenant_weights=weights), FaultRates())
+        return SimConfig(scenario, seed, num_requests or 400, Shape(), FaultRates())
     random = Random(f"shape {seed}")
     drawn = int(200 * 10 ** random.random())  # drawn in any case: a given number must not change the server
     return SimConfig(

@@ -133,7 +133,7 @@ class Ledger:
         for index, reason in entry.reasons.items():
             alone = answer_alone(request.prompt, request.params, request.seed, self._vocabulary_size, index)
             got = entry.tokens[index]
-            is_cut = reason in (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
+            is_cut = reason not in (FinishReason.STOP, FinishReason.LENGTH)
             is_whole = is_whole or not is_cut
             if got != (alone[: len(got)] if is_cut else alone):
                 self.complaints.append(f"{request.request_id}: continuation {index} got {got}, alone it gets {alone}")
@@ -153,16 +153,16 @@ class Ledger:
         cancelled = {index for index, reason in entry.reasons.items() if reason is FinishReason.CANCELLED}
         if cancelled - entry.dropped and not entry.is_cancelled:
             self.complaints.append(f"{name}: ended as cancelled, and nobody cancelled it")
-        # A deadline or a failed row may have ended it in the very step the client went away in; an answer may not.
-        if entry.is_cancelled and not {FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR} & set(
-            reasons
-        ):
+        # Another end may have come in the very step the client went away in; an answer may not.
+        if entry.is_cancelled and set(reasons) <= {FinishReason.STOP, FinishReason.LENGTH}:
             self.complaints.append(f"{name}: cancelled, and ended by {sorted(reason.value for reason in reasons)}")
         ended = {index for index, reason in entry.reasons.items() if reason in (FinishReason.STOP, FinishReason.LENGTH)}
         if ended & entry.dropped:
             self.complaints.append(f"{name}: continuations {sorted(ended & entry.dropped)} were cancelled and went on")
         if reasons[FinishReason.DEADLINE] and (deadline_s is None or ended_s < deadline_s):
             self.complaints.append(f"{name}: ended by its deadline {deadline_s} at {ended_s}")
+        if reasons[FinishReason.DISPLACED] and (len(reasons) > 1 or any(entry.tokens.values())):
+            self.complaints.append(f"{name}: displaced in the middle of an answer")
         if reasons[FinishReason.ERROR] and not entry.num_spoiled_rows:
             self.complaints.append(f"{name}: ended in an error, and none of its rows failed")
 

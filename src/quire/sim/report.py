@@ -20,6 +20,10 @@ class Totals(SchedulerStats):
     """Could never have been served."""
     num_turned_away: int = 0
     """Told to come back later; counted each time."""
+    num_displaced: int = 0
+    """Had waited, and gave their places to tenants that had less."""
+    num_returned: int = 0
+    """Came back when they were told to, their tenants having asked for nothing since."""
     num_duplicates: int = 0
     num_cancels: int = 0
     num_drops: int = 0

@@ -11,16 +11,18 @@ from random import Random
 from quire.backends.oracle import OracleRunner
 from quire.core import invariants
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.events import RequestEvent
+from quire.core.events import RequestEvent, SequenceFinished
 from quire.core.kv_memory import KVMemory
+from quire.core.promises import KEPT_S
 from quire.core.request import Continuation, PriorityClass, Request, SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.errors import (
-    CapacityError,
     DuplicateRequestError,
     PinBudgetError,
+    QueueFullError,
     QuireError,
     RequestTooLargeError,
+    TenantShareError,
 )
 from quire.sim.config import SimConfig
 from quire.sim.faults import FaultyRunner, RunnerCrashError
@@ -30,10 +32,30 @@ from quire.workload.requests import Ask
 from quire.workload.scenarios import SCENARIOS
 
 WEDGED_AFTER_S = 5.0
-RETRY_AFTER_S = 1.0
 TRIES_A_STEP = 4
 STEPS_PER_REQUEST = 2000
 CHECK_EVERY_STEPS = 64
+
+
+class Told:
+    """What tenants were told about when to come back, as they understand it."""
+
+    def __init__(self) -> None:
+        self._due_s: dict[str, float] = {}
+        self.returned: set[str] = set()
+        """Requests that came when their tenants were told to."""
+
+    def comes(self, request: Request, now_s: float) -> bool:
+        """Whether its tenant was refused, has waited as long as it was told, and asked for nothing since."""
+        due_s = self._due_s.pop(request.tenant, None)
+        is_due = due_s is not None and due_s <= now_s < due_s + KEPT_S
+        if is_due:
+            self.returned.add(request.request_id)
+        return is_due
+
+    def refused(self, tenant: str, now_s: float, retry_after_s: int) -> None:
+        """It is told to wait."""
+        self._due_s[tenant] = now_s + retry_after_s
 
 
 class Simulation:
@@ -50,6 +72,8 @@ class Simulation:
         self._arrivals = [(ask.arrival_s, number, ask) for number, ask in enumerate(asks)]
         heapify(self._arrivals)
         self._num_tries: Counter[str] = Counter()
+        self._asks = {ask.name: (number, ask) for _, number, ask in self._arrivals}
+        self._told = Told()
         self._cancels: list[tuple[float, str]] = []
         self._drops: list[tuple[float, str, int]] = []
         self._stuck_since_s: float | None = None
@@ -137,15 +161,22 @@ class Simulation:
             except RequestTooLargeError:
                 self.totals.num_refused += 1
                 continue
-            except CapacityError:
-                # The answer to too much is "later", and a well-behaved client comes back.
+            except (QueueFullError, TenantShareError) as error:
+                if self._told.comes(request, self.now_s):
+                    self.ledger.complaints.append(f"{ask.name} came back when it was told to: {error}")
                 self.totals.num_turned_away += 1
-                self._num_tries[ask.name] += 1
-                delay_s = RETRY_AFTER_S * 2 ** min(6, self._num_tries[ask.name])
-                heappush(self._arrivals, (self.now_s + delay_s, number, ask))
+                self._told.refused(ask.tenant, self.now_s, error.retry_after_s)
+                self._come_back(number, ask, error.retry_after_s)
                 continue
+            self.totals.num_returned += self._told.comes(request, self.now_s)
             self.ledger.add(request)
             self._plan_misbehaviour(request)
+
+    def _come_back(self, number: int, ask: Ask, retry_after_s: int) -> None:
+        """The answer to too much is "later", and a well-behaved client comes back: on time, then ever later."""
+        self._num_tries[ask.name] += 1
+        delay_s = max(retry_after_s, 2 ** min(6, self._num_tries[ask.name] - 1))
+        heappush(self._arrivals, (self.now_s + delay_s, number, ask))
 
     def _request(self, ask: Ask) -> Request:
         shape = self.config.shape
@@ -214,6 +245,7 @@ class Simulation:
             self._squeeze()
         if faults.time_jump_per_step and random.random() < faults.time_jump_per_step:
             self.now_s += random.choice((-1.0, 1.0)) * random.random() * 3600.0
+            self._told = Told()
 
     def _squeeze(self) -> None:
         entry = self._random.choice(list(self.ledger.entries.values())) if self.ledger.entries else None
@@ -233,6 +265,7 @@ class Simulation:
         """The worker is gone. A new one gets every open request again, with the tokens it had."""
         self.totals.absorb(self.scheduler.stats, self.memory.stats())
         self.totals.num_crashes += 1
+        self._told = Told()  # what this worker told died with it: doors that outlive it are not simulated
         self.now_s += 1.0
         # What died with the worker includes endings it had decided and not told: the books know who was cancelled.
         cancelled = self.ledger.cancels()
@@ -249,6 +282,16 @@ class Simulation:
         for event in events:
             self._log.update(repr(event).encode())
             self.ledger.take(event)
+            if isinstance(event, SequenceFinished) and event.retry_after_s is not None:
+                self._displaced(event.request_id, event.sequence_index, event.retry_after_s)
+
+    def _displaced(self, request_id: str, index: int, retry_after_s: int) -> None:
+        number, ask = self._asks[request_id]
+        if index == 0:
+            self.totals.num_displaced += 1
+            self._come_back(number, ask, retry_after_s)
+        if request_id in self._told.returned:
+            self.ledger.complaints.append(f"{request_id} came back when it was told to, and was displaced")
 
     def _wait_for_something(self) -> None:
         """Nothing to compute: go to the next moment at which there could be."""
