@@ -1,7 +1,6 @@
 """From a body to an answer, for any dialect: read, ask, and send, while watching whether anybody is still there.
 
-    place ─► body ─► question ─► charge ─► ask ─► pieces ─► chunks, or one object
-             └───────── all of this ends when the client goes away ─────────┘
+    (a body that was charged) ─► question ─► settle the charge ─► ask ─► pieces ─► chunks, or one object
 
 Headers are sent with the first piece. Until then whatever goes wrong has a status of its own; afterwards it is an
 event in the stream, and the stream still ends with [DONE].
@@ -10,22 +9,25 @@ event in the stream, and the stream still ends with [DONE].
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
 
 from quire.api.auth import Caller
-from quire.api.body import ClientGoneError, Receive, beside_the_loop, parse_object
-from quire.api.doors import Doors, rate_headers
+from quire.api.billing import Bill
+from quire.api.body import parse_object
+from quire.api.body_answers import BodyAnswer, Call
+from quire.api.doors import Doors
 from quire.api.entrance import ReaderStuckError
 from quire.api.ids import new_id
 from quire.api.models import within_context
-from quire.api.questions import Dialect, Question, usage
+from quire.api.questions import Addressed, Dialect, Question, usage
 from quire.api.refusals import Refusal, invalid, refusal_of
-from quire.api.sse import DONE, Send, Writer, error_event, event, send_json
+from quire.api.sse import DONE, Writer, error_event, event, send_json
+from quire.api.text_work import TextWork
 from quire.api.visits import Visit, figures_of
 from quire.core.step import ASKED_FOR_NOTHING
 from quire.engine.answers import LOGPROB_BYTES, Piece
@@ -36,99 +38,93 @@ from quire.engine.reply import Reply
 LOG = logging.getLogger("quire.api")
 
 
-class Answering(Response):
-    """An ASGI response that is made while it is sent."""
-
-    background = None
+class Answering(BodyAnswer):
+    """A question to a model, in any dialect."""
 
     def __init__(self, doors: Doors, caller: Caller, dialect: Dialect) -> None:
-        self._doors = doors
-        self._caller = caller
+        super().__init__(doors, caller)
         self._dialect = dialect
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer; whatever happens, nothing is left running."""
-        visit: Visit = scope["quire.visit"]
-        headers = dict(scope["headers"])
-        try:
-            with self._doors.place(visit, self._caller):
-                body = await self._doors.body(visit, self._caller, receive, headers.get(b"content-length"))
-                await while_client_stays(receive, self._answer(body, headers, visit, send))
-        except ClientGoneError:
-            visit.is_cut = True
-
-    async def _answer(self, body: bytes, headers: dict[bytes, bytes], visit: Visit, send: Send) -> None:
+    async def answer(self, call: Call) -> None:
+        """Ask, and send what comes."""
+        visit = call.visit
         async with visit.entering():
-            question = await self._question(body, headers, visit)
-        with self._doors.billed(self._caller, visit, sum(len(ids) for ids in question.prompts)):
-            try:
-                async with visit.entering():
-                    await self._ask(question, visit)
-                await self._send(question, visit, send)
-            finally:
-                for asked in visit.asked:
-                    asked.close()
-                # What the engine refused or displaced never ran: its zeros would make every latency look good.
-                if visit.is_let_in and not visit.is_displaced:
-                    self._doors.metrics.observe(figures_of(visit))
+            question = await self._question(call.body, call.headers, visit)
+        call.bill.settle(visit.num_answers, sum(len(ids) for ids in question.prompts))
+        clock = TokenClock(self._doors, visit, call.bill)
+        try:
+            async with visit.entering():
+                await self._ask(question, visit)
+            await self._send(question, call, clock)
+        finally:
+            for asked in visit.asked:
+                asked.close()
+            clock.count()
+            # What the engine refused or displaced never ran: its zeros would make every latency look good.
+            if visit.is_let_in and not visit.is_displaced:
+                self._doors.metrics.observe(figures_of(visit))
 
-    async def _question(self, body: bytes, headers: dict[bytes, bytes], visit: Visit) -> Question:
-        fields = await beside_the_loop(len(body), lambda: self._dialect.parse(parse_object(body)))
+    async def _question(self, body: bytes, headers: Mapping[bytes, bytes], visit: Visit) -> Question:
+        fields = await self._work.sized(len(body), lambda: self._dialect.parse(parse_object(body)))
         to = self._dialect.addressed(fields, self._doors.models, self._caller, headers)
         self._doors.check_room(visit, to.model.name, self._caller.tenant, to.priority)
-        with within_context(to.model):
-            question = await self._dialect.question(fields, to)
+        question = await self._work.run(lambda: self._made(fields, to, visit))
         visit.is_streamed, visit.max_tokens = question.stream.is_on, question.params.max_tokens
         visit.num_answers = question.params.n * len(question.prompts)
         return question
 
+    def _made(self, fields: Any, to: Addressed, visit: Visit) -> Question:
+        """The question with the requests it comes to. Beside the event loop: lists in it may be long."""
+        with within_context(to.model):
+            question = self._dialect.question(fields, to)
+            front, how = to.model.open(), to.how | How(is_promised=visit.is_promised)
+            return replace(question, requests=[front.request(ids, question.params, **how) for ids in question.prompts])
+
     async def _ask(self, question: Question, visit: Visit) -> None:
         front = question.to.model.open()
-        how: How = {**question.to.how, "is_promised": visit.is_promised}
         with within_context(question.to.model):
-            for ids in question.prompts:
-                visit.asked.append(await front.ask(ids, question.params, **how))
+            for request in question.requests:
+                visit.asked.append(await front.submit(request, question.params))
         visit.is_let_in = True
 
-    async def _send(self, question: Question, visit: Visit, send: Send) -> None:
+    async def _send(self, question: Question, call: Call, clock: "TokenClock") -> None:
         if question.stream.is_on:
-            await Streaming(question, visit, Writer(send, self._limits()), self._doors).run()
+            writer = Writer(call.send, self.limits())
+            await Streaming(question, call.visit, writer, clock, self._work).run()
         else:
-            await self._send_whole(question, visit, send)
+            await self._send_whole(question, call, clock)
 
-    def _limits(self) -> list[tuple[bytes, bytes]]:
-        return [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
-
-    async def _send_whole(self, question: Question, visit: Visit, send: Send) -> None:
-        clock = TokenClock(self._doors, visit)
+    async def _send_whole(self, question: Question, call: Call, clock: "TokenClock") -> None:
+        visit = call.visit
         async for batch in batches(visit.asked):
             clock.tick(batch)
             for place, piece in batch:
                 check(piece, visit.asked[place].reply)
         num_bytes = sum(piece.num_bytes for asked in visit.asked for piece in asked.reply.pieces)
         num_bytes += prompt_bytes(question, visit.num_prompt_tokens)
-        data = await beside_the_loop(num_bytes, lambda: whole_answer(question, visit))
-        await send_json(send, 200, data, self._limits())
+        data = await self._work.sized(num_bytes, lambda: whole_answer(question, visit))
+        await send_json(call.send, 200, data, self.limits())
 
 
 class Streaming:
     """The answers to one question as chunks."""
 
-    def __init__(self, question: Question, visit: Visit, writer: Writer, doors: Doors) -> None:
+    def __init__(self, question: Question, visit: Visit, writer: Writer, clock: "TokenClock", work: TextWork) -> None:
         self._question = question
         self._visit = visit
         self._writer = writer
         self._head = head_of(question, question.wording.chunk_name)
         self._replies: list[Reply] = [asked.reply for asked in visit.asked]
         self._begun: set[int] = set()
-        self._clock = TokenClock(doors, visit)
+        self._clock = clock
+        self._work = work
 
     async def run(self) -> None:
         """All chunks, then the end; an error after the first chunk is part of the stream."""
         try:
             async for batch in batches(self._visit.asked):
                 self._clock.tick(batch)
-                if data := await beside_the_loop(self._num_bytes(batch), lambda: self._joined(batch)):  # noqa: B023
+                if data := await self._work.sized(self._num_bytes(batch), lambda: self._joined(batch)):  # noqa: B023
                     await self._writer.write(data)
             await self._writer.write(self._end(), is_last=True)
         except (ReaderStuckError, asyncio.CancelledError):
@@ -179,15 +175,20 @@ class Streaming:
 
 
 class TokenClock:
-    """How long tokens take to follow one another, as the doors see it."""
+    """Tokens as they come: counted, charged, and how long they take to follow one another, as the doors see it."""
 
-    def __init__(self, doors: Doors, visit: Visit) -> None:
+    def __init__(self, doors: Doors, visit: Visit, bill: Bill) -> None:
+        self._visit = visit
+        self._bill = bill
         self._observe = doors.metrics.token_gap(visit.model)
+        self._produced = doors.metrics.tokens_produced(visit.model)
+        self._num_counted = 0
         self._last_s: dict[tuple[int, int], float] = {}
         """Of each answer to each prompt."""
 
     def tick(self, batch: Sequence[tuple[int, Piece]]) -> None:
         """These pieces have just come."""
+        self.count()
         now_s = monotonic()
         counts: Counter[tuple[int, int]] = Counter()
         for place, piece in batch:
@@ -198,6 +199,13 @@ class TokenClock:
                 for _ in range(count):
                     self._observe((now_s - last_s) / count)
             self._last_s[answer] = now_s
+
+    def count(self) -> None:
+        """Charge and count what came since the last time."""
+        num_tokens = self._visit.num_output_tokens
+        self._produced(num_tokens - self._num_counted)
+        self._num_counted = num_tokens
+        self._bill.count_output(num_tokens)
 
 
 def whole_answer(question: Question, visit: Visit) -> bytes:
@@ -254,23 +262,3 @@ async def batches(asked: Sequence[Asked]) -> AsyncIterator[list[tuple[int, Piece
             return
         else:
             await ready.wait()
-
-
-async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; break it off when the client goes away."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_until_gone(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGoneError
-        working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

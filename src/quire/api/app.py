@@ -17,11 +17,10 @@ from starlette.responses import Response
 from quire import __version__
 from quire.api.answering import Answering
 from quire.api.auth import Caller, Gate, public, require_key
-from quire.api.body import ClientGoneError, beside_the_loop, parse_object
-from quire.api.doors import Doors, rate_headers
+from quire.api.body_answers import TextAnswering
+from quire.api.doors import Doors
 from quire.api.entrance import Entrance, allowed_methods, worded
 from quire.api.limits import LOADING_RETRY_S
-from quire.api.models import Models
 from quire.api.openai.chat import Chat
 from quire.api.openai.completions import Completions
 from quire.api.openai.explain import ExplainBody, Explaining
@@ -35,7 +34,6 @@ from quire.observe.metrics import CONTENT_TYPE, Picture
 
 Guarded = Annotated[Caller, Depends(require_key)]
 Endpoint = Callable[..., Awaitable[Response]]
-Answer = Callable[[dict[str, Any], Models], Awaitable[dict[str, Any]]]
 QUEUED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """What is asked here waits in an engine's queue."""
 QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
@@ -120,18 +118,17 @@ async def _model(request: Request, name: str) -> Response:
 
 async def _tokenize(request: Request, caller: Guarded) -> Response:
     """The token ids of a prompt or a conversation."""
-    return await _of_body(request, caller, tokenize)
+    return TextAnswering(_doors(request), caller, tokenize)
 
 
 async def _detokenize(request: Request, caller: Guarded) -> Response:
     """The text of token ids."""
-    return await _of_body(request, caller, detokenize)
+    return TextAnswering(_doors(request), caller, detokenize)
 
 
 async def _explain(request: Request, caller: Guarded) -> Response:
     """How much of a prompt would be found in the cache, and why the next token would not. Nothing is computed."""
-    doors = _doors(request)
-    return await _of_body(request, caller, Explaining(caller, lambda num_tokens: doors.charge(caller, 0, num_tokens)))
+    return Explaining(_doors(request), caller)
 
 
 async def _version() -> Response:
@@ -146,7 +143,11 @@ async def _metrics(request: Request) -> Response:
 
 async def _openapi(request: Request) -> Response:
     """This description."""
-    return _json(with_bodies(request.app.openapi(), BODIES))
+    state = request.app.state
+    # Made once: it takes tens of milliseconds, and anybody may ask for it again and again.
+    if not hasattr(state, "description"):
+        state.description = msgspec.json.encode(with_bodies(request.app.openapi(), BODIES))
+    return Response(state.description, media_type="application/json")
 
 
 async def _health(request: Request) -> Response:
@@ -159,24 +160,6 @@ async def _ready(request: Request) -> Response:
     """Would answer now."""
     is_ready = _doors(request).is_ready
     return Response(status_code=200 if is_ready else 503, headers=_retry(not is_ready))
-
-
-async def _of_body(request: Request, caller: Caller, answer: Answer) -> Response:
-    """Work without a model: it takes a place and counts as a request all the same."""
-    doors, visit = _doors(request), request.scope["quire.visit"]
-    declared = request.headers.get("content-length", "").encode() or None
-    with doors.place(visit, caller):
-        try:
-            body = await doors.body(visit, caller, request.receive, declared)
-        except ClientGoneError:
-            visit.is_cut = True
-            return Response(status_code=400)
-        async with visit.entering():
-            fields = await beside_the_loop(len(body), lambda: parse_object(body))
-            doors.charge(caller, 1, 0)
-            told = _json(await answer(fields, doors.models))
-    told.headers.update(dict(rate_headers(caller)))
-    return told
 
 
 def pictures(doors: Doors) -> Iterator[Picture]:

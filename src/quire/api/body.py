@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from quire.api.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, ON_LOOP_BYTES
+from quire.api.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH
 from quire.api.refusals import Refusal, invalid
 
 Receive = Callable[[], Awaitable[Any]]
@@ -19,6 +19,11 @@ Read = Callable[[bytes], Any]
 
 class ClientGoneError(Exception):
     """Nobody is there to be answered."""
+
+
+def declared_bytes(declared: bytes | None) -> int:
+    """How long a body says it will be; 0 where it does not say."""
+    return int(declared[:20]) if declared is not None and declared.isdigit() else 0
 
 
 async def read_body(receive: Receive, declared: bytes | None) -> bytes:
@@ -51,11 +56,6 @@ def too_large(given: str) -> Refusal:
     """More bytes than a body may have."""
     message = f"a body may have {MAX_BODY_BYTES:,} bytes, {given} given; send less at once"
     return Refusal(413, "request_too_large", message, headers=(("connection", "close"),))
-
-
-async def beside_the_loop(num_bytes: int, read: Callable[[], Any]) -> Any:
-    """Small things at once, large ones in a thread, so that nobody waits for somebody else's megabytes."""
-    return read() if num_bytes <= ON_LOOP_BYTES else await asyncio.to_thread(read)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

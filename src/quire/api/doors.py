@@ -10,17 +10,19 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic
 
 from quire.api.auth import Caller
-from quire.api.body import Receive, read_body
+from quire.api.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
+from quire.api.body import Receive, declared_bytes, read_body
 from quire.api.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.models import Models
 from quire.api.refusals import Refusal, refusal_of
 from quire.api.room import RoomBook
+from quire.api.text_work import TextWork
 from quire.api.visits import Visit
 from quire.core.request import PriorityClass
 from quire.core.shares import Bounds
+from quire.engine.text_pool import TextPool
 from quire.errors import CapacityError, DrainingError
 from quire.observe.metrics import Metrics
 
@@ -52,6 +54,7 @@ class Doors:
         self.room = RoomBook(self.settings.max_inside, None if queue is None else Bounds.of_queue(queue))
         self._arriving: Counter[str] = Counter()
         """Bodies that are still coming, by tenant."""
+        self._text_pool = TextPool()
 
     @property
     def is_ready(self) -> bool:
@@ -100,50 +103,27 @@ class Doors:
             if not self._arriving[tenant]:
                 del self._arriving[tenant]
 
+    def text_work(self, caller: Caller) -> TextWork:
+        """Where this caller's text is worked on."""
+        return TextWork(self._text_pool, caller.tenant)
+
     async def body(self, visit: Visit, caller: Caller, receive: Receive, declared: bytes | None) -> bytes:
-        """All of a request's body."""
+        """All of a request's body. A key that has nothing left is told so before it is read."""
         async with visit.entering():
+            check_quota(caller, text_tokens(declared_bytes(declared), self.models))
             with self.arriving(caller):
                 return await read_body(receive, declared)
 
     @contextmanager
-    def billed(self, caller: Caller, visit: Visit, num_prompt_tokens: int) -> Iterator[None]:
-        """Charge for what is answered. What is told to come back later has cost nothing."""
-        num_requests, is_served = visit.num_answers, True
-        self.charge(caller, num_requests, num_prompt_tokens)
+    def billed(self, caller: Caller, visit: Visit, num_body_bytes: int) -> Iterator[Bill]:
+        """Charge for a body before it is looked at. What is told to come back later has cost nothing."""
+        bill = opened_bill(caller, text_tokens(num_body_bytes, self.models))
         try:
-            yield
+            yield bill
         except Exception as error:
-            is_served = refusal_of(error, visit.request_id).status not in NOT_NOW
+            if refusal_of(error, visit.request_id).status in NOT_NOW:
+                bill.refund()
             raise
-        finally:
-            if is_served:
-                self.charge_output(caller, visit.num_output_tokens)
-            else:
-                self.refund(caller, num_requests, num_prompt_tokens)
-
-    def refund(self, caller: Caller, num_requests: int, num_prompt_tokens: int) -> None:
-        """What `charge` took."""
-        if caller.quota.requests is not None:
-            caller.quota.requests.give_back(num_requests)
-        if caller.quota.tokens is not None:
-            caller.quota.tokens.give_back(num_prompt_tokens)
-
-    def charge(self, caller: Caller, num_requests: int, num_prompt_tokens: int) -> None:
-        """Take from the caller's buckets, or say when they will have refilled."""
-        now_s, quota = monotonic(), caller.quota
-        for what, bucket, count in (
-            ("requests", quota.requests, num_requests),
-            ("tokens", quota.tokens, num_prompt_tokens),
-        ):
-            wait_s = bucket.wait_s(count, now_s) if bucket is not None else 0.0
-            if bucket is not None and wait_s > 0:
-                message = f"this key may use {bucket.per_minute} {what} a minute; try again in {wait_s:.0f} s"
-                raise Refusal(429, "rate_limit_exceeded", message, None, wait_s, rate_headers(caller))
-        if quota.requests is not None:
-            quota.requests.take(num_requests, now_s)
-        if quota.tokens is not None:
-            quota.tokens.take(num_prompt_tokens, now_s)
 
     def check_room(self, visit: Visit, model: str, tenant: str, priority: PriorityClass) -> None:
         """Turn away at once what the engine's queue, as it is seen from here, would turn away after its step."""
@@ -170,11 +150,6 @@ class Doors:
 
     def _visit(self, request_id: str) -> Visit:
         return self.inside[request_id][0]
-
-    def charge_output(self, caller: Caller, num_tokens: int) -> None:
-        """What an answer came to."""
-        if caller.quota.tokens is not None:
-            caller.quota.tokens.take(num_tokens, monotonic())
 
     async def drain(self, within_s: float, hurry: asyncio.Event) -> int:
         """Let nobody in, wait for those inside, then end what is left; how many had to be ended."""
@@ -205,16 +180,3 @@ class Doors:
 
 def _ended() -> DrainingError:
     return DrainingError("the server is shutting down and ended this request; ask again elsewhere, or later")
-
-
-def rate_headers(caller: Caller) -> tuple[tuple[str, str], ...]:
-    """The field's `x-ratelimit-` headers, as far as the key has limits."""
-    now_s, headers = monotonic(), []
-    for what, bucket in (("requests", caller.quota.requests), ("tokens", caller.quota.tokens)):
-        if bucket is not None:
-            headers += [
-                (f"x-ratelimit-limit-{what}", str(bucket.per_minute)),
-                (f"x-ratelimit-remaining-{what}", str(bucket.left(now_s))),
-                (f"x-ratelimit-reset-{what}", f"{bucket.reset_s(now_s):.3f}s"),
-            ]
-    return tuple(headers)

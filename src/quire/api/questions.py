@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from quire.api.auth import Caller
 from quire.api.models import Model, Models
-from quire.core.request import PriorityClass
+from quire.core.request import PriorityClass, Request
 from quire.engine.answers import Piece
 from quire.engine.asking import How
 from quire.engine.parameters import SamplingParams
@@ -83,6 +83,8 @@ class Question:
     params: SamplingParams
     stream: StreamOptions
     wording: Wording
+    requests: Sequence[Request] = ()
+    """One for each prompt, once they are made."""
     shows_answers: bool = True
     """False: only the prompt is asked about; the one token that must be computed is neither shown nor counted."""
 
@@ -98,8 +100,8 @@ class Dialect(Protocol):
         """Whom these fields ask, and in whose name. Cheap: whoever finds the house full is told after this."""
         ...
 
-    async def question(self, fields: Any, to: Addressed) -> Question:
-        """What these fields ask, in tokens."""
+    def question(self, fields: Any, to: Addressed) -> Question:
+        """What these fields ask, in tokens. Runs beside the event loop, however small it is."""
         ...
 
 

@@ -25,6 +25,7 @@ from quire.engine.reply import Reply
 from quire.engine.stepper import Answered, Told
 from quire.engine.stream import Stream
 from quire.engine.text_model import Messages, ModelFace, TextModel
+from quire.engine.text_pool import TextPool
 from quire.errors import CapacityError, ConfigError, EngineDeadError, QuireError
 
 Prompt = str | Sequence[int]
@@ -81,6 +82,7 @@ class Front:
         self._port: Port | None = None
         self._face: ModelFace | None = None
         self._open: dict[str, Asked] = {}
+        self._text_pool = TextPool()
         self._failure: QuireError | None = None
         self._num_explains = 0
         """Questions about the cache that have not been answered, whether or not anybody still waits."""
@@ -112,7 +114,7 @@ class Front:
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]) -> Completion:
         """The whole answer to a prompt."""
-        return await self._whole(await self.prompt_ids(prompt), params, **how)
+        return await self._whole(await self.prompt_ids(prompt, how.get("tenant", DEFAULT_TENANT)), params, **how)
 
     async def chat(
         self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
@@ -133,7 +135,7 @@ class Front:
         self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]
     ) -> AsyncIterator[Piece]:
         """The answer piece by piece. Leaving the loop early ends the request."""
-        asked = await self.ask(await self.prompt_ids(prompt), params, **how)
+        asked = await self.ask(await self.prompt_ids(prompt, how.get("tenant", DEFAULT_TENANT)), params, **how)
         try:
             async for piece in asked:
                 yield piece
@@ -142,11 +144,18 @@ class Front:
 
     async def ask(self, ids: list[int], params: SamplingParams | None = None, **how: Unpack[How]) -> Asked:
         """Submit a prompt's tokens and wait until it is let in or refused."""
-        port, face = self._started()
-        if self._failure is not None:
-            raise self._failure
+        self._check_alive()
         params = params or SamplingParams()
-        request = make_request(face, ids, params, **how)
+        return await self.submit(self.request(ids, params, **how), params)
+
+    def request(self, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
+        """A prompt's tokens as a request. Looks at every token of every list: long ones beside the event loop."""
+        return make_request(self.face, ids, params, **how)
+
+    async def submit(self, request: Request, params: SamplingParams) -> Asked:
+        """Submit what `request` made of these parameters, and wait until it is let in or refused."""
+        self._check_alive()
+        port, face = self._started()
         stream = Stream(request.request_id, port.cancel)
         asked = Asked(Reply(request, params, face.text.tokenizer), stream, lambda name: self._open.pop(name, None))
         answer: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
@@ -167,7 +176,9 @@ class Front:
         self, prompt: Prompt, *, tenant: str = DEFAULT_TENANT, cache_group: str | None = None
     ) -> Explanation:
         """How much of a prompt is cached for this tenant, and why the next token is not. Nothing is computed."""
-        return await self.explain_ids(await self.prompt_ids(prompt), tenant if cache_group is None else cache_group)
+        return await self.explain_ids(
+            await self.prompt_ids(prompt, tenant), tenant if cache_group is None else cache_group
+        )
 
     async def explain_ids(self, ids: Sequence[int], cache_group: str) -> Explanation:
         """The same of a prompt's tokens, within a cache group."""
@@ -187,16 +198,15 @@ class Front:
             raise found
         return explanation(face.text.tokenizer, namespace, ids, found, monotonic())
 
-    async def chat_ids(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
-        """A conversation's tokens, made beside the event loop."""
-        return await asyncio.to_thread(lambda: self.text.chat(messages, **arguments))
+    async def chat_ids(
+        self, messages: Messages, tenant: str = DEFAULT_TENANT, **arguments: Unpack[TemplateArguments]
+    ) -> list[int]:
+        """A conversation's tokens, made beside the event loop when it is this tenant's turn."""
+        return await self._text_pool.run(tenant, lambda: self.text.chat(messages, **arguments))
 
-    async def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """A prompt's tokens; long texts are tokenised beside the event loop."""
-        if isinstance(prompt, str):
-            self.text.tokenizer.check(prompt)
-            return self.text.prompt(await self.text.tokenizer.encode_off_loop(prompt, add_special_tokens=True))
-        return self.text.prompt(prompt)
+    async def prompt_ids(self, prompt: Prompt, tenant: str = DEFAULT_TENANT) -> list[int]:
+        """A prompt's tokens, made and checked beside the event loop when it is this tenant's turn."""
+        return await self._text_pool.run(tenant, lambda: self.text.prompt(prompt))
 
     async def _whole(self, ids: list[int], params: SamplingParams | None, **how: Unpack[How]) -> Completion:
         asked = await self.ask(ids, params, **how)
@@ -211,7 +221,12 @@ class Front:
         """Its tokens, and what was said of the request beside what the template takes."""
         how = {name: value for name, value in arguments.items() if name in How.__annotations__}
         rest = {name: value for name, value in arguments.items() if name not in how}
-        return await self.chat_ids(messages, **rest), how  # type: ignore[arg-type,return-value]
+        return await self.chat_ids(messages, arguments.get("tenant", DEFAULT_TENANT), **rest), how  # type: ignore[arg-type,return-value]
+
+    def _check_alive(self) -> None:
+        self._started()
+        if self._failure is not None:
+            raise self._failure
 
     def _started(self) -> tuple[Port, ModelFace]:
         if self._port is None or self._face is None:

@@ -1,7 +1,7 @@
 """Prometheus metrics under the field's names, so that dashboards, gateways and autoscalers that exist can read them.
 
-Counters and histograms are fed by the doors, one `Figures` for each request. Gauges are asked for when somebody
-scrapes: a `Picture` for each model, with what its engine counts where it can tell.
+Counters and histograms are fed by the doors: output tokens as they come, the rest by one `Figures` for each request.
+Gauges are asked for when somebody scrapes: a `Picture` for each model, with what its engine counts where it can tell.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -90,6 +90,10 @@ class Metrics:
         """Tell it how long a token took to follow the one before."""
         return self._gap.labels(model, ENGINE).observe
 
+    def tokens_produced(self, model: str) -> Callable[[float], None]:
+        """Tell it how many tokens have come since the last time: a rate must not wait for answers to end."""
+        return self._generated.labels(model, ENGINE).inc
+
     def page(self) -> bytes:
         """As Prometheus reads it."""
         return generate_latest(self.registry)
@@ -105,7 +109,6 @@ class Metrics:
         self._cached.labels(*where).inc(told.num_cached_tokens)
         self._queries.labels(*where).inc(told.num_prompt_tokens)
         self._hits.labels(*where).inc(told.num_cached_tokens)
-        self._generated.labels(*where).inc(told.num_output_tokens)
         self._preemptions.labels(*where).inc(told.num_preemptions)
         self._prompt_size.labels(*where).observe(told.num_prompt_tokens)
         self._computed_size.labels(*where).observe(num_computed)

@@ -54,14 +54,14 @@ class Chat:
         """Whom it asks, and in whose name."""
         return Addressed(models.named(asked.fields.model), how(asked.fields, caller, headers))
 
-    async def question(self, asked: Asked, to: Addressed) -> Question:
+    def question(self, asked: Asked, to: Addressed) -> Question:
         """What it asks, in tokens."""
         fields, front = asked.fields, to.model.open()
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
         refuse_to_explain_nothing(fields, params)
-        ids = await front.chat_ids(asked.messages, **template_arguments(fields))
+        ids = front.text.chat(asked.messages, **template_arguments(fields))
         check_room(to.model, len(ids), limit)
         names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         wording = ChatWording(names, service_tier(to.priority), bool(fields.logprobs), bool(fields.return_token_ids))

@@ -22,8 +22,8 @@ from quire.api.questions import Addressed, Question
 from quire.api.refusals import invalid
 from quire.core.step import TokenLogprobs
 from quire.engine.answers import Piece
-from quire.engine.front import Front
 from quire.engine.reply import Reply
+from quire.engine.text_model import TextModel
 
 MAX_TOKENS_DEFAULT = 16
 
@@ -47,7 +47,7 @@ class Completions:
         """Whom it asks, and in whose name."""
         return Addressed(models.named(fields.model), how(fields, caller, headers))
 
-    async def question(self, fields: CompletionFields, to: Addressed) -> Question:
+    def question(self, fields: CompletionFields, to: Addressed) -> Question:
         """What it asks, in tokens."""
         front = to.model.open()
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
@@ -59,7 +59,7 @@ class Completions:
         params = sampling_params(fields, **settled)
         refuse_to_explain_nothing(fields, params)
         add = fields.add_special_tokens is not False
-        prompts = [await _ids(front, prompt, add_special_tokens=add) for prompt in fields.prompts]
+        prompts = [_ids(front.text, prompt, add_special_tokens=add) for prompt in fields.prompts]
         for ids in prompts:
             check_room(to.model, len(ids), params.max_tokens)
         names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
@@ -68,10 +68,10 @@ class Completions:
         return Question(to, prompts, params, stream_options(fields), wording, shows_answers=not is_scored)
 
 
-async def _ids(front: Front, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+def _ids(text: TextModel, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
     if add_special_tokens or not isinstance(prompt, str):
-        return await front.prompt_ids(prompt)
-    return front.text.prompt(await front.text.tokenizer.encode_off_loop(prompt, add_special_tokens=False))
+        return text.prompt(prompt)
+    return text.prompt(text.tokenizer.encode(prompt, add_special_tokens=False))
 
 
 def _text(prompt: str | list[int], names: TokenNames) -> str:

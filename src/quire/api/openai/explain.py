@@ -4,21 +4,23 @@ The body is read, addressed and tokenised by the dialect that would have answere
 the prompt that would have run, in the cache group it would have run in.
 """
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 from pydantic import RootModel
 
-from quire.api.auth import Caller
+from quire.api.body import parse_object
+from quire.api.body_answers import BodyAnswer, Call
 from quire.api.models import Model, Models, within_context
 from quire.api.openai.chat import Chat
 from quire.api.openai.completions import Completions
 from quire.api.openai.shapes import ChatFields, CompletionFields
-from quire.api.questions import Dialect
+from quire.api.questions import Addressed, Dialect
 from quire.api.refusals import invalid
+from quire.api.sse import send_json
 from quire.engine.explaining import Difference, Explanation
 from quire.errors import CapacityError, EngineDeadError
 
@@ -27,27 +29,29 @@ class ExplainBody(RootModel[ChatFields | CompletionFields]):
     """`POST /v1/cache/explain`: a body of `/v1/chat/completions` or of `/v1/completions`, with one prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explaining:
-    """Explains prompts of one caller."""
+class Explaining(BodyAnswer):
+    """Explains one prompt to whoever sent it."""
 
-    caller: Caller
-    charge: Callable[[int], None]
-    """Takes a prompt's tokens from the caller's quota, or refuses."""
-
-    async def __call__(self, body: dict[str, Any], models: Models) -> dict[str, Any]:
+    async def answer(self, call: Call) -> None:
         """How much of a prompt would be found in the cache, and why the next token would not."""
+        models = self._doors.models
+        async with call.visit.entering():
+            body = await self._work.sized(len(call.body), lambda: parse_object(call.body))
+            to, ids = await self._work.run(lambda: self._prompt(body, call.headers))
+            call.bill.settle(1, len(ids))
+            found = await explained(to.model, models, ids, to.how["cache_group"])
+        told = {"object": "cache.explanation", "model": to.model.name, **worded(found)}
+        await send_json(call.send, 200, msgspec.json.encode(told), self.limits())
+
+    def _prompt(self, body: dict[str, Any], headers: Mapping[bytes, bytes]) -> tuple[Addressed, list[int]]:
         dialect: Dialect = Chat() if "messages" in body else Completions()
-        fields = await asyncio.to_thread(dialect.parse, body)
-        to = dialect.addressed(fields, models, self.caller, {})
+        fields = dialect.parse(body)
+        to = dialect.addressed(fields, self._doors.models, self._caller, headers)
         with within_context(to.model):
-            question = await dialect.question(fields, to)
+            question = dialect.question(fields, to)
         if len(question.prompts) != 1:
             raise invalid(f"one prompt is explained at a time, {len(question.prompts)} given; ask for each", "prompt")
-        (ids,) = question.prompts
-        self.charge(len(ids))
-        found = await explained(to.model, models, ids, to.how["cache_group"])
-        return {"object": "cache.explanation", "model": to.model.name, **worded(found)}
+        return to, question.prompts[0]
 
 
 async def explained(model: Model, models: Models, ids: list[int], cache_group: str) -> Explanation:

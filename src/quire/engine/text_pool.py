@@ -1,0 +1,103 @@
+"""Where text is worked on: a few threads of its own, shared between tenants. Knows nothing of what the work is.
+
+Parsing, rendering, tokenising and wording are work that a client can ask for at will. In one queue for all, whoever
+sends most is served most and everybody waits behind them. Here one tenant has one thread at most, waiting tenants take
+turns, and a thread is always within reach of somebody else:
+
+    run(tenant, work) ─► waiting, by tenant ─► the next tenant in turn that has nothing running ─► a thread
+
+A caller that is cancelled while it waits leaves. Work that has begun cannot be broken off: it keeps its thread, and its
+tenant's turn, until it ends, so leaving early does not get anybody more.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from quire.errors import QueueFullError
+
+T = TypeVar("T")
+NUM_THREADS = 2
+"""The libraries let go of the interpreter's lock while they tokenise, so two tenants really work at once."""
+MAX_WAITING = 4096
+"""A server bounds those inside first; this bound is for callers that have no door before them."""
+
+
+@dataclass(eq=False, slots=True)
+class _Task:
+    """Work that somebody awaits."""
+
+    work: Callable[[], Any]
+    answer: "asyncio.Future[Any]"
+
+
+class TextPool:
+    """A bounded executor with turns. Used from one event loop."""
+
+    def __init__(self, num_threads: int = NUM_THREADS, max_waiting: int = MAX_WAITING) -> None:
+        self._num_threads = num_threads
+        self._max_waiting = max_waiting
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="quire-text")
+        self._running: set[str] = set()
+        """Tenants that have a thread."""
+        self._waiting: dict[str, deque[_Task]] = {}
+        """By tenant, in the order of their turns; nobody is listed without a task."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Tasks that have no thread yet."""
+        return sum(map(len, self._waiting.values()))
+
+    async def run(self, tenant: str, work: Callable[[], T]) -> T:
+        """What the work returns or raises, done in a thread when it is this tenant's turn."""
+        if (num_waiting := self.num_waiting) >= self._max_waiting:
+            raise QueueFullError(num_waiting, self._max_waiting)
+        task = _Task(work, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(tenant, deque()).append(task)
+        self._begin()
+        try:
+            answer: T = await task.answer
+        except asyncio.CancelledError:
+            self._leave(tenant, task)
+            raise
+        return answer
+
+    def _begin(self) -> None:
+        """Give free threads to those whose turn it is."""
+        while len(self._running) < self._num_threads:
+            tenant = next((one for one in self._waiting if one not in self._running), None)
+            if tenant is None:
+                return
+            tasks = self._waiting.pop(tenant)
+            task = tasks.popleft()
+            if tasks:
+                self._waiting[tenant] = tasks  # behind everybody else who waits
+            self._running.add(tenant)
+            loop = task.answer.get_loop()
+            done = self._threads.submit(task.work)
+            done.add_done_callback(lambda result, t=tenant, k=task, on=loop: self._on_loop(on, t, k, result))  # type: ignore[misc]
+
+    def _on_loop(self, loop: asyncio.AbstractEventLoop, tenant: str, task: _Task, result: "Future[Any]") -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody is left to be told
+            loop.call_soon_threadsafe(self._end, tenant, task, result)
+
+    def _end(self, tenant: str, task: _Task, result: "Future[Any]") -> None:
+        self._running.discard(tenant)
+        if not task.answer.done():
+            error = result.exception()
+            if error is not None:
+                task.answer.set_exception(error)
+            else:
+                task.answer.set_result(result.result())
+        self._begin()
+
+    def _leave(self, tenant: str, task: _Task) -> None:
+        tasks = self._waiting.get(tenant)
+        if tasks is not None and task in tasks:
+            tasks.remove(task)
+            if not tasks:
+                del self._waiting[tenant]
