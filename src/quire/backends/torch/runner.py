@@ -1,9 +1,11 @@
 """A plan in, a result out: copies, one forward pass over all rows, a token for each row that asked for one.
 
-Holds the KV data and nothing else between steps. Which blocks, which tokens, in which order: the plan says.
+Holds the KV data between steps, and lists of tokens made ready for sampling (`token_lists`), which change no result.
+Which blocks, which tokens, in which order: the plan says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 
@@ -12,6 +14,7 @@ from quire.backends.torch import sampler
 from quire.backends.torch.inputs import Batch, BatchMaker
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.models.model import Computed, Model
+from quire.backends.torch.token_lists import KeptLists, RowLists
 from quire.core.step import RowResult, StepPlan, StepResult, TokenLogprobs, WorkItem
 from quire.errors import InvariantError
 
@@ -28,6 +31,7 @@ class TorchRunner:
         self._store: KVStore | None = store
         self._capacity = capacity
         self._maker = BatchMaker(capacity.block_size, model.padded, store.keys[0].device)
+        self._lists = KeptLists(capacity.vocabulary_size)
 
     @property
     def capacity(self) -> Capacity:
@@ -62,7 +66,8 @@ class TorchRunner:
             return StepResult(plan.step, {})
         batch = self._maker.make(plan.items)
         wanted = _Wanted(plan.items, batch)
-        return StepResult(plan.step, wanted.results(model.compute(batch, store, wanted.rows)))
+        computed = model.compute(batch, store, wanted.rows)
+        return StepResult(plan.step, wanted.results(computed, self._lists.of(plan.items)))
 
     def _opened(self) -> tuple[Model, KVStore]:
         if self._model is None or self._store is None:
@@ -91,12 +96,13 @@ class _Wanted:
         rows += [batch.first_rows[at] + i for at in self._prompted for i in range(len(items[at].prompt_targets))]
         self.rows = torch.tensor(rows, dtype=torch.int64, device=batch.tokens.device)
 
-    def results(self, computed: Computed) -> dict[int, RowResult]:
+    def results(self, computed: Computed, lists: Sequence[RowLists]) -> dict[int, RowResult]:
         """A result for each item. One whose numbers are not finite fails alone."""
         logits = computed.logits.cpu()
         is_finite = self._finite_items(computed.is_finite.tolist())
         samplings = [sampling for item in self._items if (sampling := item.sampling) is not None]
-        choices = dict(zip(self._sampled, sampler.choose(logits[: len(samplings)], samplings), strict=True))
+        chosen = sampler.choose(logits[: len(samplings)], samplings, lists)
+        choices = dict(zip(self._sampled, chosen, strict=True))
         logprobs = self._chosen_logprobs(logits, choices)
         prompt_logprobs = self._prompt_logprobs(logits[len(samplings) :])
         results = {}
@@ -117,21 +123,32 @@ class _Wanted:
     def _chosen_logprobs(
         self, logits: torch.Tensor, choices: dict[int, sampler.Choice]
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
-        found = {}
+        places, rows, tokens, counts = [], [], [], []
         for row, at in enumerate(self._sampled):
             sampling, token_id = self._items[at].sampling, choices[at].token_id
             if sampling is not None and sampling.params.logprobs is not None and token_id is not None:
-                found[at] = tuple(sampler.logprobs_of(logits[row : row + 1], [token_id], [sampling.params.logprobs]))
-        return found
+                places.append(at)
+                rows.append(row)
+                tokens.append(token_id)
+                counts.append(sampling.params.logprobs)
+        entries = _logprobs(lambda part: logits[rows[part]], tokens, counts)
+        return {at: (entry,) for at, entry in zip(places, entries, strict=True)}
 
     def _prompt_logprobs(self, logits: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
-        found, row = {}, 0
-        for at in self._prompted:
-            item, entries = self._items[at], []
-            for first in range(0, len(item.prompt_targets), LOGPROB_ROWS):
-                targets = item.prompt_targets[first : first + LOGPROB_ROWS]
-                part = logits[row : row + len(targets)]
-                entries += sampler.logprobs_of(part, targets, [item.num_prompt_alternatives] * len(targets))
-                row += len(targets)
-            found[at] = tuple(entries)
-        return found
+        items = [self._items[at] for at in self._prompted]
+        targets = [token_id for item in items for token_id in item.prompt_targets]
+        counts = [item.num_prompt_alternatives for item in items for _ in item.prompt_targets]
+        entries = iter(_logprobs(lambda part: logits[part], targets, counts))
+        return {at: tuple(islice(entries, len(self._items[at].prompt_targets))) for at in self._prompted}
+
+
+def _logprobs(
+    logits_of: Callable[[slice], torch.Tensor], token_ids: Sequence[int], num_alternatives: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Of all rows, so many at once as the memory for them allows."""
+    parts = [slice(first, first + LOGPROB_ROWS) for first in range(0, len(token_ids), LOGPROB_ROWS)]
+    return [
+        entry
+        for part in parts
+        for entry in sampler.logprobs_of(logits_of(part), token_ids[part], num_alternatives[part])
+    ]

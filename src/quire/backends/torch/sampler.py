@@ -17,14 +17,17 @@ device's way to sum, nor on how many threads or rows a library sums with: sums r
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from quire.backends.draws import uniform
 from quire.backends.torch import native
-from quire.core.request import SamplingParams
+from quire.backends.torch.token_lists import Mask, Numbers, RowLists, TokenLists
 from quire.core.step import ASKED_FOR_NOTHING, Sampling, TokenLogprobs
 from quire.errors import InvariantError
 
@@ -32,10 +35,9 @@ NUM_CANDIDATES = 1024
 """Likeliest tokens looked at first for top-p; nearly always enough, and far cheaper than sorting a vocabulary."""
 MAX_SLICE_VALUES = 1 << 21
 """Numbers of a slice of rows handled together: what bounds the memory sampling takes, whatever the vocabulary."""
+COLUMN_DEPTH = 64
+"""Tokens of a column in which the likeliest are looked for: about the square root of what a vocabulary has."""
 NEG_INF = float("-inf")
-
-RowsAndTokens = tuple[list[int], list[int]]
-ParamValue = Callable[[SamplingParams], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +48,28 @@ class Choice:
     error: str | None = None
 
 
-def choose(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choice]:
-    """One token for each row of `logits` ([row, vocabulary]), each by its own sampling."""
+def choose(logits: torch.Tensor, samplings: Sequence[Sampling], kept: Sequence[RowLists] | None = None) -> list[Choice]:
+    """One token for each row of `logits` ([row, vocabulary]), each by its own sampling.
+
+    What was kept for the rows saves work and changes nothing.
+    """
+    if kept is None:
+        kept = [RowLists(TokenLists(one.params, logits.shape[1])) for one in samplings]
+    rows = [_Row(sampling, lists) for sampling, lists in zip(samplings, kept, strict=True)]
     likeliest, is_finite = _likeliest(logits)
-    choices, others = [], []
-    for at, sampling in enumerate(samplings):
+    choices = [Choice(token_id) for token_id in likeliest]
+    struck, shifted = [], []
+    for at, row in enumerate(rows):
         if not is_finite[at]:
-            choices.append(Choice(None, "the model's logits are not finite"))
-        elif _is_plain_greedy(sampling):
-            choices.append(Choice(likeliest[at]))
-        else:
-            choices.append(Choice(None))
-            others.append(at)
-    for rows in _slices(others, logits.shape[1]):
-        for at, choice in zip(rows, _choose_others(logits[rows], [samplings[at] for at in rows]), strict=True):
-            choices[at] = choice
+            choices[at] = Choice(None, "the model's logits are not finite")
+        elif not row.is_greedy or row.is_shifted:
+            shifted.append(at)
+        elif row.struck is not None:
+            struck.append(at)
+    for call, others in ((_choose_left, struck), (_choose_shifted, shifted)):
+        for part in _slices(others, logits.shape[1]):
+            for at, choice in zip(part, call(logits[part], [rows[at] for at in part]), strict=True):
+                choices[at] = choice
     return choices
 
 
@@ -74,22 +83,21 @@ def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
 
 def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], num_alternatives: Sequence[int]) -> list[TokenLogprobs]:
     """Log-probability and rank of one token for each row, with the likeliest alternatives, of the raw logits."""
-    values = logits.double()
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()  # exact, and numpy can look at it
+    values = logits.numpy()
     # Shifted by the peak: the sum of exponentials of large logits would swallow their differences.
-    peaks = values.amax(dim=-1, keepdim=True)
-    norms = [math.log(total) for total in _sums(torch.exp(values - peaks)).flatten().tolist()]
-    chosen = values.gather(1, torch.tensor(token_ids).unsqueeze(1))
-    ranks = ((values > chosen).sum(dim=-1) + 1).tolist()
-    distances = (chosen - peaks).flatten().tolist()
-    return [
-        TokenLogprobs(
-            token_ids[at],
-            distances[at] - norms[at],
-            ranks[at],
-            _alternatives(values[at], float(peaks[at]), norms[at], num_alternatives[at]),
-        )
-        for at in range(len(values))
-    ]
+    peaks = values.max(axis=1).astype(np.float64)
+    below = logits.to(torch.float64, copy=True).sub_(torch.from_numpy(peaks).unsqueeze(1))
+    norms = [math.log(total) for total in _sums(below.exp_()).flatten().tolist()]
+    likeliest = _likeliest_tokens(values, max(num_alternatives, default=0))
+    reports = []
+    for at, token_id in enumerate(token_ids):
+        row, peak, norm = values[at], float(peaks[at]), norms[at]
+        alternatives = tuple((other, (value - peak) - norm) for other, value in likeliest[at][: num_alternatives[at]])
+        rank = int(np.count_nonzero(row > row[token_id])) + 1
+        reports.append(TokenLogprobs(token_id, (float(row[token_id]) - peak) - norm, rank, alternatives))
+    return reports
 
 
 def _sums(values: torch.Tensor) -> torch.Tensor:
@@ -97,41 +105,85 @@ def _sums(values: torch.Tensor) -> torch.Tensor:
     return torch.cumsum(values, dim=-1)[:, -1:]
 
 
-def _alternatives(values: torch.Tensor, peak: float, norm: float, count: int) -> tuple[tuple[int, float], ...]:
-    """The likeliest tokens, the smaller id first among equals."""
+def _likeliest_tokens(values: NDArray[Any], count: int) -> list[list[tuple[int, float]]]:
+    """Each row's `count` likeliest tokens with their logits, the smaller id first among equals; at most all there are.
+
+    A row is cut into columns, so many that the `count` largest of their peaks are a first guess: no token below the
+    least of these can be among the likeliest. What is in the columns that reach it is looked at, and nothing else.
+    """
+    num_rows, size = values.shape
+    count = min(count, size)
     if count == 0:
-        return ()
-    count = min(count, len(values))
-    border = values.topk(count).values[-1]
-    ids = torch.nonzero(values >= border).squeeze(1)
-    ranked = sorted(zip((-values[ids]).tolist(), ids.tolist(), strict=True))
-    return tuple((token_id, (-negated - peak) - norm) for negated, token_id in ranked[:count])
+        return [[] for _ in values]
+    depth = min(COLUMN_DEPTH, size // count)
+    width = size // depth
+    columns, rest = values[:, : depth * width].reshape(num_rows, depth, width), values[:, depth * width :]
+    peaks = columns.max(axis=1)
+    guesses = np.partition(peaks, width - count, axis=1)[:, width - count]
+    row, column = np.nonzero(peaks >= guesses[:, None])
+    rows = np.concatenate((np.repeat(row, depth), np.repeat(np.arange(num_rows), rest.shape[1])))
+    ids = np.concatenate(
+        ((column[:, None] + np.arange(depth) * width).ravel(), np.tile(np.arange(depth * width, size), num_rows))
+    )
+    found = np.concatenate((columns[row, :, column].ravel(), rest.ravel()))
+    is_near = found >= guesses[rows]
+    rows, ids, found = rows[is_near], ids[is_near], found[is_near]
+    order = np.lexsort((ids, -found, rows))
+    pairs = list(zip(ids[order].tolist(), found[order].tolist(), strict=True))
+    firsts = np.searchsorted(rows[order], np.arange(num_rows)).tolist()
+    ends = np.searchsorted(rows[order], np.arange(num_rows), side="right").tolist()
+    return [pairs[first : min(first + count, end)] for first, end in zip(firsts, ends, strict=True)]
 
 
-def _is_greedy(params: SamplingParams) -> bool:
-    return params.temperature == 0.0 or params.top_k == 1
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one row is asked, and what was kept for it."""
+
+    sampling: Sampling
+    kept: RowLists
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampling.params.temperature == 0.0 or self.sampling.params.top_k == 1
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether its numbers are changed before the likeliest can be taken."""
+        return self.sampling.params.needs_known_tokens or bool(self.sampling.params.logit_bias)
+
+    @property
+    def struck(self) -> Mask | None:
+        return self.kept.lists.struck(is_early=self.sampling.num_output_tokens < self.sampling.params.min_tokens)
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        if self.sampling.known_tokens is None:
+            raise InvariantError("penalties need the known tokens, the plan has none")
+        return self.sampling.known_tokens
 
 
-def _is_plain_greedy(sampling: Sampling) -> bool:
-    """Whether the likeliest raw token is the answer."""
-    params = sampling.params
-    is_touched = (
-        params.needs_known_tokens or params.logit_bias or params.allowed_token_ids is not None
-        or params.banned_token_ids or (params.stop_token_ids and _is_early(sampling))
-    )  # fmt: skip
-    return _is_greedy(params) and not is_touched
+def _choose_left(logits: torch.Tensor, rows: Sequence[_Row]) -> list[Choice]:
+    """The likeliest of the tokens that are left."""
+    left = logits if logits.dtype == torch.float32 else logits.double()
+    values = left.numpy()
+    _strike_out(values, rows)
+    tokens, _ = _likeliest(left)
+    return [_choice(token_id, row[token_id] == NEG_INF, len(row)) for token_id, row in zip(tokens, values, strict=True)]
 
 
-def _choose_others(logits: torch.Tensor, samplings: Sequence[Sampling]) -> list[Choice]:
-    values = logits.double()
-    _penalise(values, samplings)
-    _add_bias(values, samplings)
-    _strike_out(values, samplings)
-    is_empty = (values == NEG_INF).all(dim=-1).tolist()
-    tokens = values.argmax(dim=-1).tolist()
-    drawn = [at for at, one in enumerate(samplings) if not _is_greedy(one.params) and not is_empty[at]]
+def _choose_shifted(logits: torch.Tensor, rows: Sequence[_Row]) -> list[Choice]:
+    shifted = logits.double()
+    values = shifted.numpy()
+    for numbers, row in zip(values, rows, strict=True):
+        _penalise(numbers, row)
+        if row.sampling.params.logit_bias:
+            np.add.at(numbers, *row.kept.lists.biases)
+    _strike_out(values, rows)
+    is_empty = (shifted.amax(dim=-1) == NEG_INF).tolist()
+    tokens = shifted.argmax(dim=-1).tolist()
+    drawn = [at for at, row in enumerate(rows) if not row.is_greedy and not is_empty[at]]
     if drawn:
-        picked = _draw(values[drawn], [samplings[at] for at in drawn])
+        picked = _draw(shifted[drawn], [rows[at].sampling for at in drawn])
         for at, token_id in zip(drawn, picked, strict=True):
             tokens[at] = token_id
     return [_choice(token_id, empty, logits.shape[1]) for token_id, empty in zip(tokens, is_empty, strict=True)]
@@ -145,71 +197,23 @@ def _choice(token_id: int, is_empty: bool, vocabulary_size: int) -> Choice:
     return Choice(token_id)
 
 
-def _penalise(values: torch.Tensor, samplings: Sequence[Sampling]) -> None:
+def _penalise(values: Numbers, row: _Row) -> None:
     """Repetition over every known token; presence and frequency by how often a token was produced."""
-    for rows_and_tokens, is_output in ((_known(samplings), False), (_produced(samplings), True)):
-        rows, tokens = rows_and_tokens
-        if not rows:
-            continue
-        keys = torch.tensor(rows) * values.shape[1] + torch.tensor(tokens)
-        keys, counts = torch.unique(keys, return_counts=True)
-        at, tokens_at = keys // values.shape[1], keys % values.shape[1]
-        found = values[at, tokens_at]
-        if is_output:
-            presence = _per_row(samplings, lambda params: params.presence_penalty)[at]
-            frequency = _per_row(samplings, lambda params: params.frequency_penalty)[at]
-            values[at, tokens_at] = found - presence - frequency * counts
-        else:
-            penalty = _per_row(samplings, lambda params: params.repetition_penalty)[at]
-            values[at, tokens_at] = torch.where(found > 0, found / penalty, found * penalty)
+    params = row.sampling.params
+    if params.repetition_penalty != 1.0:
+        ids, _ = row.kept.known.of(row.known)
+        found = values[ids]
+        values[ids] = np.where(found > 0, found / params.repetition_penalty, found * params.repetition_penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        ids, counts = row.kept.produced.of(row.known[row.sampling.num_prompt_tokens :])
+        values[ids] = values[ids] - params.presence_penalty - params.frequency_penalty * counts
 
 
-def _known(samplings: Sequence[Sampling]) -> RowsAndTokens:
-    wanted = [one.params.repetition_penalty != 1.0 for one in samplings]
-    return _flat([_tokens(one) if want else () for one, want in zip(samplings, wanted, strict=True)])
-
-
-def _tokens(sampling: Sampling) -> tuple[int, ...]:
-    if sampling.known_tokens is None:
-        raise InvariantError("penalties need the known tokens, the plan has none")
-    return sampling.known_tokens
-
-
-def _produced(samplings: Sequence[Sampling]) -> RowsAndTokens:
-    return _flat(
-        [
-            _tokens(one)[one.num_prompt_tokens :] if one.params.presence_penalty or one.params.frequency_penalty else ()
-            for one in samplings
-        ]
-    )
-
-
-def _add_bias(values: torch.Tensor, samplings: Sequence[Sampling]) -> None:
-    rows = [at for at, one in enumerate(samplings) for _ in one.params.logit_bias]
-    if rows:
-        pairs = [pair for one in samplings for pair in one.params.logit_bias]
-        tokens = torch.tensor([token_id for token_id, _ in pairs])
-        biases = torch.tensor([bias for _, bias in pairs], dtype=torch.float64)
-        values.index_put_((torch.tensor(rows), tokens), biases, accumulate=True)
-
-
-def _strike_out(values: torch.Tensor, samplings: Sequence[Sampling]) -> None:
-    for at, one in enumerate(samplings):
-        if one.params.allowed_token_ids is not None:
-            kept = torch.tensor(one.params.allowed_token_ids, dtype=torch.int64)
-            narrowed = torch.full_like(values[at], NEG_INF)
-            narrowed[kept] = values[at, kept]
-            values[at] = narrowed
-    struck = [
-        (*one.params.banned_token_ids, *(one.params.stop_token_ids if _is_early(one) else ())) for one in samplings
-    ]
-    rows, tokens = _flat(struck)
-    if rows:
-        values[torch.tensor(rows), torch.tensor(tokens)] = NEG_INF
-
-
-def _is_early(sampling: Sampling) -> bool:
-    return sampling.num_output_tokens < sampling.params.min_tokens
+def _strike_out(values: NDArray[Any], rows: Sequence[_Row]) -> None:
+    # By numpy: a row is too short for threads to be worth waking, and torch would wake them.
+    for numbers, row in zip(values, rows, strict=True):
+        if (struck := row.struck) is not None:
+            numbers[struck] = NEG_INF
 
 
 def _draw(values: torch.Tensor, samplings: Sequence[Sampling]) -> list[int]:
@@ -263,12 +267,3 @@ def _keep_top_p(weights: torch.Tensor, top_ps: Sequence[float]) -> None:
 def _slices(rows: Sequence[int], vocabulary_size: int) -> list[Sequence[int]]:
     count = max(1, MAX_SLICE_VALUES // vocabulary_size)
     return [rows[first : first + count] for first in range(0, len(rows), count)]
-
-
-def _flat(tokens_of_rows: Sequence[Sequence[int]]) -> RowsAndTokens:
-    rows = [at for at, tokens in enumerate(tokens_of_rows) for _ in tokens]
-    return rows, [token for tokens in tokens_of_rows for token in tokens]
-
-
-def _per_row(samplings: Sequence[Sampling], value: ParamValue) -> torch.Tensor:
-    return torch.tensor([value(one.params) for one in samplings], dtype=torch.float64)
