@@ -17,7 +17,7 @@ PROMPTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", 
 
 
 def params(at: int) -> SamplingParams:
-    return SamplingParams(max_tokens=24, temperature=0.0 if at % 2 else 1.0, seed=at, ignore_eos=True, logprobs=1)
+    return SamplingParams(max_tokens=48, temperature=0.0 if at % 2 else 1.0, seed=at, ignore_eos=True, logprobs=1)
 
 
 @pytest.mark.model

@@ -40,7 +40,7 @@ class Router:
     def replayed(self) -> list[list[bytes]]:
         frames: list[list[bytes]] = []
         while not frames or frames[-1][2] != END:
-            assert self.asking.poll(5_000)
+            assert self.asking.poll(60_000)
             frames.append(self.asking.recv_multipart())
         return frames[:-1]
 
@@ -51,7 +51,7 @@ class Router:
 def batches(publisher: KVEventPublisher, router: Router) -> list[Any]:
     """All that was published, by way of a replay: a subscriber may have come too late for the first."""
     router.ask(0)
-    assert publisher._replay.poll(5_000)
+    assert publisher._replay.poll(60_000)
     publisher.publish(9.0)
     return [msgspec.msgpack.decode(frames[3]) for frames in router.replayed()]
 
@@ -112,7 +112,7 @@ def test_what_is_asked_from_a_number_on_is_replayed_from_there_while_it_is_kept(
         publisher.emit(BlockRemoved((bytes([at]) * 32,)))
         publisher.publish(float(at))
     router.ask(4)
-    assert publisher._replay.poll(5_000)
+    assert publisher._replay.poll(60_000)
     publisher.publish(9.0)
     assert [int.from_bytes(frames[2], "big") for frames in router.replayed()] == [4, 5]
     assert [batch[0] for batch in batches(publisher, router)] == [3.0, 4.0, 5.0]
