@@ -58,10 +58,11 @@ def _directory(path: Path, name: str) -> Path:
 def _download(name: str) -> Path:
     """The repository's files in huggingface_hub's own cache: only those quire reads, none from subfolders."""
     import huggingface_hub
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     # Without a home the library would make a folder that is called ~ where it stands.
-    expanded(huggingface_hub.constants.HF_HUB_CACHE, "HF_HOME")
+    expanded(HF_HUB_CACHE, "HF_HOME")
     try:
         found: Any = huggingface_hub.snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=["*/*"])
     except GatedRepoError as error:

@@ -86,11 +86,12 @@ def info(
 def _resolved(model: str) -> "Checkpoint":
     from quire.checkpoints import CheckpointError, resolve
     from quire.checkpoints.progress import shown
+    from quire.cli.background import in_background
 
     _tell_if_fetched(model)
     try:
         with shown() as progress:
-            return resolve(model, progress=progress)
+            return in_background(lambda tell: resolve(model, progress=tell), progress).result()
     except ModuleNotFoundError as error:
         raise CheckpointError(
             f"reading a model needs the package {error.name}, which is not installed; pip install 'quire[torch]'"

@@ -1,6 +1,6 @@
 """Which TOML file is read, and what stands in it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,14 @@ class Candidate:
     must_exist: bool = False
 
 
-def candidates(environ: Mapping[str, str]) -> tuple[Candidate, ...]:
-    """Where quire looks, in order; only the first that exists is read."""
-    named = environ.get("QUIRE_CONFIG")
-    base = environ.get("XDG_CONFIG_HOME")
-    found = [
-        Candidate(Path.cwd() / "quire.toml", "the current folder"),
-        Candidate(
-            _config_home(environ) / "quire" / "config.toml",
-            "$XDG_CONFIG_HOME" if base else "the home folder",
-        ),
-    ]
-    if named:
+def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
+    """Where quire looks, in order; only the first that exists is read, and who has one needs no home."""
+    if named := environ.get("QUIRE_CONFIG"):
         path = expanded(named, "QUIRE_CONFIG to a full path").absolute()
-        return (Candidate(path, "$QUIRE_CONFIG", must_exist=True), *found)
-    return tuple(found)
+        yield Candidate(path, "$QUIRE_CONFIG", must_exist=True)
+    yield Candidate(Path.cwd() / "quire.toml", "the current folder")
+    why = "$XDG_CONFIG_HOME" if environ.get("XDG_CONFIG_HOME") else "the home folder"
+    yield Candidate(_config_home(environ) / "quire" / "config.toml", why)
 
 
 def _config_home(environ: Mapping[str, str]) -> Path:
