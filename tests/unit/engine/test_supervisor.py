@@ -442,7 +442,8 @@ def test_a_folder_that_a_killed_parent_left_is_taken_away_by_the_next(tmp_path: 
 def test_a_folder_that_was_swept_before_it_was_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, lost = worker_process._lock, []
+    really = worker_process._lock
+    lost: list[Path] = []
 
     def sweeps_first(folder: Path) -> int | None:
         if not lost:
