@@ -14,9 +14,12 @@ from quire.engine.worker_process import WorkerProcess
 
 ROOT = Path(__file__).parents[2]
 UNSHARE = shutil.which("unshare") or ""
-_SWEEP = (
-    "import sys; from pathlib import Path; from quire.engine.worker_process import _sweep; _sweep(Path(sys.argv[1]))"
-)
+_SWEEP = """
+import sys
+from pathlib import Path
+from quire.engine.worker_process import _sweep
+_sweep(Path(sys.argv[1]))
+"""
 
 
 def may_unshare() -> bool:
@@ -37,12 +40,14 @@ def test_a_live_folder_of_another_container_is_not_removed(tmp_path: Path, monke
 
     async def live() -> list[str]:
         # A worker that never connects: its folder is needed for as long as it lives.
-        process = WorkerProcess(zmq.asyncio.Context(), 8, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+        context = zmq.asyncio.Context()
+        process = WorkerProcess(context, 8, [sys.executable, "-c", "import time; time.sleep(600)"], {})
         try:
             await asyncio.to_thread(sweep_elsewhere, tmp_path)
             return [path.name for path in tmp_path.iterdir()]
         finally:
             await process.close()
+            context.destroy(linger=0)
 
     assert len(asyncio.run(live())) == 1
     assert list(tmp_path.iterdir()) == []
