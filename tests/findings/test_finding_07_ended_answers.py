@@ -1,6 +1,7 @@
 """With several answers and stop strings, an answer that has ended is not computed on."""
 
 import asyncio
+from collections.abc import Sequence
 
 from quire.backends.protocol import PendingStep, Runner
 from quire.core.step import StepPlan
@@ -27,11 +28,11 @@ class InStep:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(timeout=60)
         return self._runner.start(plan)
 
-    def read_blocks(self, block_ids: list[int]) -> list[bytes]:
+    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
         return self._runner.read_blocks(block_ids)
 
-    def write_blocks(self, block_ids: list[int], contents: list[bytes]) -> None:
-        self._runner.write_blocks(block_ids, contents)
+    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
+        self._runner.write_blocks(block_ids, data)
 
     def close(self) -> None:
         self._runner.close()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from quire.config.home import expanded
 from quire.errors import CheckpointError
 
 UNFINISHED = ".unfinished-"
@@ -19,10 +20,10 @@ SPARE_BYTES = 64 * 1024 * 1024
 def cache_folder() -> Path:
     """$QUIRE_CACHE, else $XDG_CACHE_HOME/quire, else ~/.cache/quire. It may not exist yet."""
     if chosen := os.environ.get("QUIRE_CACHE"):
-        return Path(chosen).expanduser()
+        return expanded(chosen, "QUIRE_CACHE to a full path")
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "quire"
-    return Path.home() / ".cache" / "quire"
+    return expanded("~/.cache/quire", "QUIRE_CACHE")
 
 
 def converted_directory(cache: Path, name: str, key: str) -> Path:

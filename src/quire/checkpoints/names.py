@@ -9,6 +9,7 @@ from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.directory import read_directory
 from quire.checkpoints.gguf_convert import converted
 from quire.checkpoints.progress import Progress, quiet
+from quire.config.home import expanded
 from quire.errors import CheckpointError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -18,7 +19,8 @@ HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model"]
 def resolve(name: str, *, progress: Progress = quiet, cache: Path | None = None) -> Checkpoint:
     """The checkpoint of this name: a directory, the path of a `.gguf` file, or a hub id such as `org/name`.
 
-    A GGUF file is converted into the cache folder the first time. Raises CheckpointError, and nothing else.
+    A GGUF file is converted into the cache folder the first time. Raises CheckpointError, or ConfigError where a home
+    directory is needed and there is none; nothing else.
     """
     try:
         path = Path(name).expanduser()
@@ -56,8 +58,11 @@ def _directory(path: Path, name: str) -> Path:
 def _download(name: str) -> Path:
     """The repository's files in huggingface_hub's own cache: only those quire reads, none from subfolders."""
     import huggingface_hub
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    # Without a home the library would make a folder that is called ~ where it stands.
+    expanded(HF_HUB_CACHE, "HF_HOME")
     try:
         found: Any = huggingface_hub.snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=["*/*"])
     except GatedRepoError as error:

@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from quire.cli.background import leave_background
 from quire.cli.chat import chat
 from quire.cli.config import config_app
 from quire.cli.explain import EPILOG as EXPLAIN_EPILOG
@@ -78,4 +79,8 @@ def main() -> None:
         app()
     except QuireError as error:
         typer.echo(f"error: {error}\n\nhint: {_hint(error)}", err=True)
-        sys.exit(2)
+        code = 2
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    leave_background(code)
+    sys.exit(code)

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +14,7 @@ from quire.cli.generate import summary
 from quire.cli.opening import opened
 from quire.cli.settings_flags import with_settings
 from quire.config import Settings
+from quire.config.home import expanded
 from quire.errors import ConfigError, InvariantError
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ class Talk:
             return
         try:
             text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
-            Path(name).expanduser().write_text(text, encoding="utf-8")
+            expanded(name, "name the file by its full path").write_text(text, encoding="utf-8")
             typer.echo(f"saved {len(self.messages)} messages to {name}", err=True)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             typer.echo(f"error: {error}\nhint: choose another file", err=True)
 
     def _print_stats(self) -> None:

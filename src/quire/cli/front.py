@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.api.models import EngineStats
+from quire.cli.background import in_background
 
 if TYPE_CHECKING:
     from quire.api.serving import OpenFront
@@ -55,9 +56,10 @@ def supervised(models: Sequence[str], progress: "Progress") -> "OpenFront":
         from quire.engine.served import ServedModel, plan_workers
 
         if not planned:
-            servings = await asyncio.to_thread(
-                plan_workers, models, settings.model, settings.serving, progress=progress
+            planning = in_background(
+                lambda tell: plan_workers(models, settings.model, settings.serving, progress=tell), progress
             )
+            servings = await asyncio.wrap_future(planning)
             planned.update(zip(models, servings, strict=True))
         async with ServedModel(lambda: planned[name]) as front:
             yield front, Supervised(front)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cli.settings_flags import with_chosen_settings
+from quire.config import ModelSettings, Settings
+
 if TYPE_CHECKING:
     from quire.checkpoints import Checkpoint
     from quire.checkpoints.families import Sizes
@@ -24,13 +27,15 @@ what is here.
 Examples:
   quire info org/name
   quire info ./models/my-model
+  quire info ./models/my-model --dtype bfloat16
   quire info model.gguf --json
 """
 GIB = 1 << 30
 BUDGETS_GIB = (2, 4, 8, 16, 32)
 OVERHEAD_BYTES = GIB // 2
 """What libraries and steps are guessed to take; loading measures it."""
-VALUE_BYTES = {"float32": 4, "bfloat16": 2}
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SHOWN_KV_DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +68,26 @@ class Facts:
     has_chat_template: bool
     end_tokens: Mapping[int, str]
     """Texts by id; an empty text where there is no tokenizer."""
+    dtype: str
+    """How weights are held in what fits; `kv_dtype` says it of keys and values."""
+    kv_dtype: str
     fits: tuple[Fit, ...] | None
 
 
+@with_chosen_settings("dtype", "kv_dtype")
 def info(
+    settings: Settings,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a .gguf file, or a hub id (org/name).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; null is what is not known.")] = False,
 ) -> None:
     """Show what a model is and what fits.
 
-    How many tokens of KV fit into how much memory is an estimate; loading the model measures it.
+    How many tokens of KV fit into how much memory is an estimate for the types that serving would use; loading the
+    model measures it.
     """
     import json
 
-    facts = facts_of(_resolved(model))
+    facts = facts_of(_resolved(model), settings.model)
     if as_json:
         typer.echo(json.dumps(asdict(facts)))
     else:
@@ -86,11 +97,12 @@ def info(
 def _resolved(model: str) -> "Checkpoint":
     from quire.checkpoints import CheckpointError, resolve
     from quire.checkpoints.progress import shown
+    from quire.cli.background import in_background
 
     _tell_if_fetched(model)
     try:
         with shown() as progress:
-            return resolve(model, progress=progress)
+            return in_background(lambda tell: resolve(model, progress=tell), progress).result()
     except ModuleNotFoundError as error:
         raise CheckpointError(
             f"reading a model needs the package {error.name}, which is not installed; pip install 'quire[torch]'"
@@ -107,7 +119,7 @@ def _tell_if_fetched(model: str) -> None:
             typer.echo(f"{model} is not on this machine: fetching it from the Hugging Face hub", err=True)
 
 
-def facts_of(checkpoint: "Checkpoint") -> Facts:
+def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()) -> Facts:  # noqa: B008 - frozen
     """Read the facts off a checkpoint's config and the headers of its weights."""
     from quire.checkpoints.weights import DTYPE_BITS, read_header
 
@@ -129,10 +141,12 @@ def facts_of(checkpoint: "Checkpoint") -> Facts:
         parameters=num_values,
         weight_bytes=sum(math.prod(one.shape) * DTYPE_BITS[one.dtype] // 8 for one in tensors.values()),
         weight_types=tuple(sorted({one.dtype for one in used.values()})),
-        kv_bytes_per_token={dtype: _kv_bytes(sizes, dtype) for dtype in VALUE_BYTES} if sizes else None,
+        kv_bytes_per_token={dtype: _kv_bytes(sizes, dtype) for dtype in SHOWN_KV_DTYPES} if sizes else None,
         has_chat_template=checkpoint.chat_template is not None,
         end_tokens=_end_tokens(checkpoint),
-        fits=tuple(_fit(gib, sizes, num_values) for gib in BUDGETS_GIB) if sizes else None,
+        dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype or settings.dtype,
+        fits=tuple(_fit(gib, sizes, num_values, settings) for gib in BUDGETS_GIB) if sizes else None,
     )
 
 
@@ -160,17 +174,14 @@ def _kv_bytes(sizes: "Sizes", dtype: str) -> int:
     return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * VALUE_BYTES[dtype]
 
 
-def _fit(memory_gib: int, sizes: "Sizes", num_values: int) -> Fit:
-    from quire.config import ModelSettings
-
-    settings, value_bytes = ModelSettings(), VALUE_BYTES["float32"]
+def _fit(memory_gib: int, sizes: "Sizes", num_values: int, settings: ModelSettings) -> Fit:
     # An embedding is held as it is; one that is the head too is packed for that as well.
     embedded = sizes.vocabulary * sizes.hidden
     packed = num_values if sizes.tied else num_values - embedded
-    held_bytes = (embedded + packed) * value_bytes
+    held_bytes = (embedded + packed) * VALUE_BYTES[settings.dtype]
     left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_bytes
     block_size = settings.block_size
-    num_blocks = max(0, left_bytes // (_kv_bytes(sizes, "float32") * block_size))
+    num_blocks = max(0, left_bytes // (_kv_bytes(sizes, settings.kv_dtype or settings.dtype) * block_size))
     return Fit(memory_gib, num_blocks * block_size)
 
 
@@ -194,7 +205,7 @@ def _print_tables(facts: Facts) -> None:
     if facts.fits is None:
         typer.echo(f"\nWhat fits is not estimated for the family {plain(facts.family)}: loading it will say.", err=True)
         return
-    assumed = "float32 weights, and 0.5 GiB for libraries and steps"
+    assumed = f"{facts.dtype} weights, {facts.kv_dtype} KV, and 0.5 GiB for libraries and steps"
     typer.echo(f"\nwhat fits (an estimate: {assumed}; loading measures it)\n")
     header = ("memory", "KV tokens", "sequences of full context")
     fits = [(f"{fit.memory_gib} GiB", *_fit_cells(fit, facts.context_tokens)) for fit in facts.fits]

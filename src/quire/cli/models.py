@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from quire.config.home import expanded
+
 EPILOG = """\
 \b
 A model is named by its hub id (org/name) or by its path.
@@ -60,11 +62,10 @@ def models(
 def hub_folder(environ: Mapping[str, str]) -> Path:
     """Where the hub's library keeps its models: $HF_HUB_CACHE, else hub/ in $HF_HOME, else in the user's cache."""
     if chosen := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(chosen).expanduser()
+        return expanded(chosen, "HF_HUB_CACHE to a full path")
     if home := environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "huggingface" / "hub"
+        return expanded(home, "HF_HOME to a full path") / "hub"
+    return expanded(environ.get("XDG_CACHE_HOME") or "~/.cache", "HF_HOME") / "huggingface" / "hub"
 
 
 def in_cache(cache: Path) -> Iterator[Found]:

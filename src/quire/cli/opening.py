@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 @contextmanager
 def opened(model: str, settings: "Settings") -> "Iterator[LLM]":
     """The model, ready to be asked; closed at the end."""
+    from quire.checkpoints import resolve
     from quire.checkpoints.progress import shown
+    from quire.cli.background import in_background
     from quire.engine.llm import LLM
     from quire.engine.opening import open_model
 
     with shown() as progress:
-        loaded = open_model(model, settings.model, serving=settings.serving, progress=progress)
+        checkpoint = in_background(lambda tell: resolve(model, progress=tell), progress).result()
+        loaded = open_model(checkpoint, settings.model, serving=settings.serving, progress=progress)
     for line in (loaded.line, *loaded.notes):
         typer.echo(line, err=True)
     with LLM(loaded) as llm:

@@ -1,12 +1,12 @@
 """`quire serve`: models behind an OpenAI-compatible API. Talk goes to stderr; Ctrl-C lets requests finish."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from quire.cli.settings_flags import with_all_settings
 from quire.config import Settings
+from quire.config.home import expanded
 from quire.errors import ConfigError
 
 EPILOG = """\
@@ -78,7 +78,7 @@ def public_names(models: list[str], given: list[str]) -> dict[str, str]:
 
 
 def _name_of(model: str) -> str:
-    path = Path(model).expanduser()
+    path = expanded(model, "name the model by its full path")
     if not path.exists():
         return model
     name = path.resolve().name

@@ -1,7 +1,7 @@
 """Gives a command a flag for every setting of the table, so that no command spells them out again."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +12,27 @@ from quire.config import SETTINGS, Setting, Settings, load_settings
 FILE_HELP = "Read this TOML file and look for no other."
 
 
-def with_settings(command: Callable[..., None], *, with_doors: bool = False) -> Callable[..., None]:
-    """The command with all settings as flags; its first parameter, a `Settings`, gets what is in force.
-
-    Those of the doors are flags of a server alone.
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with all settings of a model as flags; its first parameter, a `Settings`, gets what is in force.
 
     @with_settings
-    def serve(settings: Settings, model: Annotated[str, typer.Argument()]) -> None: ...
+    def generate(settings: Settings, model: Annotated[str, typer.Argument()]) -> None: ...
     """
+    return _with_flags(command, [setting for setting in SETTINGS if not setting.is_of_doors])
+
+
+def with_all_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The same with those of the doors, for a server."""
+    return _with_flags(command, SETTINGS)
+
+
+def with_chosen_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same with these alone as flags; the others come from the environment and the file."""
+    return lambda command: _with_flags(command, [setting for setting in SETTINGS if setting.name in names])
+
+
+def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Callable[..., None]:
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    shown = [setting for setting in SETTINGS if with_doors or not setting.is_of_doors]
     parameters = [*own, _file_parameter(), *(_parameter(setting) for setting in shown)]
 
     def with_flags(**given: Any) -> None:
@@ -33,11 +44,6 @@ def with_settings(command: Callable[..., None], *, with_doors: bool = False) -> 
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return with_flags
-
-
-def with_all_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The same with those of the doors."""
-    return with_settings(command, with_doors=True)
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:

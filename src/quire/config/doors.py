@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.config.home import expanded
 from quire.errors import ConfigError
 
 
@@ -38,9 +39,9 @@ class DoorsSettings:
     def keys_path(self, environ: Mapping[str, str] = os.environ) -> Path:
         """Where the keys are, or would be."""
         if self.keys_file is not None:
-            return self.keys_file.expanduser()
-        base = environ.get("XDG_CONFIG_HOME")
-        return (Path(base).expanduser() if base else Path("~/.config").expanduser()) / "quire" / "keys.json"
+            return expanded(self.keys_file, "--keys-file to a full path")
+        base = environ.get("XDG_CONFIG_HOME") or "~/.config"
+        return expanded(base, "name the file with --keys-file") / "quire" / "keys.json"
 
     def check_keys_file(self) -> None:
         """A keys file that somebody named must be there: a typing error must not open the doors."""
@@ -53,10 +54,9 @@ class DoorsSettings:
     def admin_path(self, port: int, environ: Mapping[str, str] = os.environ) -> Path:
         """Where the admin socket of a server is that listens on this port."""
         if self.admin_socket is not None:
-            return self.admin_socket.expanduser()
-        base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_STATE_HOME")
-        folder = Path(base).expanduser() if base else Path("~/.local/state").expanduser()
-        return folder / "quire" / f"admin-{port}.sock"
+            return expanded(self.admin_socket, "--admin-socket to a full path")
+        base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_STATE_HOME") or "~/.local/state"
+        return expanded(base, "name the socket with --admin-socket") / "quire" / f"admin-{port}.sock"
 
     def check_lock(self, *, has_keys: bool, is_open_on_purpose: bool) -> None:
         """Refuse to let a network in without keys, unless somebody wants exactly that."""

@@ -1,10 +1,11 @@
 """Which TOML file is read, and what stands in it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.config.home import expanded
 from quire.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
@@ -20,21 +21,21 @@ class Candidate:
     must_exist: bool = False
 
 
-def candidates(environ: Mapping[str, str]) -> tuple[Candidate, ...]:
-    """Where quire looks, in order; only the first that exists is read."""
-    named = environ.get("QUIRE_CONFIG")
-    base = environ.get("XDG_CONFIG_HOME")
-    home = Path(environ["HOME"]) if environ.get("HOME") else Path("~").expanduser()
-    found = [
-        Candidate(Path.cwd() / "quire.toml", "the current folder"),
-        Candidate(
-            (Path(base).expanduser() if base else home / ".config") / "quire" / "config.toml",
-            "$XDG_CONFIG_HOME" if base else "the home folder",
-        ),
-    ]
-    if named:
-        return (Candidate(Path(named).expanduser().absolute(), "$QUIRE_CONFIG", must_exist=True), *found)
-    return tuple(found)
+def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
+    """Where quire looks, in order; only the first that exists is read, and who has one needs no home."""
+    if named := environ.get("QUIRE_CONFIG"):
+        path = expanded(named, "QUIRE_CONFIG to a full path").absolute()
+        yield Candidate(path, "$QUIRE_CONFIG", must_exist=True)
+    yield Candidate(Path.cwd() / "quire.toml", "the current folder")
+    why = "$XDG_CONFIG_HOME" if environ.get("XDG_CONFIG_HOME") else "the home folder"
+    yield Candidate(_config_home(environ) / "quire" / "config.toml", why)
+
+
+def _config_home(environ: Mapping[str, str]) -> Path:
+    if base := environ.get("XDG_CONFIG_HOME"):
+        return expanded(base, "XDG_CONFIG_HOME to a full path")
+    home = environ.get("HOME")
+    return Path(home) / ".config" if home else expanded("~/.config", "XDG_CONFIG_HOME")
 
 
 def chosen_file(environ: Mapping[str, str]) -> Path | None:

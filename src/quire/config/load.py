@@ -14,6 +14,7 @@ from typing import Any
 
 from quire.config.doors import DoorsSettings
 from quire.config.files import chosen_file, read_toml
+from quire.config.home import expanded
 from quire.config.kinds import Value
 from quire.config.model import ModelSettings
 from quire.config.serving import ServingSettings
@@ -65,7 +66,7 @@ def load_settings(
 
     `file` stands for a path given by flag; without it the file is looked for. Raises ConfigError, and nothing else.
     """
-    path = chosen_file(environ) if file is None else file.expanduser().absolute()
+    path = chosen_file(environ) if file is None else expanded(file, "name the file by its full path").absolute()
     layers = (_of_flags(flags), _of_environment(environ), _of_file(path))
     values = {setting.name: _resolved(setting, layers) for setting in SETTINGS}
     return Settings(

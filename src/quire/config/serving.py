@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from quire.config.home import expanded
 from quire.errors import ConfigError
 
 KEY_BYTES = 32
@@ -45,7 +46,7 @@ class ServingSettings:
         """The secret in `kv_key_file`, or None where there is no such file and each start makes its own."""
         if self.kv_key_file is None:
             return None
-        path = self.kv_key_file.expanduser()
+        path = expanded(self.kv_key_file, "kv_key_file to a full path")
         try:
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode

@@ -42,15 +42,17 @@ class OpenedModel:
 
 
 def open_model(
-    name: str,
+    model: str | Checkpoint,
     settings: ModelSettings | None = None,
     *,
     serving: ServingSettings | None = None,
     progress: Progress = quiet,
 ) -> OpenedModel:
-    """Load a model by directory, GGUF file or hub id. Raises CheckpointError or ConfigError with what to do."""
+    """Load a model by directory, GGUF file or hub id, or its checkpoint. Raises CheckpointError or ConfigError with
+    what to do.
+    """
     serving = serving or ServingSettings()
-    checkpoint = resolve(name, progress=progress)
+    checkpoint = resolve(model, progress=progress) if isinstance(model, str) else model
     opened = open_engine(checkpoint, settings or ModelSettings(), queue_of(serving), kv_key(serving), progress)
     engine = opened.engine
     text = TextModel.of(checkpoint, engine.runner.capacity.vocabulary_size, engine.scheduler.config.max_sequence_tokens)

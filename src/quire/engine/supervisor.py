@@ -57,6 +57,9 @@ log = logging.getLogger("quire.worker")
 
 TICK_S = 0.1
 """How often the beat and held deadlines are looked at."""
+LATE_S = 2.0
+"""A look that comes later than this after the one before was not ours to make: the whole container stood still, and the
+worker with it."""
 QUIET_S = 0.03
 """After a worker's end its last words are heard until none has come for this long."""
 
@@ -145,6 +148,7 @@ class Supervisor:
         self._idle = asyncio.Event()
         self._closing = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._awake_since_s = monotonic()
         self.state = State.LOADING
         self.num_restarts = 0
         self.load = Load()
@@ -413,9 +417,14 @@ class Supervisor:
             self._ready.set_result(ready)
 
     async def _watch(self) -> None:
-        """Kill a worker whose loop does not come round; end who is held too long."""
+        """Kill a worker whose loop does not come round; end who is held too long. After a pause of our own, the worker
+        gets all its time anew."""
+        last_s = monotonic()
         while not self._closing.is_set():
             now_s = monotonic()
+            if now_s - last_s > LATE_S:
+                self._awake_since_s = now_s
+            last_s = now_s
             self._tell(self._ledger.expire(now_s))
             if self._life is not None:
                 self._look_at(self._life, now_s)
@@ -423,7 +432,8 @@ class Supervisor:
 
     def _look_at(self, life: _Life, now_s: float) -> None:
         limits = self._plan.limits
-        since_s = life.process.flight().beat_s if life.is_ready else life.heard_s
+        last_sign_s = life.process.flight().beat_s if life.is_ready else life.heard_s
+        since_s = max(last_sign_s, self._awake_since_s)
         limit_s = limits.stuck_s if life.is_ready else limits.load_s
         if now_s - since_s > limit_s:
             where = "in a step" if life.is_ready else "while loading"

@@ -7,6 +7,7 @@ of the two ends, nothing is left behind.
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -43,8 +44,7 @@ class WorkerProcess:
         with contextlib.ExitStack() as held:
             self._page = FlightPage.make(max_names)
             held.callback(self._page.close)
-            folder = _private_folder()
-            held.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder = _private_folder(held)
             self._pair = _bound(context, f"ipc://{folder / 'worker'}", held)
             self._leash, other = socket.socketpair()
             held.callback(self._leash.close)
@@ -114,12 +114,16 @@ def _bound(context: zmq.asyncio.Context, address: str, held: contextlib.ExitStac
     return pair
 
 
-def _private_folder() -> Path:
-    """A new folder that only we may enter, with a path short enough for a socket."""
+def _private_folder(held: contextlib.ExitStack) -> Path:
+    """A new folder that only we may enter, with a path short enough for a socket; ours until the stack is closed."""
     _sweep(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+    lock = None
+    while lock is None:  # another who sweeps may have been quicker than our lock
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+        lock = _lock(folder)
+    held.callback(os.close, lock)
+    held.callback(shutil.rmtree, folder, ignore_errors=True)
     if len(os.fsencode(folder)) > MAX_SOCKET_PATH - len("/worker"):
-        folder.rmdir()
         raise ConfigError(
             f"the folder for temporary files must have a path of at most {MAX_SOCKET_PATH} bytes for a socket to lie "
             f"in it, {folder.parent} is longer; set TMPDIR to a shorter one"
@@ -127,21 +131,29 @@ def _private_folder() -> Path:
     return folder
 
 
+def _lock(folder: Path) -> int | None:
+    """A descriptor that keeps the folder ours for as long as it is open; None if it is another's, or gone.
+
+    The kernel lets go of it with its owner, whichever container that ran in: process ids mean nothing to others.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
 def _sweep(parent: Path) -> None:
     """A parent that is killed between making a folder and spawning the worker that removes it leaves it: the next one
     takes it away.
     """
-    for folder in parent.glob(f"{FOLDER}*-*"):
-        owner = folder.name.removeprefix(FOLDER).partition("-")[0]
-        if owner.isdecimal() and not _is_alive(int(owner)):
+    for folder in parent.glob(f"{FOLDER}*"):
+        lock = _lock(folder)
+        if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+            os.close(lock)

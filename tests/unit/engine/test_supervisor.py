@@ -1,12 +1,12 @@
 """Real processes, real sockets: what happens to a worker's clients when it dies, hangs, lies or is left alone."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -21,6 +21,7 @@ from quire.config import ModelSettings
 from quire.core.request import Request
 from quire.core.step import StepPlan, WorkItem
 from quire.core.waiting_queue import QueueConfig
+from quire.engine import worker_process
 from quire.engine.answers import Completion
 from quire.engine.async_engine import AsyncEngine
 from quire.engine.engine import ModelIdentity
@@ -29,7 +30,7 @@ from quire.engine.ledger import POISON
 from quire.engine.parameters import SamplingParams
 from quire.engine.served import ServedModel, plan_workers, split_memory
 from quire.engine.supervisor import Limits, Supervisor
-from quire.engine.worker_process import _sweep
+from quire.engine.worker_process import _lock, _sweep
 from quire.errors import (
     ConfigError,
     DrainingError,
@@ -429,13 +430,40 @@ def test_however_a_parent_ends_its_worker_ends_too_and_leaves_nothing(end: str, 
 
 
 def test_a_folder_that_a_killed_parent_left_is_taken_away_by_the_next(tmp_path: Path) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    old, ours = tmp_path / f"quire-worker-{gone.pid}-x", tmp_path / f"quire-worker-{os.getpid()}-x"
+    old, ours = tmp_path / "quire-worker-old", tmp_path / "quire-worker-ours"
     for folder in (old, ours):
         folder.mkdir()
+    (tmp_path / "quire-worker-file").touch()
+    lock = _lock(ours)
+    assert lock is not None
+    assert _lock(ours) is None
     _sweep(tmp_path)
-    assert list(tmp_path.iterdir()) == [ours]
+    assert {path.name for path in tmp_path.iterdir()} == {"quire-worker-ours", "quire-worker-file"}
+    os.close(lock)
+    _sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["quire-worker-file"]
+    assert _lock(ours) is None
+
+
+def test_a_folder_that_was_swept_before_it_was_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = worker_process._lock
+    lost: list[Path] = []
+
+    def sweeps_first(folder: Path) -> int | None:
+        if not lost:
+            lost.append(folder)
+            folder.rmdir()
+        return really(folder)
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(worker_process, "_lock", sweeps_first)
+    with contextlib.ExitStack() as held:
+        folder = worker_process._private_folder(held)
+        assert folder.is_dir()
+        assert folder != lost[0]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_too_deep_for_a_socket_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

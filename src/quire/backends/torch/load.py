@@ -49,6 +49,8 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
     budget_bytes = memory.budget(settings)
     with _quiet_failures(checkpoint):
         model, notes = load_model(checkpoint, settings, budget_bytes, on_read)
+        num_bytes = _num_file_bytes(checkpoint)
+        on_read(num_bytes, num_bytes)  # heads of files and tensors that nobody needs are passed over, not missing
         load_peak_bytes = memory.peak_bytes()
         plan = _decide(model, checkpoint, settings, budget_bytes)
     device = torch.device(settings.device)
@@ -71,7 +73,7 @@ def load_model(
     """The weights, on the fast path where the architecture is one of its families."""
     config = checkpoint.config
     dtype = getattr(torch, settings.dtype)
-    total = sum(file.stat().st_size for file in checkpoint.weight_files)
+    total = _num_file_bytes(checkpoint)
     done = 0
 
     def count(num_bytes: int) -> None:
@@ -107,6 +109,10 @@ def load_model(
     ops: Ops = NativeOps(shape, rope) if reason is None else TorchOps(shape, rope, settings.block_size, device)
     notes = [f"slower path in plain torch: {one}" for one in reasons]
     return Decoder(shape, reader, kind, ops), (*notes, *_product_notes(kind, reason))
+
+
+def _num_file_bytes(checkpoint: Checkpoint) -> int:
+    return sum(file.stat().st_size for file in checkpoint.weight_files)
 
 
 def _product_notes(kind: LinearKind, said: str | None) -> tuple[str, ...]:
