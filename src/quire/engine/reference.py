@@ -21,6 +21,9 @@ TAIL = """
 In this order: penalties, bias and bans, then temperature, min-p, top-k, top-p, and one draw. Log-probabilities are of
 the raw logits. A seed, the number of the answer and the position name the random number that is drawn, so the same seed
 gives the same tokens alone, in a batch, after a preemption and in another process.
+
+Lists of tokens may name the whole vocabulary: they are made ready once for a request. `quire serve` bounds how many
+log-probabilities one answer may hold (262,144, every alternative counted) before anything is computed.
 """
 
 

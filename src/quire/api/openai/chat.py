@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.api.auth import Caller
 from quire.api.models import Models
-from quire.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from quire.api.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs, within_bounds
 from quire.api.openai.meaning import (
     check_room,
     how,
@@ -65,7 +65,7 @@ class Chat:
         check_room(to.model, len(ids), limit)
         names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         wording = ChatWording(names, service_tier(to.priority), bool(fields.logprobs), bool(fields.return_token_ids))
-        return Question(to, [ids], params, stream_options(fields), wording)
+        return within_bounds(Question(to, [ids], params, stream_options(fields), wording), num_prompt_times=1)
 
 
 def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArguments:

@@ -8,7 +8,7 @@ from quire.api.auth import Caller
 from quire.api.limits import MAX_PROMPTS
 from quire.api.models import Models
 from quire.api.openai.chat import finish_word
-from quire.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
+from quire.api.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, within_bounds
 from quire.api.openai.meaning import (
     check_room,
     how,
@@ -21,7 +21,7 @@ from quire.api.openai.shapes import CompletionFields, Prompt, read
 from quire.api.questions import Addressed, Question
 from quire.api.refusals import invalid
 from quire.core.step import TokenLogprobs
-from quire.engine.answers import Piece
+from quire.engine.answers import Answer, Piece
 from quire.engine.reply import Reply
 from quire.engine.text_model import TextModel
 
@@ -65,7 +65,9 @@ class Completions:
         names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
         wording = CompletionWording(names, fields, echoes, shows_answers=not is_scored)
-        return Question(to, prompts, params, stream_options(fields), wording, shows_answers=not is_scored)
+        question = Question(to, prompts, params, stream_options(fields), wording, shows_answers=not is_scored)
+        num_forms = bool(fields.echo and fields.logprobs is not None) + (fields.prompt_logprobs is not None)
+        return within_bounds(question, num_prompt_times=params.n * num_forms)
 
 
 def _ids(text: TextModel, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
@@ -76,6 +78,17 @@ def _ids(text: TextModel, prompt: Prompt, *, add_special_tokens: bool) -> list[i
 
 def _text(prompt: str | list[int], names: TokenNames) -> str:
     return prompt if isinstance(prompt, str) else names.tokenizer.decode(prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt as its answers repeat it."""
+
+    text: str
+    logprobs: dict[str, list[Any]] | None
+    num_chars: int
+    """Of the tokens in `logprobs`."""
+    more: dict[str, Any]
 
 
 @dataclass
@@ -95,12 +108,10 @@ class CompletionWording:
         """The prompt itself, if it is to be echoed."""
         if self.echoes is None:
             return ()
-        choices = []
-        for one in reply.request.continuations:
-            index = self._index(place, one.index)
-            logprobs = self._logprobs(index, _prompt_entries(reply))
-            choices.append(self._told(index, self.echoes[place], logprobs, None))
-        return choices
+        logprobs, offset = self._logprobs(_prompt_entries(reply), 0)
+        indices = [self._index(place, one.index) for one in reply.request.continuations]
+        self._offsets |= dict.fromkeys(indices, offset)
+        return [self._told(index, self.echoes[place], logprobs, None) for index in indices]
 
     def choice(self, place: int, piece: Piece) -> dict[str, Any] | None:
         """What was added."""
@@ -110,29 +121,35 @@ class CompletionWording:
         index = self._index(place, piece.index)
         shown = piece.logprobs if self.shows_answers else ()
         text = piece.text if self.shows_answers else ""
-        return self._told(index, text, self._logprobs(index, shown), piece)
+        logprobs, self._offsets[index] = self._logprobs(shown, self._offsets.get(index, 0))
+        return self._told(index, text, logprobs, piece)
 
     def whole(self, place: int, reply: Reply) -> Sequence[dict[str, Any]]:
         """All answers to one prompt."""
-        return [self._whole(place, reply, answer) for answer in reply.completion().answers]
+        prompt = self._prompt(place, reply)
+        return [self._whole(self._index(place, answer.index), prompt, answer) for answer in reply.completion().answers]
 
     def extras(self, replies: Sequence[Reply]) -> Mapping[str, Any]:
         """Nothing else."""
         return {"system_fingerprint": None}
 
-    def _whole(self, place: int, reply: Reply, answer: Any) -> dict[str, Any]:
-        echo = self.echoes[place] if self.echoes is not None else ""
-        entries = _prompt_entries(reply) if self.echoes is not None else []
-        if self.shows_answers:
-            entries = [*entries, *answer.logprobs]
-        index = self._index(place, answer.index)
-        text = echo + (answer.text if self.shows_answers else "")
-        told = self._told(index, text, self._logprobs(index, entries), answer)
+    def _prompt(self, place: int, reply: Reply) -> "_Prompt":
+        """What every answer to a prompt says of it, worded once."""
+        logprobs, offset = self._logprobs(_prompt_entries(reply) if self.echoes is not None else (), 0)
+        more: dict[str, Any] = {}
         if self.fields.prompt_logprobs is not None:
-            told["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self.names)
+            more["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self.names)
         if self.fields.return_token_ids:
-            told["prompt_token_ids"] = list(reply.request.prompt)
-        return told
+            more["prompt_token_ids"] = reply.request.prompt
+        return _Prompt(self.echoes[place] if self.echoes is not None else "", logprobs, offset, more)
+
+    def _whole(self, index: int, prompt: "_Prompt", answer: Answer) -> dict[str, Any]:
+        logprobs = prompt.logprobs
+        if self.shows_answers and logprobs is not None:
+            said, _ = completion_logprobs(answer.logprobs, self.names, prompt.num_chars)
+            logprobs = {name: logprobs[name] + said[name] for name in said}
+        text = prompt.text + (answer.text if self.shows_answers else "")
+        return self._told(index, text, logprobs, answer) | prompt.more
 
     def _told(self, index: int, text: str, logprobs: dict[str, Any] | None, said: Any) -> dict[str, Any]:
         reason = said.finish_reason if said is not None else None
@@ -143,11 +160,10 @@ class CompletionWording:
             told["token_ids"] = list(said.token_ids) if self.shows_answers else []
         return told
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprobs | int]) -> dict[str, Any] | None:
+    def _logprobs(self, entries: Sequence[TokenLogprobs | int], offset: int) -> tuple[dict[str, list[Any]] | None, int]:
         if self.fields.logprobs is None:
-            return None
-        told, self._offsets[index] = completion_logprobs(entries, self.names, self._offsets.get(index, 0))
-        return told
+            return None, offset
+        return completion_logprobs(entries, self.names, offset)
 
     def _index(self, place: int, index: int) -> int:
         return place * (self.fields.n or 1) + index

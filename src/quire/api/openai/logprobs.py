@@ -1,12 +1,39 @@
-"""Log-probabilities in the two forms of the OpenAI API and the one of the field's servers."""
+"""Log-probabilities in the two forms of the OpenAI API and the one of the field's servers; how many are too many."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.api.limits import LEAST_LOGPROB
+import msgspec
+
+from quire.api.limits import LEAST_LOGPROB, MAX_ANSWER_LOGPROBS
+from quire.api.questions import Question
+from quire.api.refusals import invalid
 from quire.core.step import TokenLogprobs
 from quire.engine.text import Tokenizer
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def within_bounds(question: Question, num_prompt_times: int) -> Question:
+    """The question, or a refusal: how many log-probabilities an answer will hold is known before anything is computed.
+
+    Those of a prompt are said so many times. Those of answers that are streamed are gone when the next ones come.
+    """
+    params, limit = question.params, question.to.model.open().text.max_sequence_tokens
+    num_of_prompt = 0 if params.prompt_logprobs is None else num_prompt_times * (1 + params.prompt_logprobs)
+    num_of_answer = 0 if params.logprobs is None or question.stream.is_on else params.n * (1 + params.logprobs)
+    lengths = [(len(ids), min(params.max_tokens or limit, limit - len(ids))) for ids in question.prompts]
+    count = sum(num_of_prompt * num_prompt + num_of_answer * num_answer for num_prompt, num_answer in lengths)
+    if count <= MAX_ANSWER_LOGPROBS:
+        return question
+    raise invalid(
+        f"an answer may hold {MAX_ANSWER_LOGPROBS} log-probabilities, every alternative counted, for each of n answers "
+        f"to each prompt; {count} are asked for. Ask for fewer alternatives, a smaller n, a lower max_tokens, or fewer "
+        "or shorter prompts",
+        "logprobs" if params.prompt_logprobs is None else "prompt_logprobs",
+        "invalid_parameter",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +78,7 @@ def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> dict[s
 
 def completion_logprobs(
     entries: Sequence[TokenLogprobs | int], names: TokenNames, offset: int = 0
-) -> tuple[dict[str, Any], int]:
+) -> tuple[dict[str, list[Any]], int]:
     """Parallel arrays, and where the next one's text begins. A bare id is a token without a log-probability."""
     tokens, values, tops, offsets = [], [], [], []
     for entry in entries:
@@ -70,9 +97,9 @@ def _by_name(entry: TokenLogprobs, names: TokenNames) -> dict[str, float]:
     return {**likely, names.name(entry.token_id): floored(entry.logprob)}
 
 
-def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> list[dict[str, Any] | None]:
-    """By token id, with rank; the first token of a prompt has none."""
-    return [None, *(_by_id(entry, names) for entry in entries)]
+def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> msgspec.Raw:
+    """By token id, with rank; the first token of a prompt has none. Encoded once, however many answers repeat it."""
+    return msgspec.Raw(b"[" + b",".join([b"null", *(_ENCODER.encode(_by_id(one, names)) for one in entries)]) + b"]")
 
 
 def _by_id(entry: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
