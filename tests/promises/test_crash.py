@@ -133,7 +133,7 @@ def test_several_models_have_a_worker_each_within_one_memory_budget(served: Serv
 
 
 def test_faults_on_purpose_need_a_second_variable(tmp_path: Path, tiny_model: Path) -> None:
-    """Try it: the page's own line aborts a worker, and without the first variable the second is refused."""
+    """Without the first variable the second is refused; with it, see the request that ends its worker."""
     around = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XDG_CONFIG_HOME": str(tmp_path)}
     around |= {"QUIRE_FAULTS": '[{"kind": "abort", "step": 50}]'}
     command = [sys.executable, "-m", "quire", "serve", str(tiny_model), "--port", "0", "--memory", "1GiB"]
