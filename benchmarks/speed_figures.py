@@ -22,14 +22,12 @@ ROWS = (
     ("bare_16_288", "bare products / step, 16 sequences, context 288", "0.68"),
     ("prefill_512", "bare products / step of 512 prompt tokens", "0.80"),
     ("prefill_512_past_512", "the same after 512 other tokens", "0.62"),
-    ("shared_prefix_speedup", "32 sequences of 1,088 tokens: private blocks / 1,024 tokens shared", "1.4"),
     ("speedup_16_vs_1", "tokens/s of 16 requests at once / one at a time", "6"),
     ("kv_bf16_speedup", "step with KV in fp32 / in bf16, 32 sequences, context 1,024", "1.25"),
     ("bf16_speedup_1_288", "step in fp32 / with weights and KV in bf16, 1 sequence, context 288", "reported"),
     ("bf16_speedup_16_288", "the same, 16 sequences", "reported"),
     ("bf16_speedup_64_1024", "the same, 64 sequences, context 1,024", "reported"),
     ("bf16_speedup_prefill_512", "the same, a step of 512 prompt tokens", "reported"),
-    ("fallback_ratio", "step in plain torch / native, 16 sequences", "reported"),
 )
 
 
@@ -38,8 +36,6 @@ def table(record: dict[str, Any]) -> str:
     found = record["figures"]
     lines = ["| | at least | measured | spread |", "|---|---|---|---|"]
     lines += [f"| {told} | {least} | {found[key]:.2f} | {found[f'{key}_spread']:.2f} |" for key, told, least in ROWS]
-    share, spread = found["host_share"], found["host_share_spread"]
-    lines.append(f"| share of a 16-row step outside products and kernels | at most 0.10 | {share:.3f} | {spread:.3f} |")
     bf16, change = found["perplexity_kv_bf16"], found["perplexity_change"]
     machine = record["machine"]
     told = (

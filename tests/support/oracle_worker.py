@@ -19,6 +19,7 @@ from quire.engine.messages import Open
 from quire.engine.opening import OpenedEngine
 from quire.engine.supervisor import Limits, WorkerPlan
 from quire.engine.worker import Emit, serve
+from quire.errors import CheckpointError
 from tests.support.recording import DIARY, RecordingRunner
 from tests.support.timed import TimedRunner
 
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 STEP_S = "ORACLE_STEP_S"
 LOAD_S = "ORACLE_LOAD_S"
 """How long it takes to load."""
+NEEDS = "ORACLE_NEEDS"
+"""A file that must be there to load."""
 SETTINGS = ModelSettings(memory_bytes=512, block_size=4, max_step_tokens=256, max_running=64, max_sequence_tokens=512)
 """`memory_bytes` counts blocks here, and the model's name is the size of its vocabulary."""
 
@@ -45,6 +48,8 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Opened
     )
     config = SchedulerConfig(settings.max_step_tokens, settings.max_running, longest, queue=command.queue)
     time.sleep(float(os.environ.get(LOAD_S, "0")))
+    if (needed := os.environ.get(NEEDS)) and not Path(needed).exists():
+        raise CheckpointError(f"{needed} is gone; put it back")
     diary = os.environ.get(DIARY)
     kind = RecordingRunner if diary else TimedRunner
     runner = kind(capacity, float(os.environ.get(STEP_S, "0")))

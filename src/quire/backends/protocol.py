@@ -1,6 +1,7 @@
 """The contract between the core and whatever computes. A runner executes plans; it keeps no other state than KV.
 
-Asynchronous from the first day: `start` returns at once with something to wait for. One step is in flight at a time.
+`start` gives something to wait for, so that a runner may compute while others work; the engine waits for it at once,
+and one step is in flight at a time.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""What the front page and the concept pages promise, reached as a user reaches it."""

@@ -1,0 +1,68 @@
+"""Servers that many promises share: they take seconds to start, and none of the tests changes them for the next."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from quire.api.keys import add_key
+from tests.promises.servers import Server, oracle, running
+from tests.support.tiny_models import Tiny, make_directory
+
+TINY = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
+SIZES = (
+    "--memory",
+    "1GiB",
+    "--max-model-len",
+    "512",
+    "--max-running",
+    "4",
+    "--max-step-tokens",
+    "64",
+    "--threads",
+    "1",
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """`quire serve` of two tiny models, with the keys of two tenants."""
+
+    server: Server
+    alice: str
+    bob: str
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers, real but for its weights."""
+    return make_directory(tmp_path_factory.mktemp("promises") / "one", tiny=TINY)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    other = make_directory(folder / "two", tiny=TINY)
+    keys = folder / "keys.json"
+    alice, bob = add_key(keys, "alice", max_class="high"), add_key(keys, "bob")
+    with running(folder, "quire", "serve", str(tiny_model), str(other), *SIZES, keys=keys) as server:
+        yield Served(server, alice, bob)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A server with four places, a queue of twelve, and steps that take their time."""
+
+    server: Server
+    urgent: str
+    usual: str
+
+
+@pytest.fixture(scope="session")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
+    folder = tmp_path_factory.mktemp("busy")
+    keys = folder / "keys.json"
+    urgent, usual = add_key(keys, "urgent", max_class="high"), add_key(keys, "usual")
+    with oracle(folder, "--running", "4", "--step-s", "0.01", "--queue", "12", keys=keys) as server:
+        yield Busy(server, urgent, usual)
