@@ -54,25 +54,30 @@ def test_a_full_house_turns_away_and_says_when_to_come_back(paced: tuple[House, 
     assert here.post(COMPLETE, BODY).status == 200
 
 
-def test_a_full_queue_is_503_and_a_full_share_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.doors.COUNT_AGAIN_S", -1.0)
-    weights = {"default": 1.0, "other": 99.0}
-    for queue, num_waiting, status, code in (
-        (QueueConfig(max_requests=2, class_reserve=0.0), 2, 503, "server_overloaded"),
-        (QueueConfig(max_requests=100, tenant_weights=weights), 1, 429, "rate_limit_exceeded"),
+def test_a_full_queue_is_503_and_a_full_share_429(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    usual, other = add_key(keys, "usual"), add_key(keys, "other")
+    for queue, waiting, status, code in (
+        (QueueConfig(max_requests=2, class_reserve=0.0), [usual] * 2, 503, "server_overloaded"),
+        (
+            QueueConfig(max_requests=100, tenant_weights={"other": 99.0}),
+            [other] + [usual] * 8,
+            429,
+            "rate_limit_exceeded",
+        ),
     ):
         opened, runner = paced_talker(max_running=1)
         opened.engine.scheduler.queue = WaitingQueue(queue)
-        with house(models={"oracle": opened}, settings=DoorSettings(queue=queue.max_requests)) as here:
-            inside = [ask(here, prompt="question 0", stream=True)]
-            assert runner.is_waiting.wait(60)
+        with house(models={"oracle": opened}, keys_file=keys) as here:
+            inside = [_ask_with(here, usual, {**BODY, "max_tokens": 100, "stream": True})]
+            assert runner.is_waiting.wait(20)
             _step(runner)
-            here.wait_until(lambda: here.states() == ["running"])
-            inside += [ask(here, prompt=f"question {at}") for at in range(1, 1 + num_waiting)]
-            here.wait_until(lambda: len(here.doors.inside) == len(inside))  # noqa: B023
+            here.wait_until(lambda: here.states() == ["running"], 20)
+            inside += [_ask_with(here, secret, {**BODY, "max_tokens": 100}) for secret in waiting]
+            here.wait_until(lambda: len(here.doors.inside) == len(inside), 20)  # noqa: B023
             while len(opened.engine.scheduler.live) < len(inside):
                 _step(runner)
-            refused = _refused(here, runner)
+            refused = _refused(here, runner, usual)
             runner.let_go()
             for connection in inside:
                 connection.getresponse().read()
@@ -87,9 +92,9 @@ def _step(runner: PacedRunner) -> None:
     assert runner.is_waiting.wait(60)
 
 
-def _refused(here: House, runner: PacedRunner) -> Any:
+def _refused(here: House, runner: PacedRunner, secret: str) -> Any:
     got: list[Any] = []
-    asking = threading.Thread(target=lambda: got.append(here.post(COMPLETE, BODY)))
+    asking = threading.Thread(target=lambda: got.append(here.post(COMPLETE, BODY, x_api_key=secret)))
     asking.start()
     asking.join(0.2)
     while asking.is_alive():

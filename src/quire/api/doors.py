@@ -138,10 +138,10 @@ class Doors:
                 return None
         return None if said is None else said.error
 
-    def is_full_for_somebody(self, priority: PriorityClass) -> bool:
-        """Whether somebody of this class could be turned away, whichever model it asks for."""
-        names = [model.name for model in self.models]
-        return bool(names) and not any(self.room.has_room_for_all(name, priority.value) for name in names)
+    @property
+    def is_full_for_somebody(self) -> bool:
+        """Whether somebody could be turned away, whichever model it asks for."""
+        return not any(self.room.has_room_for_all(model.name) for model in self.models)
 
     def told(self, visit: Visit, refusal: Refusal) -> None:
         """A refusal is about to be sent. When it says to come back is remembered."""

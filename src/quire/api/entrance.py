@@ -47,7 +47,8 @@ class Entrance:
         visit.client_id = _client_id(scope)
         scope["quire.visit"] = visit
         abort = scope.get("quire.abort", _nothing)
-        told = _Told(visit, send, abort, _unheard if self._threshold is None else self._threshold.told)
+        note = scope["quire.note"] = _unheard if self._threshold is None else self._threshold.told
+        told = _Told(visit, send, abort, note)
         try:
             await self._answer(scope, receive, told, visit)
         except ReaderStuckError:
@@ -132,7 +133,7 @@ async def worded(request: Request, error: Exception) -> Response:
     visit: Visit = request.scope["quire.visit"]
     refusal = refusal_of(error, visit.request_id)
     visit.error = refusal.code
-    request.app.state.doors.told(visit, refusal)
+    request.scope["quire.note"](visit, refusal)
     response = Response(refusal.body, refusal.status)
     response.raw_headers = list(refusal.header_items())
     return response

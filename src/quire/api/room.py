@@ -118,10 +118,10 @@ class RoomBook:
         room = None if view is None else view.judge(Ask(tenant, kind, monotonic()))
         return room if isinstance(room, NoRoom) else None
 
-    def has_room_for_all(self, model: str, kind: str) -> bool:
+    def has_room_for_all(self, model: str) -> bool:
         """Whether nobody could be turned away by a model's queue, whoever it is."""
         view = self._view(model)
-        return view is None or view.shares.has_room_for_all(kind)
+        return view is None or view.shares.has_room_for_all
 
     def told(self, visit: Visit, retry_after_s: float) -> None:
         """A tenant is about to be told when to come back. Whole seconds, as it is sent."""

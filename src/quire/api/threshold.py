@@ -59,7 +59,7 @@ class Threshold:
 
     def _would_wait(self, scope: Any) -> bool:
         is_queued = scope["method"] == "POST" and scope["path"] in self._queued_paths
-        return is_queued and self._doors.is_full_for_somebody(PriorityClass.NORMAL)
+        return is_queued and self._doors.is_full_for_somebody
 
 
 def _text(header: bytes | None) -> str | None:

@@ -137,6 +137,8 @@ class Reach:
     kinds: tuple[str, ...]
     limit: int
     num_taken: int
+    weight: float
+    """Of all who share them, whoever asks among them."""
 
 
 class Shares:
@@ -194,7 +196,7 @@ class Shares:
         """What somebody who asked now would be told. Changes nothing."""
         if ask.is_promised and self._num_promised < self.bounds.max_places:
             return Room(is_promised=True)
-        reach = self._reach(ask.kind)
+        reach = self._reach(ask.tenant, ask.kind)
         num_held, share = self._num_held(ask.tenant, reach), self._share(ask.tenant, reach)
         is_free = reach.num_taken < reach.limit
         if num_held < max(LEAST_SHARE, share) and is_free:
@@ -204,14 +206,16 @@ class Shares:
         is_alone = self._num_sharing == self._is_sharing(ask.tenant)
         retry_after_s = self.retry_after_s(ask.tenant, ask.kind)
         if is_alone or num_held < share:
-            return NoRoom(ask.tenant, reach.num_taken, reach.limit, retry_after_s, None)
+            num_apart = self.num_taken - reach.num_taken
+            return NoRoom(ask.tenant, self.num_taken, reach.limit + num_apart, retry_after_s, None)
         limit = max(LEAST_SHARE, share) if is_free else share
         return NoRoom(ask.tenant, num_held, limit, retry_after_s, self.bounds.state)
 
-    def has_room_for_all(self, kind: str) -> bool:
-        """Whether nobody could be refused now, whoever it is."""
-        reach = self._reach(kind)
-        return reach.num_taken < min(LEAST_SHARE, reach.limit)
+    @property
+    def has_room_for_all(self) -> bool:
+        """So little is taken that nobody could be refused, whoever it is and whatever it asks for."""
+        num_kept = self.bounds.num_kept * (len(self.bounds.kinds) - 1)
+        return self.num_taken < min(LEAST_SHARE, self.bounds.max_places - num_kept)
 
     def retry_after_s(self, tenant: str, kind: str) -> int:
         """Whole seconds after which a place should be there, by how fast those who were here have left lately.
@@ -219,33 +223,30 @@ class Shares:
         Not before a place that was promised to the tenant has been of use: then at least as long as that one has been
         here already, so that one who only ever comes back on time gets ever fewer beyond its share.
         """
-        reach = self._reach(kind)
+        reach = self._reach(tenant, kind)
         promised_s = self.holders[tenant].promised_s if tenant in self.holders else {}
         oldest_s = self._now_s - next(iter(promised_s.values())) if promised_s else 0.0
         if not self._left_s:
             return ceil(min(MAX_RETRY_S, max(UNKNOWN_RETRY_S, oldest_s)))
         each_s = max(0.0, self._now_s - self._left_s[0]) / len(self._left_s)
         num_over = self._num_held(tenant, reach) + 1 - max(LEAST_SHARE, self._share(tenant, reach))
-        own_s = num_over * each_s * (1.0 + self._others_weight(tenant) / self.bounds.weight_of(tenant))
+        own_s = num_over * each_s * reach.weight / self.bounds.weight_of(tenant)
         all_s = (reach.num_taken + 1 - reach.limit) * each_s
         return ceil(min(MAX_RETRY_S, max(1, own_s, all_s, oldest_s)))
 
     def share_of(self, tenant: str, kind: str) -> int:
         """How many places the tenant may hold of those this kind may take part in."""
-        return self._share(tenant, self._reach(kind))
+        return self._share(tenant, self._reach(tenant, kind))
 
-    def _reach(self, kind: str) -> Reach:
+    def _reach(self, tenant: str, kind: str) -> Reach:
         """A kind that has not used up what is kept for it has all of that, and nothing else, to itself."""
         kinds = tuple(one for one in self.bounds.kinds if one == kind or self._num_taken[one] > self.bounds.num_kept)
         limit = self.bounds.max_places - self.bounds.num_kept * (len(self.bounds.kinds) - len(kinds))
-        return Reach(kinds, limit, sum(self._num_taken[one] for one in kinds))
+        weight = self._weight + (0.0 if self._is_sharing(tenant) else self.bounds.weight_of(tenant))
+        return Reach(kinds, limit, sum(self._num_taken[one] for one in kinds), weight)
 
     def _share(self, tenant: str, reach: Reach) -> int:
-        weight = self.bounds.weight_of(tenant)
-        return max(1, floor(reach.limit * weight / (weight + self._others_weight(tenant))))
-
-    def _others_weight(self, tenant: str) -> float:
-        return self._weight - self.bounds.weight_of(tenant) if self._is_sharing(tenant) else self._weight
+        return max(1, floor(reach.limit * self.bounds.weight_of(tenant) / reach.weight))
 
     def _num_held(self, tenant: str, reach: Reach) -> int:
         holder = self.holders.get(tenant)

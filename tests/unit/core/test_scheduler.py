@@ -790,17 +790,54 @@ class TestPressure:
             server.ask([], 5)
 
     def test_a_full_queue_says_whose_fault_it_is(self) -> None:
-        weights = {"a": 1.0, "b": 1.0}
-        server = Server(queue=QueueConfig(max_requests=10, class_reserve=0.0, tenant_weights=weights))
-        for _ in range(5):
+        server = Server(queue=QueueConfig(max_requests=20, class_reserve=0.0))
+        for _ in range(20):
             server.ask([1], 1, tenant="a")
+        with pytest.raises(QueueFullError):
+            server.ask([1], 1, tenant="a")
+        server.ask([1], 1, tenant="b")
         with pytest.raises(TenantShareError):
             server.ask([1], 1, tenant="a")
-        for _ in range(5):
-            server.ask([1], 1, tenant="b")
-        with pytest.raises(QueueFullError):
-            server.ask([1], 1, tenant="c")
         server.run()
+
+    def test_a_displaced_request_ends_with_all_its_answers_and_is_told_when_to_come_back(self) -> None:
+        server = Server(queue=QueueConfig(max_requests=4, class_reserve=0.0))
+        for _ in range(4):
+            server.ask([1], 1, n=3, tenant="a")
+        server.ask([1], 1, tenant="b")
+        ends = [event for event in server.scheduler.take_events() if isinstance(event, SequenceFinished)]
+        assert [(end.request_id, end.sequence_index, end.reason) for end in ends] == [
+            ("r4", index, FinishReason.DISPLACED) for index in range(3)
+        ]
+        assert all(end.retry_after_s is not None and end.retry_after_s >= 1 for end in ends)
+        server.ledger.open.pop("r4")
+        server.run()
+
+    def test_what_has_run_is_not_displaced_though_it_waits_again(self) -> None:
+        server = Server(max_running=2, queue=QueueConfig(max_requests=4, class_reserve=0.0))
+        for _ in range(4):
+            server.ask([1], 3, tenant="a")
+        server.step()
+        server.scheduler.preempt_latest()
+        server.scheduler.preempt_latest()
+        server.ask([1], 1, tenant="a")
+        server.ask([1], 1, tenant="a")
+        server.ask([1], 1, tenant="b")
+        server.run()
+        assert {name for name, reason in reasons(server).items() if reason is FinishReason.DISPLACED} == {"r6"}
+
+    def test_a_request_that_had_begun_before_a_crash_is_not_displaced_and_takes_no_place(self) -> None:
+        server = Server(queue=QueueConfig(max_requests=2, class_reserve=0.0))
+        server.ask([1, 2], 6)
+        server.run()
+        begun = server.ledger.entries["r1"].tokens[0][:2]
+        fresh = Server(queue=QueueConfig(max_requests=2, class_reserve=0.0))
+        fresh.ask([1, 2], 6, produced=[begun], tenant="a")
+        fresh.ask([1], 1, produced=[[]], tenant="a")
+        fresh.ask([1], 1, tenant="a")
+        fresh.ask([1], 1, tenant="b")
+        fresh.run()
+        assert {name for name, reason in reasons(fresh).items() if reason is FinishReason.DISPLACED} == {"r3"}
 
     def test_an_id_in_use_is_refused(self) -> None:
         server = Server()

@@ -18,14 +18,18 @@ class Waiting:
     def __init__(self, **settings: object) -> None:
         self.queue = WaitingQueue(QueueConfig(**settings))  # type: ignore[arg-type]
         self.sequences: dict[str, Sequence] = {}
+        self.displaced: list[str] = []
 
     def add(self, name: str, at_s: float = 0.0, priority: PriorityClass = NORMAL, tenant: str = "t") -> Sequence:
         request = Request(name, (1,), namespace(4), at_s, tenant=tenant, priority=priority)
         number = len(self.sequences) + 1
         sequence = Sequence(number, request, Continuation(), self.queue.key(at_s, priority, number))
-        self.queue.check_room(tenant, priority)
+        room = self.queue.ask(request, at_s)
+        if room.gives_up is not None:
+            self.queue.remove(self.sequences[room.gives_up])
+            self.displaced.append(room.gives_up)
         self.queue.enter(tenant, 1)
-        self.queue.add(sequence)
+        (self.queue.add_promised if room.is_promised else self.queue.add)(sequence)
         self.sequences[name] = sequence
         return sequence
 
@@ -127,10 +131,8 @@ def test_the_queue_is_full_when_its_places_are_taken() -> None:
     waiting = Waiting(max_requests=3, class_reserve=0.0)
     for name in "abc":
         waiting.add(name)
-    with pytest.raises(TenantShareError, match="may have 3 requests waiting, 3 are"):
+    with pytest.raises(QueueFullError, match="holds 3 requests, 3 are waiting"):
         waiting.add("d")
-    with pytest.raises(TenantShareError, match="may have 3 requests waiting, 3 are"):
-        waiting.add("e", tenant="other")
     waiting.pop()
     waiting.add("f")
 
@@ -145,27 +147,53 @@ def test_a_flood_of_one_class_leaves_room_for_the_others() -> None:
         waiting.add(f"low{index}", priority=LOW)
         waiting.add(f"normal{index}", priority=NORMAL)
     for priority in PriorityClass:
-        with pytest.raises((QueueFullError, TenantShareError)):
+        with pytest.raises(QueueFullError, match="holds 20 requests, 20 are waiting"):
             waiting.add(f"last {priority}", priority=priority)
 
 
 def test_tenants_share_the_queue_by_weight() -> None:
-    waiting = Waiting(max_requests=20, tenant_weights={"a": 3.0, "b": 1.0})
-    for index in range(15):
+    waiting = Waiting(max_requests=80, class_reserve=0.0, tenant_weights={"a": 3.0, "b": 1.0})
+    waiting.add("b0", tenant="b")
+    for index in range(60):
         waiting.add(f"a{index}", priority=list(PriorityClass)[index % 3], tenant="a")
-    with pytest.raises(TenantShareError, match="'a' may have 15"):
+    with pytest.raises(TenantShareError, match="'a' may have 60 requests waiting, 60 are"):
         waiting.add("one more", tenant="a")
-    for index in range(5):
+    for index in range(1, 20):
         waiting.add(f"b{index}", priority=list(PriorityClass)[index % 3], tenant="b")
-    with pytest.raises(TenantShareError, match="'b' may have 5"):
-        waiting.add("b5", tenant="b")
+    with pytest.raises(TenantShareError, match="'b' may have 20"):
+        waiting.add("b20", tenant="b")
 
 
-def test_refusing_changes_nothing() -> None:
+def test_who_waits_beyond_its_share_gives_way_to_one_below_its_own() -> None:
+    waiting = Waiting(max_requests=10, class_reserve=0.0)
+    for index in range(10):
+        waiting.add(f"a{index}", float(index), tenant="a")
+    for index in range(5):
+        waiting.add(f"b{index}", 10.0 + index, tenant="b")
+    assert waiting.displaced == ["a9", "a8", "a7", "a6", "a5"]
+    for tenant in "ab":
+        with pytest.raises(TenantShareError, match="may have 5 requests waiting, 5 are"):
+            waiting.add("one more", 20.0, tenant=tenant)
+
+
+def test_a_tenant_comes_in_when_it_was_told_to_though_its_share_is_used_up() -> None:
+    waiting = Waiting(max_requests=20, class_reserve=0.0)
+    waiting.add("b", tenant="b")
+    for index in range(10):
+        waiting.add(f"a{index}", tenant="a")
+    with pytest.raises(TenantShareError) as refused:
+        waiting.add("early", 1.0, tenant="a")
+    with pytest.raises(TenantShareError) as again:
+        waiting.add("early again", 0.5 + refused.value.retry_after_s, tenant="a")
+    waiting.add("on time", 0.5 + refused.value.retry_after_s + again.value.retry_after_s, tenant="a")
+    assert (waiting.queue.shares.num_taken, waiting.queue.shares.num_promised) == (11, 1)
+
+
+def test_refusing_changes_nothing_of_the_queue() -> None:
     waiting = Waiting(max_requests=1, class_reserve=0.0)
     waiting.add("a")
     for _ in range(3):
-        with pytest.raises(TenantShareError):
+        with pytest.raises(QueueFullError):
             waiting.add("b")
     assert len(waiting.queue) == 1
     assert waiting.order() == ["a"]
@@ -229,13 +257,17 @@ def test_a_returning_tenant_is_level_with_those_who_wait_not_with_one_who_only_r
     assert waiting.queue.tenants["newer"].service == 0.0, "nobody waits: level with the least served who runs"
 
 
-def test_tenants_that_are_not_listed_share_one_share() -> None:
-    waiting = Waiting(max_requests=30, class_reserve=0.0, tenant_weights={"paid": 8.0, "team": 1.0})
-    for index in range(3):
-        waiting.add(f"anon{index}", tenant=f"anon{index}")
-    with pytest.raises(TenantShareError, match="may have 3 requests waiting, 3 are"):
-        waiting.add("one more", tenant="somebody")
-    for index in range(24):
+def test_tenants_that_are_not_listed_have_a_share_each() -> None:
+    waiting = Waiting(max_requests=100, class_reserve=0.0, tenant_weights={"paid": 8.0})
+    for tenant in ("paid", "anon", "somebody"):
+        waiting.add(f"{tenant}0", tenant=tenant)
+    for index in range(1, 10):
+        waiting.add(f"anon{index}", tenant="anon")
+    with pytest.raises(TenantShareError, match="may have 10 requests waiting, 10 are"):
+        waiting.add("one more", tenant="anon")
+    for index in range(1, 10):
+        waiting.add(f"somebody{index}", tenant="somebody")
+    for index in range(1, 80):
         waiting.add(f"paid{index}", tenant="paid")
 
 
@@ -246,6 +278,8 @@ def test_at_rest_the_queue_holds_on_to_nobody() -> None:
     waiting.order()
     queue = waiting.queue._classes[NORMAL]
     assert (len(queue._everybody), queue._lines, queue._pushed) == (0, {}, {})
+    waiting.queue.shares.advance(60.0)
+    assert (len(waiting.queue.shares), waiting.queue.shares.tenants) == (0, set())
     assert not any(isinstance(part, Sequence) for entry in queue._by_service for part in entry)
 
 

@@ -1,0 +1,111 @@
+"""One key fills the queue, or the server, and another that has nothing there is turned away."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from importlib.util import find_spec
+from pathlib import Path
+from select import select
+
+import pytest
+
+from quire.api.doors import DoorSettings
+from quire.api.keys import add_key
+from quire.core.waiting_queue import QueueConfig, WaitingQueue
+from tests.support.doors import House, house
+from tests.support.talkers import PacedRunner, paced_talker
+
+COMPLETE = "/v1/completions"
+BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 4, "ignore_eos": True}
+
+
+@dataclass
+class Crowd:
+    here: House
+    greedy: str
+    modest: str
+    runner: PacedRunner
+    sent: list[HTTPConnection]
+
+
+def ask(here: House, secret: str) -> HTTPConnection:
+    connection = here.connection(30)
+    connection.request("POST", COMPLETE, json.dumps(BODY).encode(), {"x-api-key": secret})
+    return connection
+
+
+@contextmanager
+def crowded(tmp_path: Path, settings: DoorSettings, count: int) -> Iterator[Crowd]:
+    """A server that computes nothing yet, and a key that has sent this many."""
+    keys = tmp_path / "keys.json"
+    greedy, modest = add_key(keys, "greedy"), add_key(keys, "modest")
+    opened, runner = paced_talker(max_running=1)
+    opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
+    with house(models={"oracle": opened}, keys_file=keys, settings=settings) as here:
+        crowd = Crowd(here, greedy, modest, runner, [])
+        try:
+            for at in range(count):
+                crowd.sent.append(ask(here, greedy))
+                here.wait_until(lambda: len(here.doors.inside) == at + 1, 20)  # noqa: B023
+            yield crowd
+        finally:
+            runner.let_go()
+            for connection in crowd.sent:
+                connection.close()
+
+
+def wait_for(crowd: Crowd, connections: list[HTTPConnection], tenant: str, num_before: int = 0) -> None:
+    """Until each of them is inside, or has its answer already."""
+
+    def is_so() -> bool:
+        num_inside = sum(visit.tenant == tenant for visit, _ in crowd.here.doors.inside.values()) - num_before
+        num_answered = len(select([one.sock for one in connections], [], [], 0)[0])
+        return num_inside + num_answered >= len(connections)
+
+    crowd.here.wait_until(is_so, 20)
+
+
+def statuses(connections: list[HTTPConnection]) -> list[int]:
+    found = []
+    for connection in connections:
+        response = connection.getresponse()
+        response.read()
+        found.append(response.status)
+    return found
+
+
+def test_a_key_with_nothing_waiting_is_let_in_though_another_key_has_filled_the_queue(tmp_path: Path) -> None:
+    with crowded(tmp_path, DoorSettings(queue=10), 8) as crowd:
+        modest = [ask(crowd.here, crowd.modest) for _ in range(3)]
+        crowd.sent += modest
+        wait_for(crowd, modest, "modest")
+        crowd.runner.let_go()
+        assert statuses(modest) == [200, 200, 200]
+
+
+def test_a_key_with_nothing_open_is_let_in_though_another_key_has_filled_the_server(tmp_path: Path) -> None:
+    with crowded(tmp_path, DoorSettings(max_inside=6), 6) as crowd:
+        greedy, modest = crowd.sent[:], ask(crowd.here, crowd.modest)
+        crowd.sent.append(modest)
+        wait_for(crowd, [modest], "modest")
+        crowd.runner.let_go()
+        assert statuses([modest]) == [200]
+        assert sorted(statuses(greedy)) == [200] * 5 + [429]
+
+
+def test_a_key_is_told_a_time_after_which_it_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    later_s = [0.0]
+    if find_spec("quire.api.room") is not None:  # where what was told is remembered
+        monkeypatch.setattr("quire.api.room.monotonic", lambda: time.monotonic() + later_s[0])
+    with crowded(tmp_path, DoorSettings(queue=10), 8) as crowd:
+        refused = crowd.here.post(COMPLETE, BODY, x_api_key=crowd.greedy)
+        assert refused.status in (429, 503)
+        later_s[0] = float(refused.headers["retry-after"])
+        again = ask(crowd.here, crowd.greedy)
+        crowd.sent.append(again)
+        wait_for(crowd, [again], "greedy", 8)
+        crowd.runner.let_go()
+        assert statuses([again]) == [200], "nothing has left the queue meanwhile, but that was the time it was told"
