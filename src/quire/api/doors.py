@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 from quire.api.auth import Caller
@@ -18,6 +18,7 @@ from quire.api.billing import Bill, check_quota, opened_bill, rate_headers, text
 from quire.api.body import Receive, declared_bytes, read_body
 from quire.api.limits import ARRIVING_SHARE, FULL_RETRY_S
 from quire.api.models import Models
+from quire.api.origins import Origins
 from quire.api.refusals import Refusal, refusal_of
 from quire.api.text_work import TextWork
 from quire.api.visits import Visit
@@ -41,6 +42,8 @@ class DoorSettings:
     """Requests between their first and their last byte, all models together."""
     queue: int | None = None
     """Requests that may wait in an engine's queue, where that is known."""
+    origins: Origins = field(default_factory=Origins)
+    """Which web pages may use the server."""
 
 
 class Doors:
