@@ -313,9 +313,8 @@ def stream_bytes(port: int, bodies: list[dict[str, Any]]) -> list[bytes]:
         for body in bodies:
             wire = socket.create_connection(("127.0.0.1", port))
             data = json.dumps(_streamed(body)).encode()
-            head = (
-                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-            )
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            head += b"content-length: %d\r\n\r\n"
             wire.sendall(head % len(data) + data)
             came[wire] = []
             selector.register(wire, selectors.EVENT_READ)

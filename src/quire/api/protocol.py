@@ -20,6 +20,7 @@ from quire.api.limits import (
     EVICTED_AT_ONCE,
     HEAD_S,
     KEEP_ALIVE_S,
+    LINGER_S,
     LOOK_S,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
@@ -51,6 +52,7 @@ class Protocol(HttpToolsProtocol):
         self._is_refused = False
         """What came was no HTTP: nothing more is read, and once all before it is answered it is told so."""
         self._head_timer: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
         self._cycles: list[RequestResponseCycle] = []
         self._idle_since_s = self._stuck_since_s = self.loop.time()
         self._num_unsent = 0
@@ -69,8 +71,9 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Somebody left: whoever is being answered on this connection is told, not only the last to ask."""
         self._stop_head_timer()
-        if self._watch is not None:
-            self._watch.cancel()
+        for timer in (self._watch, self._lingering):
+            if timer is not None:
+                timer.cancel()
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -161,7 +164,7 @@ class Protocol(HttpToolsProtocol):
         return bool(idle)
 
     def _refuse(self) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._lingering is not None:
             return
         refusal = Refusal(400, "invalid_http", "this is not a valid HTTP/1.1 request")
         if self._is_head_too_large:
@@ -171,7 +174,9 @@ class Protocol(HttpToolsProtocol):
         lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, phrase), b"connection: close\r\n"]
         lines += [name + b": " + value + b"\r\n" for name, value in refusal.header_items()]
         self.transport.write(b"".join([*lines, b"\r\n", refusal.body]))
-        self.transport.close()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._lingering = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _look(self) -> None:
         """Cut who holds the connection for nothing: no request under way, or nothing taken of an answer."""
