@@ -165,7 +165,7 @@ class Ending:
         """A body that stands still; one that is finished after the signal is answered, one that is not is let go."""
         data = json.dumps({**self._body("half"), "max_tokens": 2}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(head + b"content-length: %d\r\n\r\n" % len(data) + data[:20])
         await writer.drain()
         if is_finished:

@@ -27,7 +27,7 @@ from tests.support.watched.sitecustomize import FOLDER as WATCH_SOCKETS
 
 MARK = "PROOF_MARK"
 """In the environment of a server and all its children, so that none of them can hide."""
-COMPLETION = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+COMPLETION = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
 LOOPBACK = re.compile(r"0100007F:|00000000000000000000000001000000:|0000000000000000FFFF00000100007F:")
 
 
@@ -101,7 +101,7 @@ class Server:
         with socket.socket(socket.AF_UNIX) as wire:
             wire.settimeout(10)
             wire.connect(str(self.admin_path))
-            wire.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            wire.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
             data = b""
             while part := wire.recv(65536):
                 data += part
@@ -313,7 +313,8 @@ def stream_bytes(port: int, bodies: list[dict[str, Any]]) -> list[bytes]:
         for body in bodies:
             wire = socket.create_connection(("127.0.0.1", port))
             data = json.dumps(_streamed(body)).encode()
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            head += b"content-length: %d\r\n\r\n"
             wire.sendall(head % len(data) + data)
             came[wire] = []
             selector.register(wire, selectors.EVENT_READ)

@@ -34,7 +34,7 @@ def hostile(proof: Proof, folder: Path, dice: Random) -> None:
         asyncio.run(seen.crafted(server, dice, proof.sized(quick=1, full=10)))
         asyncio.run(seen.corpus(server, count - seen.num_inputs, dice))
         restarts = server.num_restarts()
-        still_there = asyncio.run(raw_reply(server.port, b"GET /health HTTP/1.1\r\nhost: x\r\n", b""))[0] == 200
+        still_there = asyncio.run(raw_reply(server.port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n", b""))[0] == 200
         code = server.stop()
         said = next((line for line in server.lines if line.startswith("longest callback")), "longest callback 1e9")
         say(f"  {said[:200]} {said[-40:]}")
@@ -149,7 +149,7 @@ class Case:
 
 
 def _post(path: str, *headers: bytes) -> bytes:
-    lines = [f"POST {path} HTTP/1.1".encode(), b"host: x", b"content-type: application/json", *headers]
+    lines = [f"POST {path} HTTP/1.1".encode(), b"host: localhost", b"content-type: application/json", *headers]
     return b"\r\n".join(lines) + b"\r\n"
 
 
@@ -386,7 +386,7 @@ class _Matrix:
         self.accepted: list[str] = []
 
     async def try_all(self) -> None:
-        head = f"GET /openapi.json HTTP/1.1\r\nhost: x\r\n{self._good}\r\n".encode()
+        head = f"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n{self._good}\r\n".encode()
         paths = json.loads((await raw_reply(self._port, head, b""))[2])["paths"]
         self.routes = [
             (path.replace("{name}", "oracle"), method.upper())

@@ -77,7 +77,7 @@ def test_a_client_that_leaves_the_queue_is_forgotten(paced: tuple[House, PacedRu
 
 def test_a_client_that_leaves_before_its_body_is_there_takes_no_place(here: House) -> None:
     with socket.create_connection(("127.0.0.1", here.port)) as wire:
-        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         here.wait_until(lambda: len(here.doors.inside) == 1)
     here.wait_until(lambda: not here.doors.inside)
 
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_before_its_body_is_there_takes_no_place(here: Hous
 def test_a_client_that_asked_twice_at_once_and_leaves_ends_both(paced: tuple[House, PacedRunner]) -> None:
     here, runner = paced
     body = json.dumps({"model": "oracle", "prompt": "hello", "max_tokens": 200, "stream": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
     with socket.create_connection(("127.0.0.1", here.port)) as wire:
         wire.sendall((head + body) * 2)
         assert runner.is_waiting.wait(60)
@@ -96,7 +96,7 @@ def test_a_client_that_asked_twice_at_once_and_leaves_ends_both(paced: tuple[Hou
 
 def test_two_requests_on_one_connection_are_answered_in_their_order(here: House) -> None:
     bodies = [json.dumps({"model": "oracle", "prompt": f"hello {at}", "max_tokens": 9}).encode() for at in range(2)]
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     with socket.create_connection(("127.0.0.1", here.port)) as wire:
         wire.sendall(b"".join(head % len(body) + body for body in bodies))
         data = b""
@@ -113,7 +113,9 @@ def slow_connection(here: House, **more: Any) -> socket.socket:
     asked = {"model": "oracle", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 480, "stream": True,
              "logprobs": True, "top_logprobs": 20, "ignore_eos": True, **more}  # fmt: skip
     body = json.dumps(asked).encode()
-    wire.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    wire.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
     return wire
 
 

@@ -23,7 +23,7 @@ from tests.support.doors import House, house
 from tests.support.served import served
 from tests.support.talkers import paced_talker
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 
 
 def heard(wire: socket.socket) -> bytes:
@@ -76,17 +76,25 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
         assert not here.doors.inside
 
 
-def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.protocol.MAX_CONNECTIONS", 2)
-    with house() as here:
-        kept = [here.connection() for _ in range(2)]
-        for connection in kept:
-            connection.request("GET", "/health")
-            assert connection.getresponse().read() == b""
-        with connected(here) as wire:
-            assert heard(wire) == b""
-        for connection in kept:
-            connection.close()
+def test_connections_are_bounded_and_those_without_a_request_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.api.protocol.max_connections", lambda: 2)
+    opened, runner = paced_talker()
+    with house(models={"oracle": opened}) as here, connected(here) as idle, connected(here) as busy:
+        body = b'{"model": "oracle", "prompt": "x", "max_tokens": 2}'
+        busy.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert runner.is_waiting.wait(20)
+        with connected(here) as asking:
+            asking.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert heard(idle) == b""
+            here.wait_until(lambda: len(here.doors.inside) == 2, 20)
+            assert here_is_full(here), "everybody has a request: whoever comes now is cut"
+        runner.let_go()
+        here.wait_until_free(20)
+
+
+def here_is_full(here: House) -> bool:
+    with connected(here) as wire:
+        return heard(wire) == b""
 
 
 def test_an_idle_connection_is_closed_and_answers_nobody_takes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,13 +102,13 @@ def test_an_idle_connection_is_closed_and_answers_nobody_takes_are_dropped(monke
     monkeypatch.setattr("quire.api.entrance.STUCK_S", 0.2)
     with house(send_buffer_bytes=4096) as here:
         with connected(here) as wire:
-            wire.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            wire.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert b" 200 " in heard(wire)
         num_tasks = here.num_tasks()
         wire = socket.socket()
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect(("127.0.0.1", here.port))
-        wire.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 40)
+        wire.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 40)
         here.wait_until(lambda: here.num_tasks() <= num_tasks + 1)
         wire.close()
 
@@ -202,9 +210,9 @@ def read_until_closed(wire: socket.socket) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n\r\n",
-        b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nx",
-        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n\r\n",
+        b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\nx",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
     ids=["an empty line", "a body that never comes", "nothing more"],
 )

@@ -89,7 +89,7 @@ def admin(server: Process, method: str, path: str) -> tuple[int, Any]:
     with socket.socket(socket.AF_UNIX) as wire:
         wire.settimeout(60)
         wire.connect(str(server.admin))
-        wire.sendall(f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        wire.sendall(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
         data = b""
         while part := wire.recv(65536):
             data += part
@@ -153,7 +153,7 @@ def test_the_operator_sees_who_is_inside_and_can_end_it(tmp_path: Path) -> None:
 
 def test_the_operator_can_end_a_request_whose_body_is_not_there_yet(tmp_path: Path) -> None:
     with started(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), timeout=60) as wire:
-        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         while not (told := admin(server, "GET", "/requests")[1]["requests"]):
             pass
         assert told[0]["state"] == "entering"

@@ -19,7 +19,7 @@ from quire.api.answering import Answering
 from quire.api.auth import Caller, Gate, public, require_key
 from quire.api.body_answers import TextAnswering
 from quire.api.doors import Doors
-from quire.api.entrance import Entrance, allowed_methods, worded
+from quire.api.entrance import Entrance, Pages, allowed_methods, worded
 from quire.api.limits import LOADING_RETRY_S
 from quire.api.openai.chat import Chat
 from quire.api.openai.completions import Completions
@@ -55,7 +55,8 @@ def make_app(doors: Doors, gate: Gate) -> FastAPI:
 
 def make_asgi(doors: Doors, gate: Gate) -> Entrance:
     """The application as a server runs it."""
-    return Entrance(make_app(doors, gate), Threshold(doors, gate, QUEUED_PATHS))
+    pages = Pages(doors.settings.origins, gate.ring)
+    return Entrance(make_app(doors, gate), Threshold(doors, gate, QUEUED_PATHS), pages)
 
 
 def add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, guard: Callable[..., Any]) -> None:

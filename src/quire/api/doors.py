@@ -9,13 +9,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.api.auth import Caller
 from quire.api.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
 from quire.api.body import Receive, declared_bytes, read_body
 from quire.api.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.models import Models
+from quire.api.origins import Origins
 from quire.api.refusals import Refusal, refusal_of
 from quire.api.room import RoomBook
 from quire.api.text_work import TextWork
@@ -38,6 +39,8 @@ class DoorSettings:
     """Requests between their first and their last byte, all models together."""
     queue: int | None = None
     """Requests that may wait in an engine's queue, where that is known."""
+    origins: Origins = field(default_factory=Origins)
+    """Which web pages may use the server."""
 
 
 class Doors:

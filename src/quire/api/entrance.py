@@ -1,20 +1,26 @@
 """The outermost door, pure ASGI: names every request, sees its status, and writes its line when it is over.
 
+Foreign web pages are turned away here, before anything is routed, so that no route can forget it.
+
 Middleware of the framework would stand between a route and its client and hide that the client left; this does not. A
 reader that takes nothing for STUCK_S is cut here, whatever it was to be sent.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.body import ClientGoneError
+from quire.api.headers import first_headers, header_text
 from quire.api.ids import HARMLESS, new_id
+from quire.api.keys import KeyRing
 from quire.api.limits import MAX_HEADERS, STUCK_S
+from quire.api.origins import Origins
 from quire.api.refusals import Refusal, refusal_of
 from quire.api.sse import Send
 from quire.api.threshold import Threshold
@@ -31,12 +37,26 @@ class ReaderStuckError(Exception):
     """The reader took nothing for too long."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What is asked of web pages: strangers are refused where there are no keys."""
+
+    origins: Origins
+    ring: KeyRing
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse what a foreign page could have sent, unless a key stands in its way."""
+        if not self.ring.is_locked:
+            self.origins.check(headers)
+
+
 class Entrance:
     """Wraps an application."""
 
-    def __init__(self, app: Any, threshold: Threshold | None = None) -> None:
+    def __init__(self, app: Any, threshold: Threshold | None = None, pages: Pages | None = None) -> None:
         self._app = app
         self._threshold = threshold
+        self._pages = pages
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
@@ -48,7 +68,7 @@ class Entrance:
         scope["quire.visit"] = visit
         abort = scope.get("quire.abort", _nothing)
         note = scope["quire.note"] = _unheard if self._threshold is None else self._threshold.told
-        told = _Told(visit, send, abort, note)
+        told = _Told(visit, send, abort, note, self._cors(scope))
         try:
             await self._answer(scope, receive, told, visit)
         except ReaderStuckError:
@@ -65,6 +85,8 @@ class Entrance:
             if len(scope["headers"]) > MAX_HEADERS:
                 message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
                 raise Refusal(431, "too_many_headers", message)
+            if self._pages is not None and await self._is_page_served(scope, told, self._pages):
+                return
             if self._threshold is None:
                 await self._app(scope, receive, told.send)
             else:
@@ -78,11 +100,29 @@ class Entrance:
         except Exception as error:
             await told.refuse(error)
 
+    def _cors(self, scope: Any) -> list[tuple[bytes, bytes]]:
+        return [] if self._pages is None else [*self._pages.origins.cors(first_headers(scope["headers"]))]
+
+    async def _is_page_served(self, scope: Any, told: "_Told", pages: Pages) -> bool:
+        """Refuse foreign pages; tell an allowed one what it may send, which is all it asked."""
+        method, headers = scope["method"], first_headers(scope["headers"])
+        pages.check(headers)
+        if not pages.origins.is_preflight(method, headers):
+            return False
+        await told.send(
+            {"type": "http.response.start", "status": 204, "headers": pages.origins.preflight(headers)},
+            {"type": "http.response.body", "body": b"", "more_body": False},
+        )
+        return True
+
 
 class _Told:
     """Notes what is sent, and adds our name for the request to it."""
 
-    def __init__(self, visit: Visit, send: Send, abort: Callable[[], None], note: Note) -> None:
+    def __init__(
+        self, visit: Visit, send: Send, abort: Callable[[], None], note: Note, always: Sequence[tuple[bytes, bytes]]
+    ) -> None:
+        self._always = always
         self._visit = visit
         self._send = send
         self._abort = abort
@@ -107,7 +147,7 @@ class _Told:
         if message["type"] == "http.response.start":
             self._visit.status = message["status"]
             name = self._visit.client_id or self._visit.request_id
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+            message["headers"] = [*message.get("headers", ()), *self._always, (b"x-request-id", name.encode())]
         return message
 
     async def refuse(self, error: Exception) -> None:
@@ -154,7 +194,7 @@ def _nothing() -> None:
 
 
 def _client_id(scope: Any) -> str:
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    given = header_text(first_headers(scope["headers"]), b"x-request-id") or ""
     return given if HARMLESS.fullmatch(given) else ""
 
 

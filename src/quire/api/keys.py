@@ -1,9 +1,11 @@
 """API keys: random, kept as SHA-256 in a file only its owner can read, compared in constant time over all of them.
 
 A key is 256 random bits, so a plain hash keeps it: there is nothing to guess. The file is read again when it changes:
-a key that was revoked is refused within a second, without a restart. A file that cannot be read accepts nobody.
+a key that was revoked is refused within a second, without a restart. A file that cannot be read accepts nobody, unless
+it is the process that has no file left to open: then the keys that were read last stay in force and it tries again.
 """
 
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -29,6 +31,8 @@ PREFIX = "quire-"
 RANDOM_BYTES = 32
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOOK_AGAIN_S = 1.0
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Why a file could not be opened that say nothing about the file."""
 LOG = logging.getLogger("quire.keys")
 
 
@@ -83,6 +87,10 @@ def find(keys: Sequence[Key], secret: str) -> Key | None:
     return found
 
 
+class NoFileLeftError(ConfigError):
+    """The process has too many open files to read one more; what is in it is as unknown as before."""
+
+
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +103,8 @@ def read_keys(path: Path) -> tuple[Key, ...] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"the keys file {path} cannot be read: {error.strerror}; check who owns it") from error
+        kind = NoFileLeftError if error.errno in SHORTAGES else ConfigError
+        raise kind(f"the keys file {path} cannot be read: {error.strerror}; check who owns it") from error
     if mode & 0o077:
         raise ConfigError(f"the keys file must be its owner's alone, {path} has mode {mode:04o}; run: chmod 600 {path}")
     try:
@@ -208,6 +217,11 @@ class KeyRing:
         try:
             keys = read_keys(self._path)
             self.problem = f"the keys file {self._path} is gone; restore it" if keys is None and was_locked else None
+        except NoFileLeftError as error:
+            if was_locked:
+                LOG.error("the keys read last stay in force: %s", error)
+                return
+            keys, self.problem = (), str(error)
         except ConfigError as error:
             keys, self.problem = (), str(error)
         self._seen = _Seen(() if keys is None and was_locked else keys, stamp)

@@ -12,6 +12,11 @@ __all__ = ["MAX_ANSWERS", "MAX_LOGPROBS", "MAX_PENDING", "MAX_PENDING_BYTES", "M
 # -- the connection ----------------------------------------------------------------------------------------------------
 
 MAX_CONNECTIONS = 8192
+"""Fewer where the limit of open files is low."""
+RESERVED_DESCRIPTORS = 256
+"""Of the open files the system allows, for the server's own: workers, models, keys, logs."""
+EVICTED_AT_ONCE = 64
+"""When all connections are taken, how many of those that have waited longest without a request make room."""
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
 MAX_HEADERS = 100
@@ -21,6 +26,8 @@ BODY_S = 60.0
 """How long it may take to send the body."""
 KEEP_ALIVE_S = 75
 """How long a connection may be open with no request under way."""
+LINGER_S = 2.0
+"""How long a client that sent no HTTP may go on sending while it is told so: hanging up at once would lose the words."""
 MAX_PIPELINED = 16
 """Requests sent before the one before them was answered."""
 ARRIVING_SHARE = 0.25

@@ -18,6 +18,7 @@ from quire.api.auth import Gate
 from quire.api.doors import Doors, DoorSettings
 from quire.api.keys import KeyRing
 from quire.api.models import Behind, Model, Models
+from quire.api.origins import Origins
 from quire.api.server import Closing, Server, listen, listening_unix, make_server, serve
 from quire.config import Settings
 from quire.engine.front import Front
@@ -47,7 +48,8 @@ async def run(plan: Plan, say: Say, opening: OpenFront) -> int:
     if ring.problem:
         raise ConfigError(ring.problem)
     models = Models([Model(name, root) for name, root in plan.models.items()])
-    limits = DoorSettings(doors_settings.max_inside, plan.settings.serving.queue)
+    origins = Origins(doors_settings.host, doors_settings.allowed_hosts, doors_settings.allowed_origins)
+    limits = DoorSettings(doors_settings.max_inside, plan.settings.serving.queue, origins)
     doors = Doors(models, Metrics(doors_settings.metrics_prefix), limits)
     closing = Closing(doors, doors_settings.drain_s)
     closing.on_signals()

@@ -12,6 +12,7 @@ from typing import Any
 from quire.api.auth import Caller, Gate
 from quire.api.body import Receive
 from quire.api.doors import Doors
+from quire.api.headers import first_headers, header_text
 from quire.api.openai.meaning import may_ask_for_a_class
 from quire.api.refusals import Refusal
 from quire.api.visits import Visit
@@ -36,8 +37,8 @@ class Threshold:
         if not self._would_wait(scope):
             yield receive
             return
-        headers = dict(reversed(scope["headers"]))  # the first of a name counts
-        caller = self._gate.caller(_text(headers.get(b"authorization")), _text(headers.get(b"x-api-key")))
+        headers = first_headers(scope["headers"])
+        caller = self._gate.caller(header_text(headers, b"authorization"), header_text(headers, b"x-api-key"))
         visit.tenant = caller.tenant
         if caller.ceiling is PriorityClass.LOW or self._full(caller, visit) is None:
             yield receive
@@ -60,10 +61,6 @@ class Threshold:
     def _would_wait(self, scope: Any) -> bool:
         is_queued = scope["method"] == "POST" and scope["path"] in self._queued_paths
         return is_queued and self._doors.is_full_for_somebody
-
-
-def _text(header: bytes | None) -> str | None:
-    return None if header is None else header.decode("latin-1")
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -34,6 +34,7 @@ def serve(
 
     import uvloop
 
+    from quire.api.descriptors import allow_many_connections
     from quire.api.serving import Plan, run
     from quire.checkpoints.progress import shown
     from quire.cli.front import supervised
@@ -41,24 +42,13 @@ def serve(
 
     settings.doors.check_keys_file()
     set_up("json" if settings.doors.log_format == "json" else "plain")
-    _allow_many_connections()
+    if (warning := allow_many_connections()) is not None:
+        _say(warning)
     plan = Plan(public_names(models, served_model_name or []), settings, insecure_no_keys)
     with shown() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         num_ended = runner.run(run(plan, _say, supervised(models, progress)))
     if num_ended:
         typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
-
-
-def _allow_many_connections() -> None:
-    """Descriptors for all connections the doors allow, as far as the system lets us: its usual limit is lower."""
-    import resource
-
-    from quire.api.limits import MAX_CONNECTIONS
-
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(most, 2 * MAX_CONNECTIONS)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _say(line: str) -> None:

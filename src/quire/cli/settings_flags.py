@@ -36,7 +36,7 @@ def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Calla
     parameters = [*own, _file_parameter(), *(_parameter(setting) for setting in shown)]
 
     def with_flags(**given: Any) -> None:
-        flags = {setting.name: given.pop(setting.name) for setting in shown}
+        flags = {setting.name: _joined(given.pop(setting.name)) for setting in shown}
         settings: Settings = load_settings(flags, file=given.pop("config_file"))
         command(settings, **given)
 
@@ -49,7 +49,13 @@ def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Calla
 def _parameter(setting: Setting) -> inspect.Parameter:
     told = f"{setting.help} Default: {setting.default_text}."
     option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=told)
-    return _keyword(setting.name, Annotated[str | None, option])
+    kind: Any = list[str] if setting.kind.is_list else str
+    return _keyword(setting.name, Annotated[kind | None, option])
+
+
+def _joined(given: str | list[str] | None) -> str | None:
+    """A flag that may be given several times, as one text."""
+    return ",".join(given) or None if isinstance(given, list) else given
 
 
 def _file_parameter() -> inspect.Parameter:

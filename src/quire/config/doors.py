@@ -21,8 +21,22 @@ class DoorsSettings:
     """None: admin-PORT.sock in a runtime folder of quire's own."""
     drain_s: float = 30.0
     max_inside: int = 1024
+    allow_host: str | None = None
+    """Names, with commas between."""
+    allow_origin: str | None = None
+    """Origins, with commas between."""
     log_format: str = "plain"
     metrics_prefix: str = "vllm"
+
+    @property
+    def allowed_hosts(self) -> frozenset[str]:
+        """Names that a Host header may say, beside the server's own."""
+        return frozenset((self.allow_host or "").split(",")) - {""}
+
+    @property
+    def allowed_origins(self) -> frozenset[str]:
+        """Whose web pages may use the server."""
+        return frozenset((self.allow_origin or "").split(",")) - {""}
 
     @property
     def is_loopback(self) -> bool:

@@ -37,6 +37,8 @@ class Kind:
     parse: Callable[[object], Value]
     """From what a source gives to the value; ValueError if it breaks the rule."""
     show: Callable[[Value], str] = str
+    is_list: bool = False
+    """Several may be given: a flag several times, a list in TOML, or all with commas between."""
 
 
 def whole_number(low: int, high: int) -> Kind:
@@ -63,6 +65,16 @@ def choice(*words: str) -> Kind:
 def text(rule: str, pattern: str) -> Kind:
     """A word of a certain form."""
     return Kind("NAME", rule, lambda given: _matching(_text(given), pattern))
+
+
+def several(metavar: str, rule: str, pattern: str) -> Kind:
+    """Words of a certain form, held as one text with commas between, in small letters."""
+
+    def parse(given: object) -> str:
+        words = given if isinstance(given, list) else _text(given).split(",")
+        return ",".join(_matching(_text(word).lower(), pattern) for word in words)
+
+    return Kind(metavar, rule, parse, is_list=True)
 
 
 def _parse_size(given: object) -> int:

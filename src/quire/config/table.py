@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from quire.config.doors import DoorsSettings
-from quire.config.kinds import FILE_PATH, SIZE, Kind, Value, choice, power_of_two, seconds, text, whole_number
+from quire.config.kinds import FILE_PATH, SIZE, Kind, Value, choice, power_of_two, seconds, several, text, whole_number
 from quire.config.model import ModelSettings
 from quire.config.serving import ServingSettings
 
 PREFIX = "QUIRE_"
+HOST_NAME = r"\*|[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}"
+ORIGIN = r"\*|[a-z][a-z0-9+.-]{0,30}://[a-z0-9._~%:\[\]-]{1,260}"
 ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
@@ -152,6 +154,23 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "port", whole_number(0, 65535), _DOORS.port, "Port to listen on; 0 takes a free one.", "8080", is_of_doors=True,
+    ),
+    Setting(
+        "allow_host",
+        several("NAMES", "names or addresses without ports, with commas between, or * for any", HOST_NAME),
+        _DOORS.allow_host,
+        "Names in the Host header by which a server without keys is known, beside localhost and the address it listens "
+        "on. Any other is refused, because a web page may have made its own name point here. With keys every Host is "
+        "taken.",
+        "box.local,192.168.1.5", "none", is_of_doors=True,
+    ),
+    Setting(
+        "allow_origin",
+        several("ORIGINS", "origins such as https://chat.example.com, with commas between, or * for any", ORIGIN),
+        _DOORS.allow_origin,
+        "Origins whose web pages may use the server: they get CORS headers. Without keys requests from all others are "
+        "refused, unless the page came from this server.",
+        "http://localhost:3000", "none", is_of_doors=True,
     ),
     Setting(
         "keys_file", FILE_PATH, _DOORS.keys_file,
