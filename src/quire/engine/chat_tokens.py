@@ -94,7 +94,8 @@ class ChatTokenizer:
 
     def _unread_aliases(self, text: str, encoding: tokenizers.Encoding, ids: list[int]) -> Iterator[Edit]:
         """Tokens that the library would not have taken where they stand, such as half a word: they are text."""
-        read = {start for start, _ in self._found(encoding, ids, text, self._alias_ids)}
+        places = self._found(encoding, ids, text, self._alias_ids)
+        read = {one.start() for start, stop in places for one in self._alias.finditer(text, start, stop)}
         for one in self._alias.finditer(text):
             if one.start() not in read:
                 yield (*one.span(), self._names[one[0]])

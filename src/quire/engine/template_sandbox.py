@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import pass_environment
 
 from quire.engine.marked_text import MarkedText, concat, is_plain, marked_like, written
-from quire.engine.template_steps import AddCounting, GenerationTag, meter_of
+from quire.engine.template_steps import AddCounting, GenerationTag, join_texts, meter_of
 
 RETAINING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})
 """Filters whose result is one of the things they were given."""
@@ -84,7 +84,7 @@ def _marks_by_itself(called: Any) -> bool:
     """What joins texts by `concat`, works on marked texts, or hands out what lies in a list or mapping."""
     owner = getattr(called, "__self__", None)
     is_own_method = isinstance(called, MethodType) and isinstance(owner, MarkedText)
-    joins = isinstance(called, Macro | LoopContext | BlockReference | BraceFormat)
+    joins = called is join_texts or isinstance(called, Macro | LoopContext | BlockReference | BraceFormat)
     return joins or is_own_method or isinstance(owner, dict | list | tuple)
 
 

@@ -96,7 +96,7 @@ class TextModel:
         size = num_text_bytes([list(messages), *arguments.values()])
         if size > limit:
             raise RequestTooLargeError(
-                f"a conversation may have {limit} bytes of text, {size} given; send fewer or shorter messages"
+                f"a conversation may have {limit} bytes of text, {size} given; shorten it, or send fewer messages"
             )
 
     def _whole_numbers(self, ids: list[Any]) -> list[int]:
