@@ -74,7 +74,9 @@ def test_what_str_makes_of_a_marked_text_by_itself_is_seen_and_marked() -> None:
     assert marks(marked_like("abc", [{"k": MarkedText("b")}])) == "abc"
 
 
-@pytest.mark.parametrize("value", [object(), range(3), iter("ab"), b"x", {1, 2}, MarkedText("x"), {"a": [MarkedText("b")]}])
+@pytest.mark.parametrize(
+    "value", [object(), range(3), iter("ab"), b"x", {1, 2}, MarkedText("x"), {"a": [MarkedText("b")]}]
+)
 def test_what_is_not_known_is_not_plain(value: object) -> None:
     assert not is_plain(value)
 
