@@ -1,0 +1,74 @@
+"""Every finding, shown: its test fails on the commit before the mending, and passes now.
+
+The tests in `tests/findings/` use only what was there before, so they can be run on both commits. On the commit before
+each must fail by what it asserts; a test that cannot even be imported there shows nothing and counts as none.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import copytree, rmtree
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
+
+from benchmarks.before import Checkout, checked_out
+from benchmarks.proof import ROOT, Proof, say
+
+BEFORE = "3fdcf4c6e21d569f9ea6e7f259829ba3b6624098"
+TESTS = Path("tests/findings")
+TIMEOUT_S = 3600.0
+NOT_SHOWN = ("ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "SyntaxError", "collection failure")
+"""What a test says that could not be run at all."""
+
+FINDINGS: Mapping[str, str] = {}
+"""Each finding by its file in `tests/findings/`, without `test_finding_` and `.py`."""
+
+
+def findings_open(proof: Proof) -> None:
+    """Report how many findings have no test that fails before and passes now."""
+    now = _ran(ROOT, sys.executable)
+    with checked_out(BEFORE) as before:
+        then = _before(before)
+    without = [name for name in FINDINGS if not _is_closed(name, now, then)]
+    for name in without:
+        say(f"  open: {name}: {FINDINGS[name]}")
+        say(f"    now {now.get(name)}, before {then.get(name)}")
+    proof.report("findings", len(FINDINGS))
+    proof.report("findings_open", len(without), "0", holds=not without)
+
+
+def _is_closed(name: str, now: Mapping[str, list[str]], then: Mapping[str, list[str]]) -> bool:
+    """All its tests pass now, and one of them failed before by what it asserts."""
+    passes = bool(now.get(name)) and all(one == "passed" for one in now[name])
+    return passes and "failed" in then.get(name, ())
+
+
+def _before(checkout: Checkout) -> dict[str, list[str]]:
+    rmtree(checkout.root / TESTS, ignore_errors=True)
+    copytree(ROOT / TESTS, checkout.root / TESTS, ignore=lambda *_: {"__pycache__"})
+    return _ran(checkout.root, str(checkout.python))
+
+
+def _ran(root: Path, python: str) -> dict[str, list[str]]:
+    """What became of each finding's tests in this checkout."""
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        words = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(TESTS)]
+        subprocess.run(words, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S)
+        tree = ElementTree.parse(report)  # noqa: S314 - pytest's own report
+    told: dict[str, list[str]] = {}
+    for case in tree.iter("testcase"):
+        module = next((part for part in case.get("classname", "").split(".") if part.startswith("test_finding_")), "")
+        told.setdefault(module.removeprefix("test_finding_"), []).append(_verdict(case))
+    return told
+
+
+def _verdict(case: ElementTree.Element) -> str:
+    failure = case.find("failure")
+    if failure is not None:
+        said = failure.get("message", "")
+        return "could not run" if said.startswith(NOT_SHOWN) else "failed"
+    if case.find("error") is not None:
+        return "could not run"
+    return "skipped" if case.find("skipped") is not None else "passed"
