@@ -69,7 +69,7 @@ def prove(proof: Proof) -> None:
 
 def texts(proof: Proof, random: Random) -> None:
     count = proof.sized(quick=2_000, full=20_000)
-    real = Tokenizer.from_files(smollm2().tokenizer_file or Path(), max_chars=1 << 20)
+    real = Tokenizer.from_files(smollm2().tokenizer_file or Path(), max_bytes=1 << 20)
     kinds = [real, small_tokenizers.byte_level(), small_tokenizers.sentencepiece(), small_tokenizers.metaspace()]
     wrong = [
         line for tokenizer in kinds for line in check_texts(tokenizer, count // len(kinds), random.getrandbits(32))

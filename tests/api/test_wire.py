@@ -29,7 +29,7 @@ def prompt(text: Any = "the cat", **more: Any) -> dict[str, Any]:
         (COMPLETE, prompt("x" * 5000), "5000"),
         (COMPLETE, prompt(max_tokens=511), "511"),
         (CHAT, body(messages=[{"role": "user", "content": "word " * 200}]), "tokens"),
-        (CHAT, body(messages=[{"role": "user", "content": "x" * 9000}]), "characters"),
+        (CHAT, body(messages=[{"role": "user", "content": "x" * 9000}]), "bytes"),
         ("/tokenize", {"model": "oracle", "prompt": "x" * 5000}, "5000"),
     ],
 )

@@ -67,10 +67,10 @@ def paced_talker(**settings: int) -> tuple[OpenedModel, PacedRunner]:
 
 def talker(num_blocks: int = 256, block_size: int = 4, *, fails_at: int | None = None, **settings: int) -> OpenedModel:
     """A model whose answers are noise, the same for the same question."""
-    tokenizer = Tokenizer(byte_level().library, max_chars=4_000)
-    size = tokenizer.vocabulary_size
     config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 16, "max_sequence_tokens": 512, **settings})  # type: ignore[arg-type]
     longest = config.max_sequence_tokens
+    tokenizer = Tokenizer(byte_level().library, max_bytes=4_000, max_tokens=longest)
+    size = tokenizer.vocabulary_size
     capacity = Capacity(num_blocks, block_size, longest, config.max_step_tokens, size, 8 * block_size)
     runner = OracleRunner(capacity) if fails_at is None else FailingRunner(capacity, fails_at)
     engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32))

@@ -38,6 +38,8 @@ class AsyncEngine(Front):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if self._face is not None:
+                self._face.text.close()
             if self._stepper is not None:
                 await asyncio.shield(asyncio.to_thread(self._stepper.close))
         finally:

@@ -9,6 +9,29 @@ from quire.errors import InvalidTextError
 Message = Mapping[str, Any]
 """As in the OpenAI API: `role`, `content` (a text, none, or a list of text parts), perhaps `tool_calls` and others."""
 
+ROLES = frozenset(
+    {
+        "assistant",
+        "available_tools",
+        "context",
+        "developer",
+        "document",
+        "documents",
+        "function",
+        "ipython",
+        "model",
+        "observation",
+        "system",
+        "tool",
+        "tool_calls",
+        "tool_response",
+        "tool_results",
+        "user",
+    }
+)
+"""Names that published templates know. A role is a name and not text: templates build control tokens with it, as in
+`'<|' + role + '|>'`, so no other is let through."""
+
 
 def prepare_messages(messages: Sequence[Message], *, wants_parts: bool) -> list[dict[str, Any]]:
     """New messages whose content is one text, or a list of parts where the template wants that."""
@@ -17,9 +40,23 @@ def prepare_messages(messages: Sequence[Message], *, wants_parts: bool) -> list[
     return [_prepare(message, index, wants_parts) for index, message in enumerate(messages)]
 
 
+def num_text_bytes(value: Any) -> int:
+    """Bytes of all texts in it, at least, whatever lists and mappings they lie in."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+    if isinstance(value, Mapping):
+        return sum(map(num_text_bytes, value)) + sum(map(num_text_bytes, value.values()))
+    return sum(map(num_text_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
 def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise InvalidTextError(f"a message must have a role, message {index} has none; give it one, such as 'user'")
+    if message["role"] not in ROLES:
+        allowed = ", ".join(sorted(ROLES))
+        raise InvalidTextError(
+            f"a role must be one of {allowed}; message {index} has {message['role'][:40]!r}; use one of these"
+        )
     prepared = dict(message)
     texts = _texts(message.get("content"), index)
     if texts is not None:

@@ -1,26 +1,24 @@
-"""Messages to the one text a model reads, by the Jinja template that came with it. May touch `jinja2`, no tokenizer.
+"""Messages to the one text a model reads, by the Jinja template that came with it. Renders nothing itself.
 
 A template comes from the checkpoint or from the operator, never from a request. Still it is a program, and its input
-is a client's, so it runs in jinja's immutable sandbox and is bounded:
+is a client's, so it runs in jinja's immutable sandbox, in a process of its own (`template_process`), and is bounded:
 
-    bounded       characters of output; rounds of loops and calls of macros, all together; range(); the length of what
-                  one *, + or ~ makes; ** is refused; the names of arguments, by an allow-list
-    not bounded   seconds; the work of one filter, method or % (`indent`, `replace`, `join`); the length of one value
-                  written out, before it is counted
+    by the system    memory; seconds: a process that renders for longer than two is ended, and with it that rendering
+    by the sandbox   with better sentences: characters of output; rounds of loops and calls of macros, all together;
+                     range(); the length of what one *, + or ~ makes; ** is refused; names of arguments, by a list
 
-So render beside the event loop, not on it. An operator who does not trust a template should not run its model.
+The prompt comes back with the spans that a client wrote, so that nobody's text becomes a control token.
 """
 
-import json
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-import jinja2
-
 from quire.engine.chat_messages import Message, prepare_messages
-from quire.engine.template_steps import METER, AddCounting, GenerationTag, Meter, MeteredSandbox
-from quire.errors import CheckpointError, InvalidTextError, TemplateError
+from quire.engine.template_helpers import Helpers
+from quire.engine.template_wire import Broken, Load, Loaded, Refused, Render, Rendered
+from quire.errors import CheckpointError, InvalidTextError, QuireError, TemplateError
 
 MAX_SOURCE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 8_000_000
@@ -68,7 +66,7 @@ class TemplateArguments(TypedDict, total=False):
 
 
 class ChatTemplate:
-    """One model's template, compiled once. Rendering changes nothing: safe from several threads."""
+    """One model's template, compiled once. Rendering changes nothing: safe from several threads. Close it."""
 
     def __init__(
         self,
@@ -79,33 +77,62 @@ class ChatTemplate:
         extra_arguments: frozenset[str] = EXTRA_ARGUMENTS,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self.max_output_chars = max_output_chars
+        _check_source(source)
         self._extra_arguments = extra_arguments
+        self._now = now
+        self._source = source
         self._special_tokens = dict(special_tokens)
-        self._template = _compile(source, now)
-        self._wants_parts = self._finds_parts_only()
+        self._helpers = Helpers(Load(source, self._special_tokens, max_output_chars, MAX_STEPS))
+        self.close = weakref.finalize(self, self._helpers.close)
+        """End its processes. They end, too, when nobody has the template any more."""
+        self.failure: QuireError | None = None
+        """Why it cannot be used: it did too much when it was loaded. Its model is still good for completions."""
+        self._loaded = self._load()
 
-    def render(self, messages: Sequence[Message], **arguments: Unpack[TemplateArguments]) -> str:
+    @property
+    def own_text(self) -> str:
+        """All text the template may write of its own: its source, as it stands and as it is read, and its tokens."""
+        return "\0".join((self._loaded.own_text, self._source, *self._special_tokens.values()))
+
+    def render(self, messages: Sequence[Message], **arguments: Unpack[TemplateArguments]) -> Rendered:
         """The prompt. Special tokens are written out in it: encode it without adding them again."""
+        if self.failure is not None:
+            raise self.failure
         is_continued = arguments.get("continue_final_message", False)
         add_generation_prompt = arguments.get("add_generation_prompt", not is_continued)
         if is_continued and add_generation_prompt:
             raise TemplateError(
                 "a final message is continued or a new one is begun, not both; set add_generation_prompt to false"
             )
-        prepared = prepare_messages(messages, wants_parts=self._wants_parts)
-        if is_continued:
-            prepared = _mark_end(prepared)
-        context = {
-            **self._special_tokens,
-            **self._checked_extra(arguments),
-            "messages": prepared,
-            "tools": arguments.get("tools"),
-            "documents": arguments.get("documents"),
-            "add_generation_prompt": add_generation_prompt,
-        }
-        text = self._run(context)
-        return _cut_at_mark(text) if is_continued else text
+        prepared = prepare_messages(messages, wants_parts=self._loaded.wants_parts)
+        asked = Render(
+            messages=_mark_end(prepared) if is_continued else prepared,
+            tools=arguments.get("tools"),
+            documents=arguments.get("documents"),
+            extra=self._checked_extra(arguments),
+            add_generation_prompt=add_generation_prompt,
+            now=self._now().isoformat(),
+        )
+        rendered = self._run(asked)
+        return _cut_at_mark(rendered) if is_continued else rendered
+
+    def _load(self) -> Loaded:
+        try:
+            answer = self._helpers.load()
+        except TemplateError as error:
+            self.failure = error
+            return Loaded(wants_parts=False, own_text="")
+        if isinstance(answer, Broken):
+            raise CheckpointError(f"{answer.message}; give another file")
+        if not isinstance(answer, Loaded):
+            raise CheckpointError(f"a chat template must be loaded, {answer!r} came of it; give another file")
+        return answer
+
+    def _run(self, asked: Render) -> Rendered:
+        answer = self._helpers.render(asked)
+        if isinstance(answer, Rendered):
+            return answer
+        raise TemplateError(answer.message if isinstance(answer, Refused) else f"no prompt came of it: {answer!r}")
 
     def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:
         extra = dict(arguments.get("extra", {}))
@@ -115,34 +142,6 @@ class ChatTemplate:
             raise TemplateError(f"template arguments may be {allowed}; {unknown[0]!r} given; leave it out")
         thinking = arguments.get("enable_thinking")
         return extra if thinking is None else {**extra, "enable_thinking": thinking}
-
-    def _run(self, context: Mapping[str, Any]) -> str:
-        """Collect the output piece by piece, so that too much of it is noticed while there is little."""
-        meter = Meter(MAX_STEPS, self.max_output_chars)
-        pieces: list[str] = []
-        try:
-            for piece in self._template.generate({**context, METER: meter}):
-                meter.count_output(len(piece))
-                pieces.append(piece)
-        except TemplateError:
-            raise
-        except Exception as error:  # whatever a template does wrong, its messages are refused and the server goes on
-            message = str(error) or type(error).__name__
-            raise TemplateError(f"the model's chat template refused these messages: {message}") from error
-        return "".join(pieces)
-
-    def _finds_parts_only(self) -> bool:
-        """Whether the template shows a message's text only if it comes as a list of parts. It is tried, once."""
-        word = "quire-probe"
-        for content in (word, [{"type": "text", "text": word}]):
-            context = {**self._special_tokens, "messages": [{"role": "user", "content": content}], "tools": None}
-            try:
-                text = self._run({**context, "documents": None, "add_generation_prompt": True})
-            except TemplateError:
-                continue
-            if word in text:
-                return isinstance(content, list)
-        return False
 
 
 def require_template(template: ChatTemplate | None) -> ChatTemplate:
@@ -155,7 +154,7 @@ def require_template(template: ChatTemplate | None) -> ChatTemplate:
     return template
 
 
-def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
+def _check_source(source: object) -> None:
     if not isinstance(source, str):
         raise CheckpointError(
             f"a chat template must be one text, a {type(source).__name__} given; name one of the model's templates"
@@ -164,33 +163,6 @@ def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
         raise CheckpointError(
             f"a chat template may have {MAX_SOURCE_CHARS} characters, {len(source)} given; give another template file"
         )
-    environment = MeteredSandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
-    try:
-        return environment.from_string(AddCounting().visit(environment.parse(source)))
-    except (jinja2.TemplateError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
-        where = f" at line {line}" if line else ""
-        raise CheckpointError(f"the chat template does not compile{where}: {error}; give another file") from error
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As published templates expect it: jinja's own escapes HTML, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -207,9 +179,11 @@ def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     raise InvalidTextError("a final message can be continued if it has text, this one has none; give it some")
 
 
-def _cut_at_mark(text: str) -> str:
+def _cut_at_mark(rendered: Rendered) -> Rendered:
     """Everything before the mark; without trailing space if the template trims its messages."""
-    before, mark, after = text.rpartition(CONTINUE_MARK)
+    before, mark, after = rendered.text.rpartition(CONTINUE_MARK)
     if not mark:
         raise TemplateError("the model's chat template does not show the final message, so it cannot be continued")
-    return before if after.startswith(" ") else before.rstrip()
+    text = before if after.startswith(" ") else before.rstrip()
+    spans = ((start, min(stop, len(text))) for start, stop in rendered.client)
+    return Rendered(text, tuple(span for span in spans if span[0] < span[1]))

@@ -126,6 +126,7 @@ class LLM:
 
     def close(self) -> None:
         """Give the memory back."""
+        self._opened.text.close()
         self._opened.engine.close()
 
     def _run(

@@ -141,6 +141,8 @@ class ServedModel(Front):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if self._face is not None:
+                self._face.text.close()
             if self._supervisor is not None:
                 await asyncio.shield(self._supervisor.close())
         finally:

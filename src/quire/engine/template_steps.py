@@ -7,13 +7,13 @@ one more statement, which counts, and every `~` is measured. A template can neit
 from collections.abc import Sized
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from quire.engine.marked_text import concat, written
 from quire.errors import InvariantError, TemplateError
 
 METER = "the meter"
@@ -64,17 +64,6 @@ class Meter:
             self.check_length(len(left) + len(right))
 
 
-class MeteredSandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, with an eye on operators that make much out of little."""
-
-    intercepted_binops = frozenset({"+", "*", "**"})
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """The sandbox asks this instead of applying the operator itself."""
-        meter_of(context).check_operands(operator, left, right)
-        return super().call_binop(context, operator, left, right)
-
-
 def meter_of(context: Context) -> Meter:
     """The meter that this rendering was given; not looked for among what the template itself has set."""
     meter = context.parent[METER]
@@ -91,9 +80,9 @@ def count_step(context: Context) -> bool:
 
 def join_texts(context: Context, *operands: Any) -> str:
     """What `~` does, measured."""
-    texts = [str(operand) for operand in operands]
+    texts = [written(operand) for operand in operands]
     meter_of(context).check_length(sum(map(len, texts)))
-    return "".join(texts)
+    return concat(texts)
 
 
 class AddCounting(NodeTransformer):
@@ -117,6 +106,10 @@ class AddCounting(NodeTransformer):
         """The sandbox has no eye on `~`."""
         self.generic_visit(node)
         return _call(join_texts, node, *node.nodes)
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Node:  # noqa: N802
+        """Escaping for browsers would lose who wrote what."""
+        raise TemplateSyntaxError("a chat template may not use autoescape", node.lineno)
 
 
 def _call(function: Any, place: nodes.Node, *arguments: nodes.Expr) -> nodes.Call:

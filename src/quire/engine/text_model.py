@@ -1,20 +1,24 @@
 """A model as the parent process sees it: its words, its template, its ends, its own sampling settings. No tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from quire.checkpoints import Checkpoint
 from quire.core.digests import Namespace
 from quire.core.request import SamplingParams as CoreParams
+from quire.engine.chat_messages import num_text_bytes
 from quire.engine.chat_template import ChatTemplate, TemplateArguments, require_template
+from quire.engine.chat_tokens import ChatTokenizer
 from quire.engine.parameters import SamplingParams
 from quire.engine.text import Tokenizer
-from quire.errors import CheckpointError, InvalidParameterError, RequestTooLargeError
+from quire.errors import CheckpointError, InvalidParameterError, InvariantError, RequestTooLargeError
 
-MAX_CHARS_PER_TOKEN = 64
-"""A prompt of more characters than this times the longest sequence is not tokenised at all: tokens of rules and spaces
-reach this length, words do not."""
+MAX_BYTES_PER_TOKEN = 8
+"""A prompt of more bytes in UTF-8 than this times the longest sequence is not tokenised at all. Words of any language
+have fewer; what has more is mostly white space."""
+MAX_UNRENDERED = 4
+"""So many times a prompt's bytes may a conversation have before it is rendered: templates leave out old thoughts."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -30,17 +34,23 @@ class TextModel:
     defaults: Mapping[str, float | int]
     vocabulary_size: int
     max_sequence_tokens: int
+    chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Decide once which tokens control the model, by the template's own text."""
+        encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.own_text)
+        object.__setattr__(self, "chat_tokenizer", encoder)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, vocabulary_size: int, max_sequence_tokens: int) -> "TextModel":
         """The text side of a checkpoint."""
         if checkpoint.tokenizer_file is None:
             raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
-        max_chars = MAX_CHARS_PER_TOKEN * max_sequence_tokens
+        max_bytes = MAX_BYTES_PER_TOKEN * max_sequence_tokens
         template = checkpoint.chat_template
         return cls(
             name=checkpoint.name,
-            tokenizer=Tokenizer.from_files(checkpoint.tokenizer_file, max_chars),
+            tokenizer=Tokenizer.from_files(checkpoint.tokenizer_file, max_bytes, max_sequence_tokens),
             template=None if template is None else ChatTemplate(template, checkpoint.special_tokens),
             eos_token_ids=checkpoint.eos_token_ids,
             defaults=checkpoint.generation_defaults,
@@ -51,7 +61,7 @@ class TextModel:
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt given as text or as ids already."""
         if isinstance(prompt, str):
-            return self._checked(self.tokenizer.encode(prompt, add_special_tokens=True))
+            return self._within_rows(self.tokenizer.encode(prompt, add_special_tokens=True))
         if not isinstance(prompt, Sequence):
             raise InvalidParameterError(f"a prompt must be a text or a list of token ids, {prompt!r} given")
         if len(prompt) > self.max_sequence_tokens:  # before each of a million numbers is looked at
@@ -59,28 +69,55 @@ class TextModel:
                 f"a prompt and its answer may have {self.max_sequence_tokens} tokens together, the prompt alone has "
                 f"{len(prompt)}; shorten it"
             )
-        return self._checked([*prompt])
+        return self._within_rows(self._whole_numbers([*prompt]))
 
     def chat(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
-        """Token ids of a conversation, by the model's own template."""
+        """Token ids of a conversation, by the model's own template. No text of a client's becomes a control token."""
         strange = sorted(set(arguments) - TemplateArguments.__annotations__.keys())
         if strange:
             raise InvalidParameterError(
                 f"a template may be told {', '.join(TemplateArguments.__annotations__)}; {strange[0]!r} given"
             )
-        text = require_template(self.template).render(messages, **arguments)
-        return self._checked(self.tokenizer.encode(text, add_special_tokens=False))
+        template = require_template(self.template)
+        self._check_size(messages, arguments)
+        rendered = template.render(messages, **arguments)
+        if self.chat_tokenizer is None:
+            raise InvariantError("a model with a template must know its control tokens")
+        return self._within_rows(self.chat_tokenizer.encode(rendered))
 
-    def _checked(self, ids: list[int]) -> list[int]:
-        """A tokenizer may know more tokens than the model has rows, and a caller may say anything."""
+    def close(self) -> None:
+        """End what renders its chats."""
+        if self.template is not None:
+            self.template.close()
+
+    def _check_size(self, messages: Messages, arguments: TemplateArguments) -> None:
+        """What could not fit is not rendered."""
+        limit = MAX_UNRENDERED * self.tokenizer.max_bytes
+        size = num_text_bytes([list(messages), *arguments.values()])
+        if size > limit:
+            raise RequestTooLargeError(
+                f"a conversation may have {limit} bytes of text, {size} given; shorten it, or send fewer messages"
+            )
+
+    def _whole_numbers(self, ids: list[Any]) -> list[int]:
+        """A caller may say anything."""
+        if set(map(type, ids)) - {int}:
+            strange = next(one for one in ids if type(one) is not int)
+            raise self._not_a_row(strange)
+        return ids
+
+    def _within_rows(self, ids: list[int]) -> list[int]:
+        """A tokenizer may know more tokens than the model has rows."""
         if not ids:
             raise RequestTooLargeError("a prompt must have at least one token, none given; say something")
-        for token_id in ids:
-            if type(token_id) is not int or not 0 <= token_id < self.vocabulary_size:
-                raise InvalidParameterError(
-                    f"a prompt's tokens must be whole numbers from 0 to {self.vocabulary_size - 1}, {token_id!r} given"
-                )
+        if min(ids) < 0 or max(ids) >= self.vocabulary_size:
+            raise self._not_a_row(min(ids) if min(ids) < 0 else max(ids))
         return ids
+
+    def _not_a_row(self, given: object) -> InvalidParameterError:
+        return InvalidParameterError(
+            f"a prompt's tokens must be whole numbers from 0 to {self.vocabulary_size - 1}, {given!r} given"
+        )
 
     def settle(self, params: SamplingParams, num_prompt_tokens: int) -> CoreParams:
         """The core's parameters for a prompt of this length."""

@@ -26,7 +26,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, **arguments: Any) -> str:
-    return ChatTemplate(source, {"eos_token": "</s>"}).render(messages or HELLO, **arguments)
+    return ChatTemplate(source, {"eos_token": "</s>"}).render(messages or HELLO, **arguments).text
 
 
 def test_a_chat_ends_where_the_assistant_begins() -> None:
@@ -42,7 +42,7 @@ def test_special_tokens_functions_and_loop_controls_are_there() -> None:
     assert render("{{ eos_token }}") == "</s>"
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
     clock = ChatTemplate("{{ strftime_now('%d %b %Y') }}", {}, now=lambda: datetime(2024, 7, 26))
-    assert clock.render(HELLO) == "26 Jul 2024"
+    assert clock.render(HELLO).text == "26 Jul 2024"
 
 
 def test_json_is_written_for_a_model_and_not_for_a_browser() -> None:
@@ -133,7 +133,7 @@ def test_extra_arguments_go_by_the_allow_list() -> None:
 
 def test_an_operator_may_allow_other_arguments() -> None:
     template = ChatTemplate("{{ mood }}", {}, extra_arguments=frozenset({"mood"}))
-    assert template.render(HELLO, extra={"mood": "calm"}) == "calm"
+    assert template.render(HELLO, extra={"mood": "calm"}).text == "calm"
 
 
 @pytest.mark.parametrize(

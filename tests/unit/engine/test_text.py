@@ -18,7 +18,7 @@ def tokenizer_file(tmp_path: Path) -> Path:
 
 
 def test_a_tokenizer_read_from_its_file_encodes_as_the_one_that_was_saved(tokenizer_file: Path) -> None:
-    tokenizer = Tokenizer.from_files(tokenizer_file, max_chars=50)
+    tokenizer = Tokenizer.from_files(tokenizer_file, max_bytes=50)
     ids = tokenizer.encode("the cat 👍", add_special_tokens=True)
     assert ids == byte_level().encode("the cat 👍", add_special_tokens=True)
     assert tokenizer.decode(ids) == "the cat 👍"
@@ -26,26 +26,41 @@ def test_a_tokenizer_read_from_its_file_encodes_as_the_one_that_was_saved(tokeni
 
 def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"needs a tokenizer\.json.*save_pretrained"):
-        Tokenizer.from_files(tmp_path / "tokenizer.json", max_chars=50)
+        Tokenizer.from_files(tmp_path / "tokenizer.json", max_bytes=50)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be used"):
-        Tokenizer.from_files(path, max_chars=50)
+        Tokenizer.from_files(path, max_bytes=50)
 
 
 def test_a_limit_below_one_character_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least 1, 0 given"):
-        Tokenizer(byte_level().library, max_chars=0)
+        Tokenizer(byte_level().library, max_bytes=0)
 
 
 def test_a_text_is_measured_before_it_is_tokenised(tokenizer_file: Path) -> None:
-    tokenizer = Tokenizer.from_files(tokenizer_file, max_chars=5)
-    assert len(tokenizer.encode("👍👍👍👍👍", add_special_tokens=False)) > 5
-    with pytest.raises(RequestTooLargeError, match="5 characters, 6 given"):
-        tokenizer.encode("aaaaaa", add_special_tokens=False)
+    tokenizer = Tokenizer.from_files(tokenizer_file, max_bytes=5)
+    assert tokenizer.decode(tokenizer.encode("👍a", add_special_tokens=False)) == "👍a"
+    for text in ("aaaaaa", "👍👍"):
+        with pytest.raises(RequestTooLargeError, match=r"5 bytes, at least [68] given"):
+            tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_text_is_tokenised_no_further_than_one_token_past_the_most(tokenizer_file: Path) -> None:
+    tokenizer = Tokenizer.from_files(tokenizer_file, max_bytes=1000, max_tokens=3)
+    assert len(tokenizer.encode("!?!", add_special_tokens=False)) == 3
+    assert len(tokenizer.encoder.encode("!?" * 400, add_special_tokens=False).ids) == 4
+    with pytest.raises(RequestTooLargeError, match="may have 3 tokens, this one has more"):
+        tokenizer.encode("!?!?", add_special_tokens=False)
+
+
+def test_a_bound_on_one_tokenizer_is_no_bound_on_another_of_the_same_library() -> None:
+    library = byte_level().library
+    Tokenizer(library, 1000, max_tokens=2)
+    assert len(Tokenizer(library, 1000).encode("!?!?", add_special_tokens=False)) == 4
 
 
 @pytest.mark.parametrize("text", ["ab\ud800", "ab\udfffcd", "ab\udc4d\ud83d"])
@@ -64,12 +79,12 @@ def test_a_file_that_asks_for_cuts_and_padding_is_not_obeyed(tmp_path: Path) -> 
     library.enable_truncation(max_length=2)
     library.enable_padding(length=64)
     library.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.from_files(tmp_path / "tokenizer.json", max_chars=50)
+    tokenizer = Tokenizer.from_files(tmp_path / "tokenizer.json", max_bytes=50)
     assert tokenizer.encode("def main", False) == byte_level().encode("def main", False)
 
 
 def test_encoding_beside_the_loop_gives_the_same_ids_and_the_same_refusals(tokenizer_file: Path) -> None:
-    tokenizer = Tokenizer.from_files(tokenizer_file, max_chars=50)
+    tokenizer = Tokenizer.from_files(tokenizer_file, max_bytes=50)
 
     async def many() -> list[list[int]]:
         with pytest.raises(InvalidTextError):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.model
 
 @cache
 def smollm2() -> Tokenizer:
-    return Tokenizer.from_files(smollm2_directory() / "tokenizer.json", max_chars=100_000)
+    return Tokenizer.from_files(smollm2_directory() / "tokenizer.json", max_bytes=100_000)
 
 
 def test_no_case_of_the_proof_is_wrong_with_a_real_tokenizer() -> None:
@@ -31,7 +31,7 @@ def test_real_text_comes_back_as_it_went_in(kind: str) -> None:
 def test_a_rendered_chat_holds_the_special_tokens_and_hides_them_again() -> None:
     source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
     prompt = ChatTemplate(source, {}).render([{"role": "user", "content": "Hi"}])
-    ids = smollm2().encode(prompt, add_special_tokens=False)
+    ids = smollm2().encode(prompt.text, add_special_tokens=False)
     assert {ids[0], ids[-1]} <= smollm2().special_token_ids
     assert smollm2().decode(ids) == "user\nHi"
 

@@ -71,7 +71,7 @@ def test_a_decoder_that_looks_at_the_next_token_is_refused() -> None:
 def test_a_tokenizer_without_a_decoder_puts_spaces_between_its_tokens() -> None:
     library = word_library(decoders.WordPiece())
     library.decoder = None
-    tokenizer = Tokenizer(library, max_chars=50)
+    tokenizer = Tokenizer(library, max_bytes=50)
     cat = id_of(tokenizer, "cat")
     assert tokenizer.token_bytes(cat) == b" cat"
     assert tokenizer.token_bytes(cat, at_start=True) == b"cat"

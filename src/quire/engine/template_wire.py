@@ -1,0 +1,124 @@
+"""What a server and the process that renders its chat templates say to each other: JSON, framed by its length.
+
+    server    Load (a template) · Render (messages)
+    process   Hello (it has started) · Loaded · Broken · Rendered · Refused
+
+No message holds code, and none is large: texts of a client's go one way, one prompt comes back.
+"""
+
+import socket
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+LENGTH_BYTES = 4
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Compile this template, and try what it shows."""
+
+    source: str
+    special_tokens: dict[str, str]
+    max_output_chars: int
+    max_steps: int
+
+
+class Render(msgspec.Struct, frozen=True, tag=True):
+    """Render the loaded template."""
+
+    messages: list[dict[str, Any]]
+    tools: Any
+    documents: Any
+    extra: dict[str, Any]
+    add_generation_prompt: bool
+    now: str
+    """The time a template is told, in ISO 8601."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The process has started."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The template can be used."""
+
+    wants_parts: bool
+    """It shows a message's text only if it comes as a list of parts."""
+    own_text: str
+    """All text that stands in it."""
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True):
+    """A prompt, and which of its characters a client wrote."""
+
+    text: str
+    client: tuple[tuple[int, int], ...]
+    """Spans (start, stop), in order."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The template refused the messages, or did too much work on them."""
+
+    message: str
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """The template does not compile."""
+
+    message: str
+
+
+ToProcess = Load | Render
+ToServer = Hello | Loaded | Rendered | Refused | Broken
+
+_to_process: msgspec.json.Decoder[ToProcess] = msgspec.json.Decoder(ToProcess)
+_to_server: msgspec.json.Decoder[ToServer] = msgspec.json.Decoder(ToServer)
+
+
+def encode(message: ToProcess | ToServer) -> bytes:
+    """A message as it goes over the wire. Raises TypeError, ValueError or RecursionError for what JSON cannot say."""
+    return msgspec.json.encode(message)
+
+
+def read_to_process(data: bytes) -> ToProcess:
+    """A message for the process that renders."""
+    return _to_process.decode(data)
+
+
+def read_to_server(data: bytes) -> ToServer:
+    """A message for the server."""
+    return _to_server.decode(data)
+
+
+def send(end: socket.socket, data: bytes, deadline_s: float | None = None) -> None:
+    """One frame. Raises OSError, TimeoutError if it is not taken by the deadline (of the monotonic clock)."""
+    _allow(end, deadline_s)
+    end.sendall(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+
+
+def receive(end: socket.socket, deadline_s: float | None = None) -> bytes:
+    """One frame. Raises EOFError if the other side has ended, OSError, TimeoutError."""
+    size = int.from_bytes(_exactly(end, LENGTH_BYTES, deadline_s), "little")
+    if size > MAX_FRAME_BYTES:
+        raise EOFError(f"a frame may have {MAX_FRAME_BYTES} bytes, {size} announced")
+    return bytes(_exactly(end, size, deadline_s))
+
+
+def _exactly(end: socket.socket, size: int, deadline_s: float | None) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        _allow(end, deadline_s)
+        count = end.recv_into(view)
+        if not count:
+            raise EOFError("the other side has ended")
+        view = view[count:]
+    return data
+
+
+def _allow(end: socket.socket, deadline_s: float | None) -> None:
+    if deadline_s is not None:
+        # A timeout of zero would mean not to wait at all: what is there already is still taken.
+        end.settimeout(max(0.001, deadline_s - monotonic()))
