@@ -21,6 +21,7 @@ from quire.config import ModelSettings
 from quire.core.request import Request
 from quire.core.step import StepPlan, WorkItem
 from quire.core.waiting_queue import QueueConfig
+from quire.engine import supervisor as supervisor_module
 from quire.engine import worker_process
 from quire.engine.answers import Completion
 from quire.engine.async_engine import AsyncEngine
@@ -29,7 +30,7 @@ from quire.engine.faults import Fault, FaultyRunner, faults_from
 from quire.engine.ledger import POISON
 from quire.engine.parameters import SamplingParams
 from quire.engine.served import ServedModel, plan_workers, split_memory
-from quire.engine.supervisor import Limits, Supervisor
+from quire.engine.supervisor import LATE_S, Limits, Supervisor
 from quire.engine.worker_process import _lock, _sweep
 from quire.errors import (
     ConfigError,
@@ -203,6 +204,34 @@ def test_a_stuck_worker_is_not_ready_and_then_replaced() -> None:
             await until(lambda: model.num_restarts > 0)
             await until(lambda: model.is_ready)
             assert (await asking).finish_reason == "error"
+
+    run(main)
+
+
+def test_a_pause_of_the_parent_gives_its_worker_all_its_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead_s = 0.0
+    monkeypatch.setattr(supervisor_module, "monotonic", lambda: time.monotonic() + ahead_s)
+
+    async def main() -> None:
+        nonlocal ahead_s
+        async with served(limits=Limits(stuck_s=60.0)) as model:
+            looks_at, num_looks = model.supervisor._look_at, 0
+
+            def counted(life: Any, now_s: float) -> None:
+                nonlocal num_looks
+                num_looks += 1
+                looks_at(life, now_s)
+
+            monkeypatch.setattr(model.supervisor, "_look_at", counted)
+            ahead_s, num_before = 1_000.0, num_looks  # the container was paused: no look in between
+            await until(lambda: num_looks > num_before + 3)
+            assert model.num_restarts == 0
+            # Time that goes by look by look is the worker's own.
+            killed_s = ahead_s + 100.0
+            while not model.num_restarts:
+                ahead_s, num_before = ahead_s + 0.9 * LATE_S, num_looks
+                await until(lambda: num_looks > num_before or model.num_restarts > 0)  # noqa: B023
+                assert ahead_s < killed_s, "a worker whose beat stands still is killed"
 
     run(main)
 
