@@ -139,7 +139,7 @@ def _vocabulary_size(door: Door) -> int:
 
 def _gap_beside(neighbour: Door, person: Door, fields: dict[str, Any], num_gaps: int) -> float:
     """The person's gap while the neighbour's sequences run from before to after."""
-    asked = {"max_tokens": 2 * MIN_TOKENS, "n": MAX_ANSWERS, "stream": True, **fields}
+    asked = {"max_tokens": 2 * MIN_TOKENS, "n": MAX_ANSWERS, "stream": True, "return_token_ids": True, **fields}
     loads = [Load(neighbour, prompt=f"Story number {number}:", **asked) for number in range(NUM_REQUESTS)]
     try:
         for load in loads:
