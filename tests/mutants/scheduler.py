@@ -5,13 +5,17 @@ from tests.mutants.kill import Mutant
 TESTS = (
     "tests/unit/core/test_request.py",
     "tests/unit/core/test_policy.py",
+    "tests/unit/core/test_shares.py",
+    "tests/unit/core/test_promises.py",
     "tests/unit/core/test_waiting_queue.py",
     "tests/unit/core/test_scheduler.py",
+    "tests/property/test_shares.py",
     "tests/property/test_scheduler.py",
     "tests/sim",
 )
 
 QUEUE, POLICY, REQUEST, SCHEDULER = (f"core/{name}.py" for name in ("waiting_queue", "policy", "request", "scheduler"))
+SHARES, PROMISES = "core/shares.py", "core/promises.py"
 
 MUTANTS = [
     # -- the queue --
@@ -31,17 +35,103 @@ MUTANTS = [
     Mutant("absence is saved up", QUEUE, "tenant.service = max(tenant.service, level)", "tenant.service += 0.0"),
     Mutant(
         "nothing is kept for other classes",
-        QUEUE,
-        "limit = self.config.max_requests - num_kept",
-        "limit = self.config.max_requests",
+        SHARES,
+        "limit = self.bounds.max_places - self.bounds.num_kept * (",
+        "limit = self.bounds.max_places - 0 * (",
     ),
-    Mutant("a tenant may fill the queue", QUEUE, "if num_waiting >= share:", "if False:"),
     Mutant(
-        "one request too many",
-        QUEUE,
-        "if sum(num_reserved.values()) >= limit:",
-        "if sum(num_reserved.values()) > limit:",
+        "a tenant may fill the queue",
+        SHARES,
+        "if num_held < max(LEAST_SHARE, share) and is_free:",
+        "if is_free:",
     ),
+    Mutant("one request too many", SHARES, "num_taken < reach.limit\n", "num_taken <= reach.limit\n"),
+    Mutant("a share has no least", SHARES, "if num_held < max(LEAST_SHARE, share) and", "if num_held < share and"),
+    Mutant("nobody is displaced", SHARES, "if num_held < share and (name", "if False and (name"),
+    Mutant(
+        "who has its share displaces others", SHARES, "if num_held < share and (name", "if num_held <= share and (name"
+    ),
+    Mutant("who is within its share is displaced", SHARES, "furthest, most = None, 0", "furthest, most = None, -99"),
+    Mutant(
+        "whoever is last above its share is displaced",
+        SHARES,
+        "furthest, most = newest, num_above",
+        "furthest, most = newest, 0",
+    ),
+    Mutant(
+        "the oldest is displaced",
+        SHARES,
+        "next(reversed(self.places[kind].items()))",
+        "next(iter(self.places[kind].items()))",
+    ),
+    Mutant("who keeps its place loses it", SHARES, "            places[name] = None\n", ""),
+    Mutant(
+        "the asker does not count among those who share",
+        SHARES,
+        "(0.0 if self._is_sharing(tenant) else self.bounds.weight_of(tenant))",
+        "0.0 * (0.0 if self._is_sharing(tenant) else self.bounds.weight_of(tenant))",
+    ),
+    Mutant(
+        "shares do not go by weight",
+        SHARES,
+        "floor(reach.limit * self.bounds.weight_of(tenant) / reach.weight)",
+        "floor(reach.limit / reach.weight)",
+    ),
+    Mutant("nobody is ever forgotten", SHARES, "if asked_s > self._now_s - ASKED_WITHIN_S:", "if True:"),
+    Mutant(
+        "who waits longer than a minute has no share",
+        SHARES,
+        "return tenant in self._asked_s or tenant in self.holders",
+        "return tenant in self._asked_s",
+    ),
+    Mutant(
+        "another class's last kept places are given away",
+        SHARES,
+        "self._num_taken[one] > self.bounds.num_kept",
+        "self._num_taken[one] >= 0",
+    ),
+    Mutant("promises of a place are not kept", SHARES, "if ask.is_promised and self", "if False and self"),
+    Mutant(
+        "promised places have no bound",
+        SHARES,
+        "if ask.is_promised and self._num_promised < self.bounds.max_places:",
+        "if ask.is_promised:",
+    ),
+    Mutant(
+        "who was promised a place may lose it",
+        SCHEDULER,
+        "wait = self.queue.add_promised if is_promised else self.queue.add",
+        "wait = self.queue.add",
+    ),
+    Mutant(
+        "what had begun before a crash may lose its place",
+        SCHEDULER,
+        "is_promised=request.is_promised or request.has_begun",
+        "is_promised=request.is_promised",
+    ),
+    Mutant(
+        "who is displaced goes on waiting",
+        SCHEDULER,
+        "        self._end(live.request.request_id, FinishReason.DISPLACED)\n",
+        "",
+    ),
+    Mutant(
+        "who is displaced was promised nothing",
+        QUEUE,
+        "        self.promises.tell(request.tenant, request.arrival_s, now_s, retry_after_s)\n",
+        "",
+    ),
+    Mutant(
+        "who is refused was promised nothing",
+        QUEUE,
+        "            self.promises.tell(tenant, now_s, now_s, room.retry_after_s)\n",
+        "",
+    ),
+    Mutant("a promise is kept twice", PROMISES, "        del self._of[tenant]\n", ""),
+    Mutant("a promise is good too early", PROMISES, "or now_s < promise.due_s:", "or now_s < promise.told_s:"),
+    Mutant("a promise is put off by who was asked before", PROMISES, "min(before.due_s, due_s)", "due_s"),
+    Mutant("who does not wait keeps its promise", PROMISES, " and asked_s <= before.told_s:", ":"),
+    Mutant("starts are not counted", SCHEDULER, "            self.queue.started(self._now_s)\n", ""),
     Mutant(
         "a preempted sequence frees a place twice",
         QUEUE,
@@ -277,8 +367,8 @@ MUTANTS = [
     Mutant(
         "a clock that goes back lets newcomers pass",
         SCHEDULER,
-        "self._latest_arrival_s = max(self._latest_arrival_s, request.arrival_s)",
-        "self._latest_arrival_s = request.arrival_s",
+        "arrival_s = max(self._latest_arrival_s, request.arrival_s)",
+        "arrival_s = request.arrival_s",
     ),
     Mutant(
         "a newcomer to an idle server starts from nothing",
@@ -291,12 +381,6 @@ MUTANTS = [
         QUEUE,
         " for other in active if other.num_waiting)",
         " for other in active)",
-    ),
-    Mutant(
-        "unlisted tenants have a share each",
-        QUEUE,
-        'return tenant if tenant in self.tenant_weights else ""',
-        "return tenant",
     ),
     Mutant(
         "the queue holds on to who is gone",
