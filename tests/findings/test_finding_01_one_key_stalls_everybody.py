@@ -32,10 +32,9 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
         (CHAT, chat(TOO_LONG)),
         ("/v1/completions", {"model": "oracle", "prompt": TOO_LONG}),
         (CHAT, b'{"messages": '),
-        ("/tokenize", {"model": "oracle", "prompt": "x", "messages": []}),
         ("/detokenize", b"[]"),
     ],
-    ids=["a chat that does not fit", "a prompt that does not fit", "half a body", "two questions", "no object"],
+    ids=["a chat that does not fit", "a prompt that does not fit", "half a body", "no object"],
 )
 def test_a_request_that_is_refused_for_its_text_has_been_charged(tmp_path: Path, path: str, body: Any) -> None:
     secret = add_key(tmp_path / "keys.json", "limited", requests_per_minute=1, tokens_per_minute=10_000)
@@ -51,18 +50,6 @@ def test_text_is_charged_by_its_bytes(tmp_path: Path) -> None:
     with house(keys_file=tmp_path / "keys.json") as here:
         assert here.post("/tokenize", {"model": "oracle", "prompt": "word " * 300}, x_api_key=secret).status == 200
         assert here.post("/tokenize", {"model": "oracle", "prompt": "word"}, x_api_key=secret).status == 429
-
-
-def test_what_is_answered_costs_what_it_came_to(tmp_path: Path) -> None:
-    secret = add_key(tmp_path / "keys.json", "alice", requests_per_minute=100, tokens_per_minute=100_000)
-    prompts = [list(range(60, 100)), list(range(40, 60))]
-    asked = {"model": "oracle", "prompt": prompts, "max_tokens": 5, "ignore_eos": True, "n": 2, "user": "x" * 8000}
-    with house(keys_file=tmp_path / "keys.json") as here:
-        assert here.post("/v1/completions", asked, x_api_key=secret).status == 200
-        left = here.post("/tokenize", {"model": "oracle", "prompt": ""}, x_api_key=secret).headers
-    assert left["x-ratelimit-remaining-requests"] == str(100 - 2 * 2 - 1)
-    # 60 in the prompts, 20 in the answers; refilling gives back a token or so on a slow machine, never 1,000 of them.
-    assert int(left["x-ratelimit-remaining-tokens"]) >= 100_000 - 80 - 10
 
 
 @pytest.fixture
@@ -150,18 +137,18 @@ def test_output_tokens_are_charged_and_counted_as_they_come(tmp_path: Path) -> N
         quota = next(iter(here.doors.inside.values()))[1].quota
         assert runner.is_waiting.wait(30)
         here.wait_until(lambda: len(opened.engine.scheduler.live) == 1, 30)
+        assert quota.tokens is not None
+        full_at_s = quota.tokens.full_at_s
         runner.allow(30)
         visit = next(iter(here.doors.inside.values()))[0]
         here.wait_until(lambda: visit.num_output_tokens >= 20, 30)
-        assert quota.tokens is not None
-        tokens = quota.tokens
         page = here.get("/metrics", x_api_key=secret).data.decode()
-        counted = [line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total{")]
-        spent = tokens.per_minute - tokens.left(0.0) if tokens.full_at_s == 0.0 else None
+        num_charged = (quota.tokens.full_at_s - full_at_s) * quota.tokens.per_minute / 60
         runner.let_go()
         assert running.getresponse().read()
         running.close()
         here.wait_until_free(30)
-    assert spent is None
+    counted = [line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total{")]
     assert counted, "no token was counted while the answer was running"
     assert float(counted[0].rpartition(" ")[2]) >= 20
+    assert num_charged >= 20

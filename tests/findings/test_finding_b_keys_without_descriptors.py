@@ -39,16 +39,3 @@ def test_keys_that_were_read_stay_in_force_while_no_file_can_be_opened(
     assert is_locked
     assert is_alice_in, "locked out by a lack of descriptors"
     assert ring.find(bob) is not None, "read as soon as it can be"
-
-
-def test_keys_that_were_never_read_let_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "LOOK_AGAIN_S", 0.0)
-    path = tmp_path / "keys.json"
-    alice = add_key(path, "alice")
-    ring = KeyRing(path)
-    with no_file_left():
-        assert ring.is_locked
-        assert ring.find(alice) is None
-    assert ring.find(alice) is not None
-    path.chmod(0o644)
-    assert ring.find(alice) is None, "what is not ours alone still locks everybody out"

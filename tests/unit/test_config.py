@@ -49,6 +49,12 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "kv_events_encoding": (("map", "map"), ("array", "array"), ("map", "map")),
     "host": (("127.0.0.1", "127.0.0.1"), ("localhost", "localhost"), ("::1", "::1")),
     "port": ((8000, 8000), ("0", 0), (65535, 65535)),
+    "allow_host": (("box.local", "box.local"), ("A.example, 10.0.0.1", "a.example,10.0.0.1"), ("*", "*")),
+    "allow_origin": (
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("https://A.example,app://x", "https://a.example,app://x"),
+        ("*", "*"),
+    ),
     "keys_file": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "admin_socket": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "drain_s": ((30, 30.0), ("0", 0.0), (2.5, 2.5)),
@@ -129,6 +135,20 @@ def test_with_nothing_said_the_settings_are_the_defaults_of_their_shapes(tmp_pat
     settings = load(tmp_path)
     assert (settings.model, settings.serving, settings.file) == (ModelSettings(), ServingSettings(), None)
     assert {resolved.source for resolved in settings.values.values()} == {"default"}
+
+
+def test_a_list_is_a_list_in_toml_and_each_of_its_words_is_checked(tmp_path: Path) -> None:
+    doors = load(tmp_path, toml='allow_host = ["box.local", "10.0.0.1"]\nallow_origin = "http://a,https://b:1"\n').doors
+    assert doors.allowed_hosts == {"box.local", "10.0.0.1"}
+    assert doors.allowed_origins == {"http://a", "https://b:1"}
+    for name, wrong in (
+        ("allow_host", "a,b/c"),
+        ("allow_host", "a,,b"),
+        ("allow_origin", "null"),
+        ("allow_origin", "a.b"),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            load(tmp_path, flags={name: wrong})
 
 
 def test_settings_reach_the_shapes_that_are_handed_down(tmp_path: Path) -> None:

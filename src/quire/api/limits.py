@@ -27,7 +27,7 @@ BODY_S = 60.0
 KEEP_ALIVE_S = 75
 """How long a connection may be open with no request under way."""
 LINGER_S = 2.0
-"""How long a client that sent no HTTP may go on sending while it is told so: hanging up at once would lose the words."""
+"""How long a client that sent no HTTP may go on sending while it is told so: hanging up at once would lose that."""
 MAX_PIPELINED = 16
 """Requests sent before the one before them was answered."""
 ARRIVING_SHARE = 0.25
