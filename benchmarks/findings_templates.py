@@ -1,0 +1,265 @@
+"""Findings 2 and 4: client text never becomes control tokens, and a template freezes nobody but its own chat.
+
+`injected_roles`, `template_unequal`, `hostile_templates` and what belongs to it, `template_ms`.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.before import Checkout, checked_out
+from benchmarks.chat_samples import NONCE
+from benchmarks.findings import BEFORE
+from benchmarks.hostile_templates import templates
+from benchmarks.proof import Proof, say
+from benchmarks.public_tokenizers import Published, published
+from quire.checkpoints import load_tokenizer
+from quire.engine.chat_messages import ROLES
+from quire.engine.chat_template import ChatTemplate
+from quire.engine.template_process import MEMORY_BYTES
+from quire.errors import QuireError
+
+SCRIPT = Path(__file__).with_name("chat_ids.py")
+BLOCKED_S = 0.1
+ENDED_S = 3.0
+PARENT_BYTES = 96 * 1024 * 1024
+"""How much this process may grow while it has templates rendered: prompts, answers and its own figures."""
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def sections(proof: Proof) -> list[tuple[str, Callable[[], None]]]:
+    """This part of the proof."""
+    return [
+        ("chats: names of control tokens in every field", lambda: _injected(proof)),
+        ("chats: ordinary ones keep their ids", lambda: _unequal(proof)),
+        ("templates: hostile ones", lambda: _hostile(proof)),
+        ("templates: cost of an ordinary chat", lambda: _cost(proof)),
+    ]
+
+
+def _jobs(models: Sequence[Published], count: int, *, with_names: bool) -> list[dict[str, Any]]:
+    """What to encode: so many conversations, shared out among the tokenizers."""
+    return [
+        {
+            "name": one.name,
+            "tokenizer_file": str(one.tokenizer_file),
+            "template": one.template,
+            "special_tokens": one.special_tokens,
+            "names": _names(one) if with_names else [],
+            "seeds": list(range(index, count, len(models))),
+        }
+        for index, one in enumerate(models)
+    ]
+
+
+def _names(one: Published) -> list[str]:
+    """The names templates write first, so that they are tried most often; then some of the others."""
+    names = [*one.control_names().values()]
+    own = [name for name in names if name in one.template or name in one.special_tokens.values()]
+    return own * 3 + [name for name in names if name not in own][:: max(1, len(names) // 40)]
+
+
+def _ran(python: str, what: str, jobs: list[dict[str, Any]]) -> list[list[Any]]:
+    run = subprocess.run([python, str(SCRIPT), what], input=json.dumps(jobs), capture_output=True, text=True)
+    if run.returncode:
+        raise RuntimeError(run.stderr[-2000:])
+    told: list[list[Any]] = json.loads(run.stdout.splitlines()[-1])
+    return told
+
+
+# -- control tokens ----------------------------------------------------------------------------------------------------
+
+
+def _injected(proof: Proof) -> None:
+    models = published()
+    jobs = _jobs(models, proof.sized(quick=70, full=500), with_names=True)
+    now = _ran(sys.executable, "ids", jobs)
+    with checked_out(BEFORE) as checkout:
+        before = _ran(str(checkout.python), "ids", jobs)
+    forged = sum(_num_forged(*each) for each in zip(models, now, strict=True))
+    forged_before = sum(_num_forged(*each) for each in zip(models, before, strict=True))
+    num_encoded = sum(isinstance(one, list) for each in now for one in each)
+    taken = _roles_taken(models)
+    proof.report("injected_tries", sum(len(job["seeds"]) for job in jobs))
+    proof.report("injected_encoded", num_encoded, "more than half of the tries", holds=num_encoded * 2 > _tries(jobs))
+    proof.report("injected_roles_before", forged_before, "at least 1: the trial would see it", holds=forged_before > 0)
+    proof.report("strange_roles_taken", taken, "0", holds=taken == 0)
+    proof.report("injected_roles", forged + taken, "0", holds=forged + taken == 0)
+
+
+def _tries(jobs: list[dict[str, Any]]) -> int:
+    return sum(len(job["seeds"]) for job in jobs)
+
+
+def _num_forged(model: Published, outcomes: list[list[int] | str]) -> int:
+    """Control tokens directly beside a nonce: a client wrote that, and nobody else."""
+    library, control = load_tokenizer(model.tokenizer_file), model.control_names()
+    num_forged = 0
+    for ids in outcomes:
+        places = [] if isinstance(ids, str) else [index for index, one in enumerate(ids) if one in control]
+        for index in places:
+            before = library.decode(ids[max(0, index - 12) : index], skip_special_tokens=False)  # type: ignore[arg-type]
+            after = library.decode(ids[index + 1 : index + 13], skip_special_tokens=False)  # type: ignore[arg-type]
+            num_forged += before.rstrip(" ").endswith(NONCE) or after.lstrip(" ").startswith(NONCE)
+    if num_forged:
+        say(f"    {model.name}: {num_forged}")
+    return num_forged
+
+
+def _roles_taken(models: Sequence[Published]) -> int:
+    """Strange roles that were not refused: names of tokens, halves of them, and words nobody knows."""
+    num_taken = 0
+    for model in models:
+        template = ChatTemplate(model.template, model.special_tokens)
+        names = _names(model)[:40]
+        halves = [name.strip("<>|｜[]/") for name in names]
+        for role in {*names, *halves, "admin", "user\n", " system", "System"} - ROLES:
+            try:
+                template.render([{"role": role, "content": "x"}])
+                num_taken += 1
+            except QuireError:
+                pass
+        template.close()
+    return num_taken
+
+
+def _unequal(proof: Proof) -> None:
+    models = published()
+    jobs = _jobs(models, proof.sized(quick=350, full=2000), with_names=False)
+    now = _ran(sys.executable, "ids", jobs)
+    with checked_out(BEFORE) as checkout:
+        before = _ran(str(checkout.python), "ids", jobs)
+    num_unequal = num_encoded = 0
+    for model, ours, theirs in zip(models, now, before, strict=True):
+        pairs = list(zip(ours, theirs, strict=True))
+        encoded = [pair for pair in pairs if isinstance(pair[1], list)]
+        unequal = [pair for pair in pairs if pair[0] != pair[1] and list in map(type, pair)]
+        num_encoded, num_unequal = num_encoded + len(encoded), num_unequal + len(unequal)
+        say(f"    {model.name}: {len(encoded)} of {len(pairs)} encoded, {len(unequal)} unequal")
+    proof.report("template_chats", _tries(jobs))
+    proof.report("template_chats_encoded", num_encoded, "more than half of them", holds=num_encoded * 2 > _tries(jobs))
+    proof.report("template_unequal", num_unequal, "0", holds=num_unequal == 0)
+
+
+# -- hostile templates -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watch:
+    """What an event loop and the processes of this one do meanwhile."""
+
+    blocked_s: list[float] = field(default_factory=list)
+    peak_helper_bytes: int = 0
+    peak_parent_bytes: int = 0
+    is_over: bool = False
+
+    async def look(self) -> None:
+        """Come round every few milliseconds; note when that took longer, and was not the machine's doing."""
+        thread = threading.get_native_id()
+        while not self.is_over:
+            start, queued = time.monotonic(), _queued_s(thread)
+            await asyncio.sleep(0.005)
+            late_s = time.monotonic() - start - 0.005
+            if late_s > BLOCKED_S and late_s - (_queued_s(thread) - queued) > BLOCKED_S:
+                self.blocked_s.append(late_s)
+            self.peak_helper_bytes = max([self.peak_helper_bytes, *map(_resident_bytes, _children())])
+            self.peak_parent_bytes = max(self.peak_parent_bytes, _resident_bytes(os.getpid()))
+
+
+def _queued_s(thread: int) -> float:
+    """How long this thread was ready to run and no processor was free."""
+    return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+
+
+def _children() -> list[int]:
+    told = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    return [int(pid) for pids in told for pid in pids]
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0  # it has ended
+
+
+def _burn(source: str) -> list[float]:
+    """Seconds to load, and to say hello."""
+    start = time.monotonic()
+    try:
+        template = ChatTemplate(source, {})
+    except QuireError:
+        return [time.monotonic() - start]
+    loaded = time.monotonic()
+    try:
+        template.render(HELLO)
+    except QuireError:
+        pass
+    finally:
+        ended = time.monotonic()
+        template.close()
+    return [loaded - start, ended - loaded]
+
+
+async def _burn_all(sources: Sequence[tuple[str, str]], watch: Watch) -> list[tuple[str, float]]:
+    looking = asyncio.create_task(watch.look())
+    took = []
+    try:
+        for family, source in sources:
+            took += [(family, seconds) for seconds in await asyncio.to_thread(_burn, source)]
+    finally:
+        watch.is_over = True
+        await looking
+    return took
+
+
+def _hostile(proof: Proof) -> None:
+    sources, watch = templates(proof.sized(quick=24, full=200)), Watch()
+    _burn("x")  # what is loaded once is not growth
+    before_bytes = _resident_bytes(os.getpid())
+    took = asyncio.run(_burn_all(sources, watch))
+    late = [one for one in took if one[1] > ENDED_S]
+    for family, seconds in late:
+        say(f"    {family}: {seconds:.2f} s")
+    grown = watch.peak_parent_bytes - before_bytes
+    over = int(watch.peak_helper_bytes > MEMORY_BYTES) + int(grown > PARENT_BYTES)
+    proof.report("hostile_tried", len(sources))
+    proof.report("hostile_longest_s", max(seconds for _, seconds in took))
+    proof.report("hostile_helper_mb", watch.peak_helper_bytes / 1e6, f"at most {MEMORY_BYTES / 1e6:.0f}")
+    proof.report("hostile_server_grown_mb", grown / 1e6, f"at most {PARENT_BYTES / 1e6:.0f}")
+    proof.report("hostile_blocked", len(watch.blocked_s), "over 100 ms: 0", holds=not watch.blocked_s)
+    proof.report("hostile_over_budget", over, "0", holds=over == 0)
+    failures = len(late) + len(watch.blocked_s) + over
+    proof.report("hostile_templates", failures, "failures: 0", holds=failures == 0)
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+def _cost(proof: Proof) -> None:
+    models = [one for one in published() if one.name in ("smollm2", "qwen3", "llama3_2")]
+    with checked_out(BEFORE) as checkout:
+        rounds = [_cost_round(checkout, models, index) for index in range(proof.sized(quick=3, full=9))]
+    more = [statistics.median(one) for one in zip(*rounds, strict=True)]
+    spread = [max(one) - min(one) for one in zip(*rounds, strict=True)]
+    for model, extra, width in zip(models, more, spread, strict=True):
+        say(f"    {model.name}: {extra:+.2f} ms, spread {width:.2f}")
+    proof.report("template_ms_spread", max(spread))
+    proof.report("template_ms", max(more), "at most 3 more", holds=max(more) <= 3)
+
+
+def _cost_round(checkout: Checkout, models: Sequence[Published], index: int) -> list[float]:
+    """How many milliseconds more a chat of twenty messages takes, for each model; one commit right after the other."""
+    jobs = [{**job, "seeds": [index, index + 100, index + 200]} for job in _jobs(models, 1, with_names=False)]
+    turns = [(str(checkout.python), 0), (sys.executable, 1)]
+    told = {which: _ran(python, "time", jobs) for python, which in (turns if index % 2 else reversed(turns))}
+    return [statistics.median(now) - statistics.median(then) for then, now in zip(told[0], told[1], strict=True)]
