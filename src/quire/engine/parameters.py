@@ -152,6 +152,9 @@ def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
+    # A list may name a whole vocabulary: looked through one by one only for the token that is wrong.
+    if not tokens or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocabulary_size):
+        return
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary_size:
             raise InvalidParameterError(
