@@ -20,6 +20,7 @@ from tokenizers import AddedToken
 from quire.engine.template_wire import Rendered
 from quire.engine.text import Tokenizer
 from quire.engine.tokenizer_twin import twin_of
+from quire.engine.unlocked import encoded
 from quire.errors import InvalidTextError
 
 MAX_PASSES = 16
@@ -63,7 +64,7 @@ class ChatTokenizer:
     def encode(self, rendered: Rendered) -> list[int]:
         """The conversation's token ids. Raises RequestTooLargeError and InvalidTextError."""
         self._tokenizer.check(rendered.text)
-        encoding = self._tokenizer.encoder.encode(rendered.text, add_special_tokens=False)
+        encoding = encoded(self._tokenizer.encoder, rendered.text)
         ids = self._tokenizer.not_too_many(encoding.ids)
         spans = Touching(rendered)
         found = self._found(encoding, ids, rendered.text, self._control)
@@ -73,7 +74,7 @@ class ChatTokenizer:
         """The same in the slow way, which is right for every text."""
         text = self._with_aliases(rendered)
         for _ in range(MAX_PASSES):
-            encoding = self._twin.library.encode(text, add_special_tokens=False)
+            encoding = encoded(self._twin.library, text)
             ids = self._tokenizer.not_too_many(encoding.ids)
             edits = [*self._unread_aliases(text, encoding, ids), *self._breaks(text, encoding, ids)]
             if not edits:

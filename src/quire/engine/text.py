@@ -5,9 +5,7 @@ and a token is at least a byte of it; and its characters, because half a charact
 what the library makes, one token more than a prompt may have is looked at.
 """
 
-from asyncio import get_running_loop
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tokenizers
@@ -15,10 +13,8 @@ import tokenizers
 from quire.checkpoints import load_tokenizer
 from quire.engine.token_bytes import join_bytes, token_bytes_for
 from quire.engine.tokenizer_twin import twin_of
+from quire.engine.unlocked import encoded_ids
 from quire.errors import ConfigError, InvalidTextError, RequestTooLargeError
-
-NUM_THREADS = 2
-"""Threads that tokenise beside the event loop. The library lets go of the interpreter's lock while it works."""
 
 
 class Tokenizer:
@@ -47,7 +43,6 @@ class Tokenizer:
         self.encoder = self._bounded_twin()
         """The same, ending one token past `max_tokens`."""
         self._bytes = token_bytes_for(library)
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="quire-tokenize")
 
     @classmethod
     def from_files(cls, tokenizer_file: Path, max_bytes: int, max_tokens: int | None = None) -> "Tokenizer":
@@ -57,12 +52,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The text's token ids. A rendered chat template already has its special tokens: do not add them again."""
         self.check(text)
-        return self._encode_checked(text, add_special_tokens)
-
-    async def encode_off_loop(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The same without holding up the event loop. What is refused is refused at once."""
-        self.check(text)
-        return await get_running_loop().run_in_executor(self._threads, self._encode_checked, text, add_special_tokens)
+        return self.not_too_many(encoded_ids(self.encoder, text, add_special_tokens))
 
     def check(self, text: str) -> None:
         """Refuse what `encode` would refuse, at the cost of a glance."""
@@ -110,13 +100,6 @@ class Tokenizer:
         if not 0 <= token_id < self.vocabulary_size:
             return b""
         return self._bytes.at_start(token_id) if at_start else self._bytes.in_text(token_id)
-
-    def close(self) -> None:
-        """End the threads. Texts on their way are still encoded."""
-        self._threads.shutdown()
-
-    def _encode_checked(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self.not_too_many(self.encoder.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def _too_long(self, size: int) -> RequestTooLargeError:
         return RequestTooLargeError(

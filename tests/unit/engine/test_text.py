@@ -1,6 +1,7 @@
 """Text to ids and back: what is refused, and before any work is done."""
 
-import asyncio
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -83,18 +84,27 @@ def test_a_file_that_asks_for_cuts_and_padding_is_not_obeyed(tmp_path: Path) -> 
     assert tokenizer.encode("def main", False) == byte_level().encode("def main", False)
 
 
-def test_encoding_beside_the_loop_gives_the_same_ids_and_the_same_refusals(tokenizer_file: Path) -> None:
-    tokenizer = Tokenizer.from_files(tokenizer_file, max_bytes=50)
+def test_encoding_gives_the_library_s_own_ids_and_lets_other_threads_run_meanwhile() -> None:
+    library = byte_level().library
+    tokenizer = Tokenizer(library, max_bytes=1 << 21)
+    text = "the cat sat, \u00e9t\u00e9 \U0001f600 " * 40_000
+    for add in (True, False):
+        assert tokenizer.encode(text, add) == library.encode(text, add_special_tokens=add).ids
+    is_encoding, num_looks = threading.Event(), 0
 
-    async def many() -> list[list[int]]:
-        with pytest.raises(InvalidTextError):
-            await tokenizer.encode_off_loop("\ud800", add_special_tokens=False)
-        return await asyncio.gather(*(tokenizer.encode_off_loop(f"the cat {n}", False) for n in range(20)))
+    def encode() -> None:
+        is_encoding.set()
+        tokenizer.encode(text, add_special_tokens=False)
+        is_encoding.clear()
 
-    try:
-        assert asyncio.run(many()) == [tokenizer.encode(f"the cat {n}", False) for n in range(20)]
-    finally:
-        tokenizer.close()
+    thread = threading.Thread(target=encode)
+    thread.start()
+    assert is_encoding.wait(20)
+    while is_encoding.is_set():
+        num_looks += 1
+        time.sleep(0.0001)
+    thread.join()
+    assert num_looks > 2, "the interpreter stood still while a text was tokenised"
 
 
 def test_special_tokens_are_hidden_unless_asked_for() -> None:
