@@ -64,9 +64,10 @@ REQUEST_S = 3600.0
 MAX_ECHOED_CHARS = 200
 """Of a client's own words inside an error message."""
 MAX_ANSWER_LOGPROBS = 1 << 18
-"""Log-probabilities in one answer, alternatives counted like the tokens they stand beside. One takes 30 to 90 bytes of
-JSON (a number of up to 20 digits, a token's text or id, a rank or its bytes), so this is an answer of 8 to 24 MB:
-12,480 tokens with 20 alternatives each, or 131,072 with one."""
+"""Log-probabilities in one answer, alternatives counted like the tokens they stand beside. A
+count, not a size: one takes about 30 to 90 bytes of JSON (a number of up to 20 digits, a token's text or id, a rank or
+its bytes; more where a token's text is long), so this is an answer of about 8 to 24 MB: 12,483 tokens with 20
+alternatives each, or 131,072 with one."""
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity; the field's floor."""
 FULL_RETRY_S = 2

@@ -36,7 +36,7 @@ NUM_CANDIDATES = 1024
 MAX_SLICE_VALUES = 1 << 21
 """Numbers of a slice of rows handled together: what bounds the memory sampling takes, whatever the vocabulary."""
 COLUMN_DEPTH = 64
-"""Tokens of a column in which the likeliest are looked for: about the square root of what a vocabulary has."""
+"""Tokens of a column in which the likeliest are looked for: few columns to sort, and few tokens in each to look at."""
 NEG_INF = float("-inf")
 LEAST_EXPONENT = -746.0
 """Below it exp is 0: the least number there is is e to the -745.13."""
