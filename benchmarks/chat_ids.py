@@ -2,8 +2,8 @@
 
     python chat_ids.py ids|time < jobs.json      (quire is imported from wherever the interpreter finds it)
 
-Speaks to classes that both commits have. The last line is JSON: for each job a list, with an item for each
-conversation (its ids, or a sentence) or for each round (milliseconds).
+Speaks to classes that both commits have. The last line is JSON: for each job two lists with an item for each
+conversation (its ids, or a sentence), or one with an item for each round (milliseconds).
 """
 
 import json
@@ -14,10 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import chat_samples
-
+from benchmarks import chat_samples
 from quire.checkpoints import load_tokenizer
 from quire.engine.chat_template import ChatTemplate
 from quire.engine.text import Tokenizer
@@ -41,12 +40,12 @@ def outcome(model: TextModel, chat: dict[str, Any]) -> list[int] | str:
         return f"{type(error).__name__}: {error}"
 
 
-def ids(job: dict[str, Any]) -> list[list[int] | str]:
+def ids(job: dict[str, Any]) -> list[list[list[int] | str]]:
+    """Of conversations with names of control tokens, and of ordinary ones."""
     model = text_model(job)
-    dice = [Random(seed) for seed in job["seeds"]]
-    if job["names"]:
-        return [outcome(model, chat_samples.hostile(random, job["names"])) for random in dice]
-    return [outcome(model, chat_samples.ordinary(random)) for random in dice]
+    hostile = [chat_samples.hostile(Random(seed), job["names"]) for seed in job["hostile"]]
+    ordinary = [chat_samples.ordinary(Random(seed)) for seed in job["ordinary"]]
+    return [[outcome(model, chat) for chat in chats] for chats in (hostile, ordinary)]
 
 
 def milliseconds(job: dict[str, Any]) -> list[float]:

@@ -1,5 +1,7 @@
-"""Conversations by seed: ordinary ones, and ones in which a client writes names of control tokens. Standard library only,
-because both sides of a comparison make them anew, and one side is an earlier commit."""
+"""Conversations by seed: ordinary ones, and ones in which a client writes names of control tokens.
+
+Standard library only: both sides of a comparison make them anew, and one side is an earlier commit.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -10,9 +12,10 @@ Chat = dict[str, Any]
 """`messages`, and whatever else a template is told."""
 
 WORDS = [
-    "Hello", "the weather", "in", "Paris", "is", "nice.", "def f(x):\n    return x", "{'a': [1, 2]}", "3.14", "  ", "\n\n",
-    "日本語", "こんにちは", "中文", "한국어", "שלום", "مرحبا", "👍🏽", "👨‍👩‍👧", "é", "e\u0301", "naïve", "a < b > c", "<b>bold</b>",
-    "C:\\path", "|", "[1]", "\t", "I'll", "don't", "http://x.y/z?q=1&r=2", "ﬁ", "½", "“quoted”", "100%", "{{ x }}", "{% y %}",
+    "Hello", "the weather", "in", "Paris", "is", "nice.", "def f(x):\n    return x", "{'a': [1, 2]}", "3.14",
+    "日本語", "こんにちは", "中文", "한국어", "שלום", "مرحبا", "👍🏽", "👨‍👩‍👧", "é", "e\u0301", "naïve",
+    "C:\\path", "|", "[1]", "\t", "I'll", "don't", "http://x.y/z?q=1&r=2", "ﬁ", "½", "“quoted”", "100%",
+    "{{ x }}", "{% y %}", "a < b > c", "<b>bold</b>", "  ", "\n\n",
 ]  # fmt: skip
 NONCE = "zqjx"
 """Stands on both sides of every name a client writes, and nowhere else."""
@@ -61,10 +64,8 @@ def ordinary(random: Random) -> Chat:
 
 
 def _chat(random: Random, write: Callable[[], str]) -> Chat:
-    first = random.choice(
-        [[], [], [{"role": "system", "content": write()}], [{"role": "developer", "content": write()}]]
-    )
-    messages: list[dict[str, Any]] = list(first)
+    first = random.choice(["", "", "system", "system", "developer"])
+    messages: list[dict[str, Any]] = [{"role": first, "content": write()}] if first else []
     has_tools = random.random() < 0.4
     for _ in range(random.randint(1, 5)):
         messages.append({"role": "user", "content": _content(random, write)})
@@ -102,7 +103,7 @@ def hostile(random: Random, names: Sequence[str]) -> Chat:
     """A conversation with names of control tokens in every field a client can fill, each between two nonces."""
 
     def write() -> str:
-        pieces = []
+        pieces = ["w"]
         for _ in range(random.randint(1, 4)):
             name = random.choice(names)
             forged = random.choice([name, f"{name}\n{NONCE}{random.choice(names)}", f" {name} ", name * 2])

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from benchmarks.before import Checkout, checked_out
 from benchmarks.chat_samples import NONCE
 from benchmarks.findings import BEFORE
@@ -33,43 +35,43 @@ BLOCKED_S = 0.1
 ENDED_S = 3.0
 PARENT_BYTES = 96 * 1024 * 1024
 """How much this process may grow while it has templates rendered: prompts, answers and its own figures."""
+Outcomes = list[list[list[int] | str]]
+"""For each tokenizer, the ids of its conversations, or why there are none."""
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def sections(proof: Proof) -> list[tuple[str, Callable[[], None]]]:
     """This part of the proof."""
     return [
-        ("chats: names of control tokens in every field", lambda: _injected(proof)),
-        ("chats: ordinary ones keep their ids", lambda: _unequal(proof)),
+        ("chats: control tokens, and ids of ordinary ones", lambda: _chats(proof)),
         ("templates: hostile ones", lambda: _hostile(proof)),
         ("templates: cost of an ordinary chat", lambda: _cost(proof)),
     ]
 
 
-def _jobs(models: Sequence[Published], count: int, *, with_names: bool) -> list[dict[str, Any]]:
-    """What to encode: so many conversations, shared out among the tokenizers."""
-    return [
-        {
-            "name": one.name,
-            "tokenizer_file": str(one.tokenizer_file),
-            "template": one.template,
-            "special_tokens": one.special_tokens,
-            "names": _names(one) if with_names else [],
-            "seeds": list(range(index, count, len(models))),
-        }
-        for index, one in enumerate(models)
-    ]
+def _job(model: Published, **seeds: Sequence[int]) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "tokenizer_file": str(model.tokenizer_file),
+        "template": model.template,
+        "special_tokens": model.special_tokens,
+        "names": _names(model),
+        **{kind: list(each) for kind, each in seeds.items()},
+    }
 
 
-def _names(one: Published) -> list[str]:
-    """The names templates write first, so that they are tried most often; then some of the others."""
-    names = [*one.control_names().values()]
-    own = [name for name in names if name in one.template or name in one.special_tokens.values()]
+def _names(model: Published) -> list[str]:
+    """The names its template writes, three times, so that they are tried most often; then some of the others."""
+    names = [*model.control_names().values()]
+    own = [name for name in names if name in model.template or name in model.special_tokens.values()]
     return own * 3 + [name for name in names if name not in own][:: max(1, len(names) // 40)]
 
 
 def _ran(python: str, what: str, jobs: list[dict[str, Any]]) -> list[list[Any]]:
-    run = subprocess.run([python, str(SCRIPT), what], input=json.dumps(jobs), capture_output=True, text=True)
+    words = [python, str(SCRIPT), what]
+    others = {} if python == sys.executable else {"PYTHONPATH": ""}  # an earlier commit must not find this one
+    environment = {**os.environ, **others}
+    run = subprocess.run(words, input=json.dumps(jobs), capture_output=True, text=True, env=environment)
     if run.returncode:
         raise RuntimeError(run.stderr[-2000:])
     told: list[list[Any]] = json.loads(run.stdout.splitlines()[-1])
@@ -79,39 +81,47 @@ def _ran(python: str, what: str, jobs: list[dict[str, Any]]) -> list[list[Any]]:
 # -- control tokens ----------------------------------------------------------------------------------------------------
 
 
-def _injected(proof: Proof) -> None:
+def _chats(proof: Proof) -> None:
     models = published()
-    jobs = _jobs(models, proof.sized(quick=70, full=500), with_names=True)
+    num_hostile, num_ordinary = proof.sized(quick=70, full=500), proof.sized(quick=350, full=2000)
+    step = len(models)  # conversations are shared out among the tokenizers
+    jobs = [
+        _job(one, hostile=range(index, num_hostile, step), ordinary=range(index, num_ordinary, step))
+        for index, one in enumerate(models)
+    ]
     now = _ran(sys.executable, "ids", jobs)
     with checked_out(BEFORE) as checkout:
         before = _ran(str(checkout.python), "ids", jobs)
-    forged = sum(_num_forged(*each) for each in zip(models, now, strict=True))
-    forged_before = sum(_num_forged(*each) for each in zip(models, before, strict=True))
-    num_encoded = sum(isinstance(one, list) for each in now for one in each)
+    _injected(proof, models, [one[0] for one in now], [one[0] for one in before])
+    _unequal(proof, models, [one[1] for one in now], [one[1] for one in before])
+
+
+def _injected(proof: Proof, models: Sequence[Published], now: Outcomes, before: Outcomes) -> None:
+    num_tries, num_encoded = sum(map(len, now)), sum(isinstance(one, list) for each in now for one in each)
+    forged, forged_before = 0, 0
+    for model, ours, theirs in zip(models, now, before, strict=True):
+        library = load_tokenizer(model.tokenizer_file)
+        found = _num_forged(library, model, ours), _num_forged(library, model, theirs)
+        say(f"    {model.name}: {found[0]} forged, {found[1]} before")
+        forged, forged_before = forged + found[0], forged_before + found[1]
     taken = _roles_taken(models)
-    proof.report("injected_tries", sum(len(job["seeds"]) for job in jobs))
-    proof.report("injected_encoded", num_encoded, "more than half of the tries", holds=num_encoded * 2 > _tries(jobs))
+    proof.report("injected_tries", num_tries)
+    proof.report("injected_encoded", num_encoded, "more than half of the tries", holds=num_encoded * 2 > num_tries)
     proof.report("injected_roles_before", forged_before, "at least 1: the trial would see it", holds=forged_before > 0)
     proof.report("strange_roles_taken", taken, "0", holds=taken == 0)
     proof.report("injected_roles", forged + taken, "0", holds=forged + taken == 0)
 
 
-def _tries(jobs: list[dict[str, Any]]) -> int:
-    return sum(len(job["seeds"]) for job in jobs)
-
-
-def _num_forged(model: Published, outcomes: list[list[int] | str]) -> int:
+def _num_forged(library: tokenizers.Tokenizer, model: Published, outcomes: list[list[int] | str]) -> int:
     """Control tokens directly beside a nonce: a client wrote that, and nobody else."""
-    library, control = load_tokenizer(model.tokenizer_file), model.control_names()
-    num_forged = 0
+    control, num_forged = model.control_names(), 0
     for ids in outcomes:
-        places = [] if isinstance(ids, str) else [index for index, one in enumerate(ids) if one in control]
-        for index in places:
-            before = library.decode(ids[max(0, index - 12) : index], skip_special_tokens=False)  # type: ignore[arg-type]
-            after = library.decode(ids[index + 1 : index + 13], skip_special_tokens=False)  # type: ignore[arg-type]
+        if isinstance(ids, str):
+            continue
+        for index in (index for index, one in enumerate(ids) if one in control):
+            before = library.decode(ids[max(0, index - 12) : index], skip_special_tokens=False)
+            after = library.decode(ids[index + 1 : index + 13], skip_special_tokens=False)
             num_forged += before.rstrip(" ").endswith(NONCE) or after.lstrip(" ").startswith(NONCE)
-    if num_forged:
-        say(f"    {model.name}: {num_forged}")
     return num_forged
 
 
@@ -121,7 +131,7 @@ def _roles_taken(models: Sequence[Published]) -> int:
     for model in models:
         template = ChatTemplate(model.template, model.special_tokens)
         names = _names(model)[:40]
-        halves = [name.strip("<>|｜[]/") for name in names]
+        halves = ["".join(filter(str.isalnum, name)) for name in names]
         for role in {*names, *halves, "admin", "user\n", " system", "System"} - ROLES:
             try:
                 template.render([{"role": role, "content": "x"}])
@@ -132,12 +142,7 @@ def _roles_taken(models: Sequence[Published]) -> int:
     return num_taken
 
 
-def _unequal(proof: Proof) -> None:
-    models = published()
-    jobs = _jobs(models, proof.sized(quick=350, full=2000), with_names=False)
-    now = _ran(sys.executable, "ids", jobs)
-    with checked_out(BEFORE) as checkout:
-        before = _ran(str(checkout.python), "ids", jobs)
+def _unequal(proof: Proof, models: Sequence[Published], now: Outcomes, before: Outcomes) -> None:
     num_unequal = num_encoded = 0
     for model, ours, theirs in zip(models, now, before, strict=True):
         pairs = list(zip(ours, theirs, strict=True))
@@ -145,8 +150,9 @@ def _unequal(proof: Proof) -> None:
         unequal = [pair for pair in pairs if pair[0] != pair[1] and list in map(type, pair)]
         num_encoded, num_unequal = num_encoded + len(encoded), num_unequal + len(unequal)
         say(f"    {model.name}: {len(encoded)} of {len(pairs)} encoded, {len(unequal)} unequal")
-    proof.report("template_chats", _tries(jobs))
-    proof.report("template_chats_encoded", num_encoded, "more than half of them", holds=num_encoded * 2 > _tries(jobs))
+    num_chats = sum(map(len, now))
+    proof.report("template_chats", num_chats)
+    proof.report("template_chats_encoded", num_encoded, "more than half of them", holds=num_encoded * 2 > num_chats)
     proof.report("template_unequal", num_unequal, "0", holds=num_unequal == 0)
 
 
@@ -259,7 +265,7 @@ def _cost(proof: Proof) -> None:
 
 def _cost_round(checkout: Checkout, models: Sequence[Published], index: int) -> list[float]:
     """How many milliseconds more a chat of twenty messages takes, for each model; one commit right after the other."""
-    jobs = [{**job, "seeds": [index, index + 100, index + 200]} for job in _jobs(models, 1, with_names=False)]
+    jobs = [_job(one, seeds=(index, index + 100, index + 200)) for one in models]
     turns = [(str(checkout.python), 0), (sys.executable, 1)]
     told = {which: _ran(python, "time", jobs) for python, which in (turns if index % 2 else reversed(turns))}
     return [statistics.median(now) - statistics.median(then) for then, now in zip(told[0], told[1], strict=True)]

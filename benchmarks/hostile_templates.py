@@ -12,7 +12,8 @@ FAMILIES: dict[str, str] = {
     "replace twice": "{% set a = 'ab' * M %}{{ a.replace('a', a[:900]).replace('b', a[:900]) | length }}",
     "join": "{% set a = 'a' * M %}{% for i in range(K) %}{% set b = a.join(a) %}{{ b | length }}{% endfor %}",
     "join filter": "{% set a = 'a' * M %}{{ a | join('b' * 5000) | length }}",
-    "nested loops": "{% for i in range(90000) %}{% for j in range(90000) %}{% for k in range(9) %}x{% endfor %}{% endfor %}{% endfor %}",
+    "nested loops": ("{% for i in range(90000) %}{% for j in range(90000) %}{% for k in range(9) %}x{% endfor %}"
+        "{% endfor %}{% endfor %}"),
     "percent": "{{ ('%1999999999d' % N) | length }}",
     "percent text": "{{ ('%999999999s' % 'x') | length }}",
     "format": "{{ '{:>1999999999}'.format(N) | length }}",
@@ -35,18 +36,23 @@ FAMILIES: dict[str, str] = {
     "title": "{% set a = 'a ' * M %}{% for i in range(999) %}{{ a | title | length }}{% endfor %}",
     "unique": "{% set a = range(99999) | list %}{% for i in range(999) %}{{ a | unique | list | length }}{% endfor %}",
     "lists": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-    "dicts": "{% set n = namespace(x={}) %}{% for i in range(60) %}{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x | tojson }}",
+    "dicts": ("{% set n = namespace(x={}) %}{% for i in range(60) %}{% set n.x = {'a': n.x, 'b': n.x} %}"
+        "{% endfor %}{{ n.x | tojson }}"),
     "in": "{% set a = 'a' * M %}{% for i in range(99999) %}{{ (a + 'b') in (a + a) }}{% endfor %}",
     "count": "{% set a = 'a' * M %}{% for i in range(99999) %}{{ a.count('aab') + a.find('b') }}{% endfor %}",
-    "translate": "{% set a = 'a' * M %}{% for i in range(9999) %}{{ a.translate({97: 'b' * 9999}) | length }}{% endfor %}",
+    "translate": ("{% set a = 'a' * M %}{% for i in range(9999) %}{{ a.translate({97: 'b' * 9999}) | length }}"
+        "{% endfor %}"),
     "expandtabs": "{{ ('\\t' * M).expandtabs(999999) | length }}",
     "encode": "{% set a = 'é' * M %}{% for i in range(99999) %}{{ a.encode('utf-16') | length }}{% endfor %}",
     "lipsum": "{% for i in range(9999) %}{{ lipsum(n=999) | length }}{% endfor %}",
     "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
-    "blocks": "{% set a %}{% for i in range(90000) %}{{ 'x' * 80 }}{% endfor %}{% endset %}{{ a.replace('x', a) | length }}",
+    "blocks": ("{% set a %}{% for i in range(90000) %}{{ 'x' * 80 }}{% endfor %}"
+        "{% endset %}{{ a.replace('x', a) | length }}"),
     "output": "{% for i in range(90000) %}{{ 'x' * M }}{% endfor %}",
-    "shift": "{% set n = namespace(x=N) %}{% for i in range(9999) %}{% set n.x = n.x * 99999999999999999999 %}{{ n.x }}{% endfor %}",
-    "division": "{% set n = namespace(x=N) %}{% for i in range(22) %}{% set n.x = n.x * n.x %}{% endfor %}{% for i in range(9999) %}{{ n.x // 7 }}{% endfor %}",
+    "shift": ("{% set n = namespace(x=N) %}{% for i in range(9999) %}"
+        "{% set n.x = n.x * 99999999999999999999 %}{{ n.x }}{% endfor %}"),
+    "division": ("{% set n = namespace(x=N) %}{% for i in range(22) %}{% set n.x = n.x * n.x %}{% endfor %}"
+        "{% for i in range(9999) %}{{ n.x // 7 }}{% endfor %}"),
 }  # fmt: skip
 
 

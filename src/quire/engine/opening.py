@@ -56,7 +56,7 @@ def open_model(
     opened = open_engine(checkpoint, settings or ModelSettings(), queue_of(serving), kv_key(serving), progress)
     engine = opened.engine
     text = TextModel.of(checkpoint, engine.runner.capacity.vocabulary_size, engine.scheduler.config.max_sequence_tokens)
-    return OpenedModel(engine, text, opened.line, opened.notes)
+    return OpenedModel(engine, text, opened.line, (*opened.notes, *text.notes))
 
 
 def open_engine(

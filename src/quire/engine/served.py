@@ -132,9 +132,8 @@ class ServedModel(Front):
             await supervisor.close()
             raise
         self._port, self._ready = supervisor, ready
-        self._face = ModelFace(
-            text, lambda group: ready.identity.namespace(ready.block_size, group), ready.line, ready.notes
-        )
+        notes = (*ready.notes, *text.notes)
+        self._face = ModelFace(text, lambda group: ready.identity.namespace(ready.block_size, group), ready.line, notes)
         return self
 
     async def __aexit__(

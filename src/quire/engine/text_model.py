@@ -58,6 +58,12 @@ class TextModel:
             max_sequence_tokens=max_sequence_tokens,
         )
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the operator should know: a template that had to be stopped."""
+        failure = None if self.template is None else self.template.failure
+        return () if failure is None else (str(failure),)
+
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt given as text or as ids already."""
         if isinstance(prompt, str):

@@ -17,10 +17,8 @@ from quire.engine.template_helpers import IDLE, MAX_FOR_A_MODEL, MAX_IDLE, Helpe
 from quire.engine.template_wire import Load, Loaded, Render, Rendered
 from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
 
-BURNING = (
-    "{% if messages[0].content == 'burn' %}{% set ns = namespace(x=9) %}"
-    "{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{% endif %}{{ messages[0].content }}"
-)
+SQUARING = "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
+BURNING = "{% if messages[0].content == 'burn' %}" + SQUARING + "{% endif %}{{ messages[0].content }}"
 HUGE = "{% if messages[0].content == 'fill' %}{{ ('a' * 1000000).replace('a', 'b' * 1000) }}{% endif %}ok"
 
 
