@@ -83,7 +83,7 @@ MUTANTS = [
         "self._slots_of_group.get(namespace.cache_group, {})",
         "{s: n for g in self._slots_of_group.values() for s, n in g.items()}",
     ),
-    Mutant("the divergence is one token off", TREE, "num_cached + shared)", "num_cached + shared + 1)"),
+    Mutant("the divergence is one token off", TREE, "num_cached + shared, unpack", "num_cached + shared + 1, unpack"),
     Mutant("a block in flight reads as first seen", TREE, "if digest in in_flight:", "if False:"),
     # -- tables --
     Mutant("a full hit leaves nothing to compute", TABLE, "(num_tokens - 1) // block_size", "num_tokens // block_size"),
