@@ -52,7 +52,7 @@ def test_the_bounds_are_those_of_the_guide() -> None:
         f"| prompts in one request | {limits.MAX_PROMPTS} |",
         f"| answers (`n`) | {limits.MAX_ANSWERS} |",
         f"| stop texts | {limits.MAX_STOPS} of up to {limits.MAX_STOP_CHARS:,} characters |",
-        f"| log-probabilities | {limits.MAX_LOGPROBS} alternatives |",
+        f"| log-probabilities | {limits.MAX_LOGPROBS} alternatives;",
         f"| messages | {limits.MAX_MESSAGES:,} |",
         f"{limits.MAX_PENDING} pieces, then joined; {limits.MAX_PENDING_BYTES >> 20} MiB, then ended;",
         f"{limits.STUCK_S:g} s without progress, then cut",
