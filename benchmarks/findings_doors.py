@@ -96,7 +96,9 @@ def attacked_windows(
     calm, attacked, told = Window(), Window(), Counter[str]()
     for _ in range(rounds):
         watch(port, secret, window_s, calm)
-        words = [sys.executable, "-m", "benchmarks.findings_attack", str(port), *attacker, str(window_s + 1.0)]
+        # An attacker is another machine: what it costs to send must not be taken from the processors that serve.
+        words = ["nice", "-n", "19", sys.executable, "-m", "benchmarks.findings_attack", str(port), *attacker]
+        words.append(str(window_s + 1.0))
         with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             time.sleep(1.0)  # until it has begun
             watch(port, secret, window_s, attacked)

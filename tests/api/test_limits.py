@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import aiohttp
 import pytest
 
 from quire.api import limits
+from quire.api.descriptors import allow_many_connections, max_connections
 from quire.api.server import listen
 from quire.api.serving import Plan, run, set_aside_what_was_loaded
 from quire.cli.front import Supervised
@@ -90,6 +92,20 @@ def test_connections_are_bounded_and_those_without_a_request_make_room(monkeypat
             assert here_is_full(here), "everybody has a request: whoever comes now is cut"
         runner.let_go()
         here.wait_until_free(20)
+
+
+@pytest.mark.parametrize(
+    ("limit", "count"),
+    [(resource.RLIM_INFINITY, 8192), (65536, 8192), (8448, 8192), (8447, 8191), (1024, 768), (512, 256), (160, 80)],
+)
+def test_connections_leave_descriptors_for_the_server_s_own_files(
+    limit: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr("resource.setrlimit", lambda *_: None)
+    assert max_connections() == count
+    warning = allow_many_connections()
+    assert warning is None if count == limits.MAX_CONNECTIONS else f"{count:,} connections" in str(warning)
 
 
 def here_is_full(here: House) -> bool:

@@ -80,13 +80,13 @@ def test_a_conversation_is_counted_with_what_its_template_is_told(here: House, m
 
 def test_special_tokens_of_a_prompt_can_be_left_out(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, added = here.opened["oracle"].text.tokenizer, []
-    really = tokenizer._encode_checked
+    really = tokenizer.encode
 
     def spy(text: str, add_special_tokens: bool) -> list[int]:
         added.append(add_special_tokens)
         return really(text, add_special_tokens)
 
-    monkeypatch.setattr(tokenizer, "_encode_checked", spy)
+    monkeypatch.setattr(tokenizer, "encode", spy)
     for more in ({"add_special_tokens": False}, {"add_special_tokens": True}, {}):
         assert here.post(COMPLETE, prompt(**more)).status == 200
     assert added == [False, True, True]

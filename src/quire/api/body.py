@@ -10,11 +10,11 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from quire.api.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH
+from quire.api.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, ON_LOOP_BYTES
 from quire.api.refusals import Refusal, invalid
 
 Receive = Callable[[], Awaitable[Any]]
-Read = Callable[[bytes], Any]
+Pause = Callable[[], Awaitable[None]]
 
 
 class ClientGoneError(Exception):
@@ -26,21 +26,23 @@ def declared_bytes(declared: bytes | None) -> int:
     return int(declared[:20]) if declared is not None and declared.isdigit() else 0
 
 
-async def read_body(receive: Receive, declared: bytes | None) -> bytes:
-    """All of it, or a refusal."""
+async def read_body(receive: Receive, declared: bytes | None, pause: Pause) -> bytes:
+    """All of it, or a refusal. Between parts of a large one there is a pause."""
     if declared is not None and (not declared.isdigit() or int(declared[:20]) > MAX_BODY_BYTES):
         raise too_large(declared.decode("latin-1")[:20])
     try:
         async with asyncio.timeout(BODY_S):
-            return await _read(receive)
+            return await _read(receive, pause)
     except TimeoutError:
         message = f"a body must come within {BODY_S:g} s, this one did not; send it faster"
         raise Refusal(408, "body_timeout", message) from None
 
 
-async def _read(receive: Receive) -> bytes:
+async def _read(receive: Receive, pause: Pause) -> bytes:
     parts, num_bytes = [], 0
     while True:
+        if num_bytes > ON_LOOP_BYTES:
+            await pause()
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError

@@ -115,7 +115,7 @@ class Doors:
         async with visit.entering():
             check_quota(caller, text_tokens(declared_bytes(declared), self.models))
             with self.arriving(caller):
-                return await read_body(receive, declared)
+                return await read_body(receive, declared, self.text_work(caller).pause)
 
     @contextmanager
     def billed(self, caller: Caller, visit: Visit, num_body_bytes: int) -> Iterator[Bill]:

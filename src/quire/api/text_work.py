@@ -24,6 +24,10 @@ class TextWork:
         """In a thread, when it is this tenant's turn."""
         return await self._pool.run(self._tenant, work)
 
+    async def pause(self) -> None:
+        """Let this tenant's work that is under way end first."""
+        await self._pool.pause(self._tenant)
+
     async def sized(self, num_bytes: int, work: Callable[[], T]) -> T:
         """Small things at once, large ones in a thread: handing over costs more than a small thing takes."""
         return work() if num_bytes <= ON_LOOP_BYTES else await self.run(work)

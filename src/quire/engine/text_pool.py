@@ -46,6 +46,7 @@ class TextPool:
         """Tenants that have a thread."""
         self._waiting: dict[str, deque[_Task]] = {}
         """By tenant, in the order of their turns; nobody is listed without a task."""
+        self._until_end: dict[str, list[asyncio.Future[None]]] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -65,6 +66,17 @@ class TextPool:
             self._leave(tenant, task)
             raise
         return answer
+
+    async def pause(self, tenant: str) -> None:
+        """Wait for the end of what this tenant has in a thread, if it has anything there.
+
+        Work in a thread takes the interpreter's lock from the event loop for milliseconds at a time. Whoever keeps the
+        loop busy for a tenant beside its own work, as by reading more of its text, makes everybody pay for that.
+        """
+        if tenant in self._running:
+            ended = asyncio.get_running_loop().create_future()
+            self._until_end.setdefault(tenant, []).append(ended)
+            await ended
 
     def _begin(self) -> None:
         """Give free threads to those whose turn it is."""
@@ -87,6 +99,9 @@ class TextPool:
 
     def _end(self, tenant: str, task: _Task, result: "Future[Any]") -> None:
         self._running.discard(tenant)
+        for waiting in self._until_end.pop(tenant, ()):
+            if not waiting.done():
+                waiting.set_result(None)
         if not task.answer.done():
             error = result.exception()
             if error is not None:

@@ -90,3 +90,20 @@ def test_more_than_may_wait_are_told_to_come_back() -> None:
         await asyncio.gather(*tasks)
 
     asyncio.run(live())
+
+
+def test_a_pause_ends_with_what_the_tenant_has_in_a_thread_and_nobody_else_waits() -> None:
+    async def live() -> None:
+        pool, held = TextPool(), Held()
+        working = asyncio.ensure_future(pool.run("a", held.work("a")))
+        await until(lambda: held.begun == ["a"])
+        await pool.pause("b")
+        pausing = [asyncio.ensure_future(pool.pause("a")) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(one.done() for one in pausing)
+        pausing.pop().cancel()
+        held.go_on.set()
+        await asyncio.gather(working, *pausing)
+        await pool.pause("a")
+
+    asyncio.run(live())

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.api.auth import Caller
-from quire.api.limits import MAX_SALT_CHARS, REQUEST_S
+from quire.api.limits import MAX_SALT_CHARS, ON_LOOP_BYTES, REQUEST_S
 from quire.api.models import Model
 from quire.api.openai.shapes import SamplingFields
 from quire.api.questions import StreamOptions
@@ -130,8 +130,11 @@ def asked_class(fields: SamplingFields, header: bytes | None) -> PriorityClass:
 
 
 def may_ask_for_a_class(body: bytes, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether an unparsed request could ask for another class than the usual one. Certain only where it says no."""
-    return CLASS_HEADER in headers or any(word in body for word in CLASS_WORDS)
+    """Whether an unparsed request could ask for another class than the usual one. Certain only where it says no.
+
+    A large body is not looked through here, on the event loop.
+    """
+    return len(body) > ON_LOOP_BYTES or CLASS_HEADER in headers or any(word in body for word in CLASS_WORDS)
 
 
 def _is_whole(header: bytes) -> bool:
