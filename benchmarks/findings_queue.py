@@ -191,7 +191,7 @@ class Tries:
 
 def retries(proof: Proof) -> None:
     """Floods by many keys, each of which then stops, waits as long as it was told, and sends one request."""
-    seconds = proof.sized(quick=35, full=240)
+    seconds = proof.sized(quick=24, full=240)
     several, alone = Tries(), Tries()
     with tempfile.TemporaryDirectory() as name:
         keys = Path(name) / "keys.json"
@@ -203,7 +203,7 @@ def retries(proof: Proof) -> None:
         with started(Path(name), *server_words(None)) as server:
             asyncio.run(_tried(server, {"default": None}, seconds / 2, alone))
             server.stop()
-    least = proof.sized(quick=20, full=150)
+    least = proof.sized(quick=16, full=150)
     proof.report("retry_tries", several.num_tries, f"at least {least}", holds=several.num_tries >= least)
     proof.report("retry_tries_alone", alone.num_tries, "at least 1", holds=alone.num_tries >= 1)
     proof.report("retry_after_median_s", statistics.median([*several.waits, *alone.waits] or [0.0]))

@@ -22,6 +22,7 @@ from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.request import PriorityClass, Request, SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.shares import LEAST_SHARE, Ask, Shares
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.core.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
 from quire.errors import CapacityError, QuireError
@@ -213,8 +214,7 @@ class Flood:
         self.num_seconds = num_seconds
         self.random = Random(SystemRandom().getrandbits(63))
         self.tenants = [f"tenant{index}" for index in range(tenants)]
-        weights = dict.fromkeys(self.tenants, 1.0) if tenants > 1 else {}
-        self.queue = QueueConfig(max_requests, tenant_weights=weights)
+        self.queue = QueueConfig(max_requests)
         memory = KVMemory(KVMemoryConfig(1024, 4), BlockHasher(bytes(32)))
         config = SchedulerConfig(self.MAX_RUNNING * (self.NUM_PROMPT + 1) + 4, self.MAX_RUNNING, queue=self.queue)
         self.scheduler = Scheduler(config, memory)
@@ -317,12 +317,20 @@ def first_after(moments: list[float], moment_s: float) -> int:
     return low
 
 
+def share_among(tenants: list[str], queue: QueueConfig) -> int:
+    """How many requests one of them may have waiting once all have asked."""
+    shares = Shares(queue.bounds)
+    for tenant in tenants:
+        shares.ask(Ask(tenant, HIGH.value, 0.0))
+    return max(LEAST_SHARE, shares.share_of(tenants[0], HIGH.value))
+
+
 def waiting_times(proof: Proof) -> None:
     """The bound of ADR 0007 for several tenants, with the figures of this flood put in."""
     num_tenants, max_requests = 4, 64
     flood = Flood(proof.sized(quick=600, full=10_000), num_tenants, max_requests)
     flood.run()
-    running, share = flood.MAX_RUNNING, flood.queue.share_of(flood.tenants[0])
+    running, share = flood.MAX_RUNNING, share_among(flood.tenants, flood.queue)
     num_later = num_tenants * (num_tenants - 1) * len(PriorityClass) * (3 * running + share)
     num_starts = 4 * (max_requests + running - 1 + num_later)
     breaches, tightest = 0, 0.0

@@ -7,7 +7,7 @@ import pytest
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams
 from quire.core.step import StepPlan
-from quire.engine.ledger import POISON
+from quire.engine.ledger import POISON, Ledger
 from quire.engine.messages import Restore, Submit
 from quire.errors import MessageError, QueueFullError
 from tests.support.lives import CONFIG, IDENTITY, VOCABULARY, Lives, check_told
@@ -248,6 +248,64 @@ def test_a_refusal_reaches_who_asked_and_nothing_is_kept() -> None:
     lives.ledger.refused("r1", QueueFullError(3, 2), 1.0)
     assert [type(answer) for answer in lives.answers["r1"]] == [QueueFullError]
     assert not lives.ledger.entries
+
+
+def displaced(at_s: float, num_tokens: int = 0, retry_after_s: int | None = 3) -> list[RequestEvent]:
+    return [
+        SequenceFinished("r1", 0, at_s, FinishReason.DISPLACED, num_tokens, None, retry_after_s),
+        Finished("r1", at_s, 2, 0, num_tokens),
+    ]
+
+
+def sent(lives: Lives) -> Ledger:
+    """A ledger whose only request a worker has let in."""
+    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, SamplingParams(max_tokens=9)))
+    lives.ledger.due()
+    lives.ledger.taken("r1")
+    return lives.ledger
+
+
+def test_a_request_that_its_worker_displaced_is_over() -> None:
+    ledger = sent(Lives(Random(1)))
+    assert ledger.num_open_of == {"default": 1}
+    told: list[RequestEvent] = []
+    ledger.take(displaced(1.0), {}, told)
+    assert told == displaced(1.0)
+    assert (ledger.entries, ledger.num_open_of) == ({}, {})
+
+
+def test_a_worker_that_dies_before_it_could_tell_of_a_displacement_is_asked_again() -> None:
+    ledger = sent(Lives(Random(1)))
+    ledger.crash([], 1.0)
+    (again,) = ledger.due()
+    assert isinstance(again, Restore)
+    assert not again.request.is_promised, "nobody has seen anything of it: it may be displaced again"
+    told: list[RequestEvent] = []
+    ledger.take(displaced(2.0), {}, told)
+    assert told == displaced(2.0)
+
+
+def test_what_a_client_has_seen_keeps_its_place_in_the_next_worker() -> None:
+    ledger = sent(Lives(Random(1)))
+    ledger.take([Admitted("r1", 1.0, 1.0, 0), Token("r1", 0, 1.0, 1, 1, None)], {}, [])
+    ledger.crash(["r1"], 2.0)
+    (again,) = ledger.due()
+    assert isinstance(again, Restore)
+    assert again.request.is_promised
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [Token("r1", 0, 1.0, 1, 1, None), *displaced(1.0, 1)],
+        displaced(1.0, retry_after_s=None),
+        [SequenceFinished("r1", 0, 1.0, FinishReason.LENGTH, 0, None, 3)],
+    ],
+)
+def test_a_worker_that_displaces_in_the_middle_of_an_answer_is_not_believed(events: list[RequestEvent]) -> None:
+    ledger = sent(Lives(Random(1)))
+    with pytest.raises(MessageError, match="displaced"):
+        ledger.take(events, {}, [])
 
 
 @pytest.mark.parametrize("name", ["stranger", "r1"])

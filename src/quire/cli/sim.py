@@ -68,7 +68,7 @@ def _print_tables(report: "Report") -> None:
     ended = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(report.reasons().items()))
     for what, how_much in (
         ("requests", f"{len(report.ledger.entries):,} accepted, {totals.num_refused:,} too large"),
-        ("turned away", f"{totals.num_turned_away:,} times"),
+        ("turned away", f"{totals.num_turned_away:,} times, {totals.num_displaced:,} displaced"),
         ("continuations ended", ended or "none"),
         ("steps", f"{totals.num_steps:,} in {report.simulated_s:,.1f} simulated seconds"),
         ("tokens computed", f"{totals.num_computed_tokens:,} ({totals.num_recomputed_tokens:,} again)"),

@@ -118,7 +118,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "queue", whole_number(1, 1_000_000), _SERVING.queue,
-        "Requests that may wait; one more is turned away and told to come back.", "2048",
+        "Requests that may wait; keys share them, and one more is turned away and told to come back.", "2048",
     ),
     Setting(
         "stuck_step_s", seconds(MAX_STUCK_STEP_S), _SERVING.stuck_step_s,
@@ -188,7 +188,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "max_inside", whole_number(1, 1_000_000), _DOORS.max_inside,
-        "Requests that may be inside at once, from their first byte to their last; one more is turned away unread.",
+        "Requests that may be inside at once, from their first byte to their last; keys share them, and one more is "
+        "turned away unread.",
         "4096", is_of_doors=True,
     ),
     Setting(

@@ -133,7 +133,9 @@ def test_a_class_that_has_not_used_what_is_kept_for_it_loses_nothing_to_another(
 def test_weights_divide_the_places() -> None:
     places = Places(Bounds(100, weights={"heavy": 3.0}))
     places.fill("light", 1)
+    assert (places.shares.share_of("light", ""), places.shares.share_of("heavy", "")) == (100, 75)
     assert len(places.fill("heavy", 100)) == 75
+    assert places.shares.share_of("light", "") == 25
     assert len(places.fill("light", 100)) == 24
 
 

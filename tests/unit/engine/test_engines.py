@@ -10,11 +10,13 @@ import pytest
 
 import quire
 from quire.core import invariants
-from quire.core.events import Token
+from quire.core.events import RequestEvent, Token
 from quire.core.request import PriorityClass
+from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from quire.engine.answers import Completion, Piece
 from quire.engine.asking import make_request
 from quire.engine.async_engine import AsyncEngine
+from quire.engine.engine import Clock
 from quire.engine.llm import LLM
 from quire.engine.opening import OpenedModel
 from quire.engine.parameters import SamplingParams
@@ -22,6 +24,7 @@ from quire.engine.stepper import Stepper, _Close
 from quire.engine.stream import Stream
 from quire.errors import (
     ConfigError,
+    DisplacedError,
     EngineDeadError,
     InvalidParameterError,
     RequestTooLargeError,
@@ -441,3 +444,21 @@ def test_an_engine_whose_owner_is_cancelled_still_tells_everybody() -> None:
         return done
 
     assert isinstance(asyncio.run(own()), EngineDeadError | Completion)
+
+
+def test_a_prompt_that_was_displaced_is_an_error_to_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = talker(max_running=1)
+    opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=2, class_reserve=0.0))
+    other = make_request(opened.face, [40], SamplingParams(max_tokens=1), tenant="other")
+    with LLM(opened) as llm:
+        really = opened.engine.step
+
+        def step(clock: Clock) -> list[RequestEvent]:
+            monkeypatch.undo()
+            opened.engine.submit(other)
+            return really(clock)
+
+        monkeypatch.setattr(opened.engine, "step", step)
+        with pytest.raises(DisplacedError, match="gave way to another tenant's; try again in 10 s"):
+            llm.generate(["one", "two"], SamplingParams(max_tokens=3))
+        assert llm.generate("three", SamplingParams(max_tokens=3))[0].num_output_tokens == 3

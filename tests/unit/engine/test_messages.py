@@ -44,6 +44,7 @@ REQUEST = Request(
     priority=PriorityClass.LOW,
     continuations=(Continuation(0, (4, 5)), Continuation(2)),
     deadline_s=99.0,
+    is_promised=True,
 )
 EVENTS: list[RequestEvent] = [
     Admitted("a", 1.0, 0.5, 32),
@@ -53,6 +54,7 @@ EVENTS: list[RequestEvent] = [
     Token("a", 0, 2.0, 7, 3, None),
     Preempted("a", 0, 2.5),
     SequenceFinished("a", 1, 3.0, FinishReason.ERROR, 3, "why"),
+    SequenceFinished("a", 0, 3.0, FinishReason.DISPLACED, 0, None, 7),
     Finished("a", 3.0, 3, 32, 6),
 ]
 TO_WORKER = [
@@ -96,8 +98,8 @@ def test_events_keep_their_order_and_their_kinds() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        QueueFullError(5, 4),
-        TenantShareError("someone", 3, 2),
+        QueueFullError(5, 4, 7),
+        TenantShareError("someone", 3, 2, 9, "open"),
         DuplicateRequestError("a"),
         RequestTooLargeError("a request may have 4 tokens, 5 given"),
     ],

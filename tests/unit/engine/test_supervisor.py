@@ -34,6 +34,7 @@ from quire.engine.supervisor import LATE_S, Limits, Supervisor
 from quire.engine.worker_process import _lock, _sweep
 from quire.errors import (
     ConfigError,
+    DisplacedError,
     DrainingError,
     EngineDeadError,
     InvalidParameterError,
@@ -428,6 +429,44 @@ def test_a_stuck_worker_does_not_let_the_queue_grow() -> None:
             assert all(isinstance(task.exception(), QueueFullError) for task in asking if task.done())
             assert model.supervisor.num_open == 9
         await asyncio.gather(*asking, return_exceptions=True)
+
+    run(main)
+
+
+def test_a_displaced_request_is_an_error_to_who_asked_and_the_other_tenant_is_served() -> None:
+    async def main() -> None:
+        settings, queue = replace(SETTINGS, max_running=1, max_step_tokens=40), QueueConfig(2, class_reserve=0.0)
+        async with served(settings, queue=queue, step_s=0.05) as model:
+            running = asyncio.create_task(model.generate("long", params(0, 20), tenant="a"))
+            await until(lambda: model.load.num_running == 1)
+            asking = [asyncio.create_task(model.generate(f"q{at}", params(at, 5), tenant="a")) for at in (1, 2)]
+            await until(lambda: model.load.num_waiting == 2)
+            other = await model.generate("mine", params(5, 5), tenant="b")
+            assert other.num_output_tokens == 5
+            done = await asyncio.gather(running, *asking, return_exceptions=True)
+            assert [type(one) for one in done] == [Completion, Completion, DisplacedError]
+            assert isinstance(done[2], DisplacedError)
+            assert 1 <= done[2].retry_after_s <= 60
+
+    run(main)
+
+
+def test_a_tenant_is_let_in_though_another_has_all_that_wait_for_a_worker_that_is_stuck() -> None:
+    async def main() -> None:
+        queue, settings = QueueConfig(max_requests=5), replace(SETTINGS, max_running=4)
+        limits = Limits(stuck_s=20.0, close_s=0.1)
+        async with served(settings, faults=fault("hang", 0), limits=limits, queue=queue) as model:
+            asking = [asyncio.create_task(model.generate("poison", params(POISON_SEED)))]
+            await until(lambda: model.num_open == 1 and time.monotonic() - model.supervisor.flight().beat_s > 0.3)
+            asking += [asyncio.create_task(model.generate(f"q{at}", params(at))) for at in range(20)]
+            await until(lambda: sum(task.done() for task in asking) == 12)
+            others = [asyncio.create_task(model.generate(f"b{at}", params(at), tenant="b")) for at in range(3)]
+            promised = asyncio.create_task(model.generate("promised", params(1), is_promised=True))
+            await until(lambda: model.supervisor.num_open == 13)
+            crowd = [asyncio.create_task(model.generate("c", params(1), tenant=f"t{at}")) for at in range(9)]
+            await until(lambda: sum(task.done() for task in crowd) == 4)
+            assert model.supervisor.num_open == 18, "and yet it is bounded"
+        await asyncio.gather(*asking, *others, promised, *crowd, return_exceptions=True)
 
     run(main)
 
