@@ -102,7 +102,8 @@ class IdleHelpers:
 
     def __init__(self) -> None:
         self._idle: list[Helper] = []
-        self._lock = threading.Lock()
+        # A template that is collected as garbage gives its helpers back, in the middle of whatever its thread does.
+        self._lock = threading.RLock()
 
     def take(self) -> Helper:
         """One that waits, or a new one. Raises OSError if none can be started."""
