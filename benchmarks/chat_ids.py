@@ -1,13 +1,13 @@
 """Encodes conversations, one tokenizer after the other, and prints what came of them: run on two commits.
 
-    python chat_ids.py ids|time < jobs.json      (quire is imported from wherever the interpreter finds it)
+    python chat_ids.py ids      the jobs in one line in; for each, two lists out: an item for each conversation, its
+                                ids or a sentence
+    python chat_ids.py clock    the same line in; then a chat for each line, and its milliseconds out
 
-Speaks to classes that both commits have. The last line is JSON: for each job two lists with an item for each
-conversation (its ids, or a sentence), or one with an item for each round (milliseconds).
+Speaks to classes that both commits have, and imports quire from wherever its interpreter finds it.
 """
 
 import json
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -48,20 +48,21 @@ def ids(job: dict[str, Any]) -> list[list[list[int] | str]]:
     return [[outcome(model, chat) for chat in chats] for chats in (hostile, ordinary)]
 
 
-def milliseconds(job: dict[str, Any]) -> list[float]:
-    """The median of each round."""
-    model, told = text_model(job), []
-    for seed in job["seeds"]:
+def clock(jobs: list[dict[str, Any]]) -> None:
+    """Time chats one by one: a line `job seed` in, milliseconds out."""
+    models = [text_model(job) for job in jobs]
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job, seed = map(int, line.split())
         chat = chat_samples.twenty(Random(seed))
-        took = []
-        for _ in range(25):
-            start = time.perf_counter()
-            model.chat(**chat)
-            took.append(1e3 * (time.perf_counter() - start))
-        told.append(statistics.median(took))
-    return told
+        start = time.perf_counter()
+        models[job].chat(**chat)
+        print(1e3 * (time.perf_counter() - start), flush=True)
 
 
 if __name__ == "__main__":
-    work = {"ids": ids, "time": milliseconds}[sys.argv[1]]
-    print(json.dumps([work(job) for job in json.load(sys.stdin)]))
+    given = json.loads(sys.stdin.readline())
+    if sys.argv[1] == "clock":
+        clock(given)
+    else:
+        print(json.dumps([ids(job) for job in given]))

@@ -34,7 +34,7 @@ class StoppedError(Exception):
 
 
 class Helper:
-    """One process that renders. For one thread at a time; `kill` may come from any."""
+    """One process that renders. For one thread at a time; `stop` may come from any."""
 
     def __init__(self) -> None:
         self._end, theirs = socket.socketpair()
@@ -75,9 +75,13 @@ class Helper:
             raise self._stopped(error) from None
         return self._answer(deadline_s)
 
-    def kill(self) -> None:
-        """End it, whatever it does."""
+    def stop(self) -> None:
+        """End the process, whatever it does; whoever waits for its answer is told."""
         self._process.kill()
+
+    def kill(self) -> None:
+        """End it, and leave nothing behind."""
+        self.stop()
         self._process.wait()
         self._end.close()
 
@@ -90,7 +94,7 @@ class Helper:
     def _stopped(self, error: Exception) -> StoppedError:
         self.kill()
         took_long = isinstance(error, TimeoutError)
-        return StoppedError(f"took more than {RENDER_S:g} s and was stopped" if took_long else "ended in the middle")
+        return StoppedError("took longer and was stopped" if took_long else "ended in the middle")
 
 
 class IdleHelpers:
@@ -98,7 +102,8 @@ class IdleHelpers:
 
     def __init__(self) -> None:
         self._idle: list[Helper] = []
-        self._lock = threading.Lock()
+        # A template that is collected as garbage gives its helpers back, in the middle of whatever its thread does.
+        self._lock = threading.RLock()
 
     def take(self) -> Helper:
         """One that waits, or a new one. Raises OSError if none can be started."""
@@ -171,7 +176,7 @@ class Helpers:
             self._is_closed = True
             free, self._free = self._free, []
             for helper in self._busy:
-                helper.kill()
+                helper.stop()
             self._changed.notify_all()
         for helper in free:
             IDLE.give_back(helper)
@@ -183,10 +188,13 @@ class Helpers:
                 self._changed.wait()
             if self._is_closed:
                 raise EngineDeadError("the model is closed; open it again")
-            if self._free:
+            while self._free:
                 helper = self._free.pop()
-                self._busy.add(helper)
-                return helper
+                if helper.is_alive:
+                    self._busy.add(helper)
+                    return helper
+                helper.kill()  # the system may have ended it for its own reasons
+                self._num_helpers -= 1
             self._num_helpers += 1
         return self._start()[0]
 
@@ -236,8 +244,8 @@ def _not_started(error: BaseException) -> BaseException:
             )
         case StoppedError():
             return TemplateError(
-                f"chat needs the model's chat template, which {error} when it was loaded; use the completions endpoint "
-                "with a plain prompt, or start the server with another template"
+                f"a chat template may take {RENDER_S:g} s to be loaded, this model's {error} when it was loaded; use "
+                "the completions endpoint with a plain prompt, or start the server with another template"
             )
     return error
 

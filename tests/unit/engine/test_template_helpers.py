@@ -45,6 +45,13 @@ def wait_until_gone(pid: int) -> None:
         sleep(0.01)
 
 
+def wait_until_busy(ours: Helpers) -> None:
+    deadline_s = monotonic() + 60
+    while not ours._busy:
+        assert monotonic() < deadline_s
+        sleep(0.001)
+
+
 def test_a_rendering_that_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
     template = ChatTemplate(BURNING, {})
     with pytest.raises(TemplateError, match=r"may take 2 s .* stopped; send fewer or shorter messages"):
@@ -70,17 +77,33 @@ def test_a_template_that_must_be_stopped_when_it_is_loaded_refuses_chats_only() 
             template.render(said("hello"))
 
 
-def test_a_process_that_dies_in_the_middle_is_replaced() -> None:
+def test_a_process_that_dies_between_two_chats_is_replaced_before_the_next() -> None:
     ours = helpers()
     ours.load()
     [first] = ours._free
     os.kill(first.pid, signal.SIGKILL)
     wait_until_gone(first.pid)
-    with pytest.raises(TemplateError, match="ended in the middle"):
-        ours.render(asked("hello"))
     answer = ours.render(asked("hello"))
     assert isinstance(answer, Rendered)
     assert answer.text == "hello"
+    ours.close()
+
+
+def test_a_process_that_dies_in_the_middle_costs_its_chat_and_is_replaced() -> None:
+    ours = helpers()
+    ours.load()
+    [first] = ours._free
+
+    def kill() -> None:
+        wait_until_busy(ours)
+        os.kill(first.pid, signal.SIGKILL)
+
+    killer = Thread(target=kill)
+    killer.start()
+    with pytest.raises(TemplateError, match="ended in the middle"):
+        ours.render(asked("burn"))
+    killer.join(60)
+    assert isinstance(ours.render(asked("hello")), Rendered)
     ours.close()
 
 
