@@ -117,7 +117,7 @@ def test_whoever_leaves_while_a_text_waits_is_gone(tmp_path: Path, gate: threadi
         for connection in leaving:
             connection.close()
         try:
-            here.wait_until(lambda: not here.doors.inside, 15)
+            here.wait_until(lambda: not here.doors.inside, 20)
             is_empty = True
         except TimeoutError:
             is_empty = False

@@ -85,7 +85,7 @@ def started(server: Hub, folder: Path, *words: str) -> Iterator["subprocess.Pope
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        assert server.is_asked.wait(60), process.communicate(timeout=1)
+        assert server.is_asked.wait(60), process.communicate(timeout=60)
         yield process
     finally:
         process.kill()

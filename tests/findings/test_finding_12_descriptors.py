@@ -55,7 +55,7 @@ def test_connections_that_ask_nothing_do_not_keep_out_one_that_asks(tmp_path: Pa
         try:
             for _ in range(2 * FEW):
                 with suppress(OSError):
-                    silent.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+                    silent.append(socket.create_connection(("127.0.0.1", port), timeout=60))
             # Well before the heads of the silent ones are late, which is when they would be cut in any case.
             got = [status_of_health(port, 10) for _ in range(3)]
         finally:

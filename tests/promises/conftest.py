@@ -25,6 +25,10 @@ SIZES = (
 )
 
 
+LONG_ENOUGH = ("--sequence-tokens", "16384", "--blocks", "8192")
+"""Of an oracle: for an answer that does not end by itself while a test lasts."""
+
+
 @dataclass(frozen=True)
 class Served:
     """`quire serve` of two tiny models, with the keys of two tenants."""
@@ -64,5 +68,5 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     folder = tmp_path_factory.mktemp("busy")
     keys = folder / "keys.json"
     urgent, usual = add_key(keys, "urgent", max_class="high"), add_key(keys, "usual")
-    with oracle(folder, "--running", "4", "--step-s", "0.01", "--queue", "12", keys=keys) as server:
+    with oracle(folder, "--running", "4", "--step-s", "0.01", *LONG_ENOUGH, "--queue", "12", keys=keys) as server:
         yield Busy(server, urgent, usual)

@@ -85,6 +85,12 @@ class Server:
         """The same beside everything else."""
         return self.pool.submit(self.ask, "POST", path, body, key, name)
 
+    def begun(self, path: str, body: Any, key: str) -> HTTPConnection:
+        """A request that is sent and not read; closing the connection ends it."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json", "x-api-key": key})
+        return connection
+
     def logged(self) -> list[str]:
         """The names of requests in the order in which they ended, as the server's own log has it."""
         return re.findall(r" client_id=(\S+)", "\n".join(self.lines))
@@ -104,11 +110,9 @@ class Server:
         return [one["state"] for one in json.loads(data.partition(b"\r\n\r\n")[2])["requests"]]
 
     def workers(self) -> list[int]:
-        """Processes it has started."""
-        found: list[int] = []
-        for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
-            found += [int(one) for one in path.read_text().split()]
-        return found
+        """Processes it has started that own a model; others render its templates."""
+        children = [path.read_text().split() for path in Path(f"/proc/{self.process.pid}/task").glob("*/children")]
+        return [int(one) for found in children for one in found if b"worker\0" in _command(one)]
 
     def signal_worker(self, number: int) -> None:
         (worker,) = self.workers()
@@ -119,6 +123,13 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_S)
+
+
+def _command(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return b""
 
 
 def until(is_so: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.promises.servers import Server, oracle, until
 
 ROW_SEED, POISON_SEED = 5, 666
 COMPLETE = "/v1/completions"
+STUCK_S = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,33 @@ def test_a_worker_that_dies_or_hangs_is_replaced_under_its_streams(fragile: Serv
     disturbed = text_when_disturbed(fragile, asked, number)
     assert disturbed == fragile.post(COMPLETE, asked).text
     assert "a new one is started" in "\n".join(fragile.lines)
+
+
+def test_a_pause_of_the_whole_container_is_a_pause_and_nothing_more(tmp_path: Path) -> None:
+    """Parent and worker stand still for longer than a step may take."""
+    with oracle(tmp_path, "--step-s", "0.02", "--stuck-step-s", str(STUCK_S)) as server:
+        streaming = server.later(COMPLETE, body("go on after this"))
+        until(lambda: "running" in server.states())
+        pids = [server.process.pid, *server.workers()]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in pids:
+                os.kill(pid, number)
+            time.sleep(STUCK_S + 1.0 if number == signal.SIGSTOP else 0.0)
+        assert streaming.result().text == server.post(COMPLETE, body("go on after this")).text
+        assert server.workers() == pids[1:]
+
+
+def test_an_answer_that_has_ended_stays_so_when_the_worker_dies(fragile: Server) -> None:
+    """One of three answers ends at a stop string; the next worker is asked for the two others."""
+    asked = body("which of them ends first", n=3, stream=False, max_tokens=40)
+    first = fragile.post(COMPLETE, asked).json["choices"][0]["text"]
+    asked["stop"] = [first[4:8]]
+    expected = fragile.post(COMPLETE, asked).json["choices"]
+    assert "stop" in {choice["finish_reason"] for choice in expected}
+    streaming = fragile.later(COMPLETE, asked)
+    until(lambda: "running" in fragile.states())
+    fragile.signal_worker(signal.SIGKILL)
+    assert streaming.result().json["choices"] == expected
 
 
 def test_what_is_lost_with_a_worker_is_its_cache(fragile: Server) -> None:
