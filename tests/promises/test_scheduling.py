@@ -55,8 +55,8 @@ def test_a_priority_is_a_head_start(busy: Busy) -> None:
 def test_a_head_start_of_no_seconds_overtakes_nobody(tmp_path: Path) -> None:
     """A class is worth its seconds and no more: who comes later than that comes later."""
     key = add_key(tmp_path / "keys.json", "one", max_class="high")
-    starts = ("--head-start-high-s", "0", "--head-start-normal-s", "0")
-    with oracle(tmp_path, "--running", "4", "--step-s", "0.01", *LONG_ENOUGH, *starts, keys=tmp_path / "keys.json") as server:
+    settings = ("--running", "4", "--step-s", "0.01", "--head-start-high-s", "0", "--head-start-normal-s", "0")
+    with oracle(tmp_path, *settings, *LONG_ENOUGH, keys=tmp_path / "keys.json") as server:
         line = Line(server, key)
         line.join("low", key, n=4, **LOW)
         line.join("normal", key, n=4)
