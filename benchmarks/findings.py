@@ -21,7 +21,30 @@ TIMEOUT_S = 3600.0
 NOT_SHOWN = ("ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "SyntaxError", "collection failure")
 """What a test says that could not be run at all."""
 
-FINDINGS: Mapping[str, str] = {}
+FINDINGS: Mapping[str, str] = {
+    "01_one_key_stalls_everybody": "1: text was worked on before it was charged, in one pool for all keys",
+    "01_prompt_bytes": "1: prompts were bounded in characters and tokenised far beyond the longest sequence",
+    "02_forged_roles": "2: names of control tokens in a client's text became control tokens",
+    "03_one_key_fills_the_queue": "3: one key filled the queue for everyone",
+    "04_template_freezes": "4: a model's template could freeze or fill the whole server",
+    "05_token_lists": "5: lists of tokens were built anew for every row at every step",
+    "06_prompt_logprobs": "6: alternatives were found row by row, and nothing bounded the answer",
+    "07_ended_answers": "7: answers that had ended were computed on",
+    "08_ending_while_downloading": "8: SIGTERM did nothing while a model was downloaded",
+    "09_paused_container": "9: a paused container killed its healthy worker",
+    "10_false_431": "10: a body and the next head in one read were a false 431",
+    "11_no_home": "11: without a home directory there was a traceback",
+    "12_descriptors": "12: connections were not bounded by the descriptors there are",
+    "13_mutants": "13: mutation runs did not test the mutant on a fresh install",
+    "14_small_things": "14: the last line of loading, and estimates for float32 only",
+    "15_foreign_pages": "15: any web page could drive a server without keys",
+    "b_duplicate_headers": "B: a header that stands twice was read differently in two places",
+    "b_first_process": "B: as the first process of a container SIGTERM was dropped in the first second",
+    "b_keys_without_descriptors": "B: without a descriptor for the keys file everybody was locked out",
+    "b_two_containers": "B: one container removed the folder of another's live worker",
+    "c_busy_machine": "C: tests failed because something took longer than a second",
+    "house_promises": "promises of the front page that no user could reach",
+}
 """Each finding by its file in `tests/findings/`, without `test_finding_` and `.py`."""
 
 
