@@ -3,17 +3,13 @@
 `injected_roles`, `template_unequal`, `hostile_templates` and what belongs to it, `template_ms`.
 """
 
-import asyncio
 import json
 import os
 import statistics
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ from benchmarks.before import checked_out
 from benchmarks.chat_samples import NONCE
 from benchmarks.findings import BEFORE
 from benchmarks.hostile_templates import templates
+from benchmarks.hostile_watch import Watch, burn, burn_all, resident_bytes
 from benchmarks.proof import Proof, say
 from benchmarks.public_tokenizers import Published, published
 from quire.checkpoints import load_tokenizer
@@ -32,13 +29,11 @@ from quire.engine.template_process import MEMORY_BYTES
 from quire.errors import QuireError
 
 SCRIPT = Path(__file__).with_name("chat_ids.py")
-BLOCKED_S = 0.1
 ENDED_S = 3.0
 PARENT_BYTES = 96 * 1024 * 1024
 """How much this process may grow while it has templates rendered: prompts, answers and its own figures."""
 Outcomes = list[list[list[int] | str]]
 """For each tokenizer, the ids of its conversations, or why there are none."""
-HELLO = [{"role": "user", "content": "hello"}]
 
 
 def sections(proof: Proof) -> list[tuple[str, Callable[[], None]]]:
@@ -92,7 +87,8 @@ def _environment(python: str) -> dict[str, str]:
 
 def _chats(proof: Proof) -> None:
     models = published()
-    num_hostile, num_ordinary = proof.sized(quick=70, full=500), proof.sized(quick=350, full=2000)
+    # More than are wanted: some templates refuse some of them, for two turns of a user in a row or a developer.
+    num_hostile, num_ordinary = proof.sized(quick=90, full=660), proof.sized(quick=400, full=2500)
     step = len(models)  # conversations are shared out among the tokenizers
     jobs = [
         _job(one, hostile=range(index, num_hostile, step), ordinary=range(index, num_ordinary, step))
@@ -115,7 +111,8 @@ def _injected(proof: Proof, models: Sequence[Published], now: Outcomes, before: 
         forged, forged_before = forged + found[0], forged_before + found[1]
     taken = _roles_taken(models)
     proof.report("injected_tries", num_tries)
-    proof.report("injected_encoded", num_encoded, "more than half of the tries", holds=num_encoded * 2 > num_tries)
+    wanted = proof.sized(quick=60, full=500)
+    proof.report("injected_encoded", num_encoded, f"at least {wanted}", holds=num_encoded >= wanted)
     proof.report("injected_roles_before", forged_before, "at least 1: the trial would see it", holds=forged_before > 0)
     proof.report("strange_roles_taken", taken, "0", holds=taken == 0)
     proof.report("injected_roles", forged + taken, "0", holds=forged + taken == 0)
@@ -161,87 +158,19 @@ def _unequal(proof: Proof, models: Sequence[Published], now: Outcomes, before: O
         say(f"    {model.name}: {len(encoded)} of {len(pairs)} encoded, {len(unequal)} unequal")
     num_chats = sum(map(len, now))
     proof.report("template_chats", num_chats)
-    proof.report("template_chats_encoded", num_encoded, "more than half of them", holds=num_encoded * 2 > num_chats)
+    wanted = proof.sized(quick=300, full=2000)
+    proof.report("template_chats_encoded", num_encoded, f"at least {wanted}", holds=num_encoded >= wanted)
     proof.report("template_unequal", num_unequal, "0", holds=num_unequal == 0)
 
 
 # -- hostile templates -------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Watch:
-    """What an event loop and the processes of this one do meanwhile."""
-
-    blocked_s: list[float] = field(default_factory=list)
-    peak_helper_bytes: int = 0
-    peak_parent_bytes: int = 0
-    is_over: bool = False
-
-    async def look(self) -> None:
-        """Come round every few milliseconds; note when that took longer, and was not the machine's doing."""
-        thread = threading.get_native_id()
-        while not self.is_over:
-            start, queued = time.monotonic(), _queued_s(thread)
-            await asyncio.sleep(0.005)
-            late_s = time.monotonic() - start - 0.005
-            if late_s > BLOCKED_S and late_s - (_queued_s(thread) - queued) > BLOCKED_S:
-                self.blocked_s.append(late_s)
-            self.peak_helper_bytes = max([self.peak_helper_bytes, *map(_resident_bytes, _children())])
-            self.peak_parent_bytes = max(self.peak_parent_bytes, _resident_bytes(os.getpid()))
-
-
-def _queued_s(thread: int) -> float:
-    """How long this thread was ready to run and no processor was free."""
-    return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
-
-
-def _children() -> list[int]:
-    told = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    return [int(pid) for pids in told for pid in pids]
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0  # it has ended
-
-
-def _burn(source: str) -> list[float]:
-    """Seconds to load, and to say hello."""
-    start = time.monotonic()
-    try:
-        template = ChatTemplate(source, {})
-    except QuireError:
-        return [time.monotonic() - start]
-    loaded = time.monotonic()
-    try:
-        template.render(HELLO)
-    except QuireError:
-        pass
-    finally:
-        ended = time.monotonic()
-        template.close()
-    return [loaded - start, ended - loaded]
-
-
-async def _burn_all(sources: Sequence[tuple[str, str]], watch: Watch) -> list[tuple[str, float]]:
-    looking = asyncio.create_task(watch.look())
-    took = []
-    try:
-        for family, source in sources:
-            took += [(family, seconds) for seconds in await asyncio.to_thread(_burn, source)]
-    finally:
-        watch.is_over = True
-        await looking
-    return took
-
-
 def _hostile(proof: Proof) -> None:
     sources, watch = templates(proof.sized(quick=24, full=200)), Watch()
-    _burn("x")  # what is loaded once is not growth
-    before_bytes = _resident_bytes(os.getpid())
-    took = asyncio.run(_burn_all(sources, watch))
+    burn("x")  # what is loaded once is not growth
+    before_bytes = resident_bytes(os.getpid())
+    took = burn_all(sources, watch)
     late = [one for one in took if one[1] > ENDED_S]
     for family, seconds in late:
         say(f"    {family}: {seconds:.2f} s")

@@ -1,0 +1,97 @@
+"""Hostile templates beside an event loop that is watched: is it held up, and who grows meanwhile?"""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.engine.chat_template import ChatTemplate
+from quire.engine.template_helpers import IDLE
+from quire.errors import QuireError
+
+BLOCKED_S = 0.1
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@dataclass
+class Watch:
+    """What an event loop and the processes of this one do meanwhile."""
+
+    blocked_s: list[float] = field(default_factory=list)
+    peak_helper_bytes: int = 0
+    peak_parent_bytes: int = 0
+    is_over: bool = False
+
+    async def look(self) -> None:
+        """Come round every few milliseconds; note when that took longer, and was not the machine's doing."""
+        while not self.is_over:
+            start, queued = time.monotonic(), _queued_s()
+            await asyncio.sleep(0.005)
+            late_s = time.monotonic() - start - 0.005
+            if late_s > BLOCKED_S and late_s - (_queued_s() - queued) > BLOCKED_S:
+                self.blocked_s.append(late_s)
+            self.peak_helper_bytes = max([self.peak_helper_bytes, *map(resident_bytes, _children())])
+            self.peak_parent_bytes = max(self.peak_parent_bytes, resident_bytes(os.getpid()))
+
+
+def _queued_s() -> float:
+    """How long threads of this process were ready to run and no processor was free: another program's doing.
+
+    All of them, because one that has the interpreter's lock and waits for a processor holds up the loop as well.
+    """
+    told = []
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # a thread that has ended
+            told.append(int(path.read_text().split()[1]))
+    return sum(told) / 1e9
+
+
+def _children() -> list[int]:
+    told = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    return [int(pid) for pids in told for pid in pids]
+
+
+def resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0  # it has ended
+
+
+def burn(source: str) -> list[float]:
+    """Seconds to load, and to say hello, from the moment a process is there for it."""
+    IDLE.give_back(IDLE.take())
+    start = time.monotonic()
+    try:
+        template = ChatTemplate(source, {})
+    except QuireError:
+        return [time.monotonic() - start]
+    loaded = time.monotonic()
+    try:
+        template.render(HELLO)
+    except QuireError:
+        pass
+    finally:
+        ended = time.monotonic()
+        template.close()
+    return [loaded - start, ended - loaded]
+
+
+def burn_all(sources: Sequence[tuple[str, str]], watch: Watch) -> list[tuple[str, float]]:
+    """One after the other beside an event loop: (family, seconds) of each load and each chat."""
+    return asyncio.run(_burn_all(sources, watch))
+
+
+async def _burn_all(sources: Sequence[tuple[str, str]], watch: Watch) -> list[tuple[str, float]]:
+    looking = asyncio.create_task(watch.look())
+    took = []
+    try:
+        for family, source in sources:
+            took += [(family, seconds) for seconds in await asyncio.to_thread(burn, source)]
+    finally:
+        watch.is_over = True
+        await looking
+    return took
