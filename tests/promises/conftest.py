@@ -11,6 +11,8 @@ from tests.promises.servers import Server, oracle, running
 from tests.support.tiny_models import Tiny, make_directory
 
 TINY = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
+SLOW = ("--running", "4", "--step-s", "0.01", "--sequence-tokens", "4096", "--blocks", "2048")
+"""A server with four places, in which a longest answer takes more than forty seconds."""
 SIZES = (
     "--memory",
     "1GiB",
@@ -23,10 +25,6 @@ SIZES = (
     "--threads",
     "1",
 )
-
-
-LONG_ENOUGH = ("--sequence-tokens", "16384", "--blocks", "8192")
-"""Of an oracle: for an answer that does not end by itself while a test lasts."""
 
 
 @dataclass(frozen=True)
@@ -68,5 +66,5 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     folder = tmp_path_factory.mktemp("busy")
     keys = folder / "keys.json"
     urgent, usual = add_key(keys, "urgent", max_class="high"), add_key(keys, "usual")
-    with oracle(folder, "--running", "4", "--step-s", "0.01", *LONG_ENOUGH, "--queue", "12", keys=keys) as server:
+    with oracle(folder, *SLOW, "--queue", "12", keys=keys) as server:
         yield Busy(server, urgent, usual)

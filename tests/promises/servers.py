@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.promises.registry import ROOT
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """For whatever must come: longer than any machine that tests run on takes."""
 
 
@@ -85,11 +85,17 @@ class Server:
         """The same beside everything else."""
         return self.pool.submit(self.ask, "POST", path, body, key, name)
 
-    def begun(self, path: str, body: Any, key: str) -> HTTPConnection:
-        """A request that is sent and not read; closing the connection ends it."""
+    @contextmanager
+    def occupied(self, body: Any, key: str | None = None) -> Iterator[None]:
+        """While a request runs that would take for ever; leaving ends it."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json", "x-api-key": key})
-        return connection
+        headers = {"content-type": "application/json"} | ({"x-api-key": key} if key else {})
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        try:
+            until(lambda: "running" in self.states())
+            yield
+        finally:
+            connection.close()
 
     def logged(self) -> list[str]:
         """The names of requests in the order in which they ended, as the server's own log has it."""
