@@ -22,7 +22,7 @@ from quire.engine.async_engine import AsyncEngine
 from quire.engine.opening import OpenedModel
 from quire.observe.metrics import Metrics
 from tests.support.patience import PATIENCE_S
-from tests.support.talkers import talker
+from tests.support.talkers import PacedRunner, talker
 
 T = TypeVar("T")
 
@@ -182,6 +182,12 @@ def house(
     here.thread = thread
     try:
         yield here
+    except BaseException:
+        # A test that failed gives no more permits: a step that waited for one would keep the whole run from ending.
+        for one in opened.values():
+            if isinstance(one.engine.runner, PacedRunner):
+                one.engine.runner.let_go()
+        raise
     finally:
         if thread.is_alive():
             here.loop.call_soon_threadsafe(here.closing.ask)

@@ -26,7 +26,7 @@ from quire.engine.messages import ToParent, ToWorker
 from quire.errors import ConfigError
 
 COMMAND = (sys.executable, "-m", "quire.engine.worker")
-FOLDER = "quire-worker-"
+FOLDER = "quire-socket-"
 MAX_SOCKET_PATH = 100
 """Bytes of a Unix socket's path; systems take a few more."""
 

@@ -498,18 +498,18 @@ def test_however_a_parent_ends_its_worker_ends_too_and_leaves_nothing(end: str, 
 
 
 def test_a_folder_that_a_killed_parent_left_is_taken_away_by_the_next(tmp_path: Path) -> None:
-    old, ours = tmp_path / "quire-worker-old", tmp_path / "quire-worker-ours"
+    old, ours = tmp_path / "quire-socket-old", tmp_path / "quire-socket-ours"
     for folder in (old, ours):
         folder.mkdir()
-    (tmp_path / "quire-worker-file").touch()
+    (tmp_path / "quire-socket-file").touch()
     lock = _lock(ours)
     assert lock is not None
     assert _lock(ours) is None
     _sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"quire-worker-ours", "quire-worker-file"}
+    assert {path.name for path in tmp_path.iterdir()} == {"quire-socket-ours", "quire-socket-file"}
     os.close(lock)
     _sweep(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["quire-worker-file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["quire-socket-file"]
     assert _lock(ours) is None
 
 
