@@ -20,7 +20,7 @@ from quire.api.refusals import Refusal, refusal_of
 from quire.api.room import RoomBook
 from quire.api.visits import Visit
 from quire.core.request import PriorityClass
-from quire.core.shares import Bounds
+from quire.core.share_shapes import Bounds
 from quire.errors import CapacityError, DrainingError
 from quire.observe.metrics import Metrics
 
