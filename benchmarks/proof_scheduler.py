@@ -22,7 +22,8 @@ from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.request import PriorityClass, Request, SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_shapes import SchedulerConfig
-from quire.core.shares import LEAST_SHARE, Ask, Shares
+from quire.core.share_shapes import Ask
+from quire.core.shares import LEAST_SHARE, Shares
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.core.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
 from quire.errors import CapacityError, QuireError

@@ -94,7 +94,7 @@ MUTANTS = [
     Mutant(
         "promised places have no bound",
         SHARES,
-        "if ask.is_promised and self._num_promised < self.bounds.max_places:",
+        "if ask.is_promised and self._num_promised < self.bounds.max_promised:",
         "if ask.is_promised:",
     ),
     Mutant(

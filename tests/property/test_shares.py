@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.core.promises import KEPT_S, Promises
 from quire.core.request import PriorityClass
-from quire.core.shares import ASKED_WITHIN_S, LEAST_SHARE, Ask, Bounds, NoRoom, Room, Shares
+from quire.core.share_shapes import Ask, Bounds, NoRoom, Room
+from quire.core.shares import ASKED_WITHIN_S, LEAST_SHARE, Shares
 
 KINDS = tuple(one.value for one in PriorityClass)
 TENANTS = ("a", "b", "c", "d")
@@ -62,7 +63,7 @@ class SharesMachine(RuleBasedStateMachine):
         room = self.shares.ask(Ask(tenant, kind, self.now_s, is_promised))
         self.asked_s[tenant] = self.now_s
         if isinstance(room, NoRoom):
-            assert not is_promised or self.shares.num_promised >= self.bounds.max_places
+            assert not is_promised, "it was promised a place"
             self.check_refused(room, tenant, kind)
             self.promises.tell(tenant, self.now_s, self.now_s, room.retry_after_s)
             self.told_s[tenant] = (self.now_s, self.now_s + room.retry_after_s)
@@ -130,7 +131,7 @@ class SharesMachine(RuleBasedStateMachine):
             return
         assert self.shares.tenants == self.sharing()
         assert len(self.shares) == len(self.held)
-        assert self.shares.num_promised == sum(kind is None for _, _, kind in self.held) <= self.bounds.max_places
+        assert self.shares.num_promised == sum(kind is None for _, _, kind in self.held)
         assert self.shares._weight == sum(self.weights[one] for one in self.sharing())
 
 

@@ -1,13 +1,17 @@
 """Whole lives of small servers, with everything going wrong. Thousands of seeds run in `make proof-scheduler`."""
 
+from dataclasses import replace
+
 import pytest
 
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.promises import Promises
 from quire.core.request import FinishReason, Request, SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import ConfigError, InvariantError
-from quire.sim.config import configured
+from quire.sim.config import SimConfig, configured
+from quire.sim.faults import FaultRates
 from quire.sim.ledger import Ledger
 from quire.sim.simulation import Simulation
 from quire.workload.scenarios import SCENARIOS
@@ -19,6 +23,30 @@ def test_chaos_gives_every_client_what_it_would_have_got_alone(seed: int) -> Non
     report = Simulation(configured("chaos", seed, 150)).run()
     assert report.violations == [], report.replay
     assert report.totals.num_idle_steps == 0
+
+
+def slow(seed: int) -> SimConfig:
+    """A server that stands still for longer than anybody is told to wait."""
+    config = configured("chaos", seed, 120)
+    shape = replace(config.shape, max_running=4, max_requests=10, step_s=seed % 4 * 0.4)
+    return replace(config, shape=shape, faults=FaultRates(preempt_per_step=0.05, patient_tenants=0.6))
+
+
+def test_who_comes_back_when_it_was_told_to_is_let_in_and_stays() -> None:
+    reports = [Simulation(slow(seed)).run() for seed in range(12)]
+    assert [report.violations for report in reports] == [[]] * len(reports)
+    assert sum(report.totals.num_displaced for report in reports) > 20
+    assert sum(report.totals.num_returned for report in reports) > 100
+
+
+@pytest.mark.parametrize("lie", ["refused", "displaced"])
+def test_a_queue_that_does_not_keep_its_word_is_found_out(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lie == "refused":
+        monkeypatch.setattr(Promises, "come", lambda *_: False)
+    else:
+        monkeypatch.setattr(WaitingQueue, "add_promised", WaitingQueue.add)
+    complaints = [line for seed in range(12) for line in Simulation(slow(seed)).run().violations]
+    assert any("came back when it was told to" in line for line in complaints), complaints
 
 
 @pytest.mark.parametrize("seed", [3, 11])

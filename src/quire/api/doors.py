@@ -22,7 +22,7 @@ from quire.api.room import RoomBook
 from quire.api.text_work import TextWork
 from quire.api.visits import Visit
 from quire.core.request import PriorityClass
-from quire.core.shares import Bounds
+from quire.core.share_shapes import Bounds
 from quire.engine.text_pool import TextPool
 from quire.errors import CapacityError, DrainingError
 from quire.observe.metrics import Metrics

@@ -12,7 +12,8 @@ from time import monotonic
 
 from quire.api.visits import Visit
 from quire.core.promises import Promises
-from quire.core.shares import Ask, Bounds, NoRoom, Room, Shares
+from quire.core.share_shapes import Ask, Bounds, NoRoom, Room
+from quire.core.shares import Shares
 from quire.errors import DisplacedError
 
 LOOK_AGAIN_S = 0.02

@@ -17,15 +17,12 @@ it is left out of all this for the others: neither its places nor what it holds 
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from math import ceil, floor, inf
 
-from quire.core.request import PriorityClass
-from quire.errors import CapacityError, QueueFullError, TenantShareError
+from quire.core.share_shapes import Ask, Bounds, NoRoom, Room
 
-CLASS_RESERVE = 0.1
-"""Share of a queue that is kept for each class."""
 LEAST_SHARE = 8
 """A tenant that holds fewer is not refused while there are places left."""
 ASKED_WITHIN_S = 60.0
@@ -35,71 +32,6 @@ UNKNOWN_RETRY_S = 10
 """What is told while nothing has left yet."""
 NUM_REMEMBERED = 64
 """How many of the last to leave tell how fast places come free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What is shared, fixed at start."""
-
-    max_places: int
-    kinds: tuple[str, ...] = ("",)
-    num_kept: int = 0
-    """Places kept for each kind, so that a flood of one cannot shut out the others."""
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """Of tenants by name; all others have weight 1."""
-    state: str = "waiting"
-    """What a request with a place is, in a sentence."""
-
-    @staticmethod
-    def of_queue(
-        max_requests: int, class_reserve: float = CLASS_RESERVE, weights: Mapping[str, float] | None = None
-    ) -> "Bounds":
-        """The places of a queue of requests, some of them kept for each class."""
-        kinds = tuple(one.value for one in PriorityClass)
-        return Bounds(max_requests, kinds, int(max_requests * class_reserve), weights or {})
-
-    def weight_of(self, tenant: str) -> float:
-        """A tenant's weight."""
-        return self.weights.get(tenant, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Somebody wants a place."""
-
-    tenant: str
-    kind: str
-    now_s: float
-    is_promised: bool = False
-    """It was told to come back at this time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """There is a place."""
-
-    is_promised: bool = False
-    gives_up: str | None = None
-    """Whose place it is; None if it was nobody's."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoom:
-    """There is none, and when to ask again."""
-
-    tenant: str
-    num_held: int
-    limit: int
-    retry_after_s: int
-    state: str | None
-    """What those of its share are that the tenant has used up; None: all places are taken, and nobody gives one up."""
-
-    @property
-    def error(self) -> CapacityError:
-        """How it is told."""
-        if self.state is None:
-            return QueueFullError(self.num_held, self.limit, self.retry_after_s)
-        return TenantShareError(self.tenant, self.num_held, self.limit, self.retry_after_s, self.state)
 
 
 class Holder:
@@ -194,7 +126,7 @@ class Shares:
 
     def judge(self, ask: Ask) -> Room | NoRoom:
         """What somebody who asked now would be told. Changes nothing."""
-        if ask.is_promised and self._num_promised < self.bounds.max_places:
+        if ask.is_promised and self._num_promised < self.bounds.max_promised:
             return Room(is_promised=True)
         reach = self._reach(ask.tenant, ask.kind)
         num_held, share = self._num_held(ask.tenant, reach), self._share(ask.tenant, reach)

@@ -21,7 +21,8 @@ from math import inf
 
 from quire.core.promises import Promises
 from quire.core.request import PriorityClass, Request, Sequence
-from quire.core.shares import CLASS_RESERVE, Ask, Bounds, NoRoom, Room, Shares
+from quire.core.share_shapes import CLASS_RESERVE, Ask, Bounds, NoRoom, Room
+from quire.core.shares import Shares
 from quire.errors import ConfigError, InvariantError
 
 OUTPUT_TOKEN_COST = 4

@@ -21,6 +21,7 @@ import zmq.asyncio
 from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
 from quire.core.request import Request
+from quire.core.share_shapes import LEAST_PROMISED
 from quire.engine.flight_page import Flight
 from quire.engine.ledger import Ledger
 from quire.engine.messages import (
@@ -267,12 +268,12 @@ class Supervisor:
             raise DrainingError("the server is going down and takes no new requests; ask another one, or later")
         # The worker's own queue judges classes and shares; but it may be stuck, on trial or not there, and then no more
         # may wait here than it would ever take of one tenant. Those whom others will displace, and those who were
-        # promised a place, are here beside them: at most as many again.
-        num_own = self._ledger.num_open_of[request.tenant]
+        # promised a place, are here beside them: as many again, or a few hundred.
+        num_own, most = self._ledger.num_open_of[request.tenant], self._max_open + max(self._max_open, LEAST_PROMISED)
         if num_own >= self._max_open and not request.is_promised:
             raise QueueFullError(num_own, self._max_open)
-        if self.num_open >= 2 * self._max_open:
-            raise QueueFullError(self.num_open, 2 * self._max_open)
+        if self.num_open >= most:
+            raise QueueFullError(self.num_open, most)
 
     # -- one worker after the other ------------------------------------------------------------------------------------
 

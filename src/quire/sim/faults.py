@@ -26,6 +26,9 @@ class FaultRates:
     squeeze_per_step: float = 0.0
     """Pin, evict or clear behind the scheduler's back."""
     time_jump_per_step: float = 0.0
+    patient_tenants: float = 0.0
+    """Share of tenants that, told to come back later, send nothing before. The clients of others come back each when
+    it likes."""
 
     @staticmethod
     def drawn(random: Random) -> "FaultRates":
@@ -39,6 +42,7 @@ class FaultRates:
             squeeze_per_step=random.choice((0.0, 0.05, 0.2)),
             time_jump_per_step=random.choice((0.0, 0.0, 0.002)),
             drop_per_request=random.choice((0.0, 0.2, 0.5)),
+            patient_tenants=random.choice((0.0, 0.5, 1.0)),
         )
 
 

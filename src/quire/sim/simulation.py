@@ -41,13 +41,13 @@ class Told:
     """What tenants were told about when to come back, as they understand it."""
 
     def __init__(self) -> None:
-        self._due_s: dict[str, float] = {}
+        self.due_s: dict[str, float] = {}
         self.returned: set[str] = set()
         """Requests that came when their tenants were told to."""
 
     def comes(self, request: Request, now_s: float) -> bool:
         """Whether its tenant was refused, has waited as long as it was told, and asked for nothing since."""
-        due_s = self._due_s.pop(request.tenant, None)
+        due_s = self.due_s.pop(request.tenant, None)
         is_due = due_s is not None and due_s <= now_s < due_s + KEPT_S
         if is_due:
             self.returned.add(request.request_id)
@@ -55,7 +55,7 @@ class Told:
 
     def refused(self, tenant: str, now_s: float, retry_after_s: int) -> None:
         """It is told to wait."""
-        self._due_s[tenant] = now_s + retry_after_s
+        self.due_s[tenant] = now_s + retry_after_s
 
 
 class Simulation:
@@ -155,6 +155,9 @@ class Simulation:
             if self.totals.num_turned_away - num_turned_away >= TRIES_A_STEP:
                 return  # the others see that it is full
             _, number, ask = heappop(self._arrivals)
+            if self._is_patient(ask.tenant) and (due_s := self._told.due_s.get(ask.tenant, self.now_s)) > self.now_s:
+                heappush(self._arrivals, (due_s, number, ask))
+                continue
             request = self._request(ask)
             try:
                 self.scheduler.submit(request)
@@ -171,6 +174,9 @@ class Simulation:
             self.totals.num_returned += self._told.comes(request, self.now_s)
             self.ledger.add(request)
             self._plan_misbehaviour(request)
+
+    def _is_patient(self, tenant: str) -> bool:
+        return Random(f"patience {self.config.seed} {tenant}").random() < self.config.faults.patient_tenants
 
     def _come_back(self, number: int, ask: Ask, retry_after_s: int) -> None:
         """The answer to too much is "later", and a well-behaved client comes back: on time, then ever later."""

@@ -3,7 +3,8 @@
 import pytest
 
 from quire.core.request import PriorityClass
-from quire.core.shares import MAX_RETRY_S, UNKNOWN_RETRY_S, Ask, Bounds, NoRoom, Room, Shares
+from quire.core.share_shapes import LEAST_PROMISED, Ask, Bounds, NoRoom, Room
+from quire.core.shares import MAX_RETRY_S, UNKNOWN_RETRY_S, Shares
 from quire.errors import QueueFullError, TenantShareError
 
 HIGH, NORMAL, LOW = (one.value for one in PriorityClass)
@@ -152,11 +153,13 @@ def test_who_was_promised_a_place_gets_one_beyond_all_bounds_and_keeps_it() -> N
     assert places.shares.num_promised == 0
 
 
-def test_promises_are_bounded_too() -> None:
-    places = Places(Bounds(2))
-    places.fill("a", 2)
-    told = [places.ask("a", is_promised=True) for _ in range(4)]
-    assert [isinstance(one, Room) for one in told] == [True, True, False, False]
+@pytest.mark.parametrize(("max_places", "expected"), [(2, LEAST_PROMISED), (300, 300)])
+def test_promises_are_bounded_too(max_places: int, expected: int) -> None:
+    places = Places(Bounds(max_places))
+    places.fill("a", max_places)
+    told = [places.ask("a", is_promised=True) for _ in range(400)]
+    assert [isinstance(one, Room) for one in told].count(True) == expected
+    assert places.shares.num_taken == max_places
 
 
 def test_looking_whether_there_is_room_changes_nothing() -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from quire.config import ModelSettings
 from quire.core.request import Request
+from quire.core.share_shapes import LEAST_PROMISED
 from quire.core.step import StepPlan, WorkItem
 from quire.core.waiting_queue import QueueConfig
 from quire.engine import supervisor as supervisor_module
@@ -463,9 +464,9 @@ def test_a_tenant_is_let_in_though_another_has_all_that_wait_for_a_worker_that_i
             others = [asyncio.create_task(model.generate(f"b{at}", params(at), tenant="b")) for at in range(3)]
             promised = asyncio.create_task(model.generate("promised", params(1), is_promised=True))
             await until(lambda: model.supervisor.num_open == 13)
-            crowd = [asyncio.create_task(model.generate("c", params(1), tenant=f"t{at}")) for at in range(9)]
+            crowd = [asyncio.create_task(model.generate("c", params(1), tenant=f"t{at}")) for at in range(256)]
             await until(lambda: sum(task.done() for task in crowd) == 4)
-            assert model.supervisor.num_open == 18, "and yet it is bounded"
+            assert model.supervisor.num_open == 9 + LEAST_PROMISED, "and yet it is bounded"
         await asyncio.gather(*asking, *others, promised, *crowd, return_exceptions=True)
 
     run(main)
