@@ -75,7 +75,8 @@ def test_a_full_queue_is_503_and_a_full_share_429(tmp_path: Path) -> None:
             _step(runner)
             here.wait_until(lambda: here.states() == ["running"], 20)
             inside += [_ask_with(here, secret, {**BODY, "max_tokens": 100}) for secret in waiting]
-            here.wait_until(lambda: len(here.doors.inside) == len(inside), 20)  # noqa: B023
+            front = next(iter(here.doors.models)).open()
+            here.wait_until(lambda: front.num_open == len(inside))  # noqa: B023
             while len(opened.engine.scheduler.live) < len(inside):
                 _step(runner)
             refused = _refused(here, runner, usual)
@@ -109,11 +110,11 @@ def test_a_place_in_the_queue_is_kept_for_each_class() -> None:
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
     with house(models={"oracle": opened}, settings=DoorSettings(queue=10)) as here:
         inside = [ask(here, prompt=f"question {at}") for at in range(8)]
-        here.wait_until(lambda: len(here.doors.inside) == 8)
+        here.wait_until_asked(8)
         assert here.post(COMPLETE, BODY).status == 503
         inside.append(ask(here, prompt="urgent", priority=-1))
         inside.append(ask(here, prompt="patient", priority=1))
-        here.wait_until(lambda: len(here.doors.inside) == 10)
+        here.wait_until_asked(10)
         assert here.post(COMPLETE, {**BODY, "priority": -1}).status == 503
         runner.let_go()
         assert {connection.getresponse().status for connection in inside} == {200}
@@ -134,7 +135,7 @@ def full(tmp_path: Path) -> Iterator[tuple[House, dict[str, str]]]:
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
     with house(models={"oracle": opened}, keys_file=keys, settings=DoorSettings(queue=10)) as here:
         inside = [_ask_with(here, secrets["usual"], BODY) for _ in range(8)]
-        here.wait_until(lambda: len(here.doors.inside) == 8)
+        here.wait_until_asked(8)
         yield here, secrets
         runner.let_go()
         for connection in inside:
@@ -187,7 +188,7 @@ def test_whoever_may_be_of_another_class_is_heard(
         here.wait_until(lambda: [visit.is_waiting for visit, _ in here.doors.inside.values()].count(True) == 9)
     finally:
         heard.close()
-        here.wait_until(lambda: len(here.doors.inside) == 8)
+        here.wait_until_asked(8)
 
 
 def test_at_a_full_house_the_first_of_two_keys_counts_as_it_does_behind_it(full: tuple[House, dict[str, str]]) -> None:
@@ -241,7 +242,7 @@ def test_a_full_model_does_not_turn_away_who_asks_for_another() -> None:
     models = {"oracle": opened, "other": talker()}
     with house(models=models, settings=DoorSettings(queue=10)) as here:
         inside = [ask(here, prompt=f"question {at}") for at in range(8)]
-        here.wait_until(lambda: len(here.doors.inside) == 8)
+        here.wait_until_asked(8)
         assert here.post(COMPLETE, BODY).status == 503
         assert here.post(COMPLETE, {**BODY, "model": "other"}).status == 200
         runner.let_go()

@@ -61,6 +61,11 @@ class House:
 
         self.run(look)
 
+    def wait_until_asked(self, num_requests: int) -> None:
+        """So many are inside, and the model of each is known: it is counted among those who wait for that."""
+        inside = self.doors.inside
+        self.wait_until(lambda: len(inside) == num_requests and all(visit.model for visit, _ in inside.values()))
+
     def wait_until_free(self, within_s: float = PATIENCE_S) -> None:
         """No request lives and no block is held."""
         self.wait_until(lambda: not self.doors.inside, within_s)
