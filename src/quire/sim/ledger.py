@@ -161,7 +161,8 @@ class Ledger:
             self.complaints.append(f"{name}: continuations {sorted(ended & entry.dropped)} were cancelled and went on")
         if reasons[FinishReason.DEADLINE] and (deadline_s is None or ended_s < deadline_s):
             self.complaints.append(f"{name}: ended by its deadline {deadline_s} at {ended_s}")
-        if reasons[FinishReason.DISPLACED] and (len(reasons) > 1 or any(entry.tokens.values())):
+        others = {index for index, reason in entry.reasons.items() if reason is not FinishReason.DISPLACED}
+        if reasons[FinishReason.DISPLACED] and (others - entry.dropped or any(entry.tokens.values())):
             self.complaints.append(f"{name}: displaced in the middle of an answer")
         if reasons[FinishReason.ERROR] and not entry.num_spoiled_rows:
             self.complaints.append(f"{name}: ended in an error, and none of its rows failed")
