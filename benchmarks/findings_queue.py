@@ -115,7 +115,7 @@ def neighbour(proof: Proof) -> None:
     ratio = num_sent / seconds / share_rps
     num_refused = sum(one.status != 200 for one in modest.told)
     num_missing = sum(one.retry_after_s is None for one in greedy.refused)
-    proof.report("neighbour_flood_ratio", ratio, "at least 95 times its share", holds=ratio >= 95)
+    proof.report("neighbour_flood_ratio", ratio, "at least 100 times its share", holds=ratio >= 100)
     proof.report("neighbour_flood_refused", len(greedy.refused), "some", holds=bool(greedy.refused))
     num_displaced = sum(one.is_displaced for one in greedy.refused)
     proof.report("neighbour_flood_displaced", num_displaced, "some", holds=num_displaced > 0)
