@@ -813,6 +813,31 @@ class TestPressure:
         server.ledger.open.pop("r4")
         server.run()
 
+    def test_who_was_displaced_comes_back_when_it_was_told_to(self) -> None:
+        server = Server(queue=QueueConfig(max_requests=4, class_reserve=0.0))
+        for _ in range(4):
+            server.ask([1], 1, tenant="a")
+        server.ask([1], 1, tenant="b")
+        told = [event for event in server.scheduler.take_events() if isinstance(event, SequenceFinished)]
+        server.ledger.open.pop("r4")
+        server.now_s += told[0].retry_after_s or 0
+        server.ask([1], 1, tenant="a")
+        with pytest.raises(TenantShareError):
+            server.ask([1], 1, tenant="a")
+        server.run()
+
+    def test_how_long_to_wait_goes_by_how_fast_others_have_started(self) -> None:
+        server = Server(max_running=1, queue=QueueConfig(max_requests=2, class_reserve=0.0))
+        for _ in range(6):
+            server.ask([1], 4)
+            server.run()
+        server.ask([1], 4)
+        server.ask([1], 4)
+        with pytest.raises(QueueFullError) as refused:
+            server.ask([1], 4)
+        assert refused.value.retry_after_s == 4, "a request takes four steps of a second each"
+        server.run()
+
     def test_what_has_run_is_not_displaced_though_it_waits_again(self) -> None:
         server = Server(max_running=2, queue=QueueConfig(max_requests=4, class_reserve=0.0))
         for _ in range(4):
