@@ -164,14 +164,14 @@ def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
 
         running = asyncio.ensure_future(run(Plan({"oracle": "x"}, settings(tmp_path, port)), told.append, slow))
         path = str(tmp_path / "run" / "a.sock")
-        while not Path(path).exists():
+        while not Path(path).exists() and not running.done():
             await asyncio.sleep(0.01)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
             for route, body in (("/v1/models", None), ("/ready", None), ("/v1/completions", {"prompt": "x"})):
                 async with session.request("POST" if body else "GET", route, json=body) as response:
                     statuses.append(response.status)
             loaded.set()
-            while not told:
+            while not told and not running.done():
                 await asyncio.sleep(0.01)
             async with session.get("/ready") as response:
                 statuses.append(response.status)
