@@ -37,11 +37,11 @@ def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how
     if strange:
         raise InvalidParameterError(f"of a request may be said {', '.join(How.__annotations__)}; {strange[0]!r} given")
     now_s = monotonic()
-    tenant, timeout_s = _name("tenant", how.get("tenant", DEFAULT_TENANT)), _timeout_s(how.get("timeout_s"))
+    tenant, timeout_s = checked_name("tenant", how.get("tenant", DEFAULT_TENANT)), _timeout_s(how.get("timeout_s"))
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.namespace(_name("cache_group", how.get("cache_group", tenant))),
+        namespace=model.namespace(checked_name("cache_group", how.get("cache_group", tenant))),
         arrival_s=now_s,
         params=model.text.settle(params, len(ids)),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
@@ -62,7 +62,8 @@ def _priority(value: object) -> PriorityClass:
         raise InvalidParameterError(f"priority must be one of {words}, {value!r} given") from None
 
 
-def _name(what: str, value: object) -> str:
+def checked_name(what: str, value: object) -> str:
+    """The name of a tenant or a cache group, or an error that says what it must be."""
     if not isinstance(value, str) or not value or not _is_text(value):
         raise InvalidParameterError(f"{what} must be a text of whole characters that is not empty, {value!r} given")
     return value

@@ -17,7 +17,7 @@ from quire.core.events import RequestEvent
 from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.engine.answers import Completion, Piece
-from quire.engine.asking import DEFAULT_TENANT, How, make_request
+from quire.engine.asking import DEFAULT_TENANT, How, checked_name, make_request
 from quire.engine.chat_template import TemplateArguments
 from quire.engine.explaining import Explanation, explanation
 from quire.engine.parameters import SamplingParams
@@ -202,11 +202,11 @@ class Front:
         self, messages: Messages, tenant: str = DEFAULT_TENANT, **arguments: Unpack[TemplateArguments]
     ) -> list[int]:
         """A conversation's tokens, made beside the event loop when it is this tenant's turn."""
-        return await self._text_pool.run(tenant, lambda: self.text.chat(messages, **arguments))
+        return await self._text_pool.run(checked_name("tenant", tenant), lambda: self.text.chat(messages, **arguments))
 
     async def prompt_ids(self, prompt: Prompt, tenant: str = DEFAULT_TENANT) -> list[int]:
         """A prompt's tokens, made and checked beside the event loop when it is this tenant's turn."""
-        return await self._text_pool.run(tenant, lambda: self.text.prompt(prompt))
+        return await self._text_pool.run(checked_name("tenant", tenant), lambda: self.text.prompt(prompt))
 
     async def _whole(self, ids: list[int], params: SamplingParams | None, **how: Unpack[How]) -> Completion:
         asked = await self.ask(ids, params, **how)
