@@ -175,8 +175,7 @@ def test_a_request_that_breaks_its_worker_is_ended_and_its_neighbours_are_not(ki
             assert same(healthy, alone)
             end = (await poison).answers[0]
             assert (end.finish_reason, end.error) == ("error", POISON)
-            # Twice among others and once alone. A token on its way may be lost with its worker; the life in which it is
-            # heard at last, the second or the third, clears the request once, and counting begins again.
+            # Twice among others, once more if tokens on their way were lost with the first, and once alone.
             assert model.num_restarts in (3, 4)
             assert model.supervisor.num_lost_trials == 1
 
