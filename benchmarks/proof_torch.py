@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from random import Random, SystemRandom
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from quire.backends.protocol import Runner
 from quire.core.request import SamplingParams
 from quire.core.step import Sampling
 from tests.support import architectures, hostile, plain_sampler
-from tests.support.models import Ask, Machine, load_runner, random_params, texts_of
+from tests.support.models import Ask, Machine, load_runner, random_params, runners_of, texts_of
 
 Make = Callable[[Sequence[int]], list[list[int]]]
 
@@ -93,7 +93,7 @@ def random_length(random: Random, longest: int) -> int:
 def conformance(proof: Proof) -> None:
     names = [*architectures.FAST, "gemma2"] if proof.is_full else ["llama", "qwen3"]
     settings = {**TINY_SETTINGS, "max_step_tokens": 128, "max_running": 16, "block_size": 8}
-    checks = [check_all(partial(load_runner, architectures.directory(name), **settings)) for name in names]
+    checks = [check_all(runners_of(architectures.directory(name), **settings)) for name in names]
     proof.report("conformance_architectures", len(checks))
     proof.report("conformance", bool(checks), "the kit passes", holds=all(len(one) >= 19 for one in checks))
 

@@ -118,19 +118,22 @@ MUTANTS = [
     Mutant(
         "who is displaced was promised nothing",
         QUEUE,
-        "        self.promises.tell(request.tenant, request.arrival_s, now_s, retry_after_s)\n",
+        "        self.promises.tell(request.tenant, now_s, retry_after_s)\n",
         "",
     ),
     Mutant(
         "who is refused was promised nothing",
         QUEUE,
-        "            self.promises.tell(tenant, now_s, now_s, room.retry_after_s)\n",
+        "            self.promises.tell(tenant, now_s, room.retry_after_s)\n",
         "",
     ),
-    Mutant("a promise is kept twice", PROMISES, "        del self._of[tenant]\n", ""),
-    Mutant("a promise is good too early", PROMISES, "or now_s < promise.due_s:", "or now_s < promise.told_s:"),
-    Mutant("a promise is put off by who was asked before", PROMISES, "min(before.due_s, due_s)", "due_s"),
-    Mutant("who does not wait keeps its promise", PROMISES, " and asked_s <= before.told_s:", ":"),
+    Mutant("a promise is kept twice", PROMISES, "            del self._of[tenant]\n", "            pass\n"),
+    Mutant("a promise is good too early", PROMISES, "or now_s < promise.first_due_s:", ":"),
+    Mutant("a promise is put off by a refusal", PROMISES, "min(before.first_due_s, due_s)", "due_s"),
+    Mutant(
+        "the last promise is used up with the first", PROMISES, "Promise(promise.last_due_s)", "Promise(float('inf'))"
+    ),
+    Mutant("a promise is good for ever", PROMISES, "return now_s <= promise.until_s", "return True"),
     Mutant("starts are not counted", SCHEDULER, "            self.queue.started(self._now_s)\n", ""),
     Mutant(
         "a preempted sequence frees a place twice",

@@ -65,7 +65,7 @@ class SharesMachine(RuleBasedStateMachine):
         if isinstance(room, NoRoom):
             assert not is_promised, "it was promised a place"
             self.check_refused(room, tenant, kind)
-            self.promises.tell(tenant, self.now_s, self.now_s, room.retry_after_s)
+            self.promises.tell(tenant, self.now_s, room.retry_after_s)
             self.told_s[tenant] = (self.now_s, self.now_s + room.retry_after_s)
         else:
             self.let_in(room, tenant, kind)

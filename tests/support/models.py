@@ -7,6 +7,8 @@ from pathlib import Path
 
 from quire.backends.load import load
 from quire.backends.protocol import PendingStep, Runner
+from quire.backends.torch.kv_store import KVStore
+from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
 from quire.config import ModelSettings
 from quire.core import invariants
@@ -22,6 +24,17 @@ GREEDY = SamplingParams(temperature=0.0)
 def load_runner(model: str | Path, **settings: object) -> Runner:
     """A runner with a pool of its own."""
     return load(resolve(str(model)), ModelSettings(**settings)).runner  # type: ignore[arg-type]
+
+
+def runners_of(model: str | Path, **settings: object) -> Callable[[], Runner]:
+    """Makes torch runners, each with a pool of its own, over one model that is loaded once."""
+    first = load_runner(model, **settings)
+    assert isinstance(first, TorchRunner)
+    (weights, pool), capacity = first._opened(), first.capacity
+    size, kv_dtype, device = capacity.block_size, pool.dtype, pool.keys[0].device
+    return lambda: TorchRunner(
+        weights, KVStore(weights.kv_shapes, capacity.num_blocks, size, kv_dtype, device), capacity
+    )
 
 
 @dataclass

@@ -127,7 +127,7 @@ class RoomBook:
     def told(self, visit: Visit, retry_after_s: float) -> None:
         """A tenant is about to be told when to come back. Whole seconds, as it is sent."""
         if visit.tenant:
-            self._promises.tell(visit.tenant, visit.started_s, monotonic(), max(1, ceil(retry_after_s)))
+            self._promises.tell(visit.tenant, monotonic(), max(1, ceil(retry_after_s)))
 
     def _view(self, model: str) -> QueueView | None:
         if self._bounds is None:

@@ -1,8 +1,9 @@
 """What tenants were told about when to come back. Pure: time is handed in.
 
-A time that is told is a promise: a tenant that waits for it is let in. One promise for each tenant, good for one
-request. Whoever asks before the time and is refused again has a new promise instead of the old one. But a refusal of
-something that was asked before the promise was made does not put it off: that tenant has sent nothing since.
+A time that is told is a promise: a tenant that waits for it is let in. Two for each tenant, the first that is not used
+up and the last, each good for one request. Nobody here knows which refusals a client had heard when it sent what was
+refused or displaced next, so no refusal puts off the first; and whoever heard the last has the last. Who never stops
+asking is let in no more often than who waits: once in the time it is told.
 """
 
 from collections import OrderedDict
@@ -14,15 +15,19 @@ KEPT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """When it was made, from when it is good, and how long."""
+    """From when the first is good, and from when the last that was made since; both until a minute after the last."""
 
-    told_s: float
-    due_s: float
-    until_s: float
+    first_due_s: float
+    last_due_s: float | None = None
+
+    @property
+    def until_s(self) -> float:
+        """From when on it is forgotten."""
+        return max(self.first_due_s, self.last_due_s or 0.0) + KEPT_S
 
 
 class Promises:
-    """One for each tenant at most."""
+    """Two for each tenant at most."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[str, Promise] = OrderedDict()
@@ -32,20 +37,23 @@ class Promises:
         return len(self._of)
 
     def come(self, tenant: str, now_s: float) -> bool:
-        """The tenant asks: whether it comes at the time it was told, which is then used up."""
+        """The tenant asks: whether it comes at a time it was told, which is then used up."""
         promise = self._of.get(tenant)
-        if promise is None or now_s < promise.due_s:
+        if promise is None or now_s < promise.first_due_s:
             return False
-        del self._of[tenant]
+        if promise.last_due_s is None:
+            del self._of[tenant]
+        else:
+            self._of[tenant] = Promise(promise.last_due_s)
         return now_s <= promise.until_s
 
-    def tell(self, tenant: str, asked_s: float, now_s: float, retry_after_s: float) -> None:
-        """What the tenant asked at one time is refused at another, and it is told to wait."""
-        due_s = now_s + retry_after_s
-        told, before = Promise(now_s, due_s, due_s + KEPT_S), self._of.get(tenant)
-        if before is not None and asked_s <= before.told_s:
-            told = Promise(before.told_s, min(before.due_s, due_s), max(before.until_s, told.until_s))
-        self._of[tenant] = told
+    def tell(self, tenant: str, now_s: float, retry_after_s: float) -> None:
+        """The tenant is refused and told to wait."""
+        due_s, before = now_s + retry_after_s, self._of.get(tenant)
+        if before is None or before.until_s < now_s:
+            self._of[tenant] = Promise(due_s)
+        else:
+            self._of[tenant] = Promise(min(before.first_due_s, due_s), due_s)
         self._of.move_to_end(tenant)
         while next(iter(self._of.values())).until_s < now_s:
             self._of.popitem(last=False)

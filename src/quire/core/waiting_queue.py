@@ -235,7 +235,7 @@ class WaitingQueue:
         is_promised = self.promises.come(tenant, now_s) or request.is_promised
         room = self.shares.ask(Ask(tenant, kind, now_s, is_promised))
         if isinstance(room, NoRoom):
-            self.promises.tell(tenant, now_s, now_s, room.retry_after_s)
+            self.promises.tell(tenant, now_s, room.retry_after_s)
             raise room.error
         return room
 
@@ -254,7 +254,7 @@ class WaitingQueue:
     def displace(self, request: Request, now_s: float) -> int:
         """Somebody else gets the place of this one. When its client may come back."""
         retry_after_s = self.shares.retry_after_s(request.tenant, request.priority.value)
-        self.promises.tell(request.tenant, request.arrival_s, now_s, retry_after_s)
+        self.promises.tell(request.tenant, now_s, retry_after_s)
         return retry_after_s
 
     def put_back(self, sequence: Sequence) -> None:
