@@ -181,7 +181,7 @@ def _compare(
 @torch.inference_mode()
 def _generate(reference: PreTrainedModel, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     ids = torch.tensor(prompts)
-    generate: Callable[..., torch.Tensor] = reference.generate  # type: ignore[assignment]
+    generate: Callable[..., torch.Tensor] = reference.generate
     out = generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, min_new_tokens=num_tokens,
         eos_token_id=None, pad_token_id=0, top_k=None, top_p=None, temperature=None,

@@ -54,7 +54,7 @@ class Adapter:
         self._model.base_model.register_forward_hook(self._keep_hidden)
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
-                module.quire_adapter = self  # type: ignore[assignment]
+                module.quire_adapter = self
         if linear.is_packed:
             _pack_products(self._model, linear)
         self._check_against_own_attention()
