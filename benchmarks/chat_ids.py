@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import chat_samples
 from quire.checkpoints import load_tokenizer
-from quire.engine.chat_template import ChatTemplate
-from quire.engine.text import Tokenizer
-from quire.engine.text_model import TextModel
+from quire.client.text_model import TextModel
 from quire.errors import QuireError
+from quire.text.chat.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
 
 LONGEST = 1 << 20
 

@@ -19,7 +19,7 @@ import openai
 
 from benchmarks.doors_load import Server, started
 from benchmarks.proof import Proof, say
-from quire.api.keys import add_key
+from quire.api.access.keys import add_key
 
 Phrase = Callable[[Random], str]
 

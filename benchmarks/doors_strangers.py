@@ -15,9 +15,9 @@ import aiohttp
 
 from benchmarks.doors_load import Server, started
 from benchmarks.proof import Proof, say
-from quire.api.keys import add_key, revoke_key
-from quire.api.limits import MAX_BODY_BYTES, MAX_DETOKENIZE_TOKENS, MAX_HEAD_BYTES, MAX_HEADERS, MAX_ID_CHARS
-from quire.api.refusals import TELLING as PATHS
+from quire.api.access.keys import add_key, revoke_key
+from quire.api.http.errors import TELLING as PATHS
+from quire.api.http.limits import MAX_BODY_BYTES, MAX_DETOKENIZE_TOKENS, MAX_HEAD_BYTES, MAX_HEADERS, MAX_ID_CHARS
 
 TELLING = re.compile(rb"0x[0-9a-f]{6,}|Traceback|File \"|site-packages")
 """What no body may have, whatever its status: in our own words here, not in those of the doors."""

@@ -18,10 +18,10 @@ from typing import Any
 from benchmarks.doors_load import Server, started
 from benchmarks.proof import ROOT, Proof, say
 from benchmarks.test_model import smollm2_directory
+from quire.api.access.admission import Doors
+from quire.api.access.auth import Gate
+from quire.api.access.keys import KeyRing, add_key
 from quire.api.app import make_app
-from quire.api.auth import Gate
-from quire.api.doors import Doors
-from quire.api.keys import KeyRing, add_key
 from quire.api.models import Models
 from quire.observe.metrics import Metrics
 

@@ -30,8 +30,8 @@ from benchmarks.before import Checkout, checked_out
 from benchmarks.doors_load import Server, started
 from benchmarks.proof import ROOT, Proof, say
 from benchmarks.test_model import smollm2_directory
-from quire.api.limits import MAX_ANSWER_LOGPROBS
-from quire.engine.parameters import MAX_ANSWERS, MAX_LOGPROBS
+from quire.api.http.limits import MAX_ANSWER_LOGPROBS
+from quire.client.params import MAX_ANSWERS, MAX_LOGPROBS
 
 COMMIT_BEFORE = "3fdcf4c"
 MAX_GAP_RATIO = 1.3

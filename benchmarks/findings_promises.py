@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 from benchmarks.doors_load import Server, started
 from benchmarks.proof import ROOT, Proof, say
-from quire.api.keys import add_key
+from quire.api.access.keys import add_key
 from tests.promises.registry import PAGES, entries, promises, untested
 from tests.support.tiny_models import Tiny, make_directory
 

@@ -17,7 +17,7 @@ import aiohttp
 
 from benchmarks.doors_load import Server, percentile, started
 from benchmarks.proof import Proof, say
-from quire.api.keys import add_key
+from quire.api.access.keys import add_key
 
 STEP_S, RUNNING, QUEUE = 0.02, 4, 64
 FLOOD_TOKENS, SHORT_TOKENS, LONG_TOKENS = 100, 4, 120

@@ -26,7 +26,7 @@ TIMED = (
     "tests/api/test_limits.py",
     "tests/perf",
     "tests/unit/bench",
-    "tests/unit/engine/test_engines.py",
+    "tests/unit/client/test_engines.py",
 )
 INSIDE = "QUIRE_SUITE_OF_A_PROOF"
 """Set for the suite that is run here: a proof that it started would start the suite again, without end."""

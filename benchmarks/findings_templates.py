@@ -23,10 +23,10 @@ from benchmarks.hostile_watch import Watch, burn, burn_all, resident_bytes
 from benchmarks.proof import Proof, say
 from benchmarks.public_tokenizers import Published, published
 from quire.checkpoints import load_tokenizer
-from quire.engine.chat_messages import ROLES
-from quire.engine.chat_template import ChatTemplate
-from quire.engine.template_process import MEMORY_BYTES
 from quire.errors import QuireError
+from quire.text.chat.messages import ROLES
+from quire.text.chat.render_process import MEMORY_BYTES
+from quire.text.chat.template import ChatTemplate
 
 SCRIPT = Path(__file__).with_name("chat_ids.py")
 ENDED_S = 3.0

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.engine.chat_template import ChatTemplate
-from quire.engine.template_helpers import IDLE
 from quire.errors import QuireError
+from quire.text.chat.render_helpers import IDLE
+from quire.text.chat.template import ChatTemplate
 
 BLOCKED_S = 0.1
 HELLO = [{"role": "user", "content": "hello"}]

@@ -37,10 +37,10 @@ from benchmarks.doors_sdk import sdk
 from benchmarks.doors_strangers import auth, hostile
 from benchmarks.proof import Proof, run, say
 from benchmarks.test_model import smollm2_directory
-from quire.api.keys import add_key
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.opening import open_model
-from quire.engine.parameters import SamplingParams
+from quire.api.access.keys import add_key
+from quire.client.async_engine import AsyncEngine
+from quire.client.opening import open_model
+from quire.client.params import SamplingParams
 
 WORDS = [
     "river", "stone", "light", "winter", "garden", "letter", "morning", "engine", "quiet", "harbour", "second",

@@ -18,11 +18,11 @@ import quire
 from benchmarks.proof import ROOT, Proof, run, say
 from benchmarks.proof_torch import is_near_border
 from benchmarks.test_model import smollm2, smollm2_directory
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.llm import LLM
-from quire.engine.opening import OpenedModel, open_model
-from quire.engine.parameters import SamplingParams
-from quire.engine.text import Tokenizer
+from quire.client.async_engine import AsyncEngine
+from quire.client.llm import LLM
+from quire.client.opening import OpenedModel, open_model
+from quire.client.params import SamplingParams
+from quire.text.tokenizer import Tokenizer
 from tests.support import small_tokenizers
 from tests.support.models import Ask
 from tests.support.talkers import talker

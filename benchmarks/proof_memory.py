@@ -17,8 +17,8 @@ from benchmarks.machinery import NUM_PROCESSES, mutants, state_machines
 from benchmarks.proof import Proof, run, say
 from quire.core import invariants
 from quire.core.digests import BlockHasher, Namespace
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.errors import InvariantError, QuireError
 from tests.mutants import memory as memory_mutants

@@ -17,17 +17,17 @@ from benchmarks.proof import Proof, run, say
 from quire.core import invariants
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import Admitted, Finished
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.request import PriorityClass, Request, SamplingParams
 from quire.core.scheduler import Scheduler
-from quire.core.scheduler_shapes import SchedulerConfig
-from quire.core.share_shapes import Ask
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.share_types import Ask
 from quire.core.shares import LEAST_SHARE, Shares
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.core.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
 from quire.errors import CapacityError, QuireError
-from quire.sim.config import configured
+from quire.sim.sim_config import configured
 from quire.sim.simulation import Simulation
 from tests.mutants import scheduler as scheduler_mutants
 from tests.support.scheduler_machine import SchedulerMachine

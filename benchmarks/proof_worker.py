@@ -18,23 +18,23 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.proof import Proof, run, say
 from benchmarks.test_model import smollm2_directory
+from quire.client.async_engine import AsyncEngine
+from quire.client.client import Front
+from quire.client.outputs import Answer, Completion
+from quire.client.params import SamplingParams
+from quire.client.requests import How
+from quire.client.served import ServedModel, Serving, plan_worker
 from quire.config import ModelSettings
 from quire.core.request import FinishReason
-from quire.engine.answers import Answer, Completion
-from quire.engine.asking import How
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.faults import KINDS, Fault, falls
-from quire.engine.front import Front
-from quire.engine.ledger import POISON, Ledger
-from quire.engine.messages import Refused, Stepped, Taken, decode_to_parent, decode_to_worker, encode
-from quire.engine.parameters import SamplingParams
-from quire.engine.served import ServedModel, Serving, plan_worker
-from quire.engine.supervisor import Limits, Supervisor
 from quire.errors import MessageError, QuireError
+from quire.worker.faults import KINDS, Fault, falls
+from quire.worker.ledger import POISON, Ledger
+from quire.worker.messages import Refused, Stepped, Taken, decode_to_parent, decode_to_worker, encode
+from quire.worker.supervisor import Limits, Supervisor
 from tests.support.parents import ENDS, end_a_parent, is_alive, left_of, workers_of
 from tests.support.served import served
 from tests.support.talkers import talker
-from tests.unit.engine.test_messages import REQUEST, TO_PARENT, TO_WORKER
+from tests.unit.worker.test_messages import REQUEST, TO_PARENT, TO_WORKER
 
 GIB = 1 << 30
 SETTINGS = ModelSettings(memory_bytes=5 * GIB // 2, max_sequence_tokens=1024)

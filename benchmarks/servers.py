@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.proof import ROOT, say
 from quire.bench.client import Client, ModelCard, Server
 from quire.bench.runs import Bench, Told, Wishes
-from quire.engine.faults import FAULTS, SLOW, TESTING
+from quire.worker.faults import FAULTS, SLOW, TESTING
 
 HOST = "127.0.0.1"
 STOP_S = 20.0

@@ -6,12 +6,12 @@ The public names live here, few and frozen by a test; everything else may change
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.client.async_engine import AsyncEngine
+    from quire.client.explanation import Difference, Explanation
+    from quire.client.llm import LLM
+    from quire.client.outputs import Answer, Completion, Piece, Timings
+    from quire.client.params import SamplingParams
     from quire.config import ModelSettings
-    from quire.engine.answers import Answer, Completion, Piece, Timings
-    from quire.engine.async_engine import AsyncEngine
-    from quire.engine.explaining import Difference, Explanation
-    from quire.engine.llm import LLM
-    from quire.engine.parameters import SamplingParams
     from quire.errors import QuireError
 
 __version__ = "0.1.0.dev0"
@@ -32,17 +32,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "quire.engine.llm",
-    "Answer": "quire.engine.answers",
-    "AsyncEngine": "quire.engine.async_engine",
-    "Completion": "quire.engine.answers",
-    "Difference": "quire.engine.explaining",
-    "Explanation": "quire.engine.explaining",
+    "LLM": "quire.client.llm",
+    "Answer": "quire.client.outputs",
+    "AsyncEngine": "quire.client.async_engine",
+    "Completion": "quire.client.outputs",
+    "Difference": "quire.client.explanation",
+    "Explanation": "quire.client.explanation",
     "ModelSettings": "quire.config",
-    "Piece": "quire.engine.answers",
+    "Piece": "quire.client.outputs",
     "QuireError": "quire.errors",
-    "SamplingParams": "quire.engine.parameters",
-    "Timings": "quire.engine.answers",
+    "SamplingParams": "quire.client.params",
+    "Timings": "quire.client.outputs",
 }
 
 

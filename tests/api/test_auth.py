@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from quire.api import keys as keys_module
+from quire.api.access import keys as keys_module
+from quire.api.access.admission import Doors
+from quire.api.access.auth import Gate, public, require_key
+from quire.api.access.keys import Key, KeyRing, add_key, digest_of, find, read_keys, revoke_key, write_keys
 from quire.api.app import make_app
-from quire.api.auth import Gate, public, require_key
-from quire.api.doors import Doors
-from quire.api.keys import Key, KeyRing, add_key, digest_of, find, read_keys, revoke_key, write_keys
 from quire.api.models import Models
 from quire.core.request import PriorityClass
 from quire.errors import ConfigError

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.auth import Caller
-from quire.api.billing import Bill, check_quota, opened_bill, text_tokens
-from quire.api.keys import add_key
+from quire.api.access.auth import Caller
+from quire.api.access.billing import Bill, check_quota, opened_bill, text_tokens
+from quire.api.access.keys import add_key
+from quire.api.access.quotas import Bucket, Quota
+from quire.api.http.errors import Refusal
 from quire.api.models import Model, Models
-from quire.api.quotas import Bucket, Quota
-from quire.api.refusals import Refusal
 from quire.core.request import PriorityClass
 from tests.support.doors import house
 

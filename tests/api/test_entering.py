@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from quire.api.doors import DoorSettings
-from quire.api.keys import add_key
-from quire.api.quotas import Bucket
+from quire.api.access.admission import DoorSettings
+from quire.api.access.keys import add_key
+from quire.api.access.quotas import Bucket
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from quire.errors import DrainingError
 from quire.observe import access_log

@@ -8,7 +8,7 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from quire.api.keys import add_key
+from quire.api.access.keys import add_key
 from quire.cli import app
 from quire.cli.explain import body_of
 from tests.support.doors import House, house

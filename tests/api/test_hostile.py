@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.api import limits
-from quire.api.refusals import TELLING
+from quire.api.http import limits
+from quire.api.http.errors import TELLING
 from tests.support.doors import House
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -244,7 +244,7 @@ def test_a_thousand_mangled_bodies_never_hurt_the_server(here: House) -> None:
 
 
 def test_an_error_never_tells_of_the_machine() -> None:
-    from quire.api.refusals import Refusal  # noqa: PLC0415
+    from quire.api.http.errors import Refusal  # noqa: PLC0415
 
     told = Refusal(400, "x", 'at 0x7f00deadbeef in File "/a/b/c/d.py" of site-packages/x, Traceback').body.decode()
     assert not re.search(r"0x[0-9a-f]{6}|Traceback|site-packages|/a/b", told)

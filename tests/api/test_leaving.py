@@ -123,10 +123,10 @@ def slow_connection(here: House, **more: Any) -> socket.socket:
 def test_a_reader_that_takes_nothing_is_cut_and_others_are_not(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that waits too long, or a look at the connection: whoever sees it first, the log says why."""
     lines: list[dict[str, Any]] = []
-    monkeypatch.setattr("quire.api.entrance.write_access", lines.append)
-    monkeypatch.setattr("quire.api.protocol.LOOK_S", 0.05)
+    monkeypatch.setattr("quire.api.asgi.write_access", lines.append)
+    monkeypatch.setattr("quire.api.http.protocol.LOOK_S", 0.05)
     monkeypatch.setattr(f"quire.api.{who}.STUCK_S", 0.3)
-    monkeypatch.setattr("quire.api.protocol.WRITE_BUFFER_BYTES", 4096)
+    monkeypatch.setattr("quire.api.http.protocol.WRITE_BUFFER_BYTES", 4096)
     with house(models={"oracle": talker(num_blocks=2048)}, send_buffer_bytes=65536) as here:
         slow = [slow_connection(here, seed=at) for at in range(6)]
         here.wait_until(lambda: len(here.doors.inside) == 6)

@@ -13,13 +13,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from quire.api import limits
-from quire.api.descriptors import allow_many_connections, max_connections
+from quire.api.http import limits
+from quire.api.http.descriptors import allow_many_connections, max_connections
 from quire.api.server import listen
 from quire.api.serving import Plan, run, set_aside_what_was_loaded
-from quire.cli.front import Supervised
+from quire.cli.wiring import Supervised
+from quire.client.served import ServedModel
 from quire.config import Settings, load_settings
-from quire.engine.served import ServedModel
 from quire.errors import CheckpointError, ConfigError
 from tests.support.doors import House, house
 from tests.support.served import served
@@ -61,7 +61,7 @@ def test_the_bounds_are_those_of_the_guide() -> None:
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.protocol.HEAD_S", 0.1)
+    monkeypatch.setattr("quire.api.http.protocol.HEAD_S", 0.1)
     with house() as here, connected(here) as silent, connected(here) as dripping:
         dripping.sendall(HEAD)
         assert heard(silent) == b""
@@ -71,7 +71,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.body.BODY_S", 0.1)
+    monkeypatch.setattr("quire.api.http.body.BODY_S", 0.1)
     with house() as here, connected(here) as wire:
         wire.sendall(HEAD + b"connection: close\r\ncontent-length: 100\r\n\r\n{")
         assert b" 408 " in heard(wire)
@@ -79,7 +79,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 
 def test_connections_are_bounded_and_those_without_a_request_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.protocol.max_connections", lambda: 2)
+    monkeypatch.setattr("quire.api.http.protocol.max_connections", lambda: 2)
     opened, runner = paced_talker()
     with house(models={"oracle": opened}) as here, connected(here) as idle, connected(here) as busy:
         body = b'{"model": "oracle", "prompt": "x", "max_tokens": 2}'
@@ -115,7 +115,7 @@ def here_is_full(here: House) -> bool:
 
 def test_an_idle_connection_is_closed_and_answers_nobody_takes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.api.server.KEEP_ALIVE_S", 0.2)
-    monkeypatch.setattr("quire.api.entrance.STUCK_S", 0.2)
+    monkeypatch.setattr("quire.api.asgi.STUCK_S", 0.2)
     with house(send_buffer_bytes=4096) as here:
         with connected(here) as wire:
             wire.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -130,7 +130,7 @@ def test_an_idle_connection_is_closed_and_answers_nobody_takes_are_dropped(monke
 
 
 def test_a_request_that_takes_too_long_ends_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.openai.meaning.REQUEST_S", 0.0)
+    monkeypatch.setattr("quire.api.dialects.openai.fields.REQUEST_S", 0.0)
     with house() as here:
         late = here.post("/v1/completions", {"prompt": "hello", "max_tokens": 100})
         assert (late.status, late.code) == (503, "request_timeout")
@@ -233,9 +233,9 @@ def read_until_closed(wire: socket.socket) -> None:
     ids=["an empty line", "a body that never comes", "nothing more"],
 )
 def test_a_connection_that_is_held_for_nothing_is_cut(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.protocol.KEEP_ALIVE_S", 0.2)
-    monkeypatch.setattr("quire.api.protocol.LOOK_S", 0.05)
-    monkeypatch.setattr("quire.api.protocol.HEAD_S", 600.0)  # it must not be cut for another reason
+    monkeypatch.setattr("quire.api.http.protocol.KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr("quire.api.http.protocol.LOOK_S", 0.05)
+    monkeypatch.setattr("quire.api.http.protocol.HEAD_S", 600.0)  # it must not be cut for another reason
     with house() as here, socket.create_connection(("127.0.0.1", here.port)) as wire:
         wire.sendall(words)
         read_until_closed(wire)

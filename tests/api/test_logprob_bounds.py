@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire.api.openai import logprobs
+from quire.api.dialects.openai import logprobs
 from tests.support.doors import House
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

@@ -9,12 +9,12 @@ from typing import Any
 import openai
 import pytest
 
-from quire.api import answering
-from quire.api.refusals import Refusal
+from quire.api.dialects import answering
+from quire.api.http.errors import Refusal
+from quire.client.llm import LLM
+from quire.client.outputs import Piece
+from quire.client.params import SamplingParams
 from quire.core.step import ASKED_FOR_NOTHING
-from quire.engine.answers import Piece
-from quire.engine.llm import LLM
-from quire.engine.parameters import SamplingParams
 from tests.support.doors import House
 from tests.support.talkers import talker
 

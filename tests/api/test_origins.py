@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.doors import DoorSettings
-from quire.api.keys import add_key
-from quire.api.origins import Origins
-from quire.api.refusals import Refusal
+from quire.api.access.admission import DoorSettings
+from quire.api.access.keys import add_key
+from quire.api.access.origins import Origins
+from quire.api.http.errors import Refusal
 from tests.support.doors import Reply, house
 
 COMPLETE = "/v1/completions"

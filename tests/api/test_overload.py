@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from quire.api.doors import DoorSettings
-from quire.api.entrance import Entrance
-from quire.api.keys import add_key
-from quire.api.quotas import Bucket, Quotas, Terms
+from quire.api.access.admission import DoorSettings
+from quire.api.access.keys import add_key
+from quire.api.access.quotas import Bucket, Quotas, Terms
+from quire.api.asgi import Entrance
+from quire.client.text_model import TextModel
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
-from quire.engine.text_model import TextModel
 from quire.errors import QueueFullError
 from tests.support.doors import House, house
 from tests.support.talkers import PacedRunner, paced_talker, talker
@@ -220,9 +220,9 @@ def test_who_was_let_in_at_a_full_house_stays_in_while_it_drains(full: tuple[Hou
 
 
 def test_a_reader_that_does_not_even_take_a_refusal_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.entrance.STUCK_S", 0.01)
+    monkeypatch.setattr("quire.api.asgi.STUCK_S", 0.01)
     lines: list[dict[str, Any]] = []
-    monkeypatch.setattr("quire.api.entrance.write_access", lines.append)
+    monkeypatch.setattr("quire.api.asgi.write_access", lines.append)
     cut: list[bool] = []
 
     async def refuses(_scope: Any, _receive: Any, _send: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from quire.api.keys import add_key
+from quire.api.access.keys import add_key
 from quire.api.server import listen, listen_unix, listening_unix
 from quire.cli import app
 from quire.cli.serve import public_names

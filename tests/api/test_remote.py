@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from quire.cli import app
 from quire.cli.remote import Remote
-from quire.engine.answers import Completion
-from quire.engine.parameters import SamplingParams
+from quire.client.outputs import Completion
+from quire.client.params import SamplingParams
 from quire.errors import ConfigError, QuireError
 from tests.support.doors import House, house
 from tests.support.scripted_server import OK

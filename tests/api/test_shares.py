@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from quire.api.doors import DoorSettings
-from quire.api.keys import add_key
+from quire.api.access.admission import DoorSettings
+from quire.api.access.keys import add_key
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from tests.support.doors import House, Reply, house
 from tests.support.talkers import PacedRunner, paced_talker
@@ -180,7 +180,7 @@ def test_who_comes_back_early_is_refused_again_and_who_waits_comes_in_and_is_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later_s = [0.0]
-    monkeypatch.setattr("quire.api.room.monotonic", lambda: time.monotonic() + later_s[0])
+    monkeypatch.setattr("quire.api.access.capacity.monotonic", lambda: time.monotonic() + later_s[0])
     with street(tmp_path, DoorSettings(queue=10)) as there:
         for _ in range(8):
             there.send("a")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from quire.api.http.errors import Refusal
 from quire.api.models import EngineStats, Model, Models
-from quire.api.refusals import Refusal
 from quire.observe import access_log
 from quire.observe.metrics import FIRST_TOKEN_S, GAP_S, PHASE_S, TOKENS, Figures, Metrics, Picture, one_two_five
 from tests.support.doors import House, house

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine.text_model import TextModel
+from quire.client.text_model import TextModel
 from tests.support.doors import House, house
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"

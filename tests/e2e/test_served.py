@@ -7,10 +7,10 @@ import signal
 import pytest
 
 from benchmarks.test_model import smollm2_directory, smollm2_file
+from quire.client.outputs import Completion
+from quire.client.params import SamplingParams
+from quire.client.served import ServedModel, plan_worker, plan_workers
 from quire.config import ModelSettings
-from quire.engine.answers import Completion
-from quire.engine.parameters import SamplingParams
-from quire.engine.served import ServedModel, plan_worker, plan_workers
 
 SETTINGS = ModelSettings(memory_bytes=5 << 29, max_sequence_tokens=512)
 PROMPTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "My favourite colour is"]

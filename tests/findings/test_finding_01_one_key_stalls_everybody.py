@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from quire.api.doors import Doors
-from quire.api.keys import add_key
-from quire.engine.text import Tokenizer
-from quire.engine.text_model import TextModel
+from quire.api.access.admission import Doors
+from quire.api.access.keys import add_key
+from quire.client.text_model import TextModel
+from quire.text.tokenizer import Tokenizer
 from tests.support.doors import House, house
 from tests.support.talkers import paced_talker
 

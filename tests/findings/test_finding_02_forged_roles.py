@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from quire.engine.chat_template import ChatTemplate
-from quire.engine.text import Tokenizer
-from quire.engine.text_model import TextModel
+from quire.client.text_model import TextModel
+from quire.text.chat.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
 from tests.support.doors import House, house
 from tests.support.small_tokenizers import SPECIAL, byte_level, id_of
 

@@ -12,8 +12,8 @@ from select import select
 
 import pytest
 
-from quire.api.doors import DoorSettings
-from quire.api.keys import add_key
+from quire.api.access.admission import DoorSettings
+from quire.api.access.keys import add_key
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from tests.support.doors import House, house
 from tests.support.talkers import PacedRunner, paced_talker
@@ -98,8 +98,8 @@ def test_a_key_with_nothing_open_is_let_in_though_another_key_has_filled_the_ser
 
 def test_a_key_is_told_a_time_after_which_it_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     later_s = [0.0]
-    if find_spec("quire.api.room") is not None:  # where what was told is remembered
-        monkeypatch.setattr("quire.api.room.monotonic", lambda: time.monotonic() + later_s[0])
+    if find_spec("quire.api.access.capacity") is not None:  # where what was told is remembered
+        monkeypatch.setattr("quire.api.access.capacity.monotonic", lambda: time.monotonic() + later_s[0])
     with crowded(tmp_path, DoorSettings(queue=10), 8) as crowd:
         refused = crowd.here.post(COMPLETE, BODY, x_api_key=crowd.greedy)
         assert refused.status in (429, 503)

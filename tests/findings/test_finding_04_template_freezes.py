@@ -15,7 +15,7 @@ FILLING = "{{ (('a' * 1000000).replace('a', 'a' * 1000)) | length }}"
 
 LOAD = """
 import json, os, resource, sys, threading, time
-from quire.engine.chat_template import ChatTemplate
+from quire.text.chat.template import ChatTemplate
 
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))
 said = []

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.backends.torch.sampler import logprobs_of
-from quire.engine.text import Tokenizer
+from quire.text.tokenizer import Tokenizer
 from tests.support.doors import house
 
 VOCABULARY = 4_096

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 from quire.backends.protocol import PendingStep, Runner
+from quire.client.llm import LLM
+from quire.client.params import SamplingParams
 from quire.core.step import StepPlan
-from quire.engine.llm import LLM
-from quire.engine.parameters import SamplingParams
 from tests.support.doors import House, house
 from tests.support.talkers import talker
 

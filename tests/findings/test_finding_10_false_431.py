@@ -4,7 +4,7 @@ import json
 import socket
 from contextlib import suppress
 
-from quire.api.limits import MAX_HEAD_BYTES
+from quire.api.http.limits import MAX_HEAD_BYTES
 from tests.support.doors import house
 from tests.support.talkers import paced_talker
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.keys import add_key
+from quire.api.access.keys import add_key
 
 ROOT = Path(__file__).parents[2]
 

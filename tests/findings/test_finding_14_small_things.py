@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli import app
+from quire.client.opening import open_model
 from quire.config import ModelSettings
-from quire.engine.opening import open_model
 from tests.support.tiny_models import Tiny, make_directory
 
 

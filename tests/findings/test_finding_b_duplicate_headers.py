@@ -4,7 +4,7 @@ import json
 import socket
 from pathlib import Path
 
-from quire.api.keys import add_key
+from quire.api.access.keys import add_key
 from tests.support.doors import house
 from tests.support.talkers import paced_talker
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.api import keys
-from quire.api.keys import KeyRing, add_key
+from quire.api.access import keys
+from quire.api.access.keys import KeyRing, add_key
 
 
 @contextmanager

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from quire.engine.worker_process import WorkerProcess
+from quire.worker.handle import WorkerProcess
 
 ROOT = Path(__file__).parents[2]
 UNSHARE = shutil.which("unshare") or ""
 _SWEEP = """
 import sys
 from pathlib import Path
-from quire.engine.worker_process import _sweep
+from quire.worker.handle import _sweep
 _sweep(Path(sys.argv[1]))
 """
 

@@ -16,9 +16,9 @@ from quire.bench.engine import EngineBench, EngineLoad
 from quire.bench.outcome import Run
 from quire.bench.runs import Bench, Told, Wishes
 from quire.bench.setup import LoadSetup
+from quire.client.opening import open_model
 from quire.config import ModelSettings
 from quire.config.machine import share_of_memory_bytes
-from quire.engine.opening import open_model
 from tests.support.tiny_models import Tiny, write_gguf
 
 LOAD = EngineLoad((1, 16), prompt_tokens=64, output_tokens=24, prefix_tokens=448, num_rounds=5, has_roof=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.keys import add_key
+from quire.api.access.keys import add_key
 from tests.promises.servers import Server, oracle, running
 from tests.support.tiny_models import Tiny, make_directory
 

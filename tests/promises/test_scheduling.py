@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from quire.api.keys import add_key
+from quire.api.access.keys import add_key
 from tests.promises.conftest import SLOW, Busy
 from tests.promises.servers import Answer, Server, oracle, until
 

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from quire.core.digests import BlockHasher
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.kv_shapes import KVMemoryConfig
 from tests.support.machine import KVMemoryMachine
 from tests.support.random_driver import RandomDriver
 from tests.support.reference_lru import ReferenceCache

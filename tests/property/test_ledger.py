@@ -7,9 +7,9 @@ import pytest
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams
 from quire.core.step import StepPlan
-from quire.engine.ledger import POISON, Ledger
-from quire.engine.messages import Restore, Submit
 from quire.errors import MessageError, QueueFullError
+from quire.worker.ledger import POISON, Ledger
+from quire.worker.messages import Restore, Submit
 from tests.support.lives import CONFIG, IDENTITY, VOCABULARY, Lives, check_told
 
 POISON_SEED = 666

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.core.promises import KEPT_S, Promises
 from quire.core.request import PriorityClass
-from quire.core.share_shapes import Ask, Bounds, NoRoom, Room
+from quire.core.share_types import Ask, Bounds, NoRoom, Room
 from quire.core.shares import ASKED_WITHIN_S, LEAST_SHARE, Shares
 
 KINDS = tuple(one.value for one in PriorityClass)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.detokenizer import Detokenizer, text_at_once
-from quire.engine.stop_strings import StopStrings
-from quire.engine.text import Tokenizer
+from quire.text.detokenizer import Detokenizer, text_at_once
+from quire.text.stop_strings import StopStrings
+from quire.text.tokenizer import Tokenizer
 from tests.support.small_tokenizers import ALL, byte_level, sentencepiece
 from tests.support.texts import WORDS, check_texts, cut_at_stop, held_back, wrong_border, wrong_deltas, wrong_stop
 

@@ -10,9 +10,9 @@ from quire.core.request import FinishReason, Request, SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import ConfigError, InvariantError
-from quire.sim.config import SimConfig, configured
-from quire.sim.faults import FaultRates
-from quire.sim.ledger import Ledger
+from quire.sim.deliveries import Ledger
+from quire.sim.fault_plan import FaultRates
+from quire.sim.sim_config import SimConfig, configured
 from quire.sim.simulation import Simulation
 from quire.workload.scenarios import SCENARIOS
 from tests.support.shadow import namespace

@@ -11,15 +11,15 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quire.api.access.admission import Doors, DoorSettings
+from quire.api.access.auth import Gate
+from quire.api.access.keys import KeyRing
 from quire.api.app import make_asgi
-from quire.api.auth import Gate
-from quire.api.doors import Doors, DoorSettings
-from quire.api.keys import KeyRing
 from quire.api.models import Model, Models
 from quire.api.server import Closing, listen, make_server, serve
+from quire.client.async_engine import AsyncEngine
+from quire.client.opening import OpenedModel
 from quire.core import invariants
-from quire.engine.async_engine import AsyncEngine
-from quire.engine.opening import OpenedModel
 from quire.observe.metrics import Metrics
 from tests.support.patience import PATIENCE_S
 from tests.support.talkers import PacedRunner, talker

@@ -12,12 +12,12 @@ from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
 from quire.core.events import Finished, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, Request
-from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import StepPlan, StepResult
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.ledger import Ledger
-from quire.engine.messages import Cancel, Restore, Submit
 from quire.errors import MessageError, QuireError
+from quire.worker.ledger import Ledger
+from quire.worker.messages import Cancel, Restore, Submit
 
 VOCABULARY = 5
 IDENTITY = ModelIdentity("oracle", "slots")

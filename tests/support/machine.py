@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.core import invariants
-from quire.core.kv_shapes import KVMemoryConfig
+from quire.core.kv_config import KVMemoryConfig
 from quire.errors import PinBudgetError
 from tests.support.shadow import Shadowed, ShadowedMemory, namespace
 

@@ -14,7 +14,7 @@ from quire.config import ModelSettings
 from quire.core import invariants
 from quire.core.events import Finished, SequenceFinished, Token
 from quire.core.request import Continuation, Request, SamplingParams
-from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import StepPlan, TokenLogprobs
 from quire.engine.engine import Engine, ModelIdentity
 

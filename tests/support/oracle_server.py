@@ -19,14 +19,15 @@ from typing import Any
 
 import uvloop
 
-from quire.api import entrance, serving
-from quire.api.limits import STUCK_S
+from quire.api import asgi as entrance
+from quire.api import serving
+from quire.api.http.limits import STUCK_S
 from quire.api.server import listen
 from quire.api.serving import Plan, run
-from quire.cli.front import Supervised
+from quire.cli.wiring import Supervised
+from quire.client.served import ServedModel, Serving
 from quire.config import ModelSettings, Settings, load_settings
-from quire.engine.opening import queue_of
-from quire.engine.served import ServedModel, Serving
+from quire.engine.loading import queue_of
 from quire.observe.access_log import set_up
 from tests.support.oracle_worker import LOAD_S, NEEDS, oracle_plan
 from tests.support.talkers import talker

@@ -11,15 +11,15 @@ from pathlib import Path
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Progress
 from quire.config import ModelSettings
-from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.scheduler_config import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.kv_events import KVEventSettings
-from quire.engine.messages import Open
-from quire.engine.opening import OpenedEngine
-from quire.engine.supervisor import Limits, WorkerPlan
-from quire.engine.worker import Emit, serve
+from quire.engine.loading import OpenedEngine
 from quire.errors import CheckpointError
+from quire.worker.kv_events import KVEventSettings
+from quire.worker.messages import Open
+from quire.worker.process import Emit, serve
+from quire.worker.supervisor import Limits, WorkerPlan
 from tests.support.recording import DIARY, RecordingRunner
 from tests.support.timed import TimedRunner
 

@@ -9,7 +9,7 @@ from random import Random
 
 from quire.core import invariants
 from quire.core.digests import BlockHasher
-from quire.core.kv_shapes import KVMemoryConfig
+from quire.core.kv_config import KVMemoryConfig
 from quire.errors import PinBudgetError
 from tests.support.shadow import Shadowed, ShadowedMemory, namespace
 

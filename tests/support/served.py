@@ -1,9 +1,9 @@
 """Served models without tensors: real processes and sockets around the oracle, with a small tokenizer in the parent."""
 
+from quire.client.served import ServedModel, Serving
 from quire.config import ModelSettings
 from quire.core.waiting_queue import QueueConfig
-from quire.engine.served import ServedModel, Serving
-from quire.engine.supervisor import Limits
+from quire.worker.supervisor import Limits
 from tests.support.oracle_worker import SETTINGS, oracle_plan
 from tests.support.talkers import talker
 

@@ -8,13 +8,13 @@ from quire.backends.protocol import Capacity
 from quire.core import invariants
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import RequestEvent
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.request import Continuation, PriorityClass, Request, SamplingParams
 from quire.core.scheduler import Scheduler
-from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
-from quire.sim.ledger import Ledger
+from quire.sim.deliveries import Ledger
 
 VOCABULARY = 50
 PIN_SHARE = 0.25

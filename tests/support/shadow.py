@@ -13,8 +13,8 @@ from quire.core import invariants
 from quire.core.block_table import BlockTable, pack_tokens
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.pins import Pin
 from quire.errors import OutOfBlocksError
 

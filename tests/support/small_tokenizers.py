@@ -6,7 +6,7 @@ from functools import cache
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from quire.engine.text import Tokenizer
+from quire.text.tokenizer import Tokenizer
 
 MAX_CHARS = 100_000
 UNKNOWN = "<unk>"

@@ -4,13 +4,13 @@ from threading import Event, Semaphore
 
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
-from quire.core.scheduler_shapes import SchedulerConfig
+from quire.client.opening import OpenedModel
+from quire.client.text_model import TextModel
+from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import StepPlan, StepResult
-from quire.engine.chat_template import ChatTemplate
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.opening import OpenedModel
-from quire.engine.text import Tokenizer
-from quire.engine.text_model import TextModel
+from quire.text.chat.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
 from tests.support.small_tokenizers import byte_level
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"

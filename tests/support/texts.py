@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from quire.engine.answer_text import AnswerText
-from quire.engine.detokenizer import Detokenizer, text_at_once
-from quire.engine.text import Tokenizer
+from quire.text.answer_text import AnswerText
+from quire.text.detokenizer import Detokenizer, text_at_once
+from quire.text.tokenizer import Tokenizer
 
 WORDS: dict[str, Sequence[str]] = {
     "ascii": ["the ", "cat", " sat", "\n\n", "  ", "def f(x):\n    return x", "3.14", "{'a': [1]}", "\t", "."],

@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+from quire.backends import memory_plan
 from quire.backends.load import load
-from quire.backends.torch import memory
 from quire.checkpoints import Checkpoint, resolve
 from quire.config import ModelSettings
 from quire.core.request import SamplingParams
@@ -31,7 +31,7 @@ def fill(directory: Path, memory_bytes: int) -> dict[str, object]:
     try:
         loaded = load(resolve(str(directory)), settings)
     except ConfigError as error:
-        return {"is_started": False, "sentence": str(error), "peak_bytes": memory.peak_bytes(), "is_full": False}
+        return {"is_started": False, "sentence": str(error), "peak_bytes": memory_plan.peak_bytes(), "is_full": False}
     machine = Machine(loaded.runner, max_running=16)
     # A request must fit three quarters of the pool; the heaviest steps are among them: all prompt logprobs, and a
     # flat distribution whose top-p needs the whole vocabulary sorted.
@@ -46,7 +46,7 @@ def fill(directory: Path, memory_bytes: int) -> dict[str, object]:
         machine.run(asks)
         asked += 4
     is_full = machine.engine.memory.stats().num_evictions > 0
-    peak = max(loaded.load_peak_bytes, memory.peak_bytes())
+    peak = max(loaded.load_peak_bytes, memory_plan.peak_bytes())
     return {"is_started": True, "sentence": loaded.plan.line, "peak_bytes": peak, "is_full": is_full}
 
 

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from quire.cli import app
 from quire.cli.chat import HELP, Talk
+from quire.client.llm import LLM
+from quire.client.params import SamplingParams
+from quire.client.params_reference import reference_page
 from quire.config import Settings
-from quire.engine.llm import LLM
-from quire.engine.parameters import SamplingParams
-from quire.engine.reference import reference_page
 from tests.support.talkers import talker
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from quire.config import (
 )
 from quire.config import files as config_files
 from quire.config.kinds import Value, show_size
-from quire.config.reference import reference_page
+from quire.config.settings_reference import reference_page
 from quire.config.table import BY_NAME
 from quire.errors import ConfigError
 
@@ -372,4 +372,4 @@ def test_every_example_and_every_default_keeps_its_own_rule(tmp_path: Path, sett
 
 def test_the_reference_page_is_what_the_table_says() -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()
-    assert page == reference_page(), "run: python -m quire.config.reference > docs/reference/settings.md"
+    assert page == reference_page(), "run: python -m quire.config.settings_reference > docs/reference/settings.md"

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.api.doors import Doors
-from quire.api.entrance import Entrance, allowed_methods, worded
-from quire.api.refusals import Refusal
+from quire.api.access.admission import Doors
+from quire.api.asgi import Entrance, allowed_methods, worded
+from quire.api.http.errors import Refusal
 from quire.api.server import Closing
 from quire.errors import DrainingError
 

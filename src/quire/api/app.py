@@ -15,20 +15,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire import __version__
-from quire.api.answering import Answering
-from quire.api.auth import Caller, Gate, public, require_key
-from quire.api.body_answers import TextAnswering
-from quire.api.doors import Doors
-from quire.api.entrance import Entrance, Pages, allowed_methods, worded
-from quire.api.limits import LOADING_RETRY_S
-from quire.api.openai.chat import Chat
-from quire.api.openai.completions import Completions
-from quire.api.openai.explain import ExplainBody, Explaining
-from quire.api.openai.shapes import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
-from quire.api.openai.tokens import detokenize, tokenize
-from quire.api.refusals import Refusal
-from quire.api.schema import described, with_bodies
-from quire.api.threshold import Threshold
+from quire.api.access.admission import Doors
+from quire.api.access.auth import Caller, Gate, public, require_key
+from quire.api.access.early_reject import Threshold
+from quire.api.asgi import Entrance, Pages, allowed_methods, worded
+from quire.api.dialects.answering import Answering
+from quire.api.dialects.body_answers import TextAnswering
+from quire.api.dialects.openai.chat import Chat
+from quire.api.dialects.openai.completions import Completions
+from quire.api.dialects.openai.explain import ExplainBody, Explaining
+from quire.api.dialects.openai.schemas import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from quire.api.dialects.openai.tokens import detokenize, tokenize
+from quire.api.http.errors import Refusal
+from quire.api.http.limits import LOADING_RETRY_S
+from quire.api.openapi import described, with_bodies
 from quire.errors import QuireError
 from quire.observe.metrics import CONTENT_TYPE, Picture
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any, Protocol, runtime_checkable
 
-from quire.api.limits import LOADING_RETRY_S
-from quire.api.refusals import Refusal, invalid, shortened
-from quire.engine.front import Front
+from quire.api.http.errors import Refusal, invalid, shortened
+from quire.api.http.limits import LOADING_RETRY_S
+from quire.client.client import Front
 from quire.errors import EngineDeadError, RequestTooLargeError
 
 

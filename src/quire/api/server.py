@@ -16,9 +16,9 @@ from typing import Any
 
 import uvicorn
 
-from quire.api.doors import Doors
-from quire.api.limits import KEEP_ALIVE_S
-from quire.api.protocol import Protocol
+from quire.api.access.admission import Doors
+from quire.api.http.limits import KEEP_ALIVE_S
+from quire.api.http.protocol import Protocol
 from quire.errors import ConfigError
 
 LAST_WORDS_S = 2.0

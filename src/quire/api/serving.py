@@ -12,16 +12,16 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.api.access.admission import Doors, DoorSettings
+from quire.api.access.auth import Gate
+from quire.api.access.keys import KeyRing
+from quire.api.access.origins import Origins
 from quire.api.admin import make_admin
 from quire.api.app import make_asgi
-from quire.api.auth import Gate
-from quire.api.doors import Doors, DoorSettings
-from quire.api.keys import KeyRing
 from quire.api.models import Behind, Model, Models
-from quire.api.origins import Origins
 from quire.api.server import Closing, Server, listen, listening_unix, make_server, serve
+from quire.client.client import Front
 from quire.config import Settings
-from quire.engine.front import Front
 from quire.errors import ConfigError
 from quire.observe.metrics import Metrics
 

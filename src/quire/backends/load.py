@@ -1,17 +1,14 @@
 """A backend by name, imported only when it is asked for."""
 
 import os
-from typing import TYPE_CHECKING
 
+from quire.backends.loaded import Loaded, OnRead
 from quire.checkpoints import Checkpoint
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 
-if TYPE_CHECKING:
-    from quire.backends.torch.load import Loaded, OnRead
 
-
-def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: "OnRead | None" = None) -> "Loaded":
+def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead | None = None) -> Loaded:
     """A runner for this checkpoint. The torch backend is the one there is."""
     # A thread that waits for another spins first. By default it spins so long that one busy neighbour makes a step ten
     # times slower; a short spin costs a few percent of a quiet machine. Read when the OpenMP runtime is loaded.

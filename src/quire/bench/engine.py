@@ -17,11 +17,11 @@ from typing import Any
 from quire.bench.machine import machine
 from quire.bench.roof import Roof, RoofPoint
 from quire.checkpoints import Progress, resolve
+from quire.client.llm import LLM
+from quire.client.opening import OpenedModel, open_model
+from quire.client.params import SamplingParams
+from quire.client.requests import make_request
 from quire.config import Settings
-from quire.engine.asking import make_request
-from quire.engine.llm import LLM
-from quire.engine.opening import OpenedModel, open_model
-from quire.engine.parameters import SamplingParams
 from quire.errors import ConfigError
 from quire.workload.visits import Span
 from quire.workload.writing import TOKEN_IDS, Writer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.cli.generate import summary
-from quire.cli.opening import opened
+from quire.cli.loading import opened
 from quire.cli.settings_flags import with_settings
 from quire.config import Settings
 from quire.config.home import expanded
@@ -19,9 +19,9 @@ from quire.errors import ConfigError, InvariantError
 
 if TYPE_CHECKING:
     from quire.cli.remote import Remote
-    from quire.engine.answers import Completion, Piece
-    from quire.engine.llm import LLM
-    from quire.engine.parameters import SamplingParams
+    from quire.client.llm import LLM
+    from quire.client.outputs import Completion, Piece
+    from quire.client.params import SamplingParams
 
 HELP = """\
 /system TEXT   set the system message and begin anew
@@ -49,7 +49,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
 ) -> None:
     """Talk with a model."""
-    from quire.engine.parameters import SamplingParams
+    from quire.client.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     if url is not None:
@@ -136,7 +136,7 @@ class Talk:
 
     def _stream(self) -> "Completion":
         """Write an answer as it comes; a stopped one counts as far as it went."""
-        from quire.engine.answers import Completion
+        from quire.client.outputs import Completion
 
         with _interrupts() as pressed:
             for piece in self._pieces(lambda: bool(pressed)):

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.opening import opened
+from quire.cli.loading import opened
 from quire.cli.settings_flags import with_settings
 from quire.config import Settings
 
 if TYPE_CHECKING:
-    from quire.engine.answers import Completion
+    from quire.client.outputs import Completion
 
 
 @with_settings
@@ -27,8 +27,8 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer one prompt."""
-    from quire.engine.answers import Completion
-    from quire.engine.parameters import SamplingParams
+    from quire.client.outputs import Completion
+    from quire.client.params import SamplingParams
 
     text = sys.stdin.read() if prompt == "-" else prompt
     params = SamplingParams(

@@ -38,7 +38,7 @@ def add(
     keys_file: KeysFile = None,
 ) -> None:
     """Make a key and print it. It is not shown again."""
-    from quire.api.keys import add_key
+    from quire.api.access.keys import add_key
 
     path = _path(keys_file)
     secret = add_key(
@@ -61,7 +61,7 @@ def list_keys(
     """List the keys: names and limits, never the keys themselves."""
     import json
 
-    from quire.api.keys import read_keys
+    from quire.api.access.keys import read_keys
     from quire.cli.columns import columns
 
     keys = read_keys(_path(keys_file)) or ()
@@ -82,7 +82,7 @@ def revoke(
     keys_file: KeysFile = None,
 ) -> None:
     """Refuse a key from now on."""
-    from quire.api.keys import revoke_key
+    from quire.api.access.keys import revoke_key
 
     revoke_key(_path(keys_file), name)
     typer.echo(f"key {name} is revoked", err=True)

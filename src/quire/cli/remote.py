@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from quire.errors import ConfigError, QuireError, RequestError
 
 if TYPE_CHECKING:
-    from quire.engine.answers import Completion, Piece
-    from quire.engine.parameters import SamplingParams
+    from quire.client.outputs import Completion, Piece
+    from quire.client.params import SamplingParams
 
 TIMEOUT_S = 600.0
 LOOK_S = 0.05
@@ -179,7 +179,7 @@ class _Heard:
     usage: dict[str, Any] = field(default_factory=dict)
 
     def take(self, event: dict[str, Any]) -> "Iterator[Piece]":
-        from quire.engine.answers import Piece
+        from quire.client.outputs import Piece
 
         if "error" in event:
             raise RequestError(str(event["error"].get("message", "the stream broke")))
@@ -192,7 +192,7 @@ class _Heard:
                 yield Piece(0, text)
 
     def completion(self) -> "Completion":
-        from quire.engine.answers import Answer, Completion, Timings
+        from quire.client.outputs import Answer, Completion, Timings
 
         now_s = monotonic()
         num_prompt, num_output = self.usage.get("prompt_tokens", 0), self.usage.get("completion_tokens", 0)

@@ -34,10 +34,10 @@ def serve(
 
     import uvloop
 
-    from quire.api.descriptors import allow_many_connections
+    from quire.api.http.descriptors import allow_many_connections
     from quire.api.serving import Plan, run
     from quire.checkpoints.progress import shown
-    from quire.cli.front import supervised
+    from quire.cli.wiring import supervised
     from quire.observe.access_log import set_up
 
     settings.doors.check_keys_file()

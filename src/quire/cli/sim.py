@@ -16,7 +16,7 @@ def sim(
     show_list: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
 ) -> None:
     """Simulate a server: real scheduler and KV memory, a pretended device, a clock moved by hand."""
-    from quire.sim.config import configured
+    from quire.sim.sim_config import configured
     from quire.sim.simulation import Simulation
     from quire.workload.scenarios import SCENARIOS
 

@@ -8,10 +8,10 @@
 May import errors and the standard library. Nothing below reads flags or the environment.
 """
 
-from quire.config.doors import DoorsSettings
-from quire.config.load import Resolved, Settings, load_settings
-from quire.config.model import MEMORY_SHARE, Dtype, ModelSettings
-from quire.config.serving import ServingSettings
+from quire.config.model_settings import MEMORY_SHARE, Dtype, ModelSettings
+from quire.config.scheduling import ServingSettings
+from quire.config.server import DoorsSettings
+from quire.config.sources import Resolved, Settings, load_settings
 from quire.config.table import SETTINGS, Setting
 
 __all__ = [

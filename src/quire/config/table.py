@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from quire.config.doors import DoorsSettings
 from quire.config.kinds import FILE_PATH, SIZE, Kind, Value, choice, power_of_two, seconds, several, text, whole_number
-from quire.config.model import ModelSettings
-from quire.config.serving import ServingSettings
+from quire.config.model_settings import ModelSettings
+from quire.config.scheduling import ServingSettings
+from quire.config.server import DoorsSettings
 
 PREFIX = "QUIRE_"
 HOST_NAME = r"\*|[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}"

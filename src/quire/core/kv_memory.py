@@ -18,7 +18,7 @@ from quire.core.block_pool import BlockPool
 from quire.core.block_table import BlockTable, hit_cap, num_blocks_for, unpack_tokens
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from quire.core.kv_shapes import Block, KVMemoryConfig, MemoryStats
+from quire.core.kv_config import Block, KVMemoryConfig, MemoryStats
 from quire.core.pins import Pin, Pins
 from quire.core.prefix_tree import Divergence, PrefixTree
 from quire.core.step import BlockCopy

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from quire.core.block_table import num_blocks_for
 from quire.core.digests import Namespace
-from quire.core.kv_shapes import KVMemoryConfig
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.request import FinishReason, PriorityClass, Request, Sequence
-from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.scheduler_config import SchedulerConfig
 from quire.errors import RequestTooLargeError
 
 RANK = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}

@@ -23,7 +23,7 @@ from quire.core.kv_memory import KVMemory
 from quire.core.policy import check_request, chunk_length, finish_reason, may_displace, victims_for, will_compute
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus
-from quire.core.scheduler_shapes import Blocked, Live, Needs, SchedulerConfig, SchedulerStats
+from quire.core.scheduler_config import Blocked, Live, Needs, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, StepResult, WorkItem
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError

@@ -21,7 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil, floor, inf
 
-from quire.core.share_shapes import Ask, Bounds, NoRoom, Room
+from quire.core.share_types import Ask, Bounds, NoRoom, Room
 
 LEAST_SHARE = 8
 """A tenant that holds fewer is not refused while there are places left."""

@@ -21,7 +21,7 @@ from math import inf
 
 from quire.core.promises import Promises
 from quire.core.request import PriorityClass, Request, Sequence
-from quire.core.share_shapes import CLASS_RESERVE, Ask, Bounds, NoRoom, Room
+from quire.core.share_types import CLASS_RESERVE, Ask, Bounds, NoRoom, Room
 from quire.core.shares import Shares
 from quire.errors import ConfigError, InvariantError
 

@@ -1,1 +1,4 @@
-"""Between the doors and the core: requests become token ids, token ids become text. Imports no concrete backend."""
+"""Steps one model: token ids in, events out. Knows no text, no process and no concrete backend.
+
+`loading` opens it, `engine` is one step on one screen, `loop` is the thread that steps, `port` is how others reach it.
+"""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from quire.backends.protocol import Runner
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import KVEvent, RequestEvent, Token
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.policy import check_request
 from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
-from quire.core.scheduler_shapes import SchedulerConfig
+from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.errors import InvariantError
 

@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass, field, fields
 
-from quire.core.kv_shapes import MemoryStats
-from quire.core.scheduler_shapes import SchedulerStats
-from quire.sim.config import SimConfig
-from quire.sim.ledger import Ledger
+from quire.core.kv_config import MemoryStats
+from quire.core.scheduler_config import SchedulerStats
+from quire.sim.deliveries import Ledger
+from quire.sim.sim_config import SimConfig
 
 
 @dataclass(slots=True)

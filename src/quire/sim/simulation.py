@@ -24,10 +24,10 @@ from quire.errors import (
     RequestTooLargeError,
     TenantShareError,
 )
-from quire.sim.config import SimConfig
-from quire.sim.faults import FaultyRunner, RunnerCrashError
-from quire.sim.ledger import Ledger
+from quire.sim.deliveries import Ledger
+from quire.sim.fault_plan import FaultyRunner, RunnerCrashError
 from quire.sim.report import Report, Totals
+from quire.sim.sim_config import SimConfig
 from quire.workload.requests import Ask
 from quire.workload.scenarios import SCENARIOS
 

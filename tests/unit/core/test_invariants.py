@@ -6,8 +6,8 @@ import pytest
 
 from quire.core import invariants
 from quire.core.digests import BlockHasher
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.kv_shapes import KVMemoryConfig
 from quire.errors import InvariantError
 from tests.support.shadow import KEY, namespace
 

@@ -7,8 +7,8 @@ import pytest
 from quire.core import invariants
 from quire.core.digests import BlockHasher
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.kv_shapes import KVMemoryConfig
 from quire.core.step import BlockCopy
 from quire.errors import ConfigError, InvariantError, OutOfBlocksError
 from tests.support.shadow import KEY, Shadowed, ShadowedMemory, WeakHasher, namespace

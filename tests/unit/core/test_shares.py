@@ -3,7 +3,7 @@
 import pytest
 
 from quire.core.request import PriorityClass
-from quire.core.share_shapes import LEAST_PROMISED, Ask, Bounds, NoRoom, Room
+from quire.core.share_types import LEAST_PROMISED, Ask, Bounds, NoRoom, Room
 from quire.core.shares import MAX_RETRY_S, UNKNOWN_RETRY_S, Shares
 from quire.errors import QueueFullError, TenantShareError
 

@@ -1,13 +1,13 @@
 """From a checkpoint on disk to a runner: weights in, memory decided, one line that says what fits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
+from quire.backends import memory_plan
+from quire.backends.loaded import Loaded, OnRead
 from quire.backends.protocol import Capacity
-from quire.backends.torch import memory
 from quire.backends.torch.inputs import MAX_ROWS_OF_A_CALL, TILE_ROWS
 from quire.backends.torch.kv_store import KVStore, num_block_bytes
 from quire.backends.torch.linear import LinearKind, choose_kind
@@ -26,32 +26,18 @@ from quire.core.request import SamplingParams
 from quire.core.step import Sampling, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError
 
-OnRead = Callable[[int, int], None]
-"""Told bytes read and bytes in all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A runner, and what a person should know about it."""
-
-    runner: TorchRunner
-    plan: memory.MemoryPlan
-    load_peak_bytes: int
-    """The most the process had held when the model was loaded and before a step was measured."""
-    notes: tuple[str, ...]
-
 
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> Loaded:
     """Load the model within the budget, or raise before anything is served."""
     if settings.device != "cpu" and not _has_device(settings.device):
         raise ConfigError(f"device must be one this torch can use, {settings.device!r} given; try cpu")
     use_threads(settings.num_threads)
-    budget_bytes = memory.budget(settings)
+    budget_bytes = memory_plan.budget(settings)
     with _quiet_failures(checkpoint):
         model, notes = load_model(checkpoint, settings, budget_bytes, on_read)
         num_bytes = _num_file_bytes(checkpoint)
         on_read(num_bytes, num_bytes)  # heads of files and tensors that nobody needs are passed over, not missing
-        load_peak_bytes = memory.peak_bytes()
+        load_peak_bytes = memory_plan.peak_bytes()
         plan = _decide(model, checkpoint, settings, budget_bytes)
     device = torch.device(settings.device)
     store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, _kv_dtype(settings), device)
@@ -63,7 +49,8 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         vocabulary_size=model.vocabulary_size,
         num_kv_bytes=store.num_block_bytes,
     )
-    return Loaded(TorchRunner(model, store, capacity), plan, load_peak_bytes, notes)
+    layout = f"torch {settings.kv_dtype or settings.dtype}"
+    return Loaded(TorchRunner(model, store, capacity), plan, load_peak_bytes, layout, notes)
 
 
 @torch.inference_mode()
@@ -92,7 +79,7 @@ def load_model(
         reason = kind.reason  # kernels, but no products for these weights
     reasons = () if reason is None else (reason,)
     reader = WeightReader(checkpoint.weight_files, kind.row_dtype, count)
-    memory.check_weights_fit(
+    memory_plan.check_weights_fit(
         budget_bytes,
         reader.num_values * dtype.itemsize,
         reader.largest_values * kind.row_dtype.itemsize,
@@ -122,12 +109,13 @@ def _product_notes(kind: LinearKind, said: str | None) -> tuple[str, ...]:
     return () if kind.name == "native" or kind.reason == said else (f"slower products: {kind.reason}",)
 
 
-def _decide(model: Model, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int) -> memory.MemoryPlan:
+def _decide(model: Model, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int) -> memory_plan.MemoryPlan:
     model_tokens = _model_tokens(checkpoint)
     longest = min(settings.max_sequence_tokens or model_tokens, model_tokens)
     step_bytes = measure_step(model, settings, longest)
     block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, _kv_dtype(settings))
-    return memory.decide(settings, budget_bytes, memory.resident_bytes(), step_bytes, block_bytes, model_tokens)
+    held_bytes = memory_plan.resident_bytes()
+    return memory_plan.decide(settings, budget_bytes, held_bytes, step_bytes, block_bytes, model_tokens)
 
 
 def _kv_dtype(settings: ModelSettings) -> torch.dtype:
@@ -168,11 +156,11 @@ def measure_step(model: Model, settings: ModelSettings, longest: int) -> int:
     ]
     capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
     runner = TorchRunner(model, store, capacity)
-    memory.forget_peak()
-    before = memory.resident_bytes()
+    memory_plan.forget_peak()
+    before = memory_plan.resident_bytes()
     runner.run(StepPlan(0, (), tuple(prompts), ()))
     runner.run(StepPlan(1, (), tuple(decoding), ()))
-    return max(0, memory.peak_bytes() - before)
+    return max(0, memory_plan.peak_bytes() - before)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from quire.backends.torch import linear, memory, native, threads
+from quire.backends import memory_plan
+from quire.backends.torch import linear, native, threads
 from quire.backends.torch.kv_store import KVStore, LayerShape
 from quire.backends.torch.large_pages import Shelf
 from quire.backends.torch.linear import LinearKind, choose_kind, padded
@@ -260,13 +261,13 @@ def test_layers_that_cannot_share_a_prefix_are_refused(fields: dict[str, Any]) -
         windows_of(fields, 1)
 
 
-def decide(budget_bytes: int, **settings: Any) -> memory.MemoryPlan:
-    return memory.decide(ModelSettings(**settings), budget_bytes, 1 << 30, 100 << 20, 1 << 20, 8192)
+def decide(budget_bytes: int, **settings: Any) -> memory_plan.MemoryPlan:
+    return memory_plan.decide(ModelSettings(**settings), budget_bytes, 1 << 30, 100 << 20, 1 << 20, 8192)
 
 
 def test_the_pool_is_what_the_budget_leaves() -> None:
     plan = decide(2 << 30)
-    rest = (2 << 30) * 0.98 - memory.MARGIN_BYTES - (1 << 30) - (100 << 20)
+    rest = (2 << 30) * 0.98 - memory_plan.MARGIN_BYTES - (1 << 30) - (100 << 20)
     assert plan.num_blocks == int(rest // (1 << 20)) - 1
     assert plan.max_sequence_tokens == 8192
 
@@ -290,12 +291,12 @@ def test_a_budget_that_cannot_be_met_is_refused_with_what_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"1\.10 GiB in all, 1\.00 GiB given; raise it to"):
         decide(1 << 30)
     with pytest.raises(ConfigError, match="the memory budget must hold the model"):
-        memory.check_weights_fit(1 << 20, 1 << 30, 0, 0)
+        memory_plan.check_weights_fit(1 << 20, 1 << 30, 0, 0)
 
 
 def test_half_of_what_is_free_is_the_default() -> None:
     half = share_of_memory_bytes(0.5)
-    assert 0.8 * half < memory.budget(ModelSettings()) < 1.25 * half
+    assert 0.8 * half < memory_plan.budget(ModelSettings()) < 1.25 * half
 
 
 def test_a_physical_core_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

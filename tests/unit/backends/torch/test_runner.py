@@ -144,7 +144,8 @@ def test_bfloat16_weights_without_products_for_them_take_the_plain_path(monkeypa
     assert len(ask.tokens) == 5
 
 
-def opened(runner: TorchRunner) -> tuple[Model, KVStore]:
+def opened(runner: Runner) -> tuple[Model, KVStore]:
+    assert isinstance(runner, TorchRunner)
     assert runner._model is not None
     assert runner._store is not None
     return runner._model, runner._store

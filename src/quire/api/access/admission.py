@@ -1,0 +1,185 @@
+"""What all doors share: the models, who is inside, and whether anybody new is let in.
+
+A place is taken before a body is read and given back when the last byte is sent, so a flood is turned away for the
+price of its headers. Who gets one, and who has to give one up, is a matter of shares: see `room`. Bodies that are still
+coming are bounded for each key, so that one key that sends half of many bodies does not keep everybody else out.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from quire.api.access.auth import Caller
+from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
+from quire.api.access.capacity import RoomBook
+from quire.api.access.origins import Origins
+from quire.api.access.request_record import Visit
+from quire.api.access.text_work import TextWork
+from quire.api.http.body import Receive, declared_bytes, read_body
+from quire.api.http.errors import Refusal, refusal_of
+from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
+from quire.api.models import Models
+from quire.client.text_pool import TextPool
+from quire.core.request import PriorityClass
+from quire.core.share_types import Bounds
+from quire.errors import CapacityError, DrainingError
+from quire.observe.metrics import Metrics
+
+NOT_NOW = (429, 503)
+"""Answers that cost nothing: the request came at a bad time."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """What an operator decides about the doors."""
+
+    max_inside: int = 1024
+    """Requests between their first and their last byte, all models together."""
+    queue: int | None = None
+    """Requests that may wait in an engine's queue, where that is known."""
+    origins: Origins = field(default_factory=Origins)
+    """Which web pages may use the server."""
+
+
+class Doors:
+    """The one thing every route reaches. On one event loop."""
+
+    def __init__(self, models: Models, metrics: Metrics, settings: DoorSettings | None = None) -> None:
+        self.models = models
+        self.metrics = metrics
+        self.settings = settings or DoorSettings()
+        self.inside: dict[str, tuple[Visit, Caller]] = {}
+        self.is_draining = False
+        self._emptied = asyncio.Event()
+        queue = self.settings.queue
+        self.room = RoomBook(self.settings.max_inside, None if queue is None else Bounds.of_queue(queue))
+        self._arriving: Counter[str] = Counter()
+        """Bodies that are still coming, by tenant."""
+        self._text_pool = TextPool()
+
+    @property
+    def is_ready(self) -> bool:
+        """Somebody who came now would be answered."""
+        return not self.is_draining and self.models.is_ready
+
+    @contextmanager
+    def place(self, visit: Visit, caller: Caller) -> Iterator[None]:
+        """Be inside, or be told why not. Who is inside already stays."""
+        if visit.request_id in self.inside:
+            yield
+            return
+        if self.is_draining:
+            raise DrainingError("the server is shutting down; ask another one, or later")
+        quota = caller.quota
+        if quota.concurrent is not None and quota.num_open >= quota.concurrent:
+            message = f"this key may have {quota.concurrent} requests at once, {quota.num_open} are open; wait for one"
+            raise Refusal(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
+        self.room.enter(visit, caller.tenant, self._visit)
+        quota.num_open += 1
+        self.inside[visit.request_id] = (visit, caller)
+        self._emptied.clear()
+        try:
+            yield
+        finally:
+            quota.num_open -= 1
+            self.room.leave(visit)
+            del self.inside[visit.request_id]
+            if not self.inside:
+                self._emptied.set()
+
+    @contextmanager
+    def arriving(self, caller: Caller) -> Iterator[None]:
+        """While a body comes."""
+        most, tenant = self.settings.max_inside, caller.tenant
+        limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
+        if self._arriving[tenant] >= limit:
+            message = f"this key may send {limit} bodies at once, {self._arriving[tenant]} are coming; send them faster"
+            # By then each of them has come, or was given up.
+            raise Refusal(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
+        self._arriving[tenant] += 1
+        try:
+            yield
+        finally:
+            self._arriving[tenant] -= 1
+            if not self._arriving[tenant]:
+                del self._arriving[tenant]
+
+    def text_work(self, caller: Caller) -> TextWork:
+        """Where this caller's text is worked on."""
+        return TextWork(self._text_pool, caller.tenant)
+
+    async def body(self, visit: Visit, caller: Caller, receive: Receive, declared: bytes | None) -> bytes:
+        """All of a request's body. A key that has nothing left is told so before it is read."""
+        async with visit.entering():
+            check_quota(caller, text_tokens(declared_bytes(declared), self.models))
+            with self.arriving(caller):
+                return await read_body(receive, declared, self.text_work(caller).pause)
+
+    @contextmanager
+    def billed(self, caller: Caller, visit: Visit, num_body_bytes: int) -> Iterator[Bill]:
+        """Charge for a body before it is looked at. What is told to come back later has cost nothing."""
+        bill = opened_bill(caller, text_tokens(num_body_bytes, self.models))
+        try:
+            yield bill
+        except Exception as error:
+            if refusal_of(error, visit.request_id).status in NOT_NOW:
+                bill.refund()
+            raise
+
+    def check_room(self, visit: Visit, model: str, tenant: str, priority: PriorityClass) -> None:
+        """Turn away at once what the engine's queue, as it is seen from here, would turn away after its step."""
+        self.room.wait(visit, model, tenant, priority.value)
+        visit.model, visit.priority = model, priority.value
+
+    def full_for(self, tenant: str, priority: PriorityClass) -> CapacityError | None:
+        """What this tenant and class is told, whichever model it asks for; None where one of them would take it."""
+        said = None
+        for model in self.models:
+            if (said := self.room.judge(model.name, tenant, priority.value)) is None:
+                return None
+        return None if said is None else said.error
+
+    @property
+    def is_full_for_somebody(self) -> bool:
+        """Whether somebody could be turned away, whichever model it asks for."""
+        return not any(self.room.has_room_for_all(model.name) for model in self.models)
+
+    def told(self, visit: Visit, refusal: Refusal) -> None:
+        """A refusal is about to be sent. When it says to come back is remembered."""
+        if refusal.retry_after_s is not None:
+            self.room.told(visit, refusal.retry_after_s)
+
+    def _visit(self, request_id: str) -> Visit:
+        return self.inside[request_id][0]
+
+    async def drain(self, within_s: float, hurry: asyncio.Event) -> int:
+        """Let nobody in, wait for those inside, then end what is left; how many had to be ended."""
+        self.is_draining = True
+        if self.inside:
+            emptied = asyncio.ensure_future(self._emptied.wait())
+            hurried = asyncio.ensure_future(hurry.wait())
+            await asyncio.wait({emptied, hurried}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            for waiting in (emptied, hurried):
+                waiting.cancel()
+        return self._end_all()
+
+    def _end_all(self) -> int:
+        visits = [visit for visit, _ in self.inside.values()]
+        for visit in visits:
+            visit.end(_ended())
+        return len(visits)
+
+    async def emptied(self, within_s: float) -> bool:
+        """Whether everybody left in time."""
+        if self.inside:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), within_s)
+            except TimeoutError:
+                return False
+        return True
+
+
+def _ended() -> DrainingError:
+    return DrainingError("the server is shutting down and ended this request; ask again elsewhere, or later")

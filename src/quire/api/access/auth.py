@@ -1,0 +1,77 @@
+"""Who is asking. A dependency of every route, never a matter of paths: a route without one does not start.
+
+`require_key` lets in whoever has a key, or everybody where there are no keys. `public` lets in everybody, and is there
+so that a public route says so in its own words.
+"""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from quire.api.access.keys import Key, KeyRing
+from quire.api.access.quotas import Quota, Quotas, Terms
+from quire.api.http.errors import Refusal
+from quire.core.request import PriorityClass
+
+NOBODY = "default"
+"""The tenant where there are no keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is charged, how urgent they may be, and what they have left."""
+
+    tenant: str
+    ceiling: PriorityClass
+    quota: Quota
+    is_everybody: bool = False
+    """There are no keys: whoever comes is this one."""
+
+
+class Gate:
+    """Turns a presented key into a caller."""
+
+    def __init__(self, ring: KeyRing) -> None:
+        self.ring = ring
+        self._quotas = Quotas()
+
+    def caller(self, authorization: str | None, x_api_key: str | None) -> Caller:
+        """Who presented this, or a refusal that says nothing about why."""
+        if not self.ring.is_locked:
+            return Caller(NOBODY, PriorityClass.HIGH, self._quotas.of(NOBODY, Terms()), is_everybody=True)
+        secret = _bearer(authorization) or x_api_key
+        key = self.ring.find(secret) if secret else None
+        if key is None:
+            raise _unauthorized(is_missing=not secret)
+        return Caller(key.name, key.ceiling, self._quotas.of(key.name, _terms(key)))
+
+
+async def require_key(request: Request) -> Caller:
+    """Default deny."""
+    gate: Gate = request.app.state.gate
+    caller = gate.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
+    if (visit := request.scope.get("quire.visit")) is not None:
+        visit.tenant = caller.tenant
+    return caller
+
+
+async def public() -> None:
+    """Everybody may come in here."""
+
+
+def _bearer(authorization: str | None) -> str | None:
+    scheme, _, secret = (authorization or "").partition(" ")
+    return secret.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _terms(key: Key) -> Terms:
+    return Terms(key.requests_per_minute, key.tokens_per_minute, key.concurrent)
+
+
+def _unauthorized(*, is_missing: bool) -> Refusal:
+    message = (
+        "an API key is needed, none given; send the header Authorization: Bearer KEY"
+        if is_missing
+        else "this API key is not known; check it, or ask who runs this server for one"
+    )
+    return Refusal(401, "invalid_api_key", message, headers=(("www-authenticate", "Bearer"),))

@@ -1,0 +1,122 @@
+"""Which web pages may use this server. A browser asks in its user's name, from inside the user's own machine.
+
+                     without keys                                     with keys
+    Host             must be this server's own name or allowed        free: proxies stand before it
+    Origin           none, the server's own, or allowed; else 403     free: no page can know the key
+    Content-Type     none, or application/json; else 415              free
+    CORS headers     for allowed origins only                         for allowed origins only
+
+Whoever sends no Origin is no web page: curl, SDKs, probes. A name that is none of ours in Host means that somebody
+else's name was made to point here, which is how a page would read answers as if they were its own.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from quire.api.http.errors import Refusal, shortened
+from quire.api.http.headers import header_text
+
+ANY = "*"
+JSON = "application/json"
+ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - named, not listened on
+METHODS = "GET, HEAD, POST"
+USUAL_HEADERS = "authorization, content-type, x-api-key, x-request-id"
+HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]+( ?, ?[A-Za-z0-9_-]+)*")
+PREFLIGHT_S = 600
+VARY = (b"vary", b"origin")
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """The rules of one server."""
+
+    bound: str = "127.0.0.1"
+    """The address it listens on."""
+    hosts: frozenset[str] = frozenset()
+    """Other names it is known by, without ports; `*`: any."""
+    allowed: frozenset[str] = frozenset()
+    """Origins whose pages may use it; `*`: any."""
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse what a foreign page could have sent. For servers without keys."""
+        host = header_text(headers, b"host")
+        if host is not None and not self._is_own(host):
+            raise _forbidden("host", f"this server does not go by the Host {shortened(host)}", "--allow-host NAME")
+        origin = header_text(headers, b"origin")
+        if origin is not None and not self.allows(origin) and not _is_same(origin, host):
+            raise _forbidden("origin", f"pages of {shortened(origin)} may not use this server", "--allow-origin ORIGIN")
+        _check_type(header_text(headers, b"content-type"))
+
+    def allows(self, origin: str) -> bool:
+        """Whether its pages may use this server."""
+        return ANY in self.allowed or origin.lower() in self.allowed
+
+    def cors(self, headers: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """What an answer says to a browser; nothing to pages of origins that are not allowed.
+
+        Never credentials: a key is sent by the page itself, and there is nothing here that a browser would add.
+        """
+        if self.allowed and ANY not in self.allowed:
+            yield VARY
+        origin = header_text(headers, b"origin")
+        if origin is not None and self.allows(origin):
+            yield b"access-control-allow-origin", (ANY if ANY in self.allowed else origin).encode("latin-1")
+            yield b"access-control-expose-headers", b"*"
+
+    def is_preflight(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
+        """A browser asks what an allowed page may send; it sends no key with that."""
+        origin = header_text(headers, b"origin")
+        is_asked = method == "OPTIONS" and b"access-control-request-method" in headers
+        return is_asked and origin is not None and self.allows(origin)
+
+    def preflight(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """What an allowed page may send: these methods, and whatever headers its client library has."""
+        asked = header_text(headers, b"access-control-request-headers") or ""
+        names = asked if HEADER_NAMES.fullmatch(asked) else USUAL_HEADERS
+        return [
+            (b"access-control-allow-methods", METHODS.encode()),
+            (b"access-control-allow-headers", names.encode()),
+            (b"access-control-max-age", str(PREFLIGHT_S).encode()),
+        ]
+
+    def _is_own(self, host: str) -> bool:
+        name = _without_port(host).lower()
+        if ANY in self.hosts or name in self.hosts or name in ("localhost", self.bound.lower()):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        # A name can be made to point here by anybody, an address cannot; which addresses of this machine lead here, or
+        # lead to whoever forwards to it, is not known where it listens on all of them.
+        return address.is_loopback or self.bound in ANY_ADDRESS
+
+
+def _without_port(host: str) -> str:
+    """The name in a Host header: `localhost` of `localhost:8000`, `::1` of `[::1]:8000`."""
+    found = re.fullmatch(r"\[([^\]]*)\](?::\d*)?|([^:]*)(?::\d*)?", host.strip())
+    return host if found is None else found[1] or found[2] or ""
+
+
+def _is_same(origin: str, host: str | None) -> bool:
+    """A page that this server, or the proxy before it, served itself."""
+    scheme, _, rest = origin.lower().partition("://")
+    return host is not None and scheme in ("http", "https") and rest == host.strip().lower()
+
+
+def _check_type(given: str | None) -> None:
+    """A page can post forms and texts to anybody without being asked first, JSON only to whoever allows it.
+
+    No type at all is let in: a page that says none has said its Origin, and that was looked at.
+    """
+    if given is None or given.partition(";")[0].strip().lower() == JSON:
+        return
+    message = f"without keys the header must be Content-Type: {JSON}, {shortened(given)} given; send it with the body"
+    raise Refusal(415, "unsupported_media_type", message)
+
+
+def _forbidden(what: str, why: str, flag: str) -> Refusal:
+    message = f"{why}: it has no keys, so foreign web pages are refused; start it with {flag}, or with keys"
+    return Refusal(403, f"{what}_not_allowed", message)

@@ -1,0 +1,211 @@
+"""The outermost door, pure ASGI: names every request, sees its status, and writes its line when it is over.
+
+Foreign web pages are turned away here, before anything is routed, so that no route can forget it.
+
+Middleware of the framework would stand between a route and its client and hide that the client left; this does not. A
+reader that takes nothing for STUCK_S is cut here, whatever it was to be sent.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.access.early_reject import Threshold
+from quire.api.access.keys import KeyRing
+from quire.api.access.origins import Origins
+from quire.api.access.request_record import Visit
+from quire.api.http.body import ClientGoneError
+from quire.api.http.errors import Refusal, refusal_of
+from quire.api.http.headers import first_headers, header_text
+from quire.api.http.ids import HARMLESS, new_id
+from quire.api.http.limits import MAX_HEADERS, STUCK_S
+from quire.api.http.sse import Send
+from quire.errors import DrainingError
+from quire.observe.access_log import write_access
+
+LOG = logging.getLogger("quire.api")
+Note = Callable[[Visit, Refusal], None]
+"""Hears what a client is about to be told."""
+
+
+class ReaderStuckError(Exception):
+    """The reader took nothing for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What is asked of web pages: strangers are refused where there are no keys."""
+
+    origins: Origins
+    ring: KeyRing
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse what a foreign page could have sent, unless a key stands in its way."""
+        if not self.ring.is_locked:
+            self.origins.check(headers)
+
+
+class Entrance:
+    """Wraps an application."""
+
+    def __init__(self, app: Any, threshold: Threshold | None = None, pages: Pages | None = None) -> None:
+        self._app = app
+        self._threshold = threshold
+        self._pages = pages
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await _no_other(scope, receive, send)
+            return
+        visit = Visit(new_id("req"), scope["method"], scope["path"][:200])
+        visit.client_id = _client_id(scope)
+        scope["quire.visit"] = visit
+        abort = scope.get("quire.abort", _nothing)
+        note = scope["quire.note"] = _unheard if self._threshold is None else self._threshold.told
+        told = _Told(visit, send, abort, note, self._cors(scope))
+        try:
+            await self._answer(scope, receive, told, visit)
+        except ReaderStuckError:
+            visit.is_cut, visit.error = True, "reader_too_slow"
+            abort()
+        except ClientGoneError:
+            visit.is_cut = True
+        finally:
+            write_access(visit.line())
+
+    async def _answer(self, scope: Any, receive: Any, told: "_Told", visit: Visit) -> None:
+        """By the routes; or what is to be said instead."""
+        try:
+            if len(scope["headers"]) > MAX_HEADERS:
+                message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
+                raise Refusal(431, "too_many_headers", message)
+            if self._pages is not None and await self._is_page_served(scope, told, self._pages):
+                return
+            if self._threshold is None:
+                await self._app(scope, receive, told.send)
+            else:
+                async with self._threshold.passed(scope, receive, visit) as rest:
+                    await self._app(scope, rest, told.send)
+        except (ReaderStuckError, ClientGoneError):
+            raise
+        except asyncio.CancelledError:
+            # Only a server that ends breaks a request off from outside; the library would answer in its own words.
+            await told.refuse(DrainingError("the server is shutting down and ended this request; ask elsewhere"))
+        except Exception as error:
+            await told.refuse(error)
+
+    def _cors(self, scope: Any) -> list[tuple[bytes, bytes]]:
+        return [] if self._pages is None else [*self._pages.origins.cors(first_headers(scope["headers"]))]
+
+    async def _is_page_served(self, scope: Any, told: "_Told", pages: Pages) -> bool:
+        """Refuse foreign pages; tell an allowed one what it may send, which is all it asked."""
+        method, headers = scope["method"], first_headers(scope["headers"])
+        pages.check(headers)
+        if not pages.origins.is_preflight(method, headers):
+            return False
+        await told.send(
+            {"type": "http.response.start", "status": 204, "headers": pages.origins.preflight(headers)},
+            {"type": "http.response.body", "body": b"", "more_body": False},
+        )
+        return True
+
+
+class _Told:
+    """Notes what is sent, and adds our name for the request to it."""
+
+    def __init__(
+        self, visit: Visit, send: Send, abort: Callable[[], None], note: Note, always: Sequence[tuple[bytes, bytes]]
+    ) -> None:
+        self._always = always
+        self._visit = visit
+        self._send = send
+        self._abort = abort
+        self._note = note
+        self.is_complete = False
+        self._is_stuck = False
+
+    async def send(self, *messages: dict[str, Any]) -> None:
+        """What is sent together has to be taken together."""
+        try:
+            if not self._is_stuck:
+                async with asyncio.timeout(STUCK_S):
+                    for message in messages:
+                        await self._send(self._named(message))
+                        self.is_complete = message["type"] == "http.response.body" and not message.get("more_body")
+                return
+        except TimeoutError:
+            self._is_stuck = True
+        raise ReaderStuckError
+
+    def _named(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["type"] == "http.response.start":
+            self._visit.status = message["status"]
+            name = self._visit.client_id or self._visit.request_id
+            message["headers"] = [*message.get("headers", ()), *self._always, (b"x-request-id", name.encode())]
+        return message
+
+    async def refuse(self, error: Exception) -> None:
+        """Say what went wrong, if it can still be said."""
+        refusal = refusal_of(error, self._visit.request_id)
+        self._visit.error = refusal.code
+        if refusal.status == 500:
+            LOG.error("request %s failed", self._visit.request_id, exc_info=error)
+        if self.is_complete:
+            return
+        if self._visit.status:
+            self._abort()
+            return
+        self._note(self._visit, refusal)
+        await self.send(
+            {"type": "http.response.start", "status": refusal.status, "headers": [*refusal.header_items()]},
+            {"type": "http.response.body", "body": refusal.body, "more_body": False},
+        )
+
+
+async def worded(request: Request, error: Exception) -> Response:
+    """What a route raised, as an answer. What was not raised on purpose goes to the log as well."""
+    visit: Visit = request.scope["quire.visit"]
+    refusal = refusal_of(error, visit.request_id)
+    visit.error = refusal.code
+    request.scope["quire.note"](visit, refusal)
+    response = Response(refusal.body, refusal.status)
+    response.raw_headers = list(refusal.header_items())
+    return response
+
+
+def allowed_methods(request: Request) -> str:
+    """What the doors at this path take."""
+    routes = (route for route in request.app.routes if route.path_regex.match(request.scope["path"]))
+    return ", ".join(sorted({method for route in routes for method in route.methods}))
+
+
+def _unheard(visit: Visit, refusal: Refusal) -> None:
+    """Nobody remembers what was told where nobody looks at who comes."""
+
+
+def _nothing() -> None:
+    """There is no connection to cut where there is no socket."""
+
+
+def _client_id(scope: Any) -> str:
+    given = header_text(first_headers(scope["headers"]), b"x-request-id") or ""
+    return given if HARMLESS.fullmatch(given) else ""
+
+
+async def _no_other(scope: Any, receive: Any, send: Any) -> None:
+    """Lifespans are ours to manage, and there are no websockets here."""
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    elif scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})

@@ -1,0 +1,102 @@
+"""What every answer to a body has in common, whatever it is asked: a place, the body, the charge, a client who stays.
+
+    place ─► body ─► charge ─► answer
+                     └─ ends when the client goes away ─┘
+
+A route that takes a body makes one of these. `Answering` asks a model; `TextAnswering` works on text alone.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from quire.api.access.admission import Doors
+from quire.api.access.auth import Caller
+from quire.api.access.billing import Bill, rate_headers
+from quire.api.access.request_record import Visit
+from quire.api.http.body import ClientGoneError, Receive, parse_object
+from quire.api.http.headers import first_headers
+from quire.api.http.sse import Send, send_json
+
+TextAnswer = Callable[[dict[str, Any], Doors, Caller], Awaitable[bytes]]
+"""The fields of a body, the doors and who asks, to the JSON that is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request whose body is there and has been charged."""
+
+    body: bytes
+    headers: Mapping[bytes, bytes]
+    visit: Visit
+    bill: Bill
+    send: Send
+
+
+class BodyAnswer(Response):
+    """An ASGI response that is made while it is sent."""
+
+    background = None
+
+    def __init__(self, doors: Doors, caller: Caller) -> None:
+        self._doors = doors
+        self._caller = caller
+        self._work = doors.text_work(caller)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer; whatever happens, nothing is left running."""
+        visit: Visit = scope["quire.visit"]
+        headers = first_headers(scope["headers"])
+        try:
+            with self._doors.place(visit, self._caller):
+                body = await self._doors.body(visit, self._caller, receive, headers.get(b"content-length"))
+                with self._doors.billed(self._caller, visit, len(body)) as bill:
+                    await while_client_stays(receive, self.answer(Call(body, headers, visit, bill, send)))
+        except ClientGoneError:
+            visit.is_cut = True
+
+    async def answer(self, call: Call) -> None:
+        """Send the whole answer."""
+        raise NotImplementedError
+
+    def limits(self) -> list[tuple[bytes, bytes]]:
+        """Headers that say what the key has left."""
+        return [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
+
+
+class TextAnswering(BodyAnswer):
+    """Work without a model: it takes a place, and is charged for its bytes."""
+
+    def __init__(self, doors: Doors, caller: Caller, answer: TextAnswer) -> None:
+        super().__init__(doors, caller)
+        self._answer = answer
+
+    async def answer(self, call: Call) -> None:
+        """One JSON object."""
+        async with call.visit.entering():
+            fields = await self._work.sized(len(call.body), lambda: parse_object(call.body))
+            data = await self._answer(fields, self._doors, self._caller)
+        await send_json(call.send, 200, data, self.limits())
+
+
+async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work; break it off when the client goes away."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,101 @@
+"""`/v1/cache/explain`: a chat or completion body that is not run, only looked up in the cache of whoever sends it.
+
+The body is read, addressed and tokenised by the dialect that would have answered it, so what is explained is exactly
+the prompt that would have run, in the cache group it would have run in.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from pydantic import RootModel
+
+from quire.api.dialects.body_answers import BodyAnswer, Call
+from quire.api.dialects.dialect import Addressed, Dialect
+from quire.api.dialects.openai.chat import Chat
+from quire.api.dialects.openai.completions import Completions
+from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
+from quire.api.http.body import parse_object
+from quire.api.http.errors import invalid
+from quire.api.http.sse import send_json
+from quire.api.models import Model, Models, within_context
+from quire.client.explanation import Difference, Explanation
+from quire.errors import CapacityError, EngineDeadError
+
+
+class ExplainBody(RootModel[ChatFields | CompletionFields]):
+    """`POST /v1/cache/explain`: a body of `/v1/chat/completions` or of `/v1/completions`, with one prompt."""
+
+
+class Explaining(BodyAnswer):
+    """Explains one prompt to whoever sent it."""
+
+    async def answer(self, call: Call) -> None:
+        """How much of a prompt would be found in the cache, and why the next token would not."""
+        models = self._doors.models
+        async with call.visit.entering():
+            body = await self._work.sized(len(call.body), lambda: parse_object(call.body))
+            to, ids = await self._work.run(lambda: self._prompt(body, call.headers))
+            call.bill.settle(1, len(ids))
+            found = await explained(to.model, models, ids, to.how["cache_group"])
+        told = {"object": "cache.explanation", "model": to.model.name, **worded(found)}
+        await send_json(call.send, 200, msgspec.json.encode(told), self.limits())
+
+    def _prompt(self, body: dict[str, Any], headers: Mapping[bytes, bytes]) -> tuple[Addressed, list[int]]:
+        dialect: Dialect = Chat() if "messages" in body else Completions()
+        fields = dialect.parse(body)
+        to = dialect.addressed(fields, self._doors.models, self._caller, headers)
+        with within_context(to.model):
+            question = dialect.question(fields, to)
+        if len(question.prompts) != 1:
+            raise invalid(f"one prompt is explained at a time, {len(question.prompts)} given; ask for each", "prompt")
+        return to, question.prompts[0]
+
+
+async def explained(model: Model, models: Models, ids: list[int], cache_group: str) -> Explanation:
+    """Why these tokens are not found; where nothing is, another model of this server may have them."""
+    found = await model.open().explain_ids(ids, cache_group)
+    if found.reason != "first_seen" or found.num_cached_tokens:
+        return found
+    for other in models:
+        if other is not model and await _has_cached(other, ids, cache_group):
+            return replace(found, reason="other_namespace", differs=("model",), other_model=other.name)
+    return found
+
+
+async def _has_cached(model: Model, ids: list[int], cache_group: str) -> bool:
+    """Whether a model has the beginning of these very tokens for the same cache group. One that is away has nothing."""
+    if model.front is None or max(ids) >= model.front.text.vocabulary_size:
+        return False
+    with suppress(CapacityError, EngineDeadError):
+        return (await model.front.explain_ids(ids, cache_group)).num_cached_tokens > 0
+    return False
+
+
+def worded(found: Explanation) -> dict[str, Any]:
+    """An explanation as the API words it."""
+    return {
+        "prompt_tokens": found.num_prompt_tokens,
+        "cached_tokens": found.num_cached_tokens,
+        "reason": found.reason,
+        "explanation": found.sentence,
+        "difference": None if found.difference is None else _difference(found.difference),
+        "evicted_seconds_ago": None if found.evicted_s_ago is None else round(found.evicted_s_ago, 3),
+        "differs": list(found.differs),
+        "other_model": found.other_model,
+    }
+
+
+def _difference(one: Difference) -> dict[str, Any]:
+    return {
+        "position": one.position,
+        "token_id": one.token_id,
+        "token": one.token,
+        "cached_token_id": one.cached_token_id,
+        "cached_token": one.cached_token,
+        "before": one.before,
+        "after": one.after,
+        "cached_after": one.cached_after,
+    }

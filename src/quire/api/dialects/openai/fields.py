@@ -1,0 +1,179 @@
+"""What the fields of a body mean: sampling parameters, a class, whom blocks are shared with, and what is not built."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from quire.api.access.auth import Caller
+from quire.api.dialects.dialect import StreamOptions
+from quire.api.dialects.openai.schemas import SamplingFields
+from quire.api.http.errors import invalid, unsupported
+from quire.api.http.limits import MAX_SALT_CHARS, ON_LOOP_BYTES, REQUEST_S
+from quire.api.models import Model
+from quire.client.params import SamplingParams
+from quire.client.requests import How
+from quire.core.request import PriorityClass
+from quire.errors import RequestTooLargeError
+
+URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
+TIERS = {"priority": PriorityClass.HIGH, "flex": PriorityClass.LOW}
+CLASS_HEADER = b"x-vllm-priority"
+CLASS_WORDS = (b'"priority"', b'"service_tier"', b"\\u005", b"\\u006", b"\\u007")
+"""A body without these asks for no class: JSON has no other way to spell the letters of those keys."""
+SAME_NAMES = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "min_tokens", "ignore_eos", "stop", "stop_token_ids", "allowed_token_ids", "skip_special_tokens", "seed", "n",
+    "prompt_logprobs",
+)  # fmt: skip
+"""Fields that are called the same here and in the engine; one that is missing or null keeps its default."""
+
+NOT_BUILT: Mapping[str, str] = {
+    "tools": "tool calls come later",
+    "functions": "tool calls come later",
+    "function_call": "tool calls come later",
+    "structured_outputs": "structured output comes later",
+    "guided_json": "structured output comes later",
+    "guided_regex": "structured output comes later",
+    "guided_choice": "structured output comes later",
+    "guided_grammar": "structured output comes later",
+    "use_beam_search": "there is no beam search",
+    "bad_words": "only single tokens can be banned, with logit_bias",
+    "truncate_prompt_tokens": "a prompt is never shortened in silence",
+    "truncation_side": "a prompt is never shortened in silence",
+    "chat_template": "a template never comes from a request",
+    "prompt_embeds": "no tensors are taken from clients",
+    "audio": "text only",
+    "web_search_options": "this server asks nobody else",
+    "suffix": "the models here continue a text, they do not fill gaps",
+    "kv_transfer_params": "blocks are not moved between servers",
+    "logprob_token_ids": "ask for logprobs instead",
+    "thinking_token_budget": "thinking is not counted apart",
+    "repetition_detection": "use repetition_penalty or stop",
+    "return_prompt_text": "use /tokenize and /detokenize",
+}
+
+
+OF_PROMPTS = ("tools", "functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
+"""Those of them that would change a prompt: all that matters where nothing is answered."""
+
+
+def refuse_of(body: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse these, where they say anything."""
+    for name in names:
+        if body.get(name):
+            raise unsupported(name, NOT_BUILT[name])
+
+
+def refuse_what_is_not_built(body: Mapping[str, Any]) -> None:
+    """Never ignore what would change the answer."""
+    refuse_of(body, NOT_BUILT)
+    if body.get("prompt_logprobs") is not None and body.get("stream"):
+        raise unsupported("prompt_logprobs", "they come with a whole answer, not with a stream")
+    if body.get("tool_choice") not in (None, "none", "auto"):
+        raise unsupported("tool_choice", "tool calls come later")
+    wanted = body.get("response_format")
+    kind = wanted.get("type") if isinstance(wanted, dict) else wanted
+    if kind not in (None, "text"):
+        raise unsupported("response_format", "only text is written for now")
+    if body.get("modalities") not in (None, ["text"]):
+        raise unsupported("modalities", "text only")
+    if body.get("length_penalty") not in (None, 1, 1.0):
+        raise unsupported("length_penalty", "there is no beam search")
+
+
+def refuse_to_explain_nothing(fields: SamplingFields, params: SamplingParams) -> None:
+    """Who wants log-probabilities of the prompt gets all of it computed: no token is looked for."""
+    if fields.cache_explain and params.prompt_logprobs is not None:
+        message = "cache_explain must be left out with log-probabilities of the prompt: no token is looked for then"
+        raise invalid(message, "cache_explain", "invalid_parameter")
+
+
+def refuse_added_tokens(body: Mapping[str, Any]) -> None:
+    """A conversation's special tokens are its template's business."""
+    if body.get("add_special_tokens"):
+        raise unsupported("add_special_tokens", "the chat template writes the special tokens of a conversation")
+
+
+def sampling_params(fields: SamplingFields, **settled: Any) -> SamplingParams:
+    """The engine's parameters; those that a dialect reads in its own way are handed in."""
+    given: dict[str, Any] = {name: getattr(fields, name) for name in SAME_NAMES}
+    given |= {"include_stop": fields.include_stop_str_in_output, "logit_bias": _biases(fields.logit_bias), **settled}
+    if given["top_k"] == -1:  # the field's word for all
+        given["top_k"] = 0
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    if given is None:
+        return None
+    if not all(name.isdecimal() and len(name) < 12 and name.isascii() for name in given):
+        raise invalid("logit_bias must map token ids, whole numbers, to numbers", "logit_bias", "invalid_parameter")
+    return {int(name): bias for name, bias in given.items()}
+
+
+def stream_options(fields: SamplingFields) -> StreamOptions:
+    """Whether and how to stream."""
+    options = fields.stream_options
+    with_usage = bool(options and options.include_usage)
+    is_on = bool(fields.stream)
+    return StreamOptions(is_on, with_usage, with_usage and bool(options and options.continuous_usage_stats))
+
+
+def asked_class(fields: SamplingFields, header: bytes | None) -> PriorityClass:
+    """Lower numbers are more urgent; a header beats the body, a number beats a tier."""
+    number = fields.priority or 0
+    if header is not None and _is_whole(header):
+        number = int(header)
+    if number:
+        return PriorityClass.HIGH if number < 0 else PriorityClass.LOW
+    return TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
+
+
+def may_ask_for_a_class(body: bytes, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether an unparsed request could ask for another class than the usual one. Certain only where it says no.
+
+    A large body is not looked through here, on the event loop.
+    """
+    return len(body) > ON_LOOP_BYTES or CLASS_HEADER in headers or any(word in body for word in CLASS_WORDS)
+
+
+def _is_whole(header: bytes) -> bool:
+    return header.removeprefix(b"-").isdigit() and len(header) < 12
+
+
+def how(fields: SamplingFields, caller: Caller, headers: Mapping[bytes, bytes]) -> How:
+    """Who asks, how urgently, and with whom blocks are shared. Never above the key's ceiling."""
+    wanted = asked_class(fields, headers.get(CLASS_HEADER))
+    priority = max(wanted, caller.ceiling, key=URGENCY.__getitem__)
+    return {
+        "tenant": caller.tenant,
+        "priority": priority,
+        "timeout_s": REQUEST_S,
+        "cache_group": cache_group(caller.tenant, fields.cache_salt),
+        "explain": bool(fields.cache_explain),
+    }
+
+
+def cache_group(tenant: str, salt: str | None) -> str:
+    """Derived here: a client can narrow whom it shares with, inside its own tenant, and never widen it."""
+    if salt is None:
+        return f"tenant:{tenant}"
+    if not 0 < len(salt) <= MAX_SALT_CHARS:
+        raise invalid(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, {len(salt)} given", "cache_salt")
+    return f"tenant:{tenant}/salt:{hashlib.sha256(salt.encode()).hexdigest()}"
+
+
+def service_tier(priority: PriorityClass) -> str:
+    """The tier that was given, in the public word for it."""
+    return {PriorityClass.HIGH: "priority", PriorityClass.LOW: "flex"}.get(priority, "default")
+
+
+def check_room(model: Model, num_prompt_tokens: int, max_tokens: int | None) -> None:
+    """Prompt and answer must fit; nothing is shortened in silence."""
+    limit = model.open().text.max_sequence_tokens
+    if num_prompt_tokens + (max_tokens or 1) <= limit:
+        return
+    answer = f" and {max_tokens} for the answer" if max_tokens else ""
+    raise RequestTooLargeError(
+        f"{num_prompt_tokens} tokens in the prompt{answer} were asked for; shorten the prompt or lower max_tokens"
+    )

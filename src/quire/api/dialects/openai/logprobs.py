@@ -1,0 +1,114 @@
+"""Log-probabilities in the two forms of the OpenAI API and the one of the field's servers; how many are too many."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.api.dialects.dialect import Question
+from quire.api.http.errors import invalid
+from quire.api.http.limits import LEAST_LOGPROB, MAX_ANSWER_LOGPROBS
+from quire.core.step import TokenLogprobs
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def within_bounds(question: Question, num_prompt_times: int) -> Question:
+    """The question, or a refusal: how many log-probabilities an answer will hold is known before anything is computed.
+
+    Those of a prompt are said so many times. Those of answers that are streamed are gone when the next ones come.
+    """
+    params, limit = question.params, question.to.model.open().text.max_sequence_tokens
+    num_of_prompt = 0 if params.prompt_logprobs is None else num_prompt_times * (1 + params.prompt_logprobs)
+    num_of_answer = 0 if params.logprobs is None or question.stream.is_on else params.n * (1 + params.logprobs)
+    lengths = [(len(ids), min(params.max_tokens or limit, limit - len(ids))) for ids in question.prompts]
+    count = sum(num_of_prompt * num_prompt + num_of_answer * num_answer for num_prompt, num_answer in lengths)
+    if count <= MAX_ANSWER_LOGPROBS:
+        return question
+    raise invalid(
+        f"an answer may hold {MAX_ANSWER_LOGPROBS} log-probabilities, every alternative counted, for each of n answers "
+        f"to each prompt; {count} are asked for. Ask for fewer alternatives, a smaller n, a lower max_tokens, or fewer "
+        "or shorter prompts",
+        "logprobs" if params.prompt_logprobs is None else "prompt_logprobs",
+        "invalid_parameter",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNames:
+    """How tokens are written where a text is wanted."""
+
+    token_bytes: Callable[[int], bytes]
+    as_ids: bool = False
+
+    def name(self, token_id: int) -> str:
+        """Its text, broken characters blotted out, or its number if the client asked for that."""
+        return f"token_id:{token_id}" if self.as_ids else self.text(token_id)
+
+    def text(self, token_id: int) -> str:
+        """What it adds to a text, whatever it is called."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """One token of a chat's list."""
+        data = self.token_bytes(token_id)
+        return {"token": self.name(token_id), "logprob": floored(logprob), "bytes": list(data)}
+
+
+def floored(logprob: float) -> float:
+    """JSON has no infinity."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> dict[str, Any]:
+    """`{"content": [{token, logprob, bytes, top_logprobs}]}`."""
+    return {
+        "content": [
+            {
+                **names.entry(entry.token_id, entry.logprob),
+                "top_logprobs": [names.entry(token, logprob) for token, logprob in entry.alternatives],
+            }
+            for entry in entries
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs | int], names: TokenNames, offset: int = 0
+) -> tuple[dict[str, list[Any]], int]:
+    """Parallel arrays, and where the next one's text begins. A bare id is a token without a log-probability."""
+    tokens, values, tops, offsets = [], [], [], []
+    for entry in entries:
+        is_bare = isinstance(entry, int)
+        token_id = entry if isinstance(entry, int) else entry.token_id
+        tokens.append(names.name(token_id))
+        offsets.append(offset)
+        offset += len(names.text(token_id))
+        values.append(None if is_bare else floored(entry.logprob))  # type: ignore[union-attr]
+        tops.append(None if is_bare else _by_name(entry, names))  # type: ignore[arg-type]
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset
+
+
+def _by_name(entry: TokenLogprobs, names: TokenNames) -> dict[str, float]:
+    likely = {names.name(token): floored(logprob) for token, logprob in entry.alternatives}
+    return {**likely, names.name(entry.token_id): floored(entry.logprob)}
+
+
+def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> msgspec.Raw:
+    """By token id, with rank; the first token of a prompt has none. Encoded once, however many answers repeat it."""
+    return msgspec.Raw(b"[" + b",".join([b"null", *(_ENCODER.encode(_by_id(one, names)) for one in entries)]) + b"]")
+
+
+def _by_id(entry: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
+    told = {
+        str(token): {"logprob": floored(logprob), "rank": rank, "decoded_token": names.name(token)}
+        for rank, (token, logprob) in enumerate(entry.alternatives, start=1)
+    }
+    told[str(entry.token_id)] = {
+        "logprob": floored(entry.logprob),
+        "rank": entry.rank,
+        "decoded_token": names.name(entry.token_id),
+    }
+    return told

@@ -1,0 +1,171 @@
+"""Bodies as clients send them. Fields nobody knows are let in and ignored; those with a known name have a known type.
+
+Types only: whether a number is in range, the engine says in its own words.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quire.api.http.errors import Refusal, invalid
+from quire.api.http.limits import MAX_MESSAGES, MAX_PROMPTS
+from quire.client.params import MAX_BIASES
+
+# A list of a million mistakes must not become a million complaints: the first is enough.
+Ints = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Lists = Annotated[list[Ints], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+
+
+class Loose(BaseModel):
+    """Known fields checked, unknown ones let in."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+
+class StreamOptionsFields(Loose):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(Loose):
+    """What chat and completions have in common."""
+
+    model: str | None = Field(None, description="One of the names in /v1/models.")
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptionsFields | None = None
+    stop: str | Texts | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    service_tier: str | None = None
+    user: Any = None
+    """Taken from anybody in any shape: nothing is done with it."""
+    # What the field's servers take beyond that.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Ints | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: Ints | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    cache_explain: bool | None = Field(None, description="Say in usage why the next token was not found in the cache.")
+
+
+class ContentPart(Loose):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Loose):
+    """One message of a conversation."""
+
+    role: str
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class TemplateFields(Loose):
+    """What a chat template may be told."""
+
+    messages: Messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Objects | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class ChatFields(SamplingFields, TemplateFields):
+    """`POST /v1/chat/completions`."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+Prompt = str | list[int]
+
+
+class CompletionFields(SamplingFields):
+    """`POST /v1/completions`."""
+
+    prompt: str | Ints | Texts | Lists
+    logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    best_of: int | None = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """One or several."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if given and isinstance(given[0], int):
+            return [given]
+        return list(given)  # type: ignore[arg-type]
+
+
+class TokenizeFields(Loose):
+    """`POST /tokenize`: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: Objects | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeFields(Loose):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: Ints
+
+
+def read(shape: type[Any], body: dict[str, Any]) -> Any:
+    """The fields of a body, or what is wrong with the first of them."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not all(type(one) is int for one in prompt):
+        raise invalid(f"prompt may hold {MAX_PROMPTS} prompts, {len(prompt)} given; ask in parts", "prompt")
+    biases = body.get("logit_bias")
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise invalid(f"logit_bias takes up to {MAX_BIASES} tokens, {len(biases)} given", "logit_bias")
+    try:
+        return shape.model_validate(body)
+    except ValidationError as error:
+        raise _first(error) from None
+
+
+def _first(error: ValidationError) -> Refusal:
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    # Branches of a union follow the field's name; they mean nothing to a client.
+    name = str(found["loc"][0]) if found["loc"] else "body"
+    kind = "missing_parameter" if found["type"] == "missing" else "invalid_parameter"
+    where = ".".join(str(part) for part in found["loc"]) or name
+    return invalid(f"{where[:100]}: {found['msg']}", name, kind)

@@ -1,0 +1,68 @@
+"""`/tokenize` and `/detokenize`: text to token ids and back, as the model's own tokenizer does it.
+
+All of it runs in the caller's turn beside the event loop: both bodies and answers may be megabytes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from quire.api.access.admission import Doors
+from quire.api.access.auth import Caller
+from quire.api.dialects.openai.chat import template_arguments
+from quire.api.dialects.openai.fields import OF_PROMPTS, refuse_added_tokens, refuse_of
+from quire.api.dialects.openai.schemas import DetokenizeFields, TokenizeFields, read
+from quire.api.http.errors import invalid
+from quire.api.http.limits import MAX_DETOKENIZE_TOKENS
+from quire.api.models import Models, within_context
+from quire.client.text_model import TextModel
+
+
+async def tokenize(body: dict[str, Any], doors: Doors, caller: Caller) -> bytes:
+    """The ids of a prompt or of a conversation."""
+    return await _worded(_tokenized, body, doors, caller)
+
+
+async def detokenize(body: dict[str, Any], doors: Doors, caller: Caller) -> bytes:
+    """The text of some ids."""
+    return await _worded(_detokenized, body, doors, caller)
+
+
+async def _worded(
+    make: Callable[[dict[str, Any], Models], dict[str, Any]], body: dict[str, Any], doors: Doors, caller: Caller
+) -> bytes:
+    return await doors.text_work(caller).run(lambda: msgspec.json.encode(make(body, doors.models)))
+
+
+def _tokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
+    fields: TokenizeFields = read(TokenizeFields, body)
+    refuse_of(body, OF_PROMPTS)
+    model = models.named(fields.model)
+    text = model.open().text
+    if (fields.prompt is None) == (fields.messages is None):
+        raise invalid("tokenize takes a prompt or messages, one of the two", "prompt")
+    with within_context(model):
+        ids = _ids(text, fields, body)
+    told: dict[str, Any] = {"count": len(ids), "max_model_len": text.max_sequence_tokens, "tokens": ids}
+    if fields.return_token_strs:
+        told["token_strs"] = [text.tokenizer.token_bytes(one).decode("utf-8", "replace") for one in ids]
+    return told
+
+
+def _detokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
+    fields: DetokenizeFields = read(DetokenizeFields, body)
+    text = models.named(fields.model).open().text
+    if len(fields.tokens) > MAX_DETOKENIZE_TOKENS:
+        raise invalid(f"detokenize takes {MAX_DETOKENIZE_TOKENS} tokens, {len(fields.tokens)} given", "tokens")
+    strange = next((one for one in fields.tokens if not 0 <= one < text.vocabulary_size), None)
+    if strange is not None:
+        raise invalid(f"tokens must lie between 0 and {text.vocabulary_size - 1}, {strange} given", "tokens")
+    return {"prompt": text.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
+
+
+def _ids(text: TextModel, fields: TokenizeFields, body: dict[str, Any]) -> list[int]:
+    if fields.prompt is not None:
+        return text.tokenizer.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
+    refuse_added_tokens(body)
+    return text.chat(body["messages"], **template_arguments(fields))

@@ -1,0 +1,142 @@
+"""The body of a request: bounded bytes, then strict JSON. What Python's parser takes in silence is refused here.
+
+Refused: more than MAX_BODY_BYTES, a body that does not come, bytes that are not UTF-8, NaN and Infinity, numbers no
+float holds, whole numbers of hundreds of digits, a key that stands twice, half a surrogate pair, nesting without end.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from quire.api.http.errors import Refusal, invalid
+from quire.api.http.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, ON_LOOP_BYTES
+
+Receive = Callable[[], Awaitable[Any]]
+Pause = Callable[[], Awaitable[None]]
+
+
+class ClientGoneError(Exception):
+    """Nobody is there to be answered."""
+
+
+def declared_bytes(declared: bytes | None) -> int:
+    """How long a body says it will be; 0 where it does not say."""
+    return int(declared[:20]) if declared is not None and declared.isdigit() else 0
+
+
+async def read_body(receive: Receive, declared: bytes | None, pause: Pause) -> bytes:
+    """All of it, or a refusal. Between parts of a large one there is a pause."""
+    if declared is not None and (not declared.isdigit() or int(declared[:20]) > MAX_BODY_BYTES):
+        raise too_large(declared.decode("latin-1")[:20])
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _read(receive, pause)
+    except TimeoutError:
+        message = f"a body must come within {BODY_S:g} s, this one did not; send it faster"
+        raise Refusal(408, "body_timeout", message) from None
+
+
+async def _read(receive: Receive, pause: Pause) -> bytes:
+    parts, num_bytes = [], 0
+    while True:
+        if num_bytes > ON_LOOP_BYTES:
+            await pause()
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        parts.append(message.get("body", b""))
+        num_bytes += len(parts[-1])
+        if num_bytes > MAX_BODY_BYTES:
+            raise too_large("more")
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def too_large(given: str) -> Refusal:
+    """More bytes than a body may have."""
+    message = f"a body may have {MAX_BODY_BYTES:,} bytes, {given} given; send less at once"
+    return Refusal(413, "request_too_large", message, headers=(("connection", "close"),))
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object these bytes spell."""
+    try:
+        value = json.loads(
+            body.decode(),
+            object_pairs_hook=_without_doubles,
+            parse_constant=_refuse,
+            parse_float=_finite,
+            parse_int=_bounded,
+        )
+    except UnicodeDecodeError as error:
+        raise invalid(f"a body must be UTF-8, byte {error.start} is not", code="invalid_json") from None
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise invalid(f"a body must be plain JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid(f"a body must be a JSON object, a {type(value).__name__} given", code="invalid_json")
+    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH:
+        _check_depth(value)
+    if b"\\u" in body:
+        _check_characters(value)
+    return value
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "one"
+        raise ValueError(f"the key {twice[:40]!r} stands twice in one object")
+    return value
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is beyond what a float holds")
+    return value
+
+
+def _bounded(digits: str) -> int:
+    if len(digits) > MAX_INT_DIGITS + 1:
+        raise ValueError(f"a whole number may have {MAX_INT_DIGITS} digits, {len(digits)} given")
+    return int(digits)
+
+
+def _check_depth(value: Any) -> None:
+    """Level by level, without recursion."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [child for one in level for child in _children(one)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _children(value: Any) -> list[Any]:
+    inside = value.values() if isinstance(value, dict) else value
+    return [child for child in inside if isinstance(child, dict | list)]
+
+
+def _too_deep() -> Refusal:
+    return invalid(f"JSON may be nested {MAX_JSON_DEPTH} deep, more given", code="invalid_json")
+
+
+def _check_characters(value: Any) -> None:
+    """Only an escape can spell half a surrogate pair; then writing it all out once finds it."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ord(error.object[error.start])
+        raise invalid(
+            f"a text must be made of whole characters, U+{half:04X} is half of a surrogate pair; send both halves",
+            code="invalid_text",
+        ) from None

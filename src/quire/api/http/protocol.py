@@ -1,0 +1,219 @@
+"""Bytes to requests: uvicorn's HTTP/1.1 protocol with bounds it does not have.
+
+Added: a bound on the head of a request in bytes and in time, on connections, on requests sent early, on how long a
+connection may be idle and on how long it may take nothing of what was written to it; a way to cut a connection at once;
+and, where a client sent its next request early and then left, the news of that to the request that is being answered.
+
+When all connections are taken, those make room that have waited longest without a request: a client that holds many
+and asks nothing must not keep out one that asks. What is no HTTP is answered after the requests before it.
+"""
+
+import asyncio
+import heapq
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from quire.api.access.request_record import Visit
+from quire.api.http.descriptors import max_connections
+from quire.api.http.errors import Refusal
+from quire.api.http.limits import (
+    EVICTED_AT_ONCE,
+    HEAD_S,
+    KEEP_ALIVE_S,
+    LINGER_S,
+    LOOK_S,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    STUCK_S,
+    WRITE_BUFFER_BYTES,
+)
+
+
+class HeadTooLargeError(Exception):
+    """More bytes than the head of a request may have."""
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._num_head_bytes = 0
+        """As they came, in reads that hold nothing but a head."""
+        self._num_line_bytes = 0
+        """As they were understood: a head that comes all at once is over before it can be counted as it comes."""
+        self._is_in_head = True
+        self._is_in_body = False
+        self._has_ended_in_read = False
+        """The end of a request was in what is being read: then some of those bytes are no head's."""
+        self._is_head_too_large = False
+        self._is_refused = False
+        """What came was no HTTP: nothing more is read, and once all before it is answered it is told so."""
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []
+        self._idle_since_s = self._stuck_since_s = self.loop.time()
+        self._num_unsent = 0
+        self._watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody came."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        if len(self.connections) > max_connections() and not self._make_room():
+            transport.abort()
+            return
+        self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Somebody left: whoever is being answered on this connection is told, not only the last to ask."""
+        self._stop_head_timer()
+        for timer in (self._watch, self._lingering):
+            if timer is not None:
+                timer.cancel()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes."""
+        if self._is_refused:
+            return
+        self._has_ended_in_read = False
+        super().data_received(data)
+        # Still in a head, and no request ended on the way: then all of these bytes are the head's.
+        if self._is_in_head and not self._has_ended_in_read and not self.transport.is_closing():
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._is_head_too_large = True
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """The head of a request begins."""
+        super().on_message_begin()
+        self._num_head_bytes, self._num_line_bytes, self._is_in_head = 0, 0, True
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A whole header."""
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there: the request is answered, or waits for the one before it."""
+        self._is_in_head, self._is_in_body = False, True
+        self._stop_head_timer()
+        self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
+        if len(self.pipeline) > MAX_PIPELINED:
+            self.transport.abort()
+        elif self.pipeline:
+            # The library stops reading while a request waits for another, and then nobody sees a client leave.
+            self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        """The end of a request."""
+        self._is_in_body, self._has_ended_in_read = False, True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An answer is out: the next request's turn, or what is to be said of what came after the last."""
+        super().on_response_complete()
+        if self._is_refused and not self._is_busy:
+            self._refuse()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is told so in the shape of all other errors, after the answers that are still to come.
+
+        A body that breaks in the middle has no answer to come: whoever waits for the rest of it would wait in vain.
+        """
+        self._is_refused = True
+        self._stop_head_timer()
+        if self._is_in_body or not self._is_busy:
+            self._refuse()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Somebody is being answered here, or waits for it."""
+        return any(not cycle.response_complete for cycle in self._cycles)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._is_busy or self.transport.is_closing() or self.transport.get_write_buffer_size())
+
+    def _make_room(self) -> bool:
+        """Cut those that have waited longest without a request; false if everybody has one."""
+        others = (one for one in self.connections if isinstance(one, Protocol) and one is not self)
+        idle = [one for one in others if one._is_idle]
+        for one in heapq.nsmallest(min(EVICTED_AT_ONCE, 1 + len(idle) // 16), idle, key=lambda one: one._idle_since_s):
+            one.transport.abort()
+        return bool(idle)
+
+    def _refuse(self) -> None:
+        if self.transport.is_closing() or self._lingering is not None:
+            return
+        refusal = Refusal(400, "invalid_http", "this is not a valid HTTP/1.1 request")
+        if self._is_head_too_large:
+            message = f"the head of a request may have {MAX_HEAD_BYTES:,} bytes, more given"
+            refusal = Refusal(431, "head_too_large", message)
+        phrase = HTTPStatus(refusal.status).phrase.encode()
+        lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, phrase), b"connection: close\r\n"]
+        lines += [name + b": " + value + b"\r\n" for name, value in refusal.header_items()]
+        self.transport.write(b"".join([*lines, b"\r\n", refusal.body]))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._lingering = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _look(self) -> None:
+        """Cut who holds the connection for nothing: no request under way, or nothing taken of an answer."""
+        now_s, num_unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        if num_unsent or self._is_busy:
+            self._idle_since_s = now_s
+        if not num_unsent or num_unsent < self._num_unsent:
+            self._stuck_since_s = now_s
+        self._num_unsent = num_unsent
+        if now_s - self._stuck_since_s > STUCK_S:
+            self._blame_readers()
+            self.transport.abort()
+            return
+        if now_s - self._idle_since_s > KEEP_ALIVE_S:
+            self.transport.abort()
+            return
+        self._watch = self.loop.call_later(LOOK_S, self._look)
+
+    def _blame_readers(self) -> None:
+        """Whose answer was not taken: the log must not say that they left."""
+        for cycle in self._cycles:
+            visit = cycle.scope.get("quire.visit")
+            if isinstance(visit, Visit) and not cycle.response_complete:
+                visit.error = "reader_too_slow"
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_line_bytes += num_bytes
+        if self._num_line_bytes > MAX_HEAD_BYTES:
+            self._is_head_too_large = True
+            raise HeadTooLargeError
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

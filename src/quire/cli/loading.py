@@ -1,0 +1,30 @@
+"""Opening a model for a command: progress while it loads, and one line on stderr that says what fits."""
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quire.client.llm import LLM
+    from quire.config import Settings
+
+
+@contextmanager
+def opened(model: str, settings: "Settings") -> "Iterator[LLM]":
+    """The model, ready to be asked; closed at the end."""
+    from quire.checkpoints import resolve
+    from quire.checkpoints.progress import shown
+    from quire.cli.background import in_background
+    from quire.client.llm import LLM
+    from quire.client.opening import open_model
+
+    with shown() as progress:
+        checkpoint = in_background(lambda tell: resolve(model, progress=tell), progress).result()
+        loaded = open_model(checkpoint, settings.model, serving=settings.serving, progress=progress)
+    for line in (loaded.line, *loaded.notes):
+        typer.echo(line, err=True)
+    with LLM(loaded) as llm:
+        yield llm

@@ -1,0 +1,275 @@
+"""Many callers on one event loop, one model: each awaits its own answer. Where the model runs is behind a port.
+
+    generate · chat · stream ─► request ─► port (a thread that steps, or a supervised worker)
+             pieces ◄─ reply ◄─ events ◄─┘
+
+A port may call back from any thread; what it says is heard on the event loop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Unpack
+
+from quire.client.explanation import Explanation, explanation
+from quire.client.outputs import Completion, Piece
+from quire.client.params import SamplingParams
+from quire.client.reply import Reply
+from quire.client.requests import DEFAULT_TENANT, How, checked_name, make_request
+from quire.client.stream import Stream
+from quire.client.text_model import Messages, ModelFace, TextModel
+from quire.client.text_pool import TextPool
+from quire.core.events import RequestEvent
+from quire.core.prefix_tree import Divergence
+from quire.core.request import Request
+from quire.engine.port import EnginePort
+from quire.errors import CapacityError, ConfigError, EngineDeadError, QuireError
+from quire.text.chat.template import TemplateArguments
+
+Prompt = str | Sequence[int]
+MAX_EXPLAINS = 16
+"""Questions about one model's cache under way at once: each holds up the steps of everybody for a moment."""
+
+
+class ChatArguments(TemplateArguments, How, total=False):
+    """What a template takes, and what may be said of a request."""
+
+
+class Asked:
+    """A request that was let in: its pieces as they come, then all of it. Close it, whatever happens."""
+
+    def __init__(self, reply: Reply, stream: Stream, forget: Callable[[str], object]) -> None:
+        self.reply = reply
+        self.stream = stream
+        self._forget = forget
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self.stream
+
+    def completion(self) -> Completion:
+        """The request with its answers, as far as they came."""
+        return self.reply.completion()
+
+    def close(self) -> None:
+        """Nobody waits for it any more: what still runs is ended."""
+        self.stream.close()
+        self._forget(self.reply.request.request_id)
+
+
+class Front:
+    """A model that any number of tasks on one event loop may ask."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._port: EnginePort | None = None
+        self._face: ModelFace | None = None
+        self._open: dict[str, Asked] = {}
+        self._text_pool = TextPool()
+        self._failure: QuireError | None = None
+        self._num_explains = 0
+        """Questions about the cache that have not been answered, whether or not anybody still waits."""
+
+    @property
+    def text(self) -> TextModel:
+        """The model's words: tokenizer, template, ends."""
+        return self.face.text
+
+    @property
+    def line(self) -> str:
+        """How much fits in how much memory."""
+        return self.face.line
+
+    @property
+    def face(self) -> ModelFace:
+        """What is known of the model."""
+        return self._started()[1]
+
+    @property
+    def num_open(self) -> int:
+        """Requests somebody waits for."""
+        return len(self._open)
+
+    @property
+    def is_alive(self) -> bool:
+        """It was entered and has not failed."""
+        return self._port is not None and self._failure is None
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]) -> Completion:
+        """The whole answer to a prompt."""
+        return await self._whole(await self.prompt_ids(prompt, how.get("tenant", DEFAULT_TENANT)), params, **how)
+
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
+    ) -> Completion:
+        """The whole answer to a conversation."""
+        ids, how = await self._conversation(messages, arguments)
+        return await self._whole(ids, params, **how)
+
+    async def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
+    ) -> AsyncIterator[Piece]:
+        """The answer to a conversation piece by piece."""
+        ids, how = await self._conversation(messages, arguments)
+        async for piece in self.stream(ids, params, **how):
+            yield piece
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]
+    ) -> AsyncIterator[Piece]:
+        """The answer piece by piece. Leaving the loop early ends the request."""
+        asked = await self.ask(await self.prompt_ids(prompt, how.get("tenant", DEFAULT_TENANT)), params, **how)
+        try:
+            async for piece in asked:
+                yield piece
+        finally:
+            asked.close()
+
+    async def ask(self, ids: list[int], params: SamplingParams | None = None, **how: Unpack[How]) -> Asked:
+        """Submit a prompt's tokens and wait until it is let in or refused."""
+        self._check_alive()
+        params = params or SamplingParams()
+        return await self.submit(self.request(ids, params, **how), params)
+
+    def request(self, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
+        """A prompt's tokens as a request. Looks at every token of every list: long ones beside the event loop."""
+        return make_request(self.face, ids, params, **how)
+
+    async def submit(self, request: Request, params: SamplingParams) -> Asked:
+        """Submit what `request` made of these parameters, and wait until it is let in or refused."""
+        self._check_alive()
+        port, face = self._started()
+        stream = Stream(request.request_id, port.cancel)
+        asked = Asked(Reply(request, params, face.text.tokenizer), stream, lambda name: self._open.pop(name, None))
+        answer: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
+        self._open[request.request_id] = asked
+        try:
+            port.submit(request, lambda error: self._on_loop(_settle, answer, error))
+            error = await answer
+        except BaseException:
+            asked.close()
+            raise
+        if error is not None:
+            stream.end()
+            asked.close()
+            raise error
+        return asked
+
+    async def explain(
+        self, prompt: Prompt, *, tenant: str = DEFAULT_TENANT, cache_group: str | None = None
+    ) -> Explanation:
+        """How much of a prompt is cached for this tenant, and why the next token is not. Nothing is computed."""
+        return await self.explain_ids(
+            await self.prompt_ids(prompt, tenant), tenant if cache_group is None else cache_group
+        )
+
+    async def explain_ids(self, ids: Sequence[int], cache_group: str) -> Explanation:
+        """The same of a prompt's tokens, within a cache group."""
+        port, face = self._started()
+        if self._failure is not None:
+            raise self._failure
+        if self._num_explains >= MAX_EXPLAINS:
+            raise CapacityError(
+                f"a model explains {MAX_EXPLAINS} prompts at once, {self._num_explains} are waiting; try again later"
+            )
+        namespace = face.namespace(cache_group)
+        answer: asyncio.Future[Divergence | QuireError] = asyncio.get_running_loop().create_future()
+        self._num_explains += 1
+        port.explain(namespace, tuple(ids), lambda found: self._on_loop(self._explained, answer, found))
+        found = await answer
+        if isinstance(found, QuireError):
+            raise found
+        return explanation(face.text.tokenizer, namespace, ids, found, monotonic())
+
+    async def chat_ids(
+        self, messages: Messages, tenant: str = DEFAULT_TENANT, **arguments: Unpack[TemplateArguments]
+    ) -> list[int]:
+        """A conversation's tokens, made beside the event loop when it is this tenant's turn."""
+        return await self._text_pool.run(checked_name("tenant", tenant), lambda: self.text.chat(messages, **arguments))
+
+    async def prompt_ids(self, prompt: Prompt, tenant: str = DEFAULT_TENANT) -> list[int]:
+        """A prompt's tokens, made and checked beside the event loop when it is this tenant's turn."""
+        return await self._text_pool.run(checked_name("tenant", tenant), lambda: self.text.prompt(prompt))
+
+    async def _whole(self, ids: list[int], params: SamplingParams | None, **how: Unpack[How]) -> Completion:
+        asked = await self.ask(ids, params, **how)
+        try:
+            async for _ in asked:
+                pass
+        finally:
+            asked.close()
+        return asked.completion()
+
+    async def _conversation(self, messages: Messages, arguments: ChatArguments) -> tuple[list[int], How]:
+        """Its tokens, and what was said of the request beside what the template takes."""
+        how = {name: value for name, value in arguments.items() if name in How.__annotations__}
+        rest = {name: value for name, value in arguments.items() if name not in how}
+        return await self.chat_ids(messages, arguments.get("tenant", DEFAULT_TENANT), **rest), how  # type: ignore[arg-type,return-value]
+
+    def _check_alive(self) -> None:
+        self._started()
+        if self._failure is not None:
+            raise self._failure
+
+    def _started(self) -> tuple[EnginePort, ModelFace]:
+        if self._port is None or self._face is None:
+            name = type(self).__name__
+            raise ConfigError(f"an {name} must be entered first: async with {name}(model) as engine")
+        return self._port, self._face
+
+    # -- what a port says, on any thread -------------------------------------------------------------------------------
+
+    def _on_events(self, events: Sequence[RequestEvent]) -> None:
+        self._on_loop(self._dispatch, events)
+
+    def _on_failure(self, error: BaseException) -> None:
+        self._on_loop(self._die, error)
+
+    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None:
+            # A loop that was closed under a running engine has nobody left to tell.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call, *arguments)
+
+    # -- on the event loop ---------------------------------------------------------------------------------------------
+
+    def _dispatch(self, events: Sequence[RequestEvent]) -> None:
+        by_request: dict[str, list[RequestEvent]] = {}
+        for event in events:
+            by_request.setdefault(event.request_id, []).append(event)
+        for request_id, own in by_request.items():
+            asked = self._open.get(request_id)
+            if asked is not None:
+                self._tell(asked, own)
+
+    def _tell(self, asked: Asked, events: Sequence[RequestEvent]) -> None:
+        reply, stream = asked.reply, asked.stream
+        pieces = reply.take(events)
+        if reply.refusal is not None:
+            stream.end(reply.refusal)
+        elif pieces:
+            stream.put(pieces)
+        if reply.is_done:
+            stream.end()
+            return
+        for index in reply.take_stopped():
+            self._started()[0].cancel(stream.request_id, index)
+
+    def _explained(self, answer: "asyncio.Future[Divergence | QuireError]", found: Divergence | QuireError) -> None:
+        self._num_explains -= 1
+        if not answer.done():
+            answer.set_result(found)
+
+    def _die(self, error: BaseException) -> None:
+        self._failure = EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")
+        self._failure.__cause__ = error
+        self._end_all(self._failure)
+
+    def _end_all(self, error: QuireError) -> None:
+        for asked in self._open.values():
+            asked.stream.end(error)
+
+
+def _settle(future: "asyncio.Future[QuireError | None]", error: QuireError | None) -> None:
+    if not future.done():
+        future.set_result(error)

@@ -1,0 +1,216 @@
+"""The simplest way in: a list of prompts, a list of answers, a progress bar between. One thread, no event loop.
+
+llm = LLM("model")
+for completion in llm.generate(["Once upon a time", "def main():"], SamplingParams(max_tokens=64)):
+    print(completion.text)
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from types import TracebackType
+from typing import Unpack
+
+from quire.checkpoints.progress import shown
+from quire.client.explanation import Explanation, explanation
+from quire.client.opening import OpenedModel, open_model
+from quire.client.outputs import Completion, Piece
+from quire.client.params import SamplingParams
+from quire.client.reply import Reply
+from quire.client.requests import DEFAULT_TENANT, make_request
+from quire.client.text_model import Messages, TextModel
+from quire.config import ModelSettings
+from quire.core.events import RequestEvent
+from quire.errors import CapacityError, ConfigError
+from quire.text.chat.template import TemplateArguments
+
+Ticked = Callable[[int, int], None]
+"""Told how many answers are done and how many tokens there are."""
+MAX_OPEN = 256
+"""Prompts handed to the engine at once; the rest wait here, not in its queue."""
+
+
+class LLM:
+    """A model in this process."""
+
+    def __init__(self, model: str | OpenedModel, settings: ModelSettings | None = None) -> None:
+        self._opened = _open(model, settings) if isinstance(model, str) else model
+        self._replies: dict[str, Reply] = {}
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def text(self) -> TextModel:
+        """The model's words: tokenizer, template, ends."""
+        return self._opened.text
+
+    @property
+    def line(self) -> str:
+        """How much fits in how much memory."""
+        return self._opened.line
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the person who loaded the model should know."""
+        return self._opened.notes
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        show_progress: bool | None = None,
+    ) -> list[Completion]:
+        """Answers to all prompts, in their order; a bar on a terminal unless told otherwise."""
+        listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        return self._run([self.text.prompt(prompt) for prompt in listed], params, show_progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        show_progress: bool | None = None,
+        **arguments: Unpack[TemplateArguments],
+    ) -> list[Completion]:
+        """Answers to one conversation or to several."""
+        is_one = bool(messages) and isinstance(messages[0], dict)
+        several: Sequence[Messages] = [messages] if is_one else messages  # type: ignore[list-item, assignment]
+        return self._run([self.text.chat(one, **arguments) for one in several], params, show_progress)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Piece | Completion]:
+        """Pieces of one answer as they come, and the completion last. Leaving early ends the request; `is_stopped` is
+        asked after every step, also while a long prompt brings no piece."""
+        reply = self._ask(self.text.prompt(prompt), params or SamplingParams())
+        try:
+            self._opened.engine.submit(reply.request)
+            self._replies[reply.request.request_id] = reply
+            num_shown = 0
+            while True:
+                # Others step the same engine while this one waits to be read: its pieces may be there already.
+                unread = reply.pieces[num_shown:]
+                num_shown += len(unread)
+                yield from unread
+                if num_shown < len(reply.pieces):
+                    continue
+                if reply.is_done:
+                    break
+                if is_stopped():
+                    # Its last events come with the next step: how it ended, and when.
+                    self._opened.engine.cancel(reply.request.request_id)
+                self._step()
+            yield reply.completion()
+        finally:
+            self._forget(reply)
+
+    def explain(self, prompt: str | Sequence[int]) -> Explanation:
+        """How much of a prompt is cached, and why the next token is not. Nothing is computed."""
+        ids = self.text.prompt(prompt)
+        namespace = self._opened.face.namespace(DEFAULT_TENANT)
+        found = self._opened.engine.explain(namespace, tuple(ids))
+        return explanation(self.text.tokenizer, namespace, ids, found, monotonic())
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._opened.text.close()
+        self._opened.engine.close()
+
+    def _run(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        show_progress: bool | None,
+    ) -> list[Completion]:
+        wanted = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
+        if len(wanted) != len(prompts):
+            raise ConfigError(
+                f"params must be one for all or one for each of {len(prompts)} prompts, {len(wanted)} given"
+            )
+        # All are made and checked before the first is computed: a bad one must not cost the answers to the others.
+        replies = [self._ask(ids, one) for ids, one in zip(prompts, wanted, strict=True)]
+        for reply in replies:
+            self._opened.engine.check(reply.request)
+        waiting = deque(replies)
+        try:
+            with _bar(len(prompts), show_progress) as tick:
+                while waiting or not all(reply.is_done for reply in replies):
+                    self._submit_more(waiting)
+                    self._step()
+                    tick(sum(reply.is_done for reply in replies), sum(reply.num_tokens for reply in replies))
+        finally:
+            for reply in replies:
+                self._forget(reply)
+        return [reply.completion() for reply in replies]
+
+    def _ask(self, ids: list[int], params: SamplingParams) -> Reply:
+        return Reply(make_request(self._opened.face, ids, params), params, self.text.tokenizer)
+
+    def _submit_more(self, waiting: deque[Reply]) -> None:
+        while waiting and len(self._replies) < MAX_OPEN:
+            try:
+                self._opened.engine.submit(waiting[0].request)
+            except CapacityError:
+                if not self._replies:
+                    raise
+                return
+            reply = waiting.popleft()
+            self._replies[reply.request.request_id] = reply
+
+    def _step(self) -> None:
+        """One step; each reply takes what is its own."""
+        by_request: dict[str, list[RequestEvent]] = {}
+        for event in self._opened.engine.step(monotonic):
+            by_request.setdefault(event.request_id, []).append(event)
+        for request_id, events in by_request.items():
+            reply = self._replies.get(request_id)
+            if reply is None:
+                continue
+            reply.take(events)
+            if reply.is_done:
+                del self._replies[request_id]
+                if reply.refusal is not None:
+                    raise reply.refusal
+                continue
+            for index in reply.take_stopped():
+                self._opened.engine.cancel(request_id, index)
+
+    def _forget(self, reply: Reply) -> None:
+        if self._replies.pop(reply.request.request_id, None) is not None:
+            self._opened.engine.cancel(reply.request.request_id)
+
+
+def _open(model: str, settings: ModelSettings | None) -> OpenedModel:
+    """With a bar for whoever looks at a terminal, in silence elsewhere."""
+    if not sys.stderr.isatty():
+        return open_model(model, settings)
+    with shown() as progress:
+        return open_model(model, settings, progress=progress)
+
+
+@contextmanager
+def _bar(total: int, wanted: bool | None) -> Iterator[Ticked]:
+    """A bar on stderr if it is a terminal, or if it was asked for; else nothing."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda _done, _tokens: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - only who looks pays
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total, tokens=0)
+        yield lambda done, tokens: progress.update(task, completed=done, tokens=tokens)

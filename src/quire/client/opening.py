@@ -1,0 +1,43 @@
+"""From a name to a model that can be asked: an engine in this process, and the text beside it."""
+
+from dataclasses import dataclass
+
+from quire.checkpoints import Checkpoint, Progress, quiet, resolve
+from quire.client.text_model import ModelFace, TextModel
+from quire.config import ModelSettings, ServingSettings
+from quire.engine.engine import Engine
+from quire.engine.loading import kv_key, open_engine, queue_of
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """An engine and the words of its model."""
+
+    engine: Engine
+    text: TextModel
+    line: str
+    """How much fits in how much memory."""
+    notes: tuple[str, ...]
+
+    @property
+    def face(self) -> ModelFace:
+        """What whoever asks needs to know of it."""
+        return ModelFace(self.text, self.engine.namespace, self.line, self.notes)
+
+
+def open_model(
+    model: str | Checkpoint,
+    settings: ModelSettings | None = None,
+    *,
+    serving: ServingSettings | None = None,
+    progress: Progress = quiet,
+) -> OpenedModel:
+    """Load a model by directory, GGUF file or hub id, or its checkpoint. Raises CheckpointError or ConfigError with
+    what to do.
+    """
+    serving = serving or ServingSettings()
+    checkpoint = resolve(model, progress=progress) if isinstance(model, str) else model
+    opened = open_engine(checkpoint, settings or ModelSettings(), queue_of(serving), kv_key(serving), progress)
+    engine = opened.engine
+    text = TextModel.of(checkpoint, engine.runner.capacity.vocabulary_size, engine.scheduler.config.max_sequence_tokens)
+    return OpenedModel(engine, text, opened.line, (*opened.notes, *text.notes))

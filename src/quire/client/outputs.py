@@ -1,0 +1,125 @@
+"""What comes back: pieces while a request runs, a completion when it is done."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quire.client.explanation import Explanation
+from quire.core.step import TokenLogprobs
+
+PIECE_BYTES = 16
+"""What a piece is counted for beside its text: a token id and its place."""
+LOGPROB_BYTES = 64
+"""What one log-probability is counted for: about what it takes on the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to one answer."""
+
+    index: int
+    """Which of the n answers."""
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    """Set in an answer's last piece: `stop`, `length`, `cancelled`, `deadline`, `error` or `displaced`."""
+    stop_reason: str | int | None = None
+    """The stop text, or the client's own stop token, that ended it."""
+    error: str | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much a client has yet to be sent; the same for pieces alone and joined."""
+        entries = sum(1 + len(entry.alternatives) for entry in self.logprobs)
+        return len(self.text) * 2 + PIECE_BYTES * len(self.token_ids) + LOGPROB_BYTES * entries
+
+
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """One piece for each answer with all that was added to it, in the order in which they first came."""
+    by_answer: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_answer.setdefault(piece.index, []).append(piece)
+    return [own[0] if len(own) == 1 else _join(own) for own in by_answer.values()]
+
+
+def _join(own: list[Piece]) -> Piece:
+    last = own[-1]
+    return Piece(
+        index=last.index,
+        text="".join(piece.text for piece in own),
+        token_ids=tuple(token for piece in own for token in piece.token_ids),
+        logprobs=tuple(entry for piece in own for entry in piece.logprobs),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        error=last.error,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the n continuations of a prompt."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds since the request was submitted."""
+
+    wait_s: float
+    """Until it began to run."""
+    first_token_s: float
+    """Until its first token."""
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A request with its answers."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    answers: tuple[Answer, ...]
+    num_cached_tokens: int
+    """Prompt tokens that were not computed, because somebody had paid for them."""
+    seed: int
+    timings: Timings
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_preemptions: int = 0
+    """How often it gave up its place to somebody more urgent."""
+    num_replays: int = 0
+    """How often its worker died under it."""
+    explanation: Explanation | None = None
+    """Why the next token was not found in the cache when it was admitted, where that was asked for."""
+
+    @property
+    def text(self) -> str:
+        """The first answer's text."""
+        return self.answers[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first answer's tokens."""
+        return self.answers[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the first answer ended."""
+        return self.answers[0].finish_reason
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second after the first."""
+        seconds = self.timings.total_s - self.timings.first_token_s
+        return max(0, self.num_output_tokens - len(self.answers)) / seconds if seconds > 0 else 0.0

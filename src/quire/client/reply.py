@@ -1,0 +1,225 @@
+"""One request on its way back to its client: events with token ids come in, pieces of text go out.
+
+Here stop strings end an answer, and what the engine says of it afterwards is not heard. Whoever feeds a reply tells the
+engine which answers those are (`take_stopped`), so that it computes no more of them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from quire.client.explanation import Explanation, explanation
+from quire.client.outputs import Answer, Completion, Piece, Timings
+from quire.client.params import SamplingParams
+from quire.core.events import (
+    Admitted,
+    Finished,
+    Preempted,
+    PromptLogprobs,
+    Replayed,
+    RequestEvent,
+    SequenceFinished,
+    Token,
+)
+from quire.core.request import FinishReason, Request
+from quire.core.step import TokenLogprobs
+from quire.errors import DisplacedError, QuireError
+from quire.text.answer_text import AnswerText
+from quire.text.tokenizer import Tokenizer
+
+
+class _Half:
+    """An answer that may not be finished."""
+
+    def __init__(self, text: AnswerText) -> None:
+        self.text = text
+        self.last: Piece | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.last is not None and self.last.finish_reason is not None
+
+
+def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
+    """The pieces of one answer put together; one that was left in the middle counts as cancelled."""
+    last = pieces[-1] if pieces else Piece(index, "")
+    return Answer(
+        index=index,
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        finish_reason=last.finish_reason or FinishReason.CANCELLED.value,
+        stop_reason=last.stop_reason,
+        logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
+        error=last.error,
+    )
+
+
+class Reply:
+    """Feeds on the events of one request, in their order."""
+
+    def __init__(self, request: Request, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self._params = params
+        self._tokenizer = tokenizer
+        self._halves = {
+            one.index: _Half(
+                AnswerText(
+                    tokenizer,
+                    request.prompt,
+                    params.stop,
+                    include_stop=params.include_stop,
+                    skip_special_tokens=params.skip_special_tokens,
+                )
+            )
+            for one in request.continuations
+        }
+        self.is_done = False
+        """The engine has said its last word."""
+        self.pieces: list[Piece] = []
+        """All of them so far, in the order they came."""
+        self.num_tokens = 0
+        """Tokens of all answers so far."""
+        self.num_cached_tokens = 0
+        """Prompt tokens that were not computed, as far as it is known."""
+        self.explanation: Explanation | None = None
+        """Why the next token was not found when it was admitted, if it wanted to know."""
+        self.num_preemptions = 0
+        self.num_replays = 0
+        """Counted by whoever asks again after a crash."""
+        self._stopped: list[int] = []
+        self.refusal: QuireError | None = None
+        """Why it ended without ever having run."""
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._times: dict[str, float] = {}
+
+    @property
+    def is_answered(self) -> bool:
+        """Nothing more will be shown."""
+        return all(half.is_over for half in self._halves.values())
+
+    def take(self, events: Sequence[RequestEvent]) -> list[Piece]:
+        """What these events add."""
+        added = [piece for event in events for piece in self._take(event)]
+        self.pieces += added
+        self.num_tokens += sum(len(piece.token_ids) for piece in added)
+        return added
+
+    def take_stopped(self) -> list[int]:
+        """Answers that a stop string has ended since the last call: the engine does not know of it."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
+
+    @property
+    def num_longest(self) -> int:
+        """Tokens of the longest answer so far."""
+        counts = Counter[int]()
+        for piece in self.pieces:
+            counts[piece.index] += len(piece.token_ids)
+        return max(counts.values(), default=0)
+
+    @property
+    def is_admitted(self) -> bool:
+        """It left the queue."""
+        return "admitted" in self._times
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Those of the prompt's tokens but its first, as far as they came."""
+        return tuple(self._prompt_logprobs)
+
+    @property
+    def timings(self) -> Timings:
+        """What took how long, as far as it is known."""
+        return self.timings_at(self.request.arrival_s)
+
+    def timings_at(self, now_s: float) -> Timings:
+        """The same, seen at this moment: what has not ended took until now."""
+        start = self.request.arrival_s
+        end = self._times.get("end", now_s)
+        admitted = self._times.get("admitted", end)
+        return Timings(admitted - start, self._times.get("first", end) - start, end - start)
+
+    def completion(self) -> Completion:
+        """All of it, once it is done."""
+        return Completion(
+            request_id=self.request.request_id,
+            prompt_token_ids=self.request.prompt,
+            answers=tuple(
+                _answer(index, [piece for piece in self.pieces if piece.index == index])
+                for index in sorted(self._halves)
+            ),
+            num_cached_tokens=self.num_cached_tokens,
+            seed=self.request.seed,
+            timings=self.timings,
+            prompt_logprobs=self.prompt_logprobs,
+            num_preemptions=self.num_preemptions,
+            num_replays=self.num_replays,
+            explanation=self.explanation,
+        )
+
+    def _take(self, event: RequestEvent) -> list[Piece]:
+        match event:
+            case Token():
+                self._times.setdefault("first", event.at_s)
+                return self._token(event)
+            case SequenceFinished():
+                return self._finish(event)
+            case Admitted():
+                self._times["admitted"] = event.at_s
+                self.num_cached_tokens = event.num_cached_tokens
+                self.explanation = self._explanation(event)
+            case Preempted():
+                self.num_preemptions += 1
+            case Replayed():
+                self.num_replays += 1
+            case PromptLogprobs():
+                self._prompt_logprobs += event.logprobs
+            case Finished():
+                self._times["end"] = event.at_s
+                self.num_cached_tokens = event.num_cached_tokens
+                self.is_done = True
+        return []
+
+    def _explanation(self, event: Admitted) -> Explanation | None:
+        if event.miss is None:
+            return None
+        return explanation(self._tokenizer, self.request.namespace, self.request.prompt, event.miss, event.at_s)
+
+    def _token(self, event: Token) -> list[Piece]:
+        half = self._halves[event.sequence_index]
+        if half.is_over:
+            return []
+        logprobs = () if event.logprobs is None else (event.logprobs,)
+        if self._is_hidden(event):
+            return self._show(half, Piece(event.sequence_index, "", (event.token_id,), logprobs))
+        delta = half.text.push(event.token_id)
+        reason = None if delta.stop is None else FinishReason.STOP.value
+        if reason is not None:
+            self._stopped.append(event.sequence_index)
+        piece = Piece(event.sequence_index, delta.text, (event.token_id,), logprobs, reason, delta.stop)
+        return self._show(half, piece)
+
+    def _is_hidden(self, event: Token) -> bool:
+        """A stop token that is about to end the answer is counted but not shown."""
+        params = self.request.params
+        is_last = event.token_id in params.stop_token_ids and event.num_output_tokens > params.min_tokens
+        return is_last and not self._params.include_stop
+
+    def _finish(self, event: SequenceFinished) -> list[Piece]:
+        if event.retry_after_s is not None:
+            self.refusal = DisplacedError(self.request.tenant, event.retry_after_s)
+        half = self._halves[event.sequence_index]
+        if half.is_over:
+            return []
+        delta = half.text.finish()
+        stop: str | int | None = delta.stop
+        if stop is None and event.reason is FinishReason.STOP and half.last is not None:
+            last = half.last.token_ids[-1]
+            stop = last if last in self._params.stop_token_ids else None
+        reason = FinishReason.STOP.value if delta.stop else event.reason.value
+        piece = Piece(event.sequence_index, delta.text, finish_reason=reason, stop_reason=stop, error=event.error)
+        return self._show(half, piece)
+
+    @staticmethod
+    def _show(half: _Half, piece: Piece) -> list[Piece]:
+        half.last = piece
+        return [piece]

@@ -1,0 +1,85 @@
+"""From what a caller says to a request the core can queue."""
+
+import secrets
+from math import isfinite
+from time import monotonic
+from typing import TypedDict, Unpack
+from uuid import uuid4
+
+from quire.client.params import SamplingParams
+from quire.client.text_model import ModelFace
+from quire.core.request import Continuation, PriorityClass, Request
+from quire.errors import InvalidParameterError
+
+SEED_BITS = 63
+DEFAULT_TENANT = "default"
+
+
+class How(TypedDict, total=False):
+    """What may be said of a request beside what it asks."""
+
+    tenant: str
+    priority: PriorityClass | str
+    """`high`, `normal` or `low`."""
+    timeout_s: float | None
+    """Seconds from now after which it ends with what it has."""
+    cache_group: str
+    """Who may share its blocks; the tenant unless stated."""
+    explain: bool
+    """Whether its completion is to say why the next token was not found in the cache."""
+    is_promised: bool
+    """Its tenant was told to come back at this time: it is let in whatever waits."""
+
+
+def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
+    """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded."""
+    strange = sorted(set(how) - How.__annotations__.keys())
+    if strange:
+        raise InvalidParameterError(f"of a request may be said {', '.join(How.__annotations__)}; {strange[0]!r} given")
+    now_s = monotonic()
+    tenant, timeout_s = checked_name("tenant", how.get("tenant", DEFAULT_TENANT)), _timeout_s(how.get("timeout_s"))
+    return Request(
+        request_id=uuid4().hex,
+        prompt=tuple(ids),
+        namespace=model.namespace(checked_name("cache_group", how.get("cache_group", tenant))),
+        arrival_s=now_s,
+        params=model.text.settle(params, len(ids)),
+        seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
+        tenant=tenant,
+        priority=_priority(how.get("priority", PriorityClass.NORMAL)),
+        continuations=tuple(Continuation(index) for index in range(params.n)),
+        deadline_s=None if timeout_s is None else now_s + timeout_s,
+        is_explained=bool(how.get("explain", False)),
+        is_promised=how.get("is_promised", False),
+    )
+
+
+def _priority(value: object) -> PriorityClass:
+    try:
+        return PriorityClass(value)
+    except ValueError:
+        words = ", ".join(one.value for one in PriorityClass)
+        raise InvalidParameterError(f"priority must be one of {words}, {value!r} given") from None
+
+
+def checked_name(what: str, value: object) -> str:
+    """The name of a tenant or a cache group, or an error that says what it must be."""
+    if not isinstance(value, str) or not value or not _is_text(value):
+        raise InvalidParameterError(f"{what} must be a text of whole characters that is not empty, {value!r} given")
+    return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _timeout_s(value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value < 0:
+        raise InvalidParameterError(f"timeout_s must be a number of seconds, 0 or more, {value!r} given")
+    return float(value)

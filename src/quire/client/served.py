@@ -1,0 +1,193 @@
+"""A model in a worker of its own, asked like one in this process. What runs goes on when the worker dies.
+
+async with ServedModel(plan_worker("model")) as model:
+    async for piece in model.stream("Once upon a time"):
+        print(piece.text, end="")
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from quire.checkpoints import Checkpoint, Progress, quiet, resolve
+from quire.client.client import Front
+from quire.client.text_model import ModelFace, TextModel
+from quire.config import ModelSettings, ServingSettings
+from quire.config.machine import share_of_memory_bytes
+from quire.config.model_settings import MEMORY_SHARE
+from quire.engine.loading import kv_key, queue_of
+from quire.errors import ConfigError, EngineDeadError
+from quire.worker.kv_events import KVEventSettings
+from quire.worker.messages import Load, Open, Ready
+from quire.worker.step_sizes import StepSizes
+from quire.worker.supervisor import Limits, Supervisor, WorkerPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A worker to spawn, and how its parent gets the model's words once it is ready."""
+
+    plan: WorkerPlan
+    words: Callable[[Ready], TextModel]
+
+
+Prepare = Callable[[], Serving]
+"""Called beside the event loop: a name may have to be downloaded, a file converted."""
+
+
+def plan_worker(
+    name: str,
+    settings: ModelSettings | None = None,
+    serving: ServingSettings | None = None,
+    *,
+    limits: Limits | None = None,
+    progress: Progress = quiet,
+) -> Prepare:
+    """How to serve a directory, GGUF file or hub id. What is returned raises CheckpointError or ConfigError."""
+    return lambda: plan_workers([name], settings, serving, limits=limits, progress=progress)[0]
+
+
+def plan_workers(
+    names: Sequence[str],
+    settings: ModelSettings | None = None,
+    serving: ServingSettings | None = None,
+    *,
+    limits: Limits | None = None,
+    progress: Progress = quiet,
+) -> list[Serving]:
+    """A worker for each of several models within one memory budget. Raises CheckpointError or ConfigError.
+
+    Reads disks and perhaps a network: not for an event loop.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigError(f"models must differ, {twice[0]!r} was given twice; name each once")
+    given, queueing = settings or ModelSettings(), serving or ServingSettings()
+    checkpoints = [resolve(name, progress=progress) for name in names]
+    # Decided once: a worker that comes after another must find room for the same requests.
+    total_bytes = given.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
+    budgets = split_memory(total_bytes, [_weight_bytes(checkpoint) for checkpoint in checkpoints])
+    limits = limits or Limits(stuck_s=queueing.stuck_step_s)
+    announced = _kv_events(queueing)
+    servings = []
+    for index, (checkpoint, budget) in enumerate(zip(checkpoints, budgets, strict=True)):
+        command = Open(
+            str(checkpoint.directory),
+            replace(given, memory_bytes=budget),
+            queue_of(queueing),
+            kv_key(queueing),
+            None if announced is None else announced.of_worker(index),
+        )
+        servings.append(Serving(WorkerPlan(command, limits, progress=progress), _words_of(checkpoint)))
+    return servings
+
+
+def split_memory(total_bytes: int, weight_bytes: Sequence[int]) -> list[int]:
+    """Each model gets what its weights take on disk, and an equal part of all that is left."""
+    rest = total_bytes - sum(weight_bytes)
+    if rest <= 0:
+        raise ConfigError(
+            f"the weights of {len(weight_bytes)} models take {sum(weight_bytes):,} bytes and must leave room for KV in "
+            f"the memory, {total_bytes:,} bytes given; give more, or fewer models"
+        )
+    return [own + rest // len(weight_bytes) for own in weight_bytes]
+
+
+def _weight_bytes(checkpoint: Checkpoint) -> int:
+    return sum(path.stat().st_size for path in checkpoint.weight_files)
+
+
+def _words_of(checkpoint: Checkpoint) -> Callable[[Ready], TextModel]:
+    return lambda ready: TextModel.of(checkpoint, ready.vocabulary_size, ready.max_sequence_tokens)
+
+
+def _kv_events(serving: ServingSettings) -> KVEventSettings | None:
+    if serving.kv_events is None:
+        return None
+    return KVEventSettings(
+        serving.kv_events, serving.kv_events_replay or "", serving.kv_events_topic or "", serving.kv_events_encoding
+    )
+
+
+class ServedModel(Front):
+    """A model that any number of tasks on one event loop may ask, in a process that may die."""
+
+    def __init__(self, prepare: Prepare) -> None:
+        super().__init__()
+        self._prepare = prepare
+        self._supervisor: Supervisor | None = None
+        self._ready: Ready | None = None
+
+    async def __aenter__(self) -> "ServedModel":
+        self._loop = asyncio.get_running_loop()
+        serving = await asyncio.to_thread(self._prepare)
+        # Spawned here and not in a thread of a pool: a worker dies with the thread that spawned it.
+        supervisor = self._supervisor = Supervisor(serving.plan, self._on_events, self._on_failure)
+        try:
+            ready = await supervisor.start()
+            text = await asyncio.to_thread(serving.words, ready)
+        except BaseException:
+            await supervisor.close()
+            raise
+        self._port, self._ready = supervisor, ready
+        notes = (*ready.notes, *text.notes)
+        self._face = ModelFace(text, lambda group: ready.identity.namespace(ready.block_size, group), ready.line, notes)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._face is not None:
+                self._face.text.close()
+            if self._supervisor is not None:
+                await asyncio.shield(self._supervisor.close())
+        finally:
+            self._end_all(EngineDeadError("the model was closed while requests were running"))
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Whoever keeps the worker alive."""
+        self._started()
+        if self._supervisor is None:
+            raise EngineDeadError("the model has no worker; enter it first")
+        return self._supervisor
+
+    @property
+    def ready(self) -> Ready:
+        """What the worker said of itself when it was ready."""
+        self._started()
+        if self._ready is None:
+            raise EngineDeadError("the model has no worker; enter it first")
+        return self._ready
+
+    @property
+    def is_ready(self) -> bool:
+        """A worker is there, and its loop came round a moment ago."""
+        return self._port is not None and self._supervisor is not None and self._supervisor.is_ready
+
+    @property
+    def state(self) -> str:
+        """`loading`, `ready`, `restarting`, `draining`, `closed` or `dead`."""
+        return "loading" if self._supervisor is None else self._supervisor.state.value
+
+    @property
+    def num_restarts(self) -> int:
+        """Workers that were replaced."""
+        return 0 if self._supervisor is None else self._supervisor.num_restarts
+
+    @property
+    def load(self) -> Load:
+        """How busy the worker said it is."""
+        return Load() if self._supervisor is None else self._supervisor.load
+
+    @property
+    def step_sizes(self) -> StepSizes:
+        """What steps computed, of all workers so far."""
+        return StepSizes() if self._supervisor is None else self._supervisor.step_sizes
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing new and wait until what runs has ended; false if it has not in time."""
+        return await self.supervisor.drain(timeout_s)

@@ -1,0 +1,116 @@
+"""One bounded stream per request, on the event loop's side. Whoever stops reading stops being served.
+
+What nobody has read yet is kept in at most `max_pending` pieces: more of them are joined, one for each answer, so that
+a reader who was away for a moment finds everything in a few large pieces. It is kept up to `max_bytes`: beyond that
+the consumer counts as stuck, the request is cancelled, and the consumer, should it come back, reads what was kept and
+then a `StreamStuckError`. A consumer that goes away (`aclose`, a cancelled task, an abandoned generator) cancels its
+request too.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from quire.client.outputs import Piece, joined
+from quire.errors import QuireError, StreamStuckError
+
+MAX_PENDING = 256
+MAX_PENDING_BYTES = 1 << 20
+
+
+class Stream:
+    """Pieces of one request in their order, then the end. Used from the event loop only."""
+
+    def __init__(
+        self,
+        request_id: str,
+        cancel: Callable[[str], None],
+        max_pending: int = MAX_PENDING,
+        max_bytes: int = MAX_PENDING_BYTES,
+    ) -> None:
+        self.request_id = request_id
+        self._cancel = cancel
+        self._max_pending = max_pending
+        self._max_bytes = max_bytes
+        self._pieces: deque[Piece] = deque()
+        self._num_bytes = 0
+        self._is_over = False
+        self._error: QuireError | None = None
+        self._ready = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will be put in."""
+        return self._is_over
+
+    @property
+    def num_pending_bytes(self) -> int:
+        """What was put in and not read, as it is counted against the bound."""
+        return self._num_bytes
+
+    def wake(self, ready: asyncio.Event) -> None:
+        """Set this event, which several streams may share, whenever there is something to take."""
+        if self._ready.is_set():
+            ready.set()
+        self._ready = ready
+
+    def put(self, pieces: list[Piece]) -> None:
+        """Add what a step brought; too much of it unread ends the stream."""
+        if self._is_over:
+            return
+        self._num_bytes += sum(piece.num_bytes for piece in pieces)
+        if self._num_bytes > self._max_bytes:
+            self._cancel(self.request_id)
+            self.end(StreamStuckError(self.request_id, self._max_bytes))
+            return
+        self._pieces.extend(pieces)
+        if len(self._pieces) > self._max_pending:
+            self._pieces = deque(joined(self._pieces))
+        self._ready.set()
+
+    def end(self, error: QuireError | None = None) -> None:
+        """No more pieces; an error is raised after the last one is read."""
+        if not self._is_over:
+            self._is_over, self._error = True, error
+            self._ready.set()
+
+    def stop(self, error: QuireError) -> None:
+        """End the request as well; whoever reads is told why."""
+        if not self._is_over:
+            self._cancel(self.request_id)
+            self.end(error)
+
+    def close(self) -> None:
+        """The consumer is gone."""
+        if not self._is_over:
+            self._cancel(self.request_id)
+            self.end()
+        self._pieces.clear()
+        self._num_bytes = 0
+
+    def take(self) -> list[Piece]:
+        """Everything unread, one piece for each answer. Without any: an empty list, or the error the stream ended by.
+
+        Ask `is_over` to tell the end from a pause.
+        """
+        if not self._pieces and self._error is not None:
+            raise self._error
+        taken = joined(self._pieces)
+        self._pieces.clear()
+        self._num_bytes = 0
+        return taken
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> Piece:
+        while not self._pieces:
+            if self._is_over:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        piece = self._pieces.popleft()
+        self._num_bytes -= piece.num_bytes
+        return piece

@@ -1,0 +1,145 @@
+"""A model as the parent process sees it: its words, its template, its ends, its own sampling settings. No tensors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+from quire.checkpoints import Checkpoint
+from quire.client.params import SamplingParams
+from quire.core.digests import Namespace
+from quire.core.request import SamplingParams as CoreParams
+from quire.errors import CheckpointError, InvalidParameterError, InvariantError, RequestTooLargeError
+from quire.text.chat.control_tokens import ChatTokenizer
+from quire.text.chat.messages import num_text_bytes
+from quire.text.chat.template import ChatTemplate, require_template
+from quire.text.chat.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
+from quire.text.tokenizer import Tokenizer
+
+MAX_BYTES_PER_TOKEN = 8
+"""A prompt of more bytes in UTF-8 than this times the longest sequence is not tokenised at all. Words of any language
+have fewer; what has more is mostly white space."""
+MAX_UNRENDERED = 4
+"""So many times a prompt's bytes may a conversation have before it is rendered: templates leave out old thoughts."""
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What turns words into requests."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    eos_token_ids: frozenset[int]
+    defaults: Mapping[str, float | int]
+    vocabulary_size: int
+    max_sequence_tokens: int
+    chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Decide once which tokens control the model, by the template's own text."""
+        encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.own_text)
+        object.__setattr__(self, "chat_tokenizer", encoder)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, vocabulary_size: int, max_sequence_tokens: int) -> "TextModel":
+        """The text side of a checkpoint."""
+        if checkpoint.tokenizer_file is None:
+            raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
+        max_bytes = MAX_BYTES_PER_TOKEN * max_sequence_tokens
+        template = checkpoint.chat_template
+        return cls(
+            name=checkpoint.name,
+            tokenizer=Tokenizer.from_files(checkpoint.tokenizer_file, max_bytes, max_sequence_tokens),
+            template=None if template is None else ChatTemplate(template, checkpoint.special_tokens),
+            eos_token_ids=checkpoint.eos_token_ids,
+            defaults=checkpoint.generation_defaults,
+            vocabulary_size=vocabulary_size,
+            max_sequence_tokens=max_sequence_tokens,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the operator should know: a template that had to be stopped."""
+        failure = None if self.template is None else self.template.failure
+        return () if failure is None else (str(failure),)
+
+    def prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a prompt given as text or as ids already."""
+        if isinstance(prompt, str):
+            return self._within_rows(self.tokenizer.encode(prompt, add_special_tokens=True))
+        if not isinstance(prompt, Sequence):
+            raise InvalidParameterError(f"a prompt must be a text or a list of token ids, {prompt!r} given")
+        if len(prompt) > self.max_sequence_tokens:  # before each of a million numbers is looked at
+            raise RequestTooLargeError(
+                f"a prompt and its answer may have {self.max_sequence_tokens} tokens together, the prompt alone has "
+                f"{len(prompt)}; shorten it"
+            )
+        return self._within_rows(self._whole_numbers([*prompt]))
+
+    def chat(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
+        """Token ids of a conversation, by the model's own template. No text of a client's becomes a control token."""
+        strange = sorted(set(arguments) - TemplateArguments.__annotations__.keys())
+        if strange:
+            raise InvalidParameterError(
+                f"a template may be told {', '.join(TemplateArguments.__annotations__)}; {strange[0]!r} given"
+            )
+        template = require_template(self.template)
+        self._check_size(messages, arguments)
+        rendered = template.render(messages, **arguments)
+        if self.chat_tokenizer is None:
+            raise InvariantError("a model with a template must know its control tokens")
+        return self._within_rows(self.chat_tokenizer.encode(rendered))
+
+    def close(self) -> None:
+        """End what renders its chats."""
+        if self.template is not None:
+            self.template.close()
+
+    def _check_size(self, messages: Messages, arguments: TemplateArguments) -> None:
+        """What could not fit is not rendered."""
+        limit = MAX_UNRENDERED * self.tokenizer.max_bytes
+        size = num_text_bytes([list(messages), *arguments.values()])
+        if size > limit:
+            raise RequestTooLargeError(
+                f"a conversation may have {limit} bytes of text, {size} given; shorten it, or send fewer messages"
+            )
+
+    def _whole_numbers(self, ids: list[Any]) -> list[int]:
+        """A caller may say anything."""
+        if set(map(type, ids)) - {int}:
+            strange = next(one for one in ids if type(one) is not int)
+            raise self._not_a_row(strange)
+        return ids
+
+    def _within_rows(self, ids: list[int]) -> list[int]:
+        """A tokenizer may know more tokens than the model has rows."""
+        if not ids:
+            raise RequestTooLargeError("a prompt must have at least one token, none given; say something")
+        if min(ids) < 0 or max(ids) >= self.vocabulary_size:
+            raise self._not_a_row(min(ids) if min(ids) < 0 else max(ids))
+        return ids
+
+    def _not_a_row(self, given: object) -> InvalidParameterError:
+        return InvalidParameterError(
+            f"a prompt's tokens must be whole numbers from 0 to {self.vocabulary_size - 1}, {given!r} given"
+        )
+
+    def settle(self, params: SamplingParams, num_prompt_tokens: int) -> CoreParams:
+        """The core's parameters for a prompt of this length."""
+        settled = params.settle(self.defaults, self.eos_token_ids, self.vocabulary_size)
+        room = self.max_sequence_tokens - num_prompt_tokens
+        return settled if params.max_tokens is not None or room < 1 else replace(settled, max_tokens=room)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFace:
+    """A model as those see it who ask it, wherever it runs."""
+
+    text: TextModel
+    namespace: Callable[[str], Namespace]
+    """Where a cache group's blocks are named."""
+    line: str
+    """How much fits in how much memory."""
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,71 @@
+"""From a checkpoint to an engine that steps: weights loaded, memory decided, and one line that says how much."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.backends.load import load
+from quire.checkpoints import Checkpoint, Progress, quiet
+from quire.config import ModelSettings, ServingSettings
+from quire.core.digests import KEY_BYTES
+from quire.core.events import KVEvent
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.waiting_queue import QueueConfig
+from quire.engine.engine import Engine, ModelIdentity
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEngine:
+    """An engine with its model loaded, and how much fits in how much memory."""
+
+    engine: Engine
+    line: str
+    notes: tuple[str, ...] = ()
+
+
+def open_engine(
+    checkpoint: Checkpoint,
+    settings: ModelSettings,
+    queue: QueueConfig,
+    key: bytes,
+    progress: Progress = quiet,
+    emit: Callable[[KVEvent], None] | None = None,
+) -> OpenedEngine:
+    """Load a checkpoint's weights and build an engine on them. Raises CheckpointError or ConfigError.
+
+    `emit` is told what becomes of cached blocks, in the middle of steps.
+    """
+    loaded = load(checkpoint, settings, lambda done, total: progress("loading weights", done, total))
+    capacity = loaded.runner.capacity
+    pool_tokens = capacity.num_blocks * capacity.block_size
+    longest = min(capacity.max_sequence_tokens, pool_tokens)
+    if settings.max_sequence_tokens is not None and pool_tokens < settings.max_sequence_tokens:
+        raise ConfigError(
+            f"one sequence must fit the KV pool: {pool_tokens} tokens do, "
+            f"{settings.max_sequence_tokens} were asked for; give more memory or a shorter max_model_len"
+        )
+    config = SchedulerConfig(
+        max_step_tokens=capacity.max_step_tokens,
+        max_running=settings.max_running,
+        max_sequence_tokens=longest,
+        queue=queue,
+    )
+    identity = ModelIdentity(f"{checkpoint.fingerprint} {settings.dtype}", loaded.kv_layout)
+    engine = Engine(loaded.runner, config, identity, key, emit)
+    return OpenedEngine(engine, f"{loaded.plan.line}; a request may have {longest:,} tokens", loaded.notes)
+
+
+def kv_key(serving: ServingSettings) -> bytes:
+    """The secret that names blocks. Without a key file names need not outlive this process: nobody needs to know it."""
+    return serving.read_kv_key() or os.urandom(KEY_BYTES)
+
+
+def queue_of(serving: ServingSettings) -> QueueConfig:
+    """The core's queue by the settings."""
+    return QueueConfig(
+        max_requests=serving.queue,
+        high_head_start_s=serving.head_start_high_s,
+        normal_head_start_s=serving.head_start_normal_s,
+        low_head_start_s=serving.head_start_low_s,
+    )

@@ -1,0 +1,66 @@
+"""How large the simulated server is and how long its steps take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from quire.backends.protocol import Capacity
+from quire.core.kv_config import KVMemoryConfig
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.waiting_queue import QueueConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a simulated server. A step takes `step_s` and `token_s` for each token it feeds."""
+
+    num_blocks: int = 2048
+    block_size: int = 32
+    max_step_tokens: int = 256
+    max_running: int = 64
+    max_requests: int = 512
+    vocabulary_size: int = 1000
+    step_s: float = 0.02
+    token_s: float = 0.001
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    pin_share: float = 0.25
+    """Clients of a simulated server pin prefixes now and then."""
+
+    def memory(self) -> KVMemoryConfig:
+        """Settings of its KV memory."""
+        return KVMemoryConfig(self.num_blocks, self.block_size, self.pin_share)
+
+    def scheduler(self) -> SchedulerConfig:
+        """Settings of its scheduler."""
+        queue = QueueConfig(self.max_requests, tenant_weights=self.tenant_weights)
+        return SchedulerConfig(self.max_step_tokens, self.max_running, queue=queue)
+
+    def capacity(self) -> Capacity:
+        """What its runner can hold."""
+        return Capacity(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_sequence_tokens=1 << 30,
+            max_step_tokens=self.max_step_tokens,
+            vocabulary_size=self.vocabulary_size,
+            num_kv_bytes=8 * self.block_size,
+        )
+
+    def duration_s(self, num_tokens: int) -> float:
+        """How long a step takes that feeds this many tokens."""
+        return self.step_s + self.token_s * num_tokens
+
+
+def small_shape(random: Random, num_tenants: int) -> Shape:
+    """A server that is nearly always too small: little memory, few places, a tight budget."""
+    block_size = random.choice((1, 2, 4, 8))
+    max_running = random.choice((2, 4, 8, 16))
+    return Shape(
+        num_blocks=random.choice((72, 128, 220, 400)) // block_size,
+        block_size=block_size,
+        max_step_tokens=max_running + block_size + random.choice((0, 8, 40)),
+        max_running=max_running,
+        max_requests=random.choice((10, 50, 512)),
+        vocabulary_size=random.choice((3, 8, 20)),
+        tenant_weights={f"tenant{index}": random.choice((1.0, 2.0)) for index in range(num_tenants)},
+    )

@@ -1,0 +1,259 @@
+"""The server's side of the processes that render chat templates: started, asked, ended when they take too long.
+
+A model has at most two, the second started when somebody finds the first busy. A helper renders for one thread at a
+time; what takes longer than `RENDER_S` is killed with its process, and the next rendering starts another. A helper that
+its model no longer needs waits for the next model. All end with this process: their stdin closes.
+"""
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from time import monotonic
+
+import msgspec
+
+from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
+from quire.text.chat import render_wire as wire
+from quire.text.chat.render_wire import Load, Render, ToServer
+
+COMMAND = (sys.executable, "-m", "quire.text.chat.render_process")
+START_S = 60.0
+"""A busy machine may take its time to start an interpreter."""
+RENDER_S = 2.0
+MAX_FOR_A_MODEL = 2
+MAX_IDLE = 2
+ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
+"""What the process is told of ours; tokens and keys are none of its business."""
+
+
+class StoppedError(Exception):
+    """A helper was ended, or ended by itself, before it answered."""
+
+
+class Helper:
+    """One process that renders. For one thread at a time; `stop` may come from any."""
+
+    def __init__(self) -> None:
+        self._end, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 - our own module
+                    COMMAND,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                    start_new_session=True,  # a Ctrl-C is for the server
+                )
+        except OSError:
+            self._end.close()
+            raise
+        try:
+            self._answer(monotonic() + START_S)
+        except StoppedError as error:
+            raise OSError(f"it {error}") from None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """It has not ended by itself."""
+        return self._process.poll() is None
+
+    def ask(self, message: bytes) -> ToServer:
+        """Its answer within `RENDER_S`, or it is killed and StoppedError says why."""
+        deadline_s = monotonic() + RENDER_S
+        try:
+            wire.send(self._end, message, deadline_s)
+        except OSError as error:
+            raise self._stopped(error) from None
+        return self._answer(deadline_s)
+
+    def stop(self) -> None:
+        """End the process, whatever it does; whoever waits for its answer is told."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """End it, and leave nothing behind."""
+        self.stop()
+        self._process.wait()
+        self._end.close()
+
+    def _answer(self, deadline_s: float) -> ToServer:
+        try:
+            return wire.read_to_server(wire.receive(self._end, deadline_s))
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            raise self._stopped(error) from None
+
+    def _stopped(self, error: Exception) -> StoppedError:
+        self.kill()
+        took_long = isinstance(error, TimeoutError)
+        return StoppedError("took longer and was stopped" if took_long else "ended in the middle")
+
+
+class IdleHelpers:
+    """Helpers between two models: starting one costs more than a hundred renderings."""
+
+    def __init__(self) -> None:
+        self._idle: list[Helper] = []
+        # A template that is collected as garbage gives its helpers back, in the middle of whatever its thread does.
+        self._lock = threading.RLock()
+
+    def take(self) -> Helper:
+        """One that waits, or a new one. Raises OSError if none can be started."""
+        with self._lock:
+            while self._idle:
+                helper = self._idle.pop()
+                if helper.is_alive:
+                    return helper
+                helper.kill()
+        return Helper()
+
+    def give_back(self, helper: Helper) -> None:
+        """Its model needs it no more."""
+        with self._lock:
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(helper)
+                return
+        helper.kill()
+
+    def kill_all(self) -> None:
+        """At the end of this process."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for helper in idle:
+            helper.kill()
+
+
+IDLE = IdleHelpers()
+atexit.register(IDLE.kill_all)
+
+
+class Helpers:
+    """The helpers of one model, each with its template loaded. Safe from several threads."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = wire.encode(load)
+        self._changed = threading.Condition()
+        self._num_helpers = 0
+        """Those that are free, busy or being started."""
+        self._free: list[Helper] = []
+        self._busy: set[Helper] = set()
+        self._is_closed = False
+
+    def load(self) -> ToServer:
+        """Start the first helper and hear what it says of the template. Raises TemplateError if it was stopped."""
+        with self._changed:
+            self._num_helpers += 1
+        helper, answer = self._start()
+        self._return(helper)
+        return answer
+
+    def render(self, asked: Render) -> ToServer:
+        """What came of it. Raises TemplateError if it had to be stopped."""
+        message = _encoded(asked)
+        helper = self._take()
+        try:
+            answer = helper.ask(message)
+        except BaseException as error:
+            helper.kill()
+            self._drop(helper)
+            if not isinstance(error, StoppedError):
+                raise
+            raise self._refusal(error) from None
+        self._return(helper)
+        return answer
+
+    def close(self) -> None:
+        """The model is closed: what is being rendered ends at once."""
+        with self._changed:
+            self._is_closed = True
+            free, self._free = self._free, []
+            for helper in self._busy:
+                helper.stop()
+            self._changed.notify_all()
+        for helper in free:
+            IDLE.give_back(helper)
+
+    def _take(self) -> Helper:
+        """A helper for this thread: a free one, a new one, or the first to become free."""
+        with self._changed:
+            while not self._free and self._num_helpers >= MAX_FOR_A_MODEL and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                raise EngineDeadError("the model is closed; open it again")
+            while self._free:
+                helper = self._free.pop()
+                if helper.is_alive:
+                    self._busy.add(helper)
+                    return helper
+                helper.kill()  # the system may have ended it for its own reasons
+                self._num_helpers -= 1
+            self._num_helpers += 1
+        return self._start()[0]
+
+    def _start(self) -> tuple[Helper, ToServer]:
+        """A helper of our own, busy, with the template loaded; it is counted already."""
+        helper = None
+        try:
+            helper = IDLE.take()
+            answer = helper.ask(self._load)
+        except BaseException as error:
+            self._drop(helper)
+            raise _not_started(error) from None
+        with self._changed:
+            self._busy.add(helper)
+        return helper, answer
+
+    def _return(self, helper: Helper) -> None:
+        with self._changed:
+            self._busy.discard(helper)
+            self._changed.notify_all()
+            if not self._is_closed:
+                self._free.append(helper)
+                return
+        helper.kill()
+
+    def _drop(self, helper: Helper | None) -> None:
+        with self._changed:
+            self._num_helpers -= 1
+            if helper is not None:
+                self._busy.discard(helper)
+            self._changed.notify_all()
+
+    def _refusal(self, stopped: StoppedError) -> Exception:
+        if self._is_closed:
+            return EngineDeadError("the model was closed while a chat was rendered")
+        return TemplateError(
+            f"a chat template may take {RENDER_S:g} s for a conversation, this one {stopped}; send fewer or shorter "
+            "messages, or use the completions endpoint"
+        )
+
+
+def _not_started(error: BaseException) -> BaseException:
+    match error:
+        case OSError():
+            return CapacityError(
+                f"a chat needs a process for its template, none could be started: {error.strerror or error}; try again"
+            )
+        case StoppedError():
+            return TemplateError(
+                f"a chat template may take {RENDER_S:g} s to be loaded, this model's {error} when it was loaded; use "
+                "the completions endpoint with a plain prompt, or start the server with another template"
+            )
+    return error
+
+
+def _encoded(asked: Render) -> bytes:
+    try:
+        return wire.encode(asked)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidTextError(
+            f"a chat must be made of what JSON can say: {error}; send whole characters, numbers and lists"
+        ) from None

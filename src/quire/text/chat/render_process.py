@@ -1,0 +1,157 @@
+"""The process that runs a model's chat template: `python -m quire.text.chat.render_process`, spoken to on its stdin.
+
+A template is a program from a downloaded file, and its input is a client's. Whatever it does (a number squared sixty
+times, a text replaced by a thousand of itself) it does here: the memory of this process is bounded by the system, its
+time by its parent, who ends it, and by the system again if the parent is gone. Imports jinja2 and little else, so that
+it starts quickly.
+"""
+
+import resource
+import socket
+from datetime import datetime
+from typing import Any
+
+from quire.errors import TemplateError
+from quire.text.chat import render_wire as wire
+from quire.text.chat.marked_text import MarkedText, concat, mark
+from quire.text.chat.metering import METER, Meter
+from quire.text.chat.render_wire import Broken, Hello, Load, Loaded, Refused, Render, Rendered, ToProcess, ToServer
+from quire.text.chat.sandbox import TemplateSandbox
+
+MEMORY_BYTES = 512 * 1024 * 1024
+"""Address space: the interpreter takes a tenth of it, a prompt of a million tokens another."""
+CPU_S = 4
+"""Processor time for one message. The parent ends this process sooner, unless it has ended itself."""
+PROBE = "quire-probe"
+
+
+class Program:
+    """One compiled template."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._template, self.own_text = TemplateSandbox().compiled(load.source)
+
+    def loaded(self) -> Loaded:
+        """What is known of it."""
+        return Loaded(self._finds_parts_only(), self.own_text)
+
+    def render(self, asked: Render) -> Rendered:
+        """The prompt. Raises TemplateError for whatever the template does wrong."""
+        clock = datetime.fromisoformat(asked.now)
+
+        def strftime_now(layout: str) -> str:
+            return clock.strftime(layout)
+
+        context = {
+            **mark(asked.extra),
+            "messages": [_marked_message(message) for message in asked.messages],
+            "tools": mark(asked.tools),
+            "documents": mark(asked.documents),
+            "add_generation_prompt": asked.add_generation_prompt,
+            "strftime_now": strftime_now,
+        }
+        text = self._run(context)
+        return Rendered(str.__str__(text), text.client if isinstance(text, MarkedText) else ())
+
+    def _run(self, context: dict[str, Any]) -> str:
+        """Collect the output piece by piece, so that too much of it is noticed while there is little."""
+        meter = Meter(self._load.max_steps, self._load.max_output_chars)
+        pieces: list[str] = []
+        try:
+            for piece in self._template.generate({**self._load.special_tokens, **context, METER: meter}):
+                meter.count_output(len(piece))
+                pieces.append(piece)
+            return concat(pieces)
+        except TemplateError:
+            raise
+        except MemoryError:
+            raise TemplateError(
+                f"a chat template may use {MEMORY_BYTES:,} bytes, this one needs more for these messages; send fewer "
+                "or shorter ones, or use the completions endpoint"
+            ) from None
+        except Exception as error:  # whatever a template does wrong, its messages are refused and the server goes on
+            message = str(error) or type(error).__name__
+            raise TemplateError(f"the model's chat template refused these messages: {message}") from error
+
+    def _finds_parts_only(self) -> bool:
+        """Whether the template shows a message's text only if it comes as a list of parts. It is tried, once."""
+        now = datetime(2000, 1, 1).isoformat()
+        for content in (PROBE, [{"type": "text", "text": PROBE}]):
+            try:
+                shown = self.render(Render([{"role": "user", "content": content}], None, None, {}, True, now)).text
+            except TemplateError:
+                continue
+            if PROBE in shown:
+                return isinstance(content, list)
+        return False
+
+
+def _marked_message(message: dict[str, Any]) -> dict[str, Any]:
+    """All of it is the client's but the role: that is one of a few names."""
+    return {mark(name): value if name == "role" else mark(value) for name, value in message.items()}
+
+
+class Renderer:
+    """Answers messages, one after the other."""
+
+    def __init__(self) -> None:
+        self._program: Program | None = None
+
+    def answer(self, message: ToProcess) -> ToServer:
+        """What the server is told."""
+        try:
+            if isinstance(message, Load):
+                self._program = None
+                self._program = Program(message)
+                return self._program.loaded()
+            if self._program is None:
+                return Refused("no template is loaded")
+            return self._program.render(message)
+        except TemplateError as error:
+            return Refused(str(error))
+        except Exception as error:  # a template may break the compiler in many ways
+            line = getattr(error, "lineno", None)
+            why = str(error) or type(error).__name__
+            return Broken(f"the chat template does not compile{f' at line {line}' if line else ''}: {why}")
+
+
+def serve(end: socket.socket) -> None:
+    """Answer until the other side has ended."""
+    renderer = Renderer()
+    wire.send(end, wire.encode(Hello()))
+    while True:
+        try:
+            message = wire.read_to_process(wire.receive(end))
+        except EOFError:
+            return
+        _allow_time()
+        wire.send(end, _encoded(renderer.answer(message)))
+
+
+def _encoded(answer: ToServer) -> bytes:
+    try:
+        return wire.encode(answer)
+    except UnicodeEncodeError:
+        return wire.encode(Refused("the model's chat template wrote half a character; use the completions endpoint"))
+    except MemoryError:
+        return wire.encode(Refused(f"a chat template may use {MEMORY_BYTES:,} bytes, its prompt needs more"))
+
+
+def _bound_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def _allow_time() -> None:
+    """The system ends a process that uses more processor time than this, whoever else is alive."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_S, hard))
+
+
+if __name__ == "__main__":
+    _bound_memory()
+    serve(socket.socket(fileno=0))

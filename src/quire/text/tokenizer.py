@@ -1,0 +1,115 @@
+"""Text to token ids and back. The parent process does this; workers see ids only. May touch `tokenizers`, no tensors.
+
+Text is checked before the library sees it: its length in UTF-8, because tokenising is work a client can ask for at will
+and a token is at least a byte of it; and its characters, because half a character (a lone surrogate) has no UTF-8. Of
+what the library makes, one token more than a prompt may have is looked at.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenizers
+
+from quire.checkpoints import load_tokenizer
+from quire.errors import ConfigError, InvalidTextError, RequestTooLargeError
+from quire.text.token_bytes import join_bytes, token_bytes_for
+from quire.text.tokenizer_twin import twin_of
+from quire.text.unlocked import encoded_ids
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads.
+
+    Names of special tokens inside a text become those special tokens: right for a raw prompt, which may want them. For
+    conversations see `chat_tokens`.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, max_bytes: int, max_tokens: int | None = None) -> None:
+        if max_bytes < 1:
+            raise ConfigError(f"max_bytes must be at least 1, {max_bytes} given")
+        self.max_bytes = max_bytes
+        self.max_tokens = max_tokens
+        """Of one text; none leaves it to its bytes."""
+        # A file may ask for cuts or padding that suited training. A server must never shorten a prompt in silence.
+        library.no_truncation()
+        library.no_padding()
+        self.vocabulary_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        """One more than the largest id that has a token. A model may have more rows than that, never to be read."""
+        self.special_token_ids = frozenset(
+            token_id for token_id, added in library.get_added_tokens_decoder().items() if added.special
+        )
+        self.library = library
+        """The library's own object, for those who compile grammars from its vocabulary."""
+        self.encoder = self._bounded_twin()
+        """The same, ending one token past `max_tokens`."""
+        self._bytes = token_bytes_for(library)
+
+    @classmethod
+    def from_files(cls, tokenizer_file: Path, max_bytes: int, max_tokens: int | None = None) -> "Tokenizer":
+        """Read a `tokenizer.json`. Texts of more bytes in UTF-8, or of more tokens, will be refused."""
+        return cls(load_tokenizer(tokenizer_file), max_bytes, max_tokens)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The text's token ids. A rendered chat template already has its special tokens: do not add them again."""
+        self.check(text)
+        return self.not_too_many(encoded_ids(self.encoder, text, add_special_tokens))
+
+    def check(self, text: str) -> None:
+        """Refuse what `encode` would refuse, at the cost of a glance."""
+        if len(text) > self.max_bytes:  # a character has a byte at least: no need to make a copy of it
+            raise self._too_long(len(text))
+        try:
+            size = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError as error:
+            code = ord(text[error.start])
+            raise InvalidTextError(
+                f"a text must be made of whole characters, U+{code:04X} at position {error.start} is half of a"
+                " surrogate pair; send both halves or neither"
+            ) from None
+        if size > self.max_bytes:
+            raise self._too_long(size)
+
+    def not_too_many(self, ids: list[int]) -> list[int]:
+        """The ids, or the refusal of a text that has more tokens than one may have."""
+        if self.max_tokens is not None and len(ids) > self.max_tokens:
+            raise RequestTooLargeError(
+                f"a prompt may have {self.max_tokens} tokens, this one has more; shorten the prompt"
+            )
+        return ids
+
+    def bound(self, library: tokenizers.Tokenizer) -> None:
+        """Let a tokenizer's texts end one token past the most that one may have: the rest is never looked at."""
+        if self.max_tokens is not None:
+            library.enable_truncation(max_length=self.max_tokens + 1)
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The whole text at once. Ids without a token add nothing; bytes that are not UTF-8 read as U+FFFD.
+
+        Equal to the library's own decode wherever the bytes are valid. Where `<0xNN>` tokens are not, the library
+        blots out every byte of their run, valid ones too; here each broken sequence is one U+FFFD, as everywhere else.
+        """
+        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        shown = [token_id for token_id in token_ids if token_id not in hidden and 0 <= token_id < self.vocabulary_size]
+        return join_bytes(self._bytes, shown).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int, *, at_start: bool = False) -> bytes:
+        """What the token adds to a text, or to an empty one; a special token its name, an id without a token nothing.
+
+        They need not be whole characters.
+        """
+        if not 0 <= token_id < self.vocabulary_size:
+            return b""
+        return self._bytes.at_start(token_id) if at_start else self._bytes.in_text(token_id)
+
+    def _too_long(self, size: int) -> RequestTooLargeError:
+        return RequestTooLargeError(
+            f"a text may have {self.max_bytes} bytes, at least {size} given; shorten the prompt"
+        )
+
+    def _bounded_twin(self) -> tokenizers.Tokenizer:
+        """Truncation is a setting of the library's object, and others may use that one."""
+        twin = twin_of(self.library, {})
+        is_equal = not twin.original_ids
+        encoder = twin.library if is_equal else tokenizers.Tokenizer.from_str(self.library.to_str())
+        self.bound(encoder)
+        return encoder

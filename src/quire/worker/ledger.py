@@ -1,0 +1,383 @@
+"""What the parent owes its clients, so that a worker may die. Pure: no process, no socket, no clock.
+
+    held ──► sent ──► told its last event
+      ▲        │
+      └─ crash ┘          asked again as prompt + tokens; the client sees the next token and nothing of this
+
+A new worker knows nothing of what the client was told. So the ledger keeps it (tokens, ends, cached tokens at the
+first admission, prompt log-probabilities), asks for the rest only, and passes on only what is new.
+
+**Who killed it?** A worker names a step's requests before it runs them. A request in flight at two consecutive crashes,
+with no token between, is a suspect. Suspects run alone, one after the other, until each has brought a token or its
+end; one that is in flight alone when the worker dies is ended with an error of its own. All others wait meanwhile.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from quire.core.events import (
+    Admitted,
+    Finished,
+    Preempted,
+    PromptLogprobs,
+    Replayed,
+    RequestEvent,
+    SequenceFinished,
+    Token,
+)
+from quire.core.request import Continuation, FinishReason, Request
+from quire.engine.port import Answered
+from quire.errors import MessageError, QuireError
+from quire.worker.messages import Cancel, Restore, Submit
+
+STRIKES = 2
+"""Consecutive crashes with no token between after which a request must run alone."""
+
+POISON = "the request ended its worker every time it ran, at last while it ran alone; it is not tried again"
+
+
+class Place(Enum):
+    """Where a request is, seen from the parent."""
+
+    HELD = "held"
+    """The worker does not have it."""
+    SENT = "sent"
+    RECALLED = "recalled"
+    """The worker was told to drop it, and will say when it has: then it is held again."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request, and all its client was told."""
+
+    request: Request
+    answered: Answered | None
+    """Whom to tell that it was taken or refused; None once that is done."""
+    place: Place = Place.HELD
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, FinishReason] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+    """Answers that ended on this side; the worker may speak of them until it has ended them too."""
+    admitted: Admitted | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens not computed on the first pass; None until that pass is done."""
+    num_prompt_logprobs: int = 0
+    is_cancelled: bool = False
+    num_strikes: int = 0
+
+    @property
+    def is_taken(self) -> bool:
+        """A worker has let it in: it is not asked about room again."""
+        return self.answered is None
+
+    @property
+    def is_answered(self) -> bool:
+        """Every answer has ended: there is nothing to ask again."""
+        return len(self.ends) == len(self.tokens)
+
+    @property
+    def is_suspect(self) -> bool:
+        """It must run alone."""
+        return self.num_strikes >= STRIKES
+
+    def again(self) -> Request:
+        """What is still to do of it."""
+        left = tuple(
+            Continuation(one.index, tuple(self.tokens[one.index]))
+            for one in self.request.continuations
+            if one.index not in self.ends
+        )
+        # Whose client has seen something has a place, whatever waits by now.
+        is_promised = self.request.is_promised or bool(self.ends) or any(self.tokens.values())
+        return replace(self.request, continuations=left, is_promised=is_promised)
+
+
+class Ledger:
+    """The requests of one model, from submission to their last event."""
+
+    def __init__(self, vocabulary_size: int = 1 << 31) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.num_open_of: Counter[str] = Counter()
+        """Requests of each tenant."""
+        self.vocabulary_size = vocabulary_size
+        """What a worker that is ready says it is."""
+        self.num_steps_forward = 0
+        """Tokens that came, requests that a worker ended or refused, and poison found: lives with these were not in
+        vain."""
+        self.num_lost_trials = 0
+        """Times a request was alone when its worker died of it."""
+        self._held: dict[str, Entry] = {}
+        """Those the worker does not have, suspects among them."""
+        self._alone: Entry | None = None
+        """The suspect that runs now."""
+
+    def add(self, request: Request, answered: Answered) -> None:
+        """A client asks. Ids are the door's own and never come twice."""
+        tokens: dict[int, list[int]] = {one.index: [] for one in request.continuations}
+        entry = Entry(request, answered, tokens=tokens)
+        self.entries[request.request_id] = self._held[request.request_id] = entry
+        self.num_open_of[request.tenant] += 1
+
+    def names_sent(self) -> tuple[str, ...]:
+        """Those the worker has."""
+        return tuple(name for name, entry in self.entries.items() if entry.place is not Place.HELD)
+
+    def abandon(self, error: QuireError) -> None:
+        """There will be no worker any more. Who waits to be let in is told; the streams of the others are not ours."""
+        entries, self.entries, self._held = self.entries, {}, {}
+        self.num_open_of.clear()
+        for entry in entries.values():
+            if entry.answered is not None:
+                entry.answered(error)
+
+    # -- to the worker -------------------------------------------------------------------------------------------------
+
+    def due(self) -> list[Submit | Restore | Cancel]:
+        """What the worker must be told now."""
+        if self._alone is not None:
+            return self._release_alone()
+        suspect = next((entry for entry in self._held.values() if entry.is_suspect), None)
+        if suspect is None:
+            return [self._send(entry) for entry in list(self._held.values())]
+        if len(self._held) < len(self.entries):
+            return self._recall(self.entries.values())
+        self._alone = suspect
+        return [self._send(suspect)]
+
+    def _release_alone(self) -> list[Submit | Restore | Cancel]:
+        entry = self._alone
+        if entry is None or entry.is_suspect:
+            return []
+        # It has shown that it does no harm. The next suspect must run alone as well, so this one steps aside.
+        self._alone = None
+        return self.due()
+
+    def _recall(self, entries: Iterable[Entry]) -> list[Submit | Restore | Cancel]:
+        sent = [entry for entry in entries if entry.place is Place.SENT]
+        for entry in sent:
+            entry.place = Place.RECALLED
+        return [Cancel(entry.request.request_id) for entry in sent]
+
+    def _send(self, entry: Entry) -> Submit | Restore:
+        entry.place = Place.SENT
+        del self._held[entry.request.request_id]
+        return Restore(entry.again()) if entry.is_taken else Submit(entry.again())
+
+    def cancel(self, request_id: str, now_s: float) -> tuple[list[Cancel], list[RequestEvent]]:
+        """The client has gone: what to tell the worker, and what to tell the client's side if there is nobody to."""
+        entry = self.entries.get(request_id)
+        if entry is None or entry.is_cancelled:
+            return [], []
+        entry.is_cancelled = True
+        if entry.place is Place.HELD:
+            return [], self._end(entry, FinishReason.CANCELLED, now_s)
+        return ([Cancel(request_id)] if entry.place is Place.SENT else []), []
+
+    def cancel_answer(self, request_id: str, index: int, now_s: float) -> tuple[list[Cancel], list[RequestEvent]]:
+        """One answer has all its client wants. It ends here and now, so that no worker is ever asked for it again."""
+        entry = self.entries.get(request_id)
+        if entry is None or index not in entry.tokens or index in entry.ends:
+            return [], []
+        if entry.place is Place.HELD and len(entry.ends) + 1 == len(entry.tokens):
+            return [], self._end(entry, FinishReason.CANCELLED, now_s)
+        entry.ends[index] = FinishReason.CANCELLED
+        end = SequenceFinished(request_id, index, now_s, FinishReason.CANCELLED, len(entry.tokens[index]), None)
+        if entry.place is Place.HELD:
+            return [], [end]
+        entry.dropped.add(index)
+        return ([Cancel(request_id, index)] if entry.place is Place.SENT else []), [end]
+
+    # -- from the worker -----------------------------------------------------------------------------------------------
+
+    def taken(self, request_id: str) -> None:
+        """The worker has let it in."""
+        entry = self._known(request_id)
+        answered, entry.answered = entry.answered, None
+        if answered is not None:
+            answered(None)
+
+    def refused(self, request_id: str, error: QuireError, now_s: float) -> list[RequestEvent]:
+        """The worker did not let it in. One that ran before has a client who is told so at the end of what he has."""
+        entry = self._known(request_id)
+        if entry.answered is None:
+            return self._end(entry, FinishReason.ERROR, now_s, str(error))
+        self._drop(entry)
+        self.num_steps_forward += 1
+        entry.answered(error)
+        return []
+
+    def take(self, events: Sequence[RequestEvent], first_passes: Mapping[str, int], told: list[RequestEvent]) -> None:
+        """Add to `told` what is new to the clients in what a step brought. Raises MessageError for what cannot be.
+
+        What was added before that is entered in the books and must be told all the same. `first_passes` says of each
+        request that had its first token how many of its prompt tokens were not computed.
+        """
+        for event in events:
+            told += self._take(self._known(event.request_id), event)
+        for request_id, num_cached_tokens in first_passes.items():
+            entry = self.entries.get(request_id)
+            if entry is not None and entry.num_cached_tokens is None:
+                entry.num_cached_tokens = self._first_pass(entry, num_cached_tokens)
+
+    def _known(self, request_id: str) -> Entry:
+        entry = self.entries.get(request_id)
+        if entry is None or entry.place is Place.HELD:
+            raise MessageError(f"the worker speaks of {request_id[:64]!r}, which it was not given")
+        return entry
+
+    def _take(self, entry: Entry, event: RequestEvent) -> list[RequestEvent]:
+        match event:
+            case Token():
+                return self._take_token(entry, event)
+            case SequenceFinished():
+                return self._take_end(entry, event)
+            case Finished():
+                return self._take_finished(entry, event)
+            case Admitted():
+                first, entry.admitted = entry.admitted, entry.admitted or event
+                return [event] if first is None else []
+            case PromptLogprobs():
+                return self._take_prompt_logprobs(entry, event)
+            case Preempted():
+                return [event]
+            case Replayed():
+                raise MessageError(f"{event.request_id}: a worker does not know of the one before it")
+
+    def _take_token(self, entry: Entry, event: Token) -> list[RequestEvent]:
+        if event.sequence_index in entry.dropped:
+            return []
+        tokens = entry.tokens.get(event.sequence_index)
+        if tokens is None or event.sequence_index in entry.ends:
+            raise MessageError(f"a token for answer {event.sequence_index} of {event.request_id}, which is not open")
+        if event.num_output_tokens != len(tokens) + 1 or not 0 <= event.token_id < self.vocabulary_size:
+            raise MessageError(
+                f"token {event.token_id} came as number {event.num_output_tokens} of {event.request_id}, "
+                f"which has {len(tokens)}; the vocabulary has {self.vocabulary_size}"
+            )
+        tokens.append(event.token_id)
+        entry.num_strikes = 0
+        self.num_steps_forward += 1
+        return [event]
+
+    def _take_end(self, entry: Entry, event: SequenceFinished) -> list[RequestEvent]:
+        if event.sequence_index in entry.dropped:
+            entry.dropped.remove(event.sequence_index)
+            return []
+        if event.sequence_index not in entry.tokens or event.sequence_index in entry.ends:
+            raise MessageError(f"the end of answer {event.sequence_index} of {event.request_id}, which is not open")
+        if event.reason is FinishReason.CANCELLED and not entry.is_cancelled:
+            if entry.place is Place.RECALLED:
+                return []
+            raise MessageError(f"{event.request_id} ended as cancelled, and nobody cancelled it")
+        is_displaced = event.reason is FinishReason.DISPLACED
+        if is_displaced != (event.retry_after_s is not None) or (is_displaced and any(entry.tokens.values())):
+            raise MessageError(f"{event.request_id} was displaced in the middle of an answer, or for ever")
+        entry.ends[event.sequence_index] = event.reason
+        return [event]
+
+    def _take_finished(self, entry: Entry, event: Finished) -> list[RequestEvent]:
+        if entry.place is Place.RECALLED and not entry.is_answered:
+            self._hold(entry)
+            return self._end(entry, FinishReason.CANCELLED, event.at_s) if entry.is_cancelled else []
+        if entry.dropped or not entry.is_answered:
+            raise MessageError(f"{event.request_id} finished before all its answers did")
+        if entry.num_cached_tokens is None:
+            entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
+        self._drop(entry)
+        self.num_steps_forward += 1
+        return [self._finished(entry, event.at_s)]
+
+    @staticmethod
+    def _first_pass(entry: Entry, num_cached_tokens: int) -> int:
+        """What a dead worker had found counts, though its successor had to compute it."""
+        if not 0 <= num_cached_tokens <= len(entry.request.prompt):
+            raise MessageError(
+                f"{num_cached_tokens} of {len(entry.request.prompt)} prompt tokens are said to be cached"
+            )
+        return max(num_cached_tokens, 0 if entry.admitted is None else entry.admitted.num_cached_tokens)
+
+    def _take_prompt_logprobs(self, entry: Entry, event: PromptLogprobs) -> list[RequestEvent]:
+        """A worker that begins anew reports from the first token on; the client has had some of them."""
+        end = event.first_position + len(event.logprobs)
+        next_position = 1 + entry.num_prompt_logprobs
+        if event.first_position > next_position or end > len(entry.request.prompt):
+            raise MessageError(
+                f"prompt logprobs {event.first_position} to {end} of {event.request_id} are out of order"
+            )
+        if end <= next_position:
+            return []
+        entry.num_prompt_logprobs = end - 1
+        return [event._replace(first_position=next_position, logprobs=event.logprobs[next_position - end :])]
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def crash(self, in_flight: Iterable[str], now_s: float) -> list[RequestEvent]:
+        """The worker is gone: all it had is held again. What that ends for good is told."""
+        flying = set(in_flight)
+        told: list[RequestEvent] = []
+        alone, self._alone = self._alone, None
+        for entry in list(self.entries.values()):
+            was_there = entry.is_taken and entry.place is not Place.HELD
+            is_on_trial = entry is alone and entry.is_suspect
+            entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
+            self._hold(entry)
+            if is_on_trial and entry.request.request_id in flying:
+                self.num_steps_forward += 1
+                self.num_lost_trials += 1
+                told += self._end(entry, FinishReason.ERROR, now_s, POISON)
+            elif entry.is_cancelled or entry.is_answered:
+                told += self._end(entry, FinishReason.CANCELLED, now_s)
+            elif was_there:
+                told.append(Replayed(entry.request.request_id, now_s))
+        return told
+
+    def expire(self, now_s: float) -> list[RequestEvent]:
+        """End those that are held beyond their deadline; the worker sees to the others."""
+        late = [
+            entry
+            for entry in self.entries.values()
+            if entry.place is Place.HELD and entry.request.deadline_s is not None and entry.request.deadline_s <= now_s
+        ]
+        return [event for entry in late for event in self._end(entry, FinishReason.DEADLINE, now_s)]
+
+    def _end(self, entry: Entry, reason: FinishReason, at_s: float, error: str | None = None) -> list[RequestEvent]:
+        """The last events of a request no worker will end."""
+        name = entry.request.request_id
+        events: list[RequestEvent] = [
+            SequenceFinished(name, index, at_s, reason, len(tokens), error)
+            for index, tokens in entry.tokens.items()
+            if index not in entry.ends
+        ]
+        self._drop(entry)
+        if entry.answered is not None:
+            entry.answered(None)
+        return [*events, self._finished(entry, at_s)]
+
+    @staticmethod
+    def _finished(entry: Entry, at_s: float) -> Finished:
+        """Counted over all workers it ran on."""
+        admitted = 0 if entry.admitted is None else entry.admitted.num_cached_tokens
+        num_cached = admitted if entry.num_cached_tokens is None else entry.num_cached_tokens
+        num_output = sum(len(tokens) for tokens in entry.tokens.values())
+        return Finished(entry.request.request_id, at_s, len(entry.request.prompt), num_cached, num_output)
+
+    def _hold(self, entry: Entry) -> None:
+        entry.place = Place.HELD
+        entry.dropped.clear()
+        self._held[entry.request.request_id] = entry
+
+    def _drop(self, entry: Entry) -> None:
+        del self.entries[entry.request.request_id]
+        self.num_open_of[entry.request.tenant] -= 1
+        if not self.num_open_of[entry.request.tenant]:
+            del self.num_open_of[entry.request.tenant]
+        self._held.pop(entry.request.request_id, None)
+        if self._alone is entry:
+            self._alone = None
+
+
+def _pardoned(entry: Entry) -> int:
+    """A suspect that has not run since stays one; all others begin anew."""
+    return entry.num_strikes if entry.is_suspect and entry.place is Place.HELD else 0

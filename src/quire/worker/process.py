@@ -1,0 +1,269 @@
+"""The process that owns a model: an inbox, the step loop, an outbox. Token ids in, events out.
+
+    parent ─► inbox ─► [ obey · beat · name · step · tell ] ─► outbox ─► parent
+
+It names a step's requests before it runs them and beats from inside the loop, both on the flight page. It may die at
+any moment; whatever it cannot handle ends it, and its parent replaces it. It never outlives its parent.
+
+    python -m quire.worker.process SOCKET PAGE LEASH PARENT
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from shutil import rmtree
+from time import monotonic, time
+
+import zmq
+
+from quire.checkpoints import Progress, resolve
+from quire.core.events import KVEvent, RequestEvent
+from quire.core.request import Request
+from quire.engine.engine import Engine
+from quire.engine.loading import OpenedEngine, open_engine
+from quire.errors import InvariantError, QuireError
+from quire.worker import messages
+from quire.worker.faults import faults_from, with_faults
+from quire.worker.kv_events import KVEventPublisher
+from quire.worker.messages import Explained, Load, Open, Ready, Refused, Stepped, Taken, ToParent, ToWorker
+from quire.worker.shared_status import FlightPage
+
+IDLE_S = 0.25
+"""How long an idle worker sleeps between two beats."""
+MAX_BACKLOG_BYTES = 64 << 20
+"""A parent that leaves more than this unread is not going to come back."""
+LINGER_MS = 1000
+PR_SET_PDEATHSIG = 1
+FAILED = 70
+"""Exit code of a worker that could say why it ended."""
+
+Emit = Callable[[KVEvent], None]
+Opener = Callable[[Open, Progress, Emit | None], OpenedEngine]
+
+
+class Channel:
+    """The worker's end of the socket. Sending never waits: what a slow reader has not taken is kept here, bounded."""
+
+    def __init__(self, pair: "zmq.Socket[bytes]") -> None:
+        self._pair = pair
+        self._backlog: deque[bytes] = deque()
+        self._num_backlog_bytes = 0
+
+    def send(self, message: ToParent) -> None:
+        """Say something, now or as soon as the parent reads."""
+        self.put(messages.encode(message))
+
+    def put(self, data: bytes) -> None:
+        """Say bytes."""
+        self._backlog.append(data)
+        self._num_backlog_bytes += len(data)
+        self.flush()
+        if self._num_backlog_bytes > MAX_BACKLOG_BYTES:
+            raise InvariantError(
+                f"a parent may leave {MAX_BACKLOG_BYTES} bytes unread, {self._num_backlog_bytes} are; it does not read"
+            )
+
+    def flush(self) -> None:
+        """Pass on what the reader has room for."""
+        while self._backlog:
+            try:
+                self._pair.send(self._backlog[0], zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self._num_backlog_bytes -= len(self._backlog.popleft())
+
+    def receive(self, timeout_s: float) -> ToWorker | None:
+        """The next message, or None if none comes in time."""
+        if timeout_s and not self._pair.poll(int(timeout_s * 1000)):
+            return None
+        try:
+            return messages.decode_to_worker(self._pair.recv(zmq.DONTWAIT))
+        except zmq.Again:
+            return None
+
+
+class Worker:
+    """Steps an engine and says what happened, until it is told to close."""
+
+    def __init__(self, engine: Engine, channel: Channel, page: FlightPage, publisher: KVEventPublisher | None) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._page = page
+        self._publisher = publisher
+        self._step_tokens: list[int] = []
+        """Of steps that nobody was told of yet."""
+
+    def run(self) -> None:
+        """The loop."""
+        while self._obey():
+            self._page.beat(monotonic())
+            events = self._step()
+            self._page.land()
+            if events:
+                self._channel.send(Stepped.of(events, self._engine.first_passes(events), self._load()))
+            if self._publisher is not None:
+                self._publisher.publish(time())
+
+    def _step(self) -> list[RequestEvent]:
+        totals = self._engine.scheduler.stats
+        num_steps, num_tokens = totals.num_steps, totals.num_computed_tokens
+        events = self._engine.step(monotonic, self._page.name)
+        if totals.num_steps > num_steps:
+            self._step_tokens.append(totals.num_computed_tokens - num_tokens)
+        return events
+
+    def blame(self) -> None:
+        """A step that was under way has named its requests; for anything else all who live are named."""
+        if not self._page.read().request_ids:
+            self._page.name([*self._engine.scheduler.live])
+
+    def _obey(self) -> bool:
+        """Carry out all commands that are there, waiting for one if there is nothing to do; false ends the loop."""
+        while True:
+            self._page.beat(monotonic())
+            self._channel.flush()
+            command = self._channel.receive(0.0 if self._engine.has_work else IDLE_S)
+            match command:
+                case None:
+                    return True
+                case messages.Submit(request):
+                    self._let_in(request, self._engine.submit)
+                case messages.Restore(request):
+                    self._let_in(request, self._engine.restore)
+                case messages.Cancel(request_id, index):
+                    self._engine.cancel(request_id, index)
+                case messages.Explain(explain_id, namespace, prompt):
+                    self._channel.send(Explained(explain_id, self._engine.explain(namespace, prompt)))
+                case messages.ClearCache():
+                    self._engine.memory.clear()
+                case messages.Close():
+                    return False
+                case Open():
+                    raise InvariantError("a worker is opened once, with its first message")
+
+    def _let_in(self, request: Request, enter: Callable[[Request], None]) -> None:
+        self._page.name([request.request_id])
+        try:
+            enter(request)
+        except InvariantError:
+            raise
+        except QuireError as error:
+            self._channel.send(Refused.of(request.request_id, error))
+        else:
+            self._channel.send(Taken(request.request_id))
+        self._page.land()
+
+    def _load(self) -> Load:
+        scheduler, memory = self._engine.scheduler, self._engine.memory
+        totals = scheduler.stats
+        told, self._step_tokens = tuple(self._step_tokens), []
+        return Load(
+            len(scheduler.running),
+            len(scheduler.queue),
+            memory.config.num_blocks - memory.num_free_blocks,
+            totals.num_steps,
+            totals.num_computed_tokens,
+            totals.num_preemptions,
+            told,
+        )
+
+
+def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> OpenedEngine:
+    """The model the parent has resolved: a directory on this machine."""
+    return open_engine(resolve(command.model), command.settings, command.queue, command.key, progress, emit)
+
+
+def serve(arguments: list[str], opener: Opener = open_checkpoint) -> int:
+    """Be a worker until told to close; the exit code."""
+    path, page, leash, parent = arguments
+    for inherited in (int(page), int(leash)):
+        os.set_inheritable(inherited, False)  # a child of ours must not hold on to them when we are gone
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides, and its death is ours
+    with zmq.Context() as context, context.socket(zmq.PAIR) as pair:
+        pair.setsockopt(zmq.LINGER, LINGER_MS)
+        pair.connect(f"ipc://{path}")
+        channel = Channel(pair)
+        command = _first_command(channel, Path(path).parent, int(parent))
+        if command is None:
+            return 0
+        _die_with(int(parent), socket.socket(fileno=int(leash)))
+        return _live(command, opener, channel, FlightPage(int(page)))
+
+
+def _first_command(channel: Channel, folder: Path, parent: int) -> Open | None:
+    """Wait for it; then the socket needs its path no more, so that nothing is left behind however this ends."""
+    try:
+        while os.getppid() == parent:
+            command = channel.receive(IDLE_S)
+            if isinstance(command, Open):
+                return command
+        return None
+    finally:
+        rmtree(folder, ignore_errors=True)
+
+
+def _die_with(parent: int, leash: socket.socket) -> None:
+    """The kernel kills us with the thread that spawned us; where it cannot, the other end of the leash closes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+    def watch() -> None:
+        while leash.recv(1):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="quire-leash", daemon=True).start()
+
+
+def _live(command: Open, opener: Opener, channel: Channel, page: FlightPage) -> int:
+    worker: Worker | None = None
+    publisher: KVEventPublisher | None = None
+
+    def progress(label: str, done_bytes: int, total_bytes: int) -> None:
+        channel.send(messages.Progress(label, done_bytes, total_bytes))
+
+    try:
+        if command.kv_events is not None:
+            publisher = KVEventPublisher(command.kv_events)
+        opened = opener(command, progress, None if publisher is None else publisher.emit)
+        engine = with_faults(opened.engine, faults_from(os.environ), channel.put)
+        worker = Worker(engine, channel, page, publisher)
+        page.beat(monotonic())
+        channel.send(_ready(opened))
+        worker.run()
+    except Exception as error:
+        # A broken promise, a device that is gone, no memory: the parent replaces us and asks again.
+        if worker is not None:
+            worker.blame()
+        channel.send(messages.Failed(type(error).__name__, str(error)))
+        return FAILED
+    finally:
+        if publisher is not None:
+            publisher.close()
+    return 0
+
+
+def _ready(opened: OpenedEngine) -> Ready:
+    engine, capacity = opened.engine, opened.engine.runner.capacity
+    return Ready(
+        engine.identity,
+        capacity.block_size,
+        capacity.num_blocks,
+        capacity.vocabulary_size,
+        engine.scheduler.config.max_sequence_tokens,
+        opened.line,
+        opened.notes,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1:]))

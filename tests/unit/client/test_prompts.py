@@ -1,0 +1,86 @@
+"""Prompts and conversations to token ids: what is refused, and before which work."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire.client.text_model import MAX_BYTES_PER_TOKEN, MAX_UNRENDERED, TextModel
+from quire.errors import InvalidParameterError, InvalidTextError, RequestTooLargeError
+from quire.text.chat.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+from tests.support.small_tokenizers import byte_level, id_of
+
+LONGEST = 100
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[TextModel]:
+    tokenizer = Tokenizer(byte_level().library, MAX_BYTES_PER_TOKEN * LONGEST, LONGEST)
+    size = tokenizer.vocabulary_size
+    made = TextModel("chatml", tokenizer, ChatTemplate(CHATML, {}), frozenset({0}), {}, size, LONGEST)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("ids", [[1, True], [1, 1.0], [1, "1"], [1, None], [-1], [10**6], [2**70], [0, -(2**70)]])
+def test_ids_that_are_no_rows_of_the_model_are_refused(model: TextModel, ids: list[Any]) -> None:
+    with pytest.raises(InvalidParameterError, match=r"whole numbers from 0 to \d+, .* given"):
+        model.prompt(ids)
+
+
+def test_ids_are_taken_as_they_are(model: TextModel) -> None:
+    assert model.prompt((0, 5, 0)) == [0, 5, 0]
+    assert model.prompt([5] * LONGEST) == [5] * LONGEST
+
+
+def test_nothing_and_too_much_are_refused(model: TextModel) -> None:
+    prompts: tuple[list[int] | str, ...] = ([], "")
+    for prompt in prompts:
+        with pytest.raises(RequestTooLargeError, match="at least one token"):
+            model.prompt(prompt)
+    with pytest.raises(RequestTooLargeError, match="the prompt alone has 101"):
+        model.prompt([5] * 101)
+    with pytest.raises(RequestTooLargeError, match="may have 100 tokens, this one has more"):
+        model.prompt("!?" * 60)
+    with pytest.raises(RequestTooLargeError, match="800 bytes"):
+        model.prompt("é" * 401)
+
+
+def test_a_tokenizer_may_know_more_than_the_model_has_rows_for() -> None:
+    few = TextModel("few", Tokenizer(byte_level().library, 100), None, frozenset({0}), {}, 10, LONGEST)
+    with pytest.raises(InvalidParameterError, match="from 0 to 9"):
+        few.prompt("<|im_end|>")
+
+
+def test_a_conversation_that_could_not_fit_is_not_rendered(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it was rendered")
+
+    monkeypatch.setattr(ChatTemplate, "render", never)
+    huge = "x" * (MAX_UNRENDERED * MAX_BYTES_PER_TOKEN * LONGEST)
+    for arguments in ({"tools": [{huge: 1}]}, {"documents": [{"text": [huge]}]}, {"extra": {"date_string": huge}}):
+        with pytest.raises(RequestTooLargeError, match="3200 bytes of text"):
+            model.chat([{"role": "user", "content": "x"}], **arguments)
+    with pytest.raises(RequestTooLargeError, match="3200 bytes of text"):
+        model.chat([{"role": "user", "content": "é" * 800}, {"role": "user", "content": "é" * 801}])
+
+
+def test_a_message_that_is_continued_ends_in_the_clients_text(model: TextModel) -> None:
+    messages = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat<|im_end|> on"}]
+    ids = model.chat(messages, continue_final_message=True)
+    text = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\nsat<|im_end|> on"
+    assert byte_level().decode(ids, skip_special_tokens=False) == text
+    end, begin = (id_of(byte_level(), name) for name in ("<|im_end|>", "<|im_start|>"))
+    assert [one for one in ids if one in (end, begin)] == [begin, end, begin]
+
+
+@pytest.mark.parametrize("role", ["end", "im_end|>", "System", "user ", "критик", "x" * 1000])
+def test_roles_are_names_of_a_list(model: TextModel, role: str) -> None:
+    with pytest.raises(InvalidTextError, match=r"one of assistant, .*, user; message 1 has") as refused:
+        model.chat([{"role": "user", "content": "x"}, {"role": role, "content": "x"}])
+    assert len(str(refused.value)) < 400

@@ -1,0 +1,69 @@
+"""The worker's end of its socket."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from quire.errors import InvariantError
+from quire.worker import messages
+from quire.worker import process as worker
+from quire.worker.messages import Taken
+from quire.worker.process import Channel
+
+
+class Pair:
+    """A worker's channel and a parent that reads when it likes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context = zmq.Context()
+        self.parent, own = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
+        for end in (self.parent, own):
+            end.setsockopt(zmq.SNDHWM, 1)
+            end.setsockopt(zmq.RCVHWM, 1)
+        self.parent.bind(f"ipc://{folder / 'socket'}")
+        own.connect(f"ipc://{folder / 'socket'}")
+        self.channel = Channel(own)
+
+    def read(self) -> str:
+        self.channel.flush()
+        while not self.parent.poll(1):
+            self.channel.flush()
+        told = messages.decode_to_parent(self.parent.recv())
+        assert isinstance(told, Taken)
+        return told.request_id
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    one = Pair(tmp_path)
+    yield one
+    one.close()
+
+
+def test_a_parent_that_reads_nothing_does_not_hold_up_the_worker_and_misses_nothing(pair: Pair) -> None:
+    names = [f"r{at} {'x' * 500}" for at in range(2_000)]
+    for name in names:
+        pair.channel.send(Taken(name))  # with a socket that waits for its reader this would never return
+    assert [pair.read() for _ in names] == names
+
+
+def test_a_parent_that_will_never_read_is_not_served_for_ever(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "MAX_BACKLOG_BYTES", 10_000)
+
+    def talk() -> None:
+        for _ in range(1_000_000):
+            pair.channel.send(Taken("x" * 1_000))
+
+    with pytest.raises(InvariantError, match="does not read"):
+        talk()
+
+
+def test_what_is_not_there_is_not_waited_for(pair: Pair) -> None:
+    assert pair.channel.receive(0.0) is None
+    pair.parent.send(messages.encode(messages.Cancel("r1")))
+    assert pair.channel.receive(60.0) == messages.Cancel("r1")
