@@ -13,7 +13,7 @@ from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.messages import num_text_bytes
 from quire.text.chat.template import ChatTemplate, require_template
 from quire.text.chat.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer import Tokenizer as Tokenizer  # noqa: PLC0414
 
 MAX_BYTES_PER_TOKEN = 8
 """A prompt of more bytes in UTF-8 than this times the longest sequence is not tokenised at all. Words of any language

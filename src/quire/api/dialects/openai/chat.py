@@ -63,7 +63,7 @@ class Chat:
         refuse_to_explain_nothing(fields, params)
         ids = front.text.chat(asked.messages, **template_arguments(fields))
         check_room(to.model, len(ids), limit)
-        names = TokenNames(front.text.tokenizer.token_bytes, bool(fields.return_tokens_as_token_ids))
+        names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         wording = ChatWording(names, service_tier(to.priority), bool(fields.logprobs), bool(fields.return_token_ids))
         return within_bounds(Question(to, [ids], params, stream_options(fields), wording), num_prompt_times=1)
 

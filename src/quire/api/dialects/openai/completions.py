@@ -62,7 +62,7 @@ class Completions:
         prompts = [_ids(front.text, prompt, add_special_tokens=add) for prompt in fields.prompts]
         for ids in prompts:
             check_room(to.model, len(ids), params.max_tokens)
-        names = TokenNames(front.text.tokenizer.token_bytes, bool(fields.return_tokens_as_token_ids))
+        names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
         wording = CompletionWording(names, fields, echoes, shows_answers=not is_scored)
         question = Question(to, prompts, params, stream_options(fields), wording, shows_answers=not is_scored)

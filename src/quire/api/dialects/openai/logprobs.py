@@ -1,6 +1,6 @@
 """Log-probabilities in the two forms of the OpenAI API and the one of the field's servers; how many are too many."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 from quire.api.dialects.dialect import Question
 from quire.api.http.errors import invalid
 from quire.api.http.limits import LEAST_LOGPROB, MAX_ANSWER_LOGPROBS
+from quire.client.text_model import Tokenizer
 from quire.core.step import TokenLogprobs
 
 _ENCODER = msgspec.json.Encoder()
@@ -39,7 +40,7 @@ def within_bounds(question: Question, num_prompt_times: int) -> Question:
 class TokenNames:
     """How tokens are written where a text is wanted."""
 
-    token_bytes: Callable[[int], bytes]
+    tokenizer: Tokenizer
     as_ids: bool = False
 
     def name(self, token_id: int) -> str:
@@ -48,11 +49,11 @@ class TokenNames:
 
     def text(self, token_id: int) -> str:
         """What it adds to a text, whatever it is called."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         """One token of a chat's list."""
-        data = self.token_bytes(token_id)
+        data = self.tokenizer.token_bytes(token_id)
         return {"token": self.name(token_id), "logprob": floored(logprob), "bytes": list(data)}
 
 
