@@ -16,13 +16,13 @@ from quire.engine.explaining import differences, explanation
 from quire.engine.llm import LLM
 from quire.engine.parameters import SamplingParams
 from quire.errors import CapacityError, EngineDeadError
+from tests.support.patience import PATIENCE_S
 from tests.support.served import served
 from tests.support.talkers import paced_talker, talker
 
 TEXT = "the cat sat on the mat and looked at the dog, who did not look back at all"
 OTHER = TEXT.replace("mat", "rug")
 SHORT = SamplingParams(max_tokens=2, temperature=0.0)
-PATIENCE_S = 60
 
 
 def run(work: Any) -> Any:

@@ -45,6 +45,7 @@ from quire.errors import (
 )
 from tests.support.oracle_worker import SETTINGS, oracle_plan
 from tests.support.parents import end_a_parent, left_of
+from tests.support.patience import PATIENCE_S
 from tests.support.served import served
 from tests.support.talkers import talker
 
@@ -59,7 +60,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Bounded, and nothing may be left of it."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(PATIENCE_S):
             await main()
 
     asyncio.run(bounded())
