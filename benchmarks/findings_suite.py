@@ -28,6 +28,8 @@ TIMED = (
     "tests/unit/bench",
     "tests/unit/client/test_engines.py",
 )
+PARALLEL = ("--numprocesses", "2", "--dist", "loadfile")
+"""As `make test` runs it."""
 INSIDE = "QUIRE_SUITE_OF_A_PROOF"
 """Set for the suite that is run here: a proof that it started would start the suite again, without end."""
 COUNTED = re.compile(r"(\d+) (passed|failed|error)")
@@ -73,7 +75,7 @@ def run_suite(*words: str) -> SuiteRun:
         raise RuntimeError("the suite of a proof must not start the proof of the suite")
     with TemporaryDirectory() as folder:
         environment = os.environ | {INSIDE: "1", "COVERAGE_FILE": str(Path(folder) / "coverage")}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PARALLEL, *words]
         started_s = time.monotonic()
         run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         seconds = time.monotonic() - started_s

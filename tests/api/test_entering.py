@@ -21,6 +21,7 @@ from quire.errors import DrainingError
 from quire.observe import access_log
 from tests.api.test_watching import value
 from tests.support.doors import House, house
+from tests.support.patience import PATIENCE_S
 from tests.support.talkers import PacedRunner, paced_talker
 
 COMPLETE = "/v1/completions"
@@ -41,7 +42,7 @@ def written() -> Iterator[io.StringIO]:
 def half(here: House, path: str = COMPLETE, key: str = "", **more: Any) -> tuple[socket.socket, bytes]:
     """A request whose body is not all there, and the rest of it."""
     body = json.dumps({**BODY, **more}).encode()
-    wire = socket.create_connection(("127.0.0.1", here.port), timeout=60)
+    wire = socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S)
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\nconnection: close\r\n"
     wire.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body[:10])
     return wire, body[10:]

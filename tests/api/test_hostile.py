@@ -12,6 +12,7 @@ import pytest
 from quire.api.http import limits
 from quire.api.http.errors import TELLING
 from tests.support.doors import House
+from tests.support.patience import PATIENCE_S
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -151,7 +152,7 @@ def test_a_body_beyond_its_bound_is_refused_before_it_is_read(here: House) -> No
 
 def spoken(here: House, data: bytes) -> bytes:
     """What comes back for these bytes."""
-    with socket.create_connection(("127.0.0.1", here.port), timeout=60) as wire:
+    with socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S) as wire:
         wire.sendall(data)
         wire.shutdown(socket.SHUT_WR)
         parts = []
@@ -165,7 +166,7 @@ def spoken(here: House, data: bytes) -> bytes:
 
 def test_a_body_in_chunks_beyond_its_bound_is_refused_while_it_comes(here: House) -> None:
     chunk = b"%x\r\n%s\r\n" % (100_000, b"x" * 100_000)
-    with socket.create_connection(("127.0.0.1", here.port), timeout=60) as wire:
+    with socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S) as wire:
         wire.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n" + chunk * 19
         )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.doors import House, house, read_some
+from tests.support.patience import PATIENCE_S
 from tests.support.talkers import PacedRunner, paced_talker, talker
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -140,7 +141,7 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_are_not(who: str, monkeyp
 
 def _drained(wire: socket.socket) -> bytes:
     parts = []
-    wire.settimeout(60)
+    wire.settimeout(PATIENCE_S)
     try:
         while part := wire.recv(65536):
             parts.append(part)

@@ -22,6 +22,7 @@ from quire.client.served import ServedModel
 from quire.config import Settings, load_settings
 from quire.errors import CheckpointError, ConfigError
 from tests.support.doors import House, house
+from tests.support.patience import PATIENCE_S
 from tests.support.served import served
 from tests.support.talkers import paced_talker
 
@@ -30,7 +31,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 
 def heard(wire: socket.socket) -> bytes:
     """Everything until the other side hangs up."""
-    wire.settimeout(60)
+    wire.settimeout(PATIENCE_S)
     parts = []
     try:
         while part := wire.recv(65536):
@@ -41,7 +42,7 @@ def heard(wire: socket.socket) -> bytes:
 
 
 def connected(here: House) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", here.port), timeout=60)
+    return socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S)
 
 
 def test_the_bounds_are_those_of_the_guide() -> None:
@@ -216,7 +217,7 @@ def test_a_server_that_is_ended_while_it_loads_does_not_wait_for_the_model(tmp_p
 
 def read_until_closed(wire: socket.socket) -> None:
     """Fails unless the other side hangs up sooner than its own patience ends."""
-    wire.settimeout(60)
+    wire.settimeout(PATIENCE_S)
     assert limits.KEEP_ALIVE_S > 60
     with suppress(ConnectionResetError):
         while wire.recv(65536):

@@ -24,6 +24,7 @@ from quire.cli import app
 from quire.cli.serve import public_names
 from quire.config import DoorsSettings
 from quire.errors import ConfigError
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +43,7 @@ class Process:
         return self.folder / "run" / "admin.sock"
 
     def post(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         connection.request("POST", "/v1/completions", json.dumps({"model": "oracle", **body}), headers)
         response = connection.getresponse()
         data = response.read()
@@ -50,7 +51,7 @@ class Process:
         return response.status, data
 
     def get(self, path: str) -> int:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         connection.request("GET", path)
         status = connection.getresponse().status
         connection.close()
@@ -58,7 +59,7 @@ class Process:
 
     def end(self) -> tuple[int, list[str]]:
         """Its exit code and what it said to the end."""
-        self.lines += (self.process.communicate(timeout=60)[1] or "").splitlines()
+        self.lines += (self.process.communicate(timeout=PATIENCE_S)[1] or "").splitlines()
         return self.process.returncode, self.lines
 
 
@@ -87,7 +88,7 @@ def started(folder: Path, **flags: object) -> Iterator[Process]:
 def admin(server: Process, method: str, path: str) -> tuple[int, Any]:
     """Ask on the operator's socket."""
     with socket.socket(socket.AF_UNIX) as wire:
-        wire.settimeout(60)
+        wire.settimeout(PATIENCE_S)
         wire.connect(str(server.admin))
         wire.sendall(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
         data = b""
@@ -131,7 +132,7 @@ def test_nothing_listens_but_one_loopback_port_and_the_operators_socket(tmp_path
 
 def test_the_operator_sees_who_is_inside_and_can_end_it(tmp_path: Path) -> None:
     with started(tmp_path, step_s=0.02) as server:
-        connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
         body = {"model": "oracle", "prompt": "hello", "max_tokens": 400, "stream": True, "ignore_eos": True}
         connection.request("POST", "/v1/completions", json.dumps(body))
         response = connection.getresponse()
@@ -152,7 +153,7 @@ def test_the_operator_sees_who_is_inside_and_can_end_it(tmp_path: Path) -> None:
 
 
 def test_the_operator_can_end_a_request_whose_body_is_not_there_yet(tmp_path: Path) -> None:
-    with started(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), timeout=60) as wire:
+    with started(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as wire:
         wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         while not (told := admin(server, "GET", "/requests")[1]["requests"]):
             pass
@@ -166,7 +167,7 @@ def test_the_operator_can_end_a_request_whose_body_is_not_there_yet(tmp_path: Pa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_server_after_those_inside_have_their_end(tmp_path: Path, number: int) -> None:
     with started(tmp_path, step_s=0.02, drain_s=0.2) as server:
-        connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
         body = {"model": "oracle", "prompt": "hello", "max_tokens": 400, "stream": True, "ignore_eos": True}
         connection.request("POST", "/v1/completions", json.dumps(body))
         response = connection.getresponse()

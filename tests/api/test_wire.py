@@ -9,6 +9,7 @@ import pytest
 
 from quire.client.text_model import TextModel
 from tests.support.doors import House, house
+from tests.support.patience import PATIENCE_S
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -131,7 +132,7 @@ def test_a_method_that_is_not_taken_is_told_which_are(here: House, method: str, 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_probes_may_ask_for_the_head_only(here: House, path: str) -> None:
-    connection = HTTPConnection("127.0.0.1", here.port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", here.port, timeout=PATIENCE_S)
     for method in ("HEAD", "GET"):
         connection.request(method, path)
         response = connection.getresponse()

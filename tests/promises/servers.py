@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.promises.registry import ROOT
-
-PATIENCE_S = 300.0
-"""For whatever must come: longer than any machine that tests run on takes."""
+from tests.support.patience import PATIENCE_S
 
 
 @dataclass

@@ -16,13 +16,13 @@ from quire.client.llm import LLM
 from quire.client.params import SamplingParams
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.errors import CapacityError, EngineDeadError
+from tests.support.patience import PATIENCE_S
 from tests.support.served import served
 from tests.support.talkers import paced_talker, talker
 
 TEXT = "the cat sat on the mat and looked at the dog, who did not look back at all"
 OTHER = TEXT.replace("mat", "rug")
 SHORT = SamplingParams(max_tokens=2, temperature=0.0)
-PATIENCE_S = 60
 
 
 def run(work: Any) -> Any:

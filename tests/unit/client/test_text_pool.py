@@ -8,6 +8,7 @@ import pytest
 
 from quire.client.text_pool import TextPool
 from quire.errors import QueueFullError
+from tests.support.patience import PATIENCE_S
 
 
 class Held:
@@ -27,7 +28,7 @@ class Held:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not is_so():
             await asyncio.sleep(0.001)
 

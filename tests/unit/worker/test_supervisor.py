@@ -45,6 +45,7 @@ from quire.worker.ledger import POISON
 from quire.worker.supervisor import LATE_S, Limits, Supervisor
 from tests.support.oracle_worker import SETTINGS, oracle_plan
 from tests.support.parents import end_a_parent, left_of
+from tests.support.patience import PATIENCE_S
 from tests.support.served import served
 from tests.support.talkers import talker
 
@@ -59,7 +60,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Bounded, and nothing may be left of it."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(PATIENCE_S):
             await main()
 
     asyncio.run(bounded())
@@ -210,8 +211,9 @@ def test_a_stuck_worker_is_not_ready_and_then_replaced() -> None:
 
 
 def test_a_pause_of_the_parent_gives_its_worker_all_its_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead_s = 0.0
-    monkeypatch.setattr(supervisor_module, "monotonic", lambda: time.monotonic() + ahead_s)
+    # Time goes by only as it is told to: on a busy machine every look would be late, and a late look is a pause.
+    began_s, ahead_s = time.monotonic(), 0.0
+    monkeypatch.setattr(supervisor_module, "monotonic", lambda: began_s + ahead_s)
 
     async def main() -> None:
         nonlocal ahead_s
