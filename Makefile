@@ -3,11 +3,12 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 SCALE ?= quick
 ONLY ?=
+PROVE = --scale $(SCALE) --only "$(ONLY)"
 
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native profile-step proof-bench proof-doors bench peers tables model native-sanitize proof-worker proof-findings
+.PHONY: help setup check lint types contracts test fix size model native-sanitize profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -40,22 +41,22 @@ size:  ## lines and longest function, file by file
 	$(PYTHON) benchmarks/size.py
 
 proof-memory:  ## the KV memory's promises at scale; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_memory --scale $(SCALE)
+	$(PYTHON) -m proofs.memory $(PROVE)
 
 proof-scheduler:  ## scheduler, queue and oracle at scale; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_scheduler --scale $(SCALE)
+	$(PYTHON) -m proofs.scheduler $(PROVE)
 
 model:  ## fetch and convert the model that tests and benchmarks run; prints its directory
 	@$(PYTHON) -m benchmarks.test_model
 
 proof-torch:  ## the torch backend against transformers and itself; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_torch --scale $(SCALE) --only "$(ONLY)"
+	$(PYTHON) -m proofs.torch_backend $(PROVE)
 
 proof-engine:  ## text, chats, cancelling, the first minutes; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_engine --scale $(SCALE)
+	$(PYTHON) -m proofs.engine $(PROVE)
 
-proof-doors:  ## the HTTP doors: SDKs, leaving, strangers, overload, draining; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_doors --scale $(SCALE) --only "$(ONLY)"
+proof-doors:  ## the HTTP server: SDKs, leaving, strangers, overload, draining; SCALE=quick|full
+	$(PYTHON) -m proofs.api $(PROVE)
 
 native-sanitize:  ## the native kernels over random shapes, under the address and undefined-behaviour sanitizers
 	cmake -S native -B build/native-sanitize -DQUIRE_NATIVE_TESTS=ON
@@ -63,26 +64,33 @@ native-sanitize:  ## the native kernels over random shapes, under the address an
 	build/native-sanitize/test_kernels
 
 proof-native:  ## the same bits in any circumstance, and how near the machine's roof; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_native --scale $(SCALE) --only "$(ONLY)"
+	$(PYTHON) -m proofs.native $(PROVE)
 
 profile-step:  ## where a step's time goes: draws docs/concepts/img/step-profile.svg
 	$(PYTHON) -m benchmarks.profile_step
 
 proof-bench:  ## the benchmark itself, what batching and the prefix cache give; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_bench --scale $(SCALE) --only "$(ONLY)"
+	$(PYTHON) -m proofs.bench $(PROVE)
 
 bench:  ## the engine and the server with the test model, recorded, and the tables of the documents
 	$(PYTHON) -m benchmarks.bench_engine
 	$(PYTHON) -m benchmarks.bench_sweep; told=$$?; $(PYTHON) -m benchmarks.tables; exit $$told
 
-peers:  ## beside other servers, turn about; ONLY=vllm,transformers,openvino (install them first: benchmarks/peers/install.sh)
+peers:  ## beside other servers, interleaved; ONLY=vllm,transformers,openvino (install them first: benchmarks/peers/install.sh)
 	$(PYTHON) -m benchmarks.peers $(if $(ONLY),--only "$(ONLY)"); told=$$?; $(PYTHON) -m benchmarks.tables; exit $$told
 
-tables:  ## write the tables of the documents from the committed results
+tables:  ## write the tables of the documents, and the status of the proofs, from the committed results
 	$(PYTHON) -m benchmarks.tables
+	$(PYTHON) -m proofs.status
 
 proof-worker:  ## workers that are killed, poisoned, hung and orphaned; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_worker --scale $(SCALE) --only "$(ONLY)"
+	$(PYTHON) -m proofs.worker $(PROVE)
 
 proof-findings:  ## defects found by attacking a running server, each shown to be mended; SCALE=quick|full
-	$(PYTHON) -m benchmarks.proof_findings --scale $(SCALE) --only "$(ONLY)"
+	$(PYTHON) -m proofs.findings $(PROVE)
+
+proof-house:  ## the house itself: imports, names, sizes, pages; SCALE=quick|full
+	$(PYTHON) -m proofs.house $(PROVE)
+
+proof-all:  ## every proof, and one table of the rows that do not hold; SCALE=quick|full, ONLY=memory,doors
+	$(PYTHON) -m proofs $(PROVE)

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from benchmarks.proof import RESULTS, ROOT, circumstances, say
+from benchmarks.record import RESULTS, ROOT, circumstances, say
 from benchmarks.servers import quire_command, started
 from benchmarks.test_model import smollm2_directory
 from quire.bench import plots

@@ -1,7 +1,7 @@
 """Draws docs/concepts/img/step-profile.svg: where the time of real steps goes, and where the roof is.
 
 `make profile-step` runs it and writes the numbers to results/step-profile.json. Parts are timed inside the steps
-(`step_clock`); the roof is measured turn about with them, as `proof_native` defines it.
+(`step_clock`); the roof is measured turn about with them, as `proofs.native` defines it.
 """
 
 import json
@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from benchmarks.bare import bare_products
-from benchmarks.proof import RESULTS, ROOT, circumstances, say
-from benchmarks.proof_native import _fastest, _in_turn, _kv_bytes
+from benchmarks.record import RESULTS, ROOT, circumstances, say
 from benchmarks.step_clock import watching
-from benchmarks.steps import GIB, decoding, smollm2_model
+from benchmarks.steps import GIB, decoding, fastest, in_turn, kv_bytes, smollm2_model
 from benchmarks.test_model import smollm2
 from quire.backends.torch import native
 from quire.backends.torch.models.shape import read_shape
@@ -93,8 +92,8 @@ def _profile(num_rows: int, context: int) -> Profile:
     bare = bare_products(read_shape(smollm2().config), exact, exact)
     with watching(machine, model) as clock:
         calls = {**bare, "read": lambda: native.read_sum(data), "step": lambda: clock.step(machine)}
-        taken = _in_turn(calls, ROUNDS)
-    roof = median(_fastest(taken, list(bare))) + _kv_bytes(num_rows, context) * min(taken["read"]) / GIB
+        taken = in_turn(calls, ROUNDS)
+    roof = median(fastest(taken, list(bare))) + kv_bytes(num_rows, context) * min(taken["read"]) / GIB
     parts = {part: seconds * 1e3 for part, seconds in clock.shares().items()}
     step = parts.pop("step")
     parts["rest"] = parts.pop("host") - parts["plan"] - parts["apply"]

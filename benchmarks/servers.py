@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.proof import ROOT, say
+from benchmarks.record import ROOT, say
 from quire.bench.client import Client, ModelCard, Server
 from quire.bench.runs import Bench, Told, Wishes
 from quire.worker.faults import FAULTS, SLOW, TESTING

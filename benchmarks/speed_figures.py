@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from benchmarks.proof import RESULTS, ROOT
+from benchmarks.record import PROOF_RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "concepts" / "speed.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.speed_figures -->", "<!-- end of figures -->"
@@ -43,7 +43,7 @@ def table(record: dict[str, Any]) -> str:
         f"medians, and the interquartile range of single rounds. KV in bf16 changes the perplexity of a fixed text of "
         f"{found['perplexity_tokens']:,} tokens by {change:+.2%}, to {bf16:.3f}; weights and KV in bf16 by "
         f"{found['perplexity_change_bf16']:+.2%}. "
-        "Everything: [results/proof-native.json](../../benchmarks/results/proof-native.json)."
+        "Everything: [results/proof-native.json](../../proofs/results/proof-native.json)."
     )
     return "\n".join([*lines, "", told])
 
@@ -56,7 +56,7 @@ def with_table(page: str, record: dict[str, Any]) -> str:
 
 
 def read_record() -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((RESULTS / "proof-native.json").read_text())
+    record: dict[str, Any] = json.loads((PROOF_RESULTS / "proof-native.json").read_text())
     return record
 
 

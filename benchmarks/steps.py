@@ -5,18 +5,22 @@ store holds the keys and values of a real text, and while an engine is filled it
 everything is real: the plan, the kernels over that many blocks, the sampler, the apply.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from statistics import median
 
 import torch
+from tokenizers import Tokenizer
 
-from benchmarks.proof_torch import real_text
+from benchmarks.record import ROOT
 from benchmarks.test_model import smollm2
 from quire.backends.protocol import Capacity, PendingStep
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.load import load_model
 from quire.backends.torch.models.decoder import Decoder
 from quire.backends.torch.models.model import Model
+from quire.backends.torch.models.shape import read_shape
 from quire.backends.torch.runner import TorchRunner
 from quire.backends.torch.threads import use_threads
 from quire.config import Dtype, ModelSettings
@@ -32,6 +36,17 @@ TEMPLATE_BLOCKS = 32
 """Blocks of real text, repeated over the store."""
 OWN_TOKENS = 400
 """A sequence may decode this many."""
+
+Times = dict[str, list[float]]
+"""Seconds of each round, by what was timed."""
+
+
+@cache
+def real_text() -> list[int]:
+    """This project's own words and code, as the test model's tokens."""
+    tokenizer = Tokenizer.from_file(str(smollm2().tokenizer_file))
+    files = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py")])
+    return tokenizer.encode("\n".join(file.read_text() for file in files)).ids
 
 
 def load_smollm2(dtype: Dtype = "float32") -> Decoder:
@@ -125,3 +140,35 @@ def decoding(
     runner.is_filling = False
     machine.step()
     return machine
+
+
+def kv_bytes(num_rows: int, context: int) -> int:
+    """Of the keys and values that a step of the test model reads, in float32."""
+    shape = read_shape(smollm2().config)
+    return num_rows * context * 2 * shape.kv_size * shape.num_layers * 4
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int) -> Times:
+    """Each call in turn, round after round, after one round that does not count."""
+    times: Times = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(timed(call))
+    return times
+
+
+def fastest(taken: Times, names: Sequence[str]) -> list[float]:
+    """The times of whichever operator is fastest."""
+    return min((taken[name] for name in names), key=median)

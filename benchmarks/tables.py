@@ -1,4 +1,4 @@
-"""Writes the tables of the documents from `results/*.json`, and what commands say of themselves: nothing is typed.
+"""Writes the tables of the documents from the committed results, and what commands say of themselves: nothing is typed.
 
     python -m benchmarks.tables           rewrite what stands between the marks
     python -m benchmarks.tables --check   exit 1 if something would change
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.proof import RESULTS, ROOT
+from benchmarks.record import PROOF_RESULTS, RESULTS, ROOT
 
-PAGES = ("README.md", "docs/guides/bench.md", "docs/guides/peers.md", "benchmarks/README.md")
+PAGES = ("README.md", "docs/guides/bench.md", "docs/guides/peers.md")
 MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 PICTURES = ROOT / "docs" / "guides" / "img"
 PEERS = {
@@ -28,39 +28,52 @@ PEERS = {
 }
 
 
+Results = Mapping[str, Any]
+Writers = Mapping[str, Callable[[Results], str]]
+"""What writes a table from the results, by the name it has in the documents."""
+
+
 def main() -> int:
+    """Of the pages with measurements."""
+    return write(PAGES, TABLES)
+
+
+def write(pages: Sequence[str], writers: Writers) -> int:
+    """Write the tables of these pages, or with `--check` only look whether they are as they should be."""
     parser = argparse.ArgumentParser(description="Write the tables of the documents.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would change")
     given = parser.parse_args()
-    stale = [page for page in PAGES if not _is_fresh(ROOT / page, write=not given.check)]
+    stale = [page for page in pages if not _is_fresh(ROOT / page, writers, write=not given.check)]
     for page in stale:
         print(f"{'stale' if given.check else 'written'}: {page}")
     return 1 if given.check and stale else 0
 
 
-def _is_fresh(path: Path, *, write: bool) -> bool:
+def _is_fresh(path: Path, writers: Writers, *, write: bool) -> bool:
     before = path.read_text()
-    after = filled(before, results())
+    after = filled(before, results(), writers)
     if write and after != before:
         path.write_text(after)
     return before == after
 
 
-def results(folder: Path = RESULTS) -> dict[str, Any]:
-    """Every committed result by its name."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+def results(*folders: Path) -> dict[str, Any]:
+    """Every committed result by its name: of measurements and of proofs."""
+    paths = [path for folder in folders or (RESULTS, PROOF_RESULTS) for path in sorted(folder.glob("*.json"))]
+    return {path.stem: json.loads(path.read_text()) for path in paths}
 
 
-def filled(page: str, found: Mapping[str, Any]) -> str:
+def filled(page: str, found: Results, writers: Writers | None = None) -> str:
     """The page with every marked place written anew."""
-    return MARKED.sub(lambda mark: f"{mark[1]}{TABLES[mark[2]](found)}\n{mark[3]}", page)
+    known = TABLES if writers is None else writers
+    return MARKED.sub(lambda mark: f"{mark[1]}{known[mark[2]](found)}\n{mark[3]}", page)
 
 
-def peers(found: Mapping[str, Any]) -> str:
+def peers(found: Results) -> str:
     """Ours over theirs, peer by peer."""
     record = found.get("peers")
     if record is None:
-        return _not_yet("make peers")
+        return not_yet("make peers")
     rows = []
     for name, peer in record["peers"].items():
         for key, one in peer["figures"].items():
@@ -71,11 +84,11 @@ def peers(found: Mapping[str, Any]) -> str:
     return "\n".join((table(header, rows), "", *(_made(one, PEERS[name]) for name, one in record["peers"].items())))
 
 
-def better(found: Mapping[str, Any]) -> str:
+def better(found: Results) -> str:
     """What was measured in their favour, as a list."""
     record = found.get("peers")
     if record is None:
-        return _not_yet("make peers")
+        return not_yet("make peers")
     lines = []
     for name, peer in record["peers"].items():
         for key, one in peer["figures"].items():
@@ -85,53 +98,30 @@ def better(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) or "In no figure of the last run."
 
 
-def proof(found: Mapping[str, Any]) -> str:
+def proof(found: Results) -> str:
     """What the benchmark's own proof found."""
     record = found.get("proof-bench")
     if record is None:
-        return _not_yet("make proof-bench SCALE=full")
+        return not_yet("make proof-bench SCALE=full")
     rows = [(f"`{key}`", f"{value:,.3f}".rstrip("0").rstrip(".")) for key, value in record["figures"].items()]
     return f"{table(('figure', 'value'), rows)}\n\n{_made(record, 'quire')}"
 
 
-def broken(found: Mapping[str, Any]) -> str:
-    """Every bound that a committed run did not keep."""
-    if not found:
-        return _not_yet("make proof-NAME SCALE=full")
-    rows = [
-        (f"[{name}](results/{name}.json)", f"`{key}`", _figure(record, key), _words(record, key), record["date"])
-        for name, record in found.items()
-        for key in record.get("broken", ())
-    ]
-    header = ("record", "figure", "measured", "bound", "run of")
-    return table(header, rows) if rows else "In the committed records every bound holds."
-
-
-def _figure(record: Mapping[str, Any], key: str) -> str:
-    value = record.get("figures", record).get(key)
-    return "-" if value is None else f"{value:,.3f}".rstrip("0").rstrip(".")
-
-
-def _words(record: Mapping[str, Any], key: str) -> str:
-    """Records of old runs do not say what their figures were held to."""
-    return str(record.get("bounds", {}).get(key, "not in the record"))
-
-
-def claims(found: Mapping[str, Any]) -> str:
+def claims(found: Results) -> str:
     """A few figures for who reads one page only."""
     records = (found.get(name, {"figures": {}}) for name in ("proof-native", "proof-bench"))
     ours = {key: one for record in records for key, one in record["figures"].items()}
     told = [(said, ours[key]) for key, said in CLAIMS.items() if key in ours]
     if not told:
-        return _not_yet("make proof-bench SCALE=full")
+        return not_yet("make proof-bench SCALE=full")
     return table(("SmolLM2-135M in float32, two CPU cores", "times"), [(said, f"{one:.1f}") for said, one in told])
 
 
-def engine(found: Mapping[str, Any]) -> str:
+def engine(found: Results) -> str:
     """The engine by batch."""
     record = found.get("engine")
     if record is None:
-        return _not_yet("make bench")
+        return not_yet("make bench")
     rows = [
         (
             str(one["batch"]),
@@ -150,11 +140,11 @@ def engine(found: Mapping[str, Any]) -> str:
     return f"{table(header, rows)}\n\n{prefix}\n\n{_picture('engine')}{_made(record, record['model'])}"
 
 
-def sweep(found: Mapping[str, Any]) -> str:
+def sweep(found: Results) -> str:
     """Our server by number of clients."""
     record = found.get("sweep")
     if record is None:
-        return _not_yet("make bench")
+        return not_yet("make bench")
     names = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
     rows = [
         (str(one["max_concurrency"]), *("-" if one[name] is None else f"{one[name]:,.0f}" for name in names))
@@ -180,10 +170,9 @@ CLAIMS = {
     "batching_speedup_16_256_64": "the same, 256 in, 64 out",
     "prefix_ttft_ratio": "first token of 1,024 shared and 32 own tokens: cold over cached",
 }
-TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+TABLES: Writers = {
     "peers": peers,
     "better": better,
-    "broken": broken,
     "claims": claims,
     "proof-bench": proof,
     "engine": engine,
@@ -216,7 +205,7 @@ def _picture(name: str) -> str:
     return f"![{name}](img/{name}.png)\n\n" if (PICTURES / f"{name}.png").exists() else ""
 
 
-def _not_yet(command: str) -> str:
+def not_yet(command: str) -> str:
     return f"Not measured yet; `{command}` does."
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
-from benchmarks.proof import say
+from benchmarks.record import say
 from benchmarks.steps import BLOCK, make_store, smollm2_model
 from benchmarks.test_model import smollm2
 from quire.backends.torch.inputs import BatchMaker

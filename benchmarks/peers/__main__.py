@@ -24,7 +24,7 @@ from secrets import token_hex
 from typing import Any
 
 from benchmarks.peers.workers import Worker, working
-from benchmarks.proof import RESULTS, ROOT, circumstances, say
+from benchmarks.record import RESULTS, ROOT, circumstances, say
 from benchmarks.servers import HOST, Command, Running, quire_command, started
 from benchmarks.test_model import smollm2_directory, smollm2_file
 from quire.bench.client import Client

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.proof import ROOT
+from benchmarks.record import ROOT
 from benchmarks.servers import plain_environment, stop
 
 

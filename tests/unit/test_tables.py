@@ -1,12 +1,11 @@
 """Tables in documents come from results."""
 
-import re
 from typing import Any
 
 import pytest
 
 from benchmarks import tables
-from benchmarks.proof import ROOT, Proof
+from benchmarks.record import ROOT
 
 RECORD = {
     "commit": "0123456789abcdef",
@@ -23,12 +22,6 @@ RESULTS: dict[str, Any] = {
     "proof-bench": {
         **RECORD,
         "figures": {"prefix_ttft_ratio": 31.0, "client_overhead": 0.004, "same_build_no_difference": 1.0},
-    },
-    "proof-doors": {
-        **RECORD,
-        "figures": {"goodput": 0.762452},
-        "bounds": {"goodput": "at least 0.95"},
-        "broken": ["goodput", "auth: broke off"],
     },
     "sweep": {
         **RECORD,
@@ -74,8 +67,6 @@ def page(name: str) -> str:
         ("peers", "| vLLM-CPU | `vllm_8` | 125.0 | 100.0 | 1.25 | 1.10 to 1.40 | at least 1.2 |"),
         ("better", "- vLLM-CPU, `vllm_ttft_8`: ours is 1.25 times theirs."),
         ("proof-bench", "| `client_overhead` | 0.004 |"),
-        ("broken", "| [proof-doors](results/proof-doors.json) | `goodput` | 0.762 | at least 0.95 | 2026-01-02 |"),
-        ("broken", "| [proof-doors](results/proof-doors.json) | `auth: broke off` | - | not in the record |"),
         ("engine", "| 4 | 80 | 3.0 | 110 | 80% |"),
         ("sweep", "| 8 | 90 | 70 | 80 | - | 9 |"),
         ("help-serve", "--concurrency"),
@@ -90,35 +81,9 @@ def test_what_stands_between_the_marks_is_written_from_the_results(name: str, to
     assert tables.filled(written, RESULTS) == written
 
 
-@pytest.mark.parametrize("name", ["peers", "better", "broken", "claims", "proof-bench", "engine", "sweep"])
+@pytest.mark.parametrize("name", ["peers", "better", "claims", "proof-bench", "engine", "sweep"])
 def test_what_was_not_measured_says_how_to_measure_it(name: str) -> None:
     assert "Not measured yet; `make" in tables.filled(page(name), {})
-
-
-def test_the_page_of_proofs_shows_every_bound_that_a_record_breaks() -> None:
-    page = (ROOT / "benchmarks" / "README.md").read_text()
-    for name, record in tables.results().items():
-        for key in record.get("broken", ()):
-            assert f"| [{name}](results/{name}.json) | `{key}` |" in page, "run: make tables"
-    assert tables.broken({"proof-doors": {**RECORD, "broken": []}}) == "In the committed records every bound holds."
-
-
-def test_the_page_of_proofs_names_no_record_that_is_not_committed() -> None:
-    page = (ROOT / "benchmarks" / "README.md").read_text()
-    for name in re.findall(r"results/([a-z-]+)\.json", page):
-        assert name in tables.results(), name
-
-
-def test_a_record_says_what_its_figures_are_held_to() -> None:
-    proof = Proof("nothing", "quick")
-    proof.report("kept", 1, "at most 2")
-    proof.report("lost", 3, "at most 2", holds=False)
-    proof.report("told", 4)
-    assert proof._record()["bounds"] == {"kept": "at most 2", "lost": "at most 2"}
-    merged = Proof("nothing", "full", only=("some",))
-    merged.before = {**RECORD, "figures": {"kept": 1}, "bounds": {"kept": "at most 2"}, "seconds": {}, "broken": []}
-    merged.report("lost", 3, "at most 1", holds=False)
-    assert merged._record()["bounds"] == {"kept": "at most 2", "lost": "at most 1"}
 
 
 @pytest.mark.parametrize("name", tables.PAGES)

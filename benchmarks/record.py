@@ -1,0 +1,55 @@
+"""Where results stand, and of which commit, machine and versions they are: for measurements and proofs alike."""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PROOF_RESULTS = ROOT / "proofs" / "results"
+ABILITIES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+"""Instructions that decide what arithmetic costs: figures of machines that differ in them cannot be compared."""
+VERSIONS = ("quire", "torch", "numpy", "transformers", "tokenizers", "aiohttp", "uvicorn", "uvloop", "hypothesis")
+SOURCES = ("src", "tests", "native", "benchmarks/*.py", "proofs/*.py")
+
+
+def say(line: str) -> None:
+    """On stderr: stdout is for the figures."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def circumstances() -> dict[str, object]:
+    """Commit, machine and versions: without them a number means nothing."""
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", *SOURCES)),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": {
+            "processor": _cpu_line("model name") or platform.machine(),
+            "abilities": [one for one in ABILITIES if one in _cpu_line("flags").split()],
+            "cores": os.cpu_count(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "system": platform.system(),
+        },
+        "versions": {"python": platform.python_version(), **_versions(*VERSIONS)},
+    }
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def _cpu_line(name: str) -> str:
+    """What the system says of its processor under this name."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(name):
+            return line.partition(":")[2].strip()
+    return ""
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    return {package: metadata.version(package) for package in packages}

@@ -1,0 +1,46 @@
+"""`make proof-all`: every proof, each in a process of its own, and one table of the rows that do not hold.
+
+`--only` takes names of proofs, and `regressions`: rows that held at the commit `HELD` and do not now.
+"""
+
+import sys
+
+from benchmarks.record import say
+from proofs.proof import Proof, Section, run, section
+from proofs.regressions import MODULES, Outcome, outcome_of, regressions
+
+HELD = "e75fa43"
+"""The commit whose rows must still hold."""
+OUTCOMES: dict[str, Outcome] = {}
+"""What the proofs of this run said."""
+
+
+def whole(name: str) -> Section:
+    """A proof as a section of this one."""
+
+    def prove(proof: Proof) -> None:
+        outcome = OUTCOMES[name] = outcome_of(name, proof.scale)
+        proof.report(f"{name}_rows", len(outcome.figures))
+        proof.equals(f"{name}_broken", len(outcome.broken), 0)
+
+    return Section(name, prove)
+
+
+@section("regressions")
+def rows_lost(proof: Proof) -> None:
+    """Broken rows of this run that the commit before keeps."""
+    regressions(proof, HELD, OUTCOMES, proof.scale)
+
+
+def main() -> int:
+    """Run them, print the table, and return the exit code."""
+    code = run("all", *map(whole, MODULES), rows_lost)
+    say("rows that do not hold:" if any(one.broken for one in OUTCOMES.values()) else "every row holds")
+    for name, outcome in OUTCOMES.items():
+        for row in outcome.table:
+            say(f"  {name:10} {row}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""`make proof-native`: bit for bit the same in any circumstance, and how near a step comes to the machine's roof.
+
+    bare    the products of a step alone, by the fastest packed operator at exactly these rows (two for one)
+    roof    bare + KV bytes / bandwidth, the best native sum over 1 GiB among these rounds
+    step    plan, run, sample and apply of the real engine
+
+Whatever is compared is timed turn about in one process, because the machine drifts. A figure is a ratio of medians;
+`..._spread` beside it is the interquartile range of the ratios of single rounds.
+"""
+
+import gc
+import sys
+from collections.abc import Sequence
+from statistics import mean, median, quantiles
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.bare import bare_products
+from benchmarks.record import ROOT, say
+from benchmarks.step_clock import watching
+from benchmarks.steps import (
+    BLOCK,
+    GIB,
+    MAX_STEP_TOKENS,
+    Times,
+    decoding,
+    fastest,
+    in_turn,
+    kv_bytes,
+    load_smollm2,
+    make_runner,
+    make_store,
+    real_text,
+    smollm2_model,
+    timed,
+)
+from benchmarks.test_model import smollm2
+from proofs import native_bits
+from proofs.proof import Proof, run, section
+from quire.backends.torch import linear, native
+from quire.backends.torch import load as torch_load
+from quire.backends.torch.inputs import BatchMaker
+from quire.backends.torch.models.decoder import Decoder
+from quire.backends.torch.models.shape import read_shape
+from quire.core.request import SamplingParams
+from quire.core.step import WorkItem
+from tests.support.models import Ask, Machine, texts_of
+
+DECODES = ((1, 288), (4, 288), (16, 288), (32, 288), (16, 1024), (64, 1024))
+FIXED_TEXT = tuple(f"000{number}-*.md" for number in range(1, 7))
+"""Decisions that were taken long ago and are not written again."""
+
+
+# -- ratios ------------------------------------------------------------------------------------------------------------
+
+
+def _spread(values: Sequence[float]) -> float:
+    first, _, third = quantiles(values, n=4)
+    return third - first
+
+
+def _report_ratio(
+    proof: Proof, key: str, over: Sequence[float], under: Sequence[float], least: float | None = None
+) -> None:
+    """median(over) / median(under), which must be at least so much, and the spread of the rounds."""
+    value = median(over) / median(under)
+    told = f"{median(over) * 1e3:.1f} / {median(under) * 1e3:.1f} ms"
+    if least is None:
+        proof.report(key, value, told)
+    else:
+        proof.at_least(key, value, least, told)
+    proof.report(f"{key}_spread", _spread([one / other for one, other in zip(over, under, strict=True)]))
+
+
+# -- decode ------------------------------------------------------------------------------------------------------------
+
+
+@section("near the roof")
+def roofs(proof: Proof) -> None:
+    """A decode step against the least that any program would take for its products and its bytes of KV."""
+    # As the KV store gets its memory, so that the sum reads as fast as attention could.
+    data = torch.from_numpy(np.zeros(GIB, dtype=np.uint8)).view(torch.float32).fill_(1.0)
+    shape, rounds = read_shape(smollm2().config), proof.sized(quick=7, full=31)
+    for num_rows, context in DECODES:
+        machine = decoding(smollm2_model(), num_rows, context - rounds // 2)
+        exact = max(2, num_rows)
+        bare = bare_products(shape, exact, exact)
+        read = {"read": lambda: native.read_sum(data)}
+        taken = in_turn({**bare, **read, "step": machine.step}, rounds)
+        products, bandwidth = fastest(taken, list(bare)), GIB / min(taken["read"])
+        kv_s = kv_bytes(num_rows, context) / bandwidth
+        name = f"{num_rows}_{context}"
+        each = ", ".join(f"{one} {median(taken[one]) * 1e3:.1f}" for one in bare)
+        say(f"  {name}: bare {median(products) * 1e3:.1f} ms ({each}), {bandwidth / 1e9:.1f} GB/s")
+        _report_ratio(proof, f"roof_{name}", [one + kv_s for one in products], taken["step"], 0.80)
+        proof.report(f"step_ms_{name}", median(taken["step"]) * 1e3)
+        if name == "16_288":
+            _report_ratio(proof, "bare_16_288", products, taken["step"], 0.68)
+        del machine, bare, taken
+        gc.collect()
+
+
+@section("the host's share")
+def host_share(proof: Proof) -> None:
+    """What of a 16-row step is neither a product nor a native kernel."""
+    model = smollm2_model()
+    machine = decoding(model, 16, 288)
+    with watching(machine, model) as clock:
+        for _ in range(proof.sized(quick=10, full=60)):
+            clock.step(machine)
+    proof.at_most("host_share", median(clock.host_shares()), 0.10)
+    proof.report("host_share_spread", _spread(clock.host_shares()))
+    for part, seconds in clock.shares().items():
+        say(f"  {part:14} {seconds * 1e3:7.2f} ms")
+
+
+# -- prefill -----------------------------------------------------------------------------------------------------------
+
+
+@section("prefill")
+def prefills(proof: Proof) -> None:
+    """A whole step of 512 prompt tokens, with and without 512 tokens before it."""
+    random, model = proof.random, smollm2_model()
+    runner = make_runner(model, make_store(model, 512))
+
+    def step_of(num_tokens: int) -> float:
+        """The last step of a cold prompt."""
+        machine = Machine(runner)
+        prompt = texts_of(random, real_text(), [num_tokens])[0]
+        machine.submit(Ask(prompt, SamplingParams(temperature=0.0, max_tokens=1)))
+        for _ in range(num_tokens // MAX_STEP_TOKENS - 1):
+            machine.step()
+        taken = timed(machine.step)
+        assert not machine.engine.has_work
+        return taken
+
+    shape = read_shape(smollm2().config)
+    bare = bare_products(shape, MAX_STEP_TOKENS, 2)
+    for parts in (2, 4):
+        bare |= bare_products(shape, MAX_STEP_TOKENS, 2, parts, ("native", "mkl"))
+    taken: Times = {name: [] for name in (*bare, "first", "second")}
+    step_of(MAX_STEP_TOKENS)
+    for _ in range(proof.sized(quick=4, full=15)):
+        for name, call in bare.items():
+            taken[name].append(timed(call))
+        taken["first"].append(step_of(MAX_STEP_TOKENS))
+        taken["second"].append(step_of(2 * MAX_STEP_TOKENS))
+    products = fastest(taken, list(bare))
+    _report_ratio(proof, "prefill_512", products, taken["first"], 0.80)
+    _report_ratio(proof, "prefill_512_past_512", products, taken["second"], 0.62)
+
+
+# -- sharing, batching, formats ----------------------------------------------------------------------------------------
+
+
+@section("a shared prefix")
+def shared_prefix(proof: Proof) -> None:
+    """32 sequences of 1,088 tokens: 1,024 of them in the same blocks, or in blocks of their own."""
+    model, rounds = smollm2_model(), proof.sized(quick=7, full=21)
+    context = 1_088 - rounds // 2
+    calls = {
+        "private": decoding(model, 32, context).step,
+        "shared": decoding(model, 32, context, shared=1_024).step,
+    }
+    taken = in_turn(calls, rounds)
+    _report_ratio(proof, "shared_prefix_speedup", taken["private"], taken["shared"], 1.4)
+
+
+@section("sixteen at once")
+def batching(proof: Proof) -> None:
+    """Sixteen requests at once, and the same ones one after the other; some of these before, some after."""
+    model, rounds = smollm2_model(), proof.sized(quick=2, full=4)
+    runner = make_runner(model, make_store(model, 512))
+    prompts = texts_of(proof.random, real_text(), [32] * 16)
+    params = SamplingParams(temperature=0.0, max_tokens=proof.sized(quick=24, full=128))
+
+    def seconds(some: Sequence[list[int]]) -> float:
+        machine = Machine(runner)
+        return timed(lambda: machine.run([Ask(one, params) for one in some]))
+
+    seconds(prompts[:2])
+    alone, together = [], []
+    for at in range(rounds):
+        chosen = prompts[4 * at : 4 * at + 4]
+        before = [seconds([one]) for one in chosen[:2]]
+        together.append(seconds(prompts))
+        alone.append(16 * mean([*before, *(seconds([one]) for one in chosen[2:])]))
+    _report_ratio(proof, "speedup_16_vs_1", alone, together, 6)
+    proof.report("tokens_per_s_16", 16 * params.max_tokens / median(together))
+    proof.report("tokens_per_s_1", 16 * params.max_tokens / median(alone))
+
+
+@section("keys and values in bf16")
+def kv_bf16(proof: Proof) -> None:
+    """Keys and values in half the bytes: what it wins in time, and what it costs in quality."""
+    model, rounds = smollm2_model(), proof.sized(quick=7, full=21)
+    context = 1_024 - rounds // 2
+    calls = {
+        "full": decoding(model, 32, context).step,
+        "half": decoding(model, 32, context, dtype=torch.bfloat16).step,
+    }
+    taken = in_turn(calls, rounds)
+    _report_ratio(proof, "kv_bf16_speedup", taken["full"], taken["half"], 1.25)
+    tokens = _fixed_text()[: proof.sized(quick=512, full=2_048)]
+    full, half = (_perplexity(model, tokens, dtype) for dtype in (torch.float32, torch.bfloat16))
+    proof.report("perplexity_tokens", len(tokens))
+    proof.report("perplexity_kv_fp32", full)
+    proof.report("perplexity_kv_bf16", half)
+    proof.report("perplexity_change", half / full - 1.0, "bf16 over fp32, minus 1")
+
+
+@section("weights in bf16")
+def weights_bf16(proof: Proof) -> None:
+    """Weights, keys and values in half the bytes: what it wins, in tile registers where there are any, and its cost."""
+    full, half, rounds = smollm2_model(), load_smollm2("bfloat16"), proof.sized(quick=7, full=21)
+    proof.report("has_tiles", native.has_tiles(), "whether this processor multiplies bf16 in tile registers")
+    for num_rows, context in ((1, 288), (16, 288), (64, 1_024)):
+        calls = {
+            "full": decoding(full, num_rows, context - rounds // 2).step,
+            "half": decoding(half, num_rows, context - rounds // 2, dtype=torch.bfloat16).step,
+        }
+        taken = in_turn(calls, rounds)
+        _report_ratio(proof, f"bf16_speedup_{num_rows}_{context}", taken["full"], taken["half"])
+    prompts = texts_of(proof.random, real_text(), [MAX_STEP_TOKENS] * rounds)
+    taken = {"full": [], "half": []}
+    runners = {
+        "full": make_runner(full, make_store(full, 64)),
+        "half": make_runner(half, make_store(half, 64, torch.bfloat16)),
+    }
+    for prompt in prompts:
+        for name, runner in runners.items():
+            machine = Machine(runner)
+            machine.submit(Ask(prompt, SamplingParams(temperature=0.0, max_tokens=1)))
+            taken[name].append(timed(machine.step))
+    _report_ratio(proof, "bf16_speedup_prefill_512", taken["full"], taken["half"])
+    tokens = _fixed_text()[: proof.sized(quick=512, full=2_048)]
+    before, after = _perplexity(full, tokens, torch.float32), _perplexity(half, tokens, torch.bfloat16)
+    proof.report("perplexity_bf16", after)
+    proof.report("perplexity_change_bf16", after / before - 1.0, "weights and KV in bf16 over fp32, minus 1")
+
+
+def _fixed_text() -> list[int]:
+    tokenizer = Tokenizer.from_file(str(smollm2().tokenizer_file))
+    files = [file for pattern in FIXED_TEXT for file in sorted((ROOT / "docs" / "adr").glob(pattern))]
+    return tokenizer.encode("\n".join(file.read_text() for file in files)).ids
+
+
+@torch.inference_mode()
+def _perplexity(model: Decoder, tokens: list[int], dtype: torch.dtype) -> float:
+    """Of a text as one sequence, with keys and values held in this type."""
+    table = tuple(range(1, -(-len(tokens) // BLOCK) + 1))
+    store = make_store(model, len(table), dtype)
+    maker = BatchMaker(BLOCK, model.padded, torch.device("cpu"))
+    losses = []
+    for first in range(0, len(tokens) - 1, MAX_STEP_TOKENS):
+        fed = tokens[first : min(first + MAX_STEP_TOKENS, len(tokens) - 1)]
+        batch = maker.make([WorkItem(0, tuple(fed), first, table, None, (), 0)])
+        logits = model.compute(batch, store, torch.arange(len(fed))).logits.double()
+        targets = torch.tensor(tokens[first + 1 : first + 1 + len(fed)])
+        losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
+    return float(torch.cat(losses).mean().exp())
+
+
+@section("without native kernels")
+def fallback(proof: Proof) -> None:
+    """The path in plain torch, as it runs where there was no compiler, over the native one."""
+    with (
+        patch.object(torch_load, "why_not_native", lambda *_: "asked for"),
+        patch.object(linear, "_probe_native", lambda _dtype: "asked for"),
+    ):
+        plain = load_smollm2()
+    calls = {"plain": decoding(plain, 16, 288).step, "native": decoding(smollm2_model(), 16, 288).step}
+    taken = in_turn(calls, proof.sized(quick=5, full=15))
+    _report_ratio(proof, "fallback_ratio", taken["plain"], taken["native"])
+
+
+if __name__ == "__main__":
+    sys.exit(run("native", sys.modules[__name__], native_bits))

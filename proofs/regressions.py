@@ -1,0 +1,101 @@
+"""Runs other proofs, and finds rows that held and do not now.
+
+A proof with a broken row is run again, interleaved with the commit before: a row that counts (mismatches, losses,
+violations) regressed if it holds there and is broken here; a row that is timed or drawn must be broken here and hold
+there three times in a row, because the machine is shared.
+"""
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.record import say
+from proofs.before import HERE, Checkout, checked_out
+from proofs.proof import Figure, Proof
+
+PROOFS: Mapping[str, str] = {
+    "memory": "proofs.memory",
+    "scheduler": "proofs.scheduler",
+    "engine": "proofs.engine",
+    "torch": "proofs.torch_backend",
+    "worker": "proofs.worker",
+    "doors": "proofs.api",
+    "bench": "proofs.bench",
+    "native": "proofs.native",
+}
+"""Every proof by the name of its target and its record, but for those that run the others."""
+MODULES: Mapping[str, str] = {**PROOFS, "findings": "proofs.findings"}
+ROUNDS = 3
+TIMEOUT_S = {"quick": 3600.0, "full": 6 * 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of a proof said."""
+
+    figures: dict[str, Figure]
+    broken: frozenset[str]
+    table: tuple[str, ...] = ()
+    """Its rows that do not hold, as it printed them, and sections that broke off."""
+
+    def holds(self, key: str) -> bool:
+        """The row was there and was kept."""
+        return key in self.figures and key not in self.broken
+
+
+def outcome_of(name: str, scale: str = "quick", checkout: Checkout = HERE) -> Outcome:
+    """Run a proof in this commit, or in another that is checked out."""
+    say(f"  proof-{name}{'' if checkout is HERE else ' of the commit before'} ...")
+    module = MODULES[name] if checkout.has(MODULES[name]) else f"benchmarks.proof_{name}"  # where they stood once
+    return read_outcome(name, checkout.run(["-m", module, "--scale", scale], TIMEOUT_S[scale]))
+
+
+def regressions(proof: Proof, commit: str, outcomes: Mapping[str, Outcome], scale: str = "quick") -> None:
+    """Report `regressions` over these runs of other proofs."""
+    suspects = {name: outcome.broken for name, outcome in outcomes.items() if outcome.broken}
+    lost: list[str] = []
+    if suspects:
+        with checked_out(commit) as before:
+            for name, keys in suspects.items():
+                lost += _lost(name, keys, before, scale)
+    for row in lost:
+        say(f"  regressed: {row}")
+    proof.report("regression_proofs", len(outcomes))
+    proof.equals("regressions", len(lost), 0)
+
+
+def _lost(name: str, keys: frozenset[str], before: Checkout, scale: str) -> list[str]:
+    """Those of these broken rows that the commit before keeps."""
+    pairs: list[tuple[Outcome, Outcome]] = []
+    left = set(keys)
+    while left and len(pairs) < ROUNDS:
+        there, here = outcome_of(name, scale, before), outcome_of(name, scale)
+        pairs.append((there, here))
+        left = {key for key in left if _is_lost_so_far(key, pairs)}
+        say(f"  {name}, round {len(pairs)}: broken here and kept before: {', '.join(sorted(left)) or 'nothing'}")
+        if left and all(_is_counted(key, here) for key in left):
+            break
+    return [f"{name}: {key}" for key in sorted(left)]
+
+
+def _is_lost_so_far(key: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> bool:
+    return all(there.holds(key) and not here.holds(key) for there, here in pairs)
+
+
+def _is_counted(key: str, outcome: Outcome) -> bool:
+    """Whole numbers are counted, and need no second look."""
+    return isinstance(outcome.figures.get(key), int)
+
+
+def read_outcome(name: str, ran: "subprocess.CompletedProcess[str]") -> Outcome:
+    """The figures are the last line on stdout; what broke is the last line on stderr that says so."""
+    lines = ran.stdout.strip().splitlines()
+    figures = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+    told = [line for line in ran.stderr.splitlines() if line.startswith("broken: ")]
+    broken = frozenset(told[-1].removeprefix("broken: ").split(", ")) if told else frozenset()
+    if ran.returncode and not broken:
+        say(ran.stderr[-3000:])
+        broken = frozenset({f"{name}: broke off"})
+    rows = [line.strip().removesuffix(" BROKEN") for line in ran.stderr.splitlines() if line.endswith(" BROKEN")]
+    return Outcome(figures, broken, (*rows, *sorted(broken - set(figures))))

@@ -1,0 +1,63 @@
+"""One of everything that crosses between worker and parent."""
+
+from quire.config import ModelSettings
+from quire.core.digests import Namespace
+from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.prefix_tree import Divergence, MissReason
+from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams
+from quire.core.step import TokenLogprobs
+from quire.core.waiting_queue import QueueConfig
+from quire.engine.engine import ModelIdentity
+from quire.worker import messages
+from quire.worker.messages import Load, Refused, Stepped
+
+LOGPROBS = TokenLogprobs(7, -0.25, 1, ((7, -0.25), (9, -2.5)))
+REQUEST = Request(
+    "a" * 32,
+    (1, 2, 3),
+    Namespace(1, "model", "", "layout", 32, "group"),
+    12.5,
+    SamplingParams(
+        max_tokens=5,
+        logit_bias=((3, 1.5),),
+        allowed_token_ids=(1, 2),
+        stop_token_ids=frozenset({0, 2}),
+        logprobs=2,
+    ),
+    seed=(1 << 63) - 1,
+    tenant="someone",
+    priority=PriorityClass.LOW,
+    continuations=(Continuation(0, (4, 5)), Continuation(2)),
+    deadline_s=99.0,
+    is_promised=True,
+)
+EVENTS: list[RequestEvent] = [
+    Admitted("a", 1.0, 0.5, 32),
+    Admitted("a", 1.0, 0.5, 32, Divergence(32, MissReason.DIVERGED, 33, (5, 6))),
+    PromptLogprobs("a", 1, (LOGPROBS,)),
+    Token("a", 1, 2.0, 7, 3, LOGPROBS),
+    Token("a", 0, 2.0, 7, 3, None),
+    Preempted("a", 0, 2.5),
+    SequenceFinished("a", 1, 3.0, FinishReason.ERROR, 3, "why"),
+    SequenceFinished("a", 0, 3.0, FinishReason.DISPLACED, 0, None, 7),
+    Finished("a", 3.0, 3, 32, 6),
+]
+TO_WORKER = [
+    messages.Open("model", ModelSettings(memory_bytes=1 << 30), QueueConfig(tenant_weights={"a": 2.0}), bytes(32)),
+    messages.Submit(REQUEST),
+    messages.Restore(REQUEST),
+    messages.Cancel("a"),
+    messages.Explain(7, REQUEST.namespace, (1, 2, 3)),
+    messages.ClearCache(),
+    messages.Close(),
+]
+TO_PARENT = [
+    messages.Progress("loading", 1, 2),
+    messages.Ready(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",)),
+    messages.Failed("ConfigError", "why"),
+    messages.Taken("a"),
+    Refused("a", "QueueFullError", (5, 4)),
+    messages.Explained(7, Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace)),
+    messages.Explained(8, Divergence(32, MissReason.EVICTED, evicted_at_s=1.5)),
+    Stepped.of(EVENTS, {"a": 32}, Load(1, 2, 3, 4, 5, 6, (7, 8))),
+]
