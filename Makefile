@@ -7,7 +7,7 @@ ONLY ?=
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native profile-step proof-bench proof-doors bench peers tables model native-sanitize proof-worker proof-findings
+.PHONY: help setup check lint types contracts test fix size proof-memory proof-scheduler proof-torch proof-engine proof-native profile-step proof-bench proof-doors bench peers tables model native-sanitize proof-worker proof-findings proof-house
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,9 @@ tables:  ## write the tables of the documents from the committed results
 
 proof-worker:  ## workers that are killed, poisoned, hung and orphaned; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_worker --scale $(SCALE) --only "$(ONLY)"
+
+proof-house:  ## the tree's own rules: imports, names, words, lengths, references
+	$(PYTHON) -m proofs.house --scale $(SCALE) --only "$(ONLY)"
 
 proof-findings:  ## defects found by attacking a running server, each shown to be mended; SCALE=quick|full
 	$(PYTHON) -m benchmarks.proof_findings --scale $(SCALE) --only "$(ONLY)"
