@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
-from quire.backends.torch import native
 from quire.backends.torch.models.decoder import Decoder
+from quire.backends.torch.native import extension
 from tests.support.models import Machine
 
 P = ParamSpec("P")
@@ -71,7 +71,7 @@ def watching(machine: Machine, model: Decoder) -> Iterator[StepClock]:
     """A clock on this engine's products, native calls, plan and apply, for as long as the block runs."""
     clock = StepClock()
     layers, head = model._layers, model._head
-    kernels = native._kernels()
+    kernels = extension.kernels()
     found = {name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")}
     found |= {name: clock.watched(name, found[name]) for name in KERNELS}
     scheduler = machine.engine.scheduler
@@ -88,7 +88,7 @@ def watching(machine: Machine, model: Decoder) -> Iterator[StepClock]:
         ]
         stack.enter_context(patch.object(model, "_layers", timed))
         stack.enter_context(patch.object(model, "_head", clock.watched("head", head)))
-        stack.enter_context(patch.object(native, "_kernels", lambda: SimpleNamespace(**found)))
+        stack.enter_context(patch.object(extension, "kernels", lambda: SimpleNamespace(**found)))
         for name in HOST:
             stack.enter_context(patch.object(scheduler, name, clock.watched(name, getattr(scheduler, name))))
         yield clock

@@ -1,0 +1,1 @@
+"""Promises at scale: figures beside the bounds they must keep."""

@@ -33,7 +33,8 @@ from quire.errors import MessageError, QuireError
 from quire.worker.faults import KINDS, Fault, falls
 from quire.worker.ledger import POISON, Ledger
 from quire.worker.messages import Refused, Stepped, Taken, decode_to_parent, decode_to_worker, encode
-from quire.worker.supervisor import Limits, Supervisor
+from quire.worker.supervisor import Supervisor
+from quire.worker.worker_plan import Limits
 from tests.support.parents import ENDS, end_a_parent, is_alive, left_of, workers_of
 from tests.support.served import served
 from tests.support.talkers import talker

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from quire.backends import conformance
-from quire.backends.conformance import ConformanceError, check_all
+from quire.backends.conformance import check_all
+from quire.backends.conformance_desk import ConformanceError
 from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
 from quire.core.request import SamplingParams

@@ -14,7 +14,7 @@ PAUSE_S = 5.0
 _PARENT = """
 import asyncio, sys
 from quire import SamplingParams
-from quire.worker.supervisor import Limits
+from quire.worker.worker_plan import Limits
 from tests.support.served import served
 
 async def main():

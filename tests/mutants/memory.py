@@ -4,8 +4,9 @@ from tests.mutants.kill import Mutant
 
 TESTS = ("tests/unit/core", "tests/property/test_kv_memory.py")
 
-POOL, TABLE, DIGESTS, TREE, PINS, MEMORY = (
-    f"core/{name}.py" for name in ("block_pool", "block_table", "digests", "prefix_tree", "pins", "kv_memory")
+POOL, TABLE, DIGESTS, TREE, PINS, VIEW, MEMORY = (
+    f"core/{name}.py"
+    for name in ("block_pool", "block_table", "digests", "prefix_tree", "pins", "memory_view", "kv_memory")
 )
 
 MUTANTS = [
@@ -169,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         "events name the wrong parent",
-        MEMORY,
+        VIEW,
         "parent_digest=table.digests[first - 1] if",
         "parent_digest=table.digests[0] if",
     ),

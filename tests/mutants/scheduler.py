@@ -15,7 +15,7 @@ TESTS = (
 )
 
 QUEUE, POLICY, REQUEST, SCHEDULER = (f"core/{name}.py" for name in ("waiting_queue", "policy", "request", "scheduler"))
-SHARES, PROMISES = "core/shares.py", "core/promises.py"
+PLACEMENT, ROWS, SHARES, PROMISES = (f"core/{name}.py" for name in ("placement", "rows", "shares", "promises"))
 
 MUTANTS = [
     # -- the queue --
@@ -209,10 +209,10 @@ MUTANTS = [
         "                self._preempt(self.running[-1])\n",
         "                self._preempt(self.running[0])\n",
     ),
-    Mutant("a preempted sequence keeps its blocks", SCHEDULER, "        self.memory.release(_table(sequence))\n", ""),
-    Mutant("places are not given back", SCHEDULER, "        self.num_places -= 1 + len(sequence.siblings)\n", ""),
+    Mutant("a preempted sequence keeps its blocks", SCHEDULER, "        self.memory.release(table_of(sequence))\n", ""),
+    Mutant("places are not given back", PLACEMENT, "        self.num_places -= 1 + len(sequence.siblings)\n", ""),
     Mutant(
-        "siblings need no place", SCHEDULER, "self.num_places += 1 + len(sequence.siblings)", "self.num_places += 1"
+        "siblings need no place", PLACEMENT, "self.num_places += 1 + len(sequence.siblings)", "self.num_places += 1"
     ),
     Mutant(
         "cancelled blocks are freed in flight",
@@ -246,21 +246,21 @@ MUTANTS = [
     ),
     Mutant(
         "a sibling that ended keeps its place",
-        SCHEDULER,
-        "            self.num_places -= leader.status is SequenceStatus.RUNNING\n",
+        PLACEMENT,
+        "        self.num_places -= has_place\n",
         "",
     ),
     Mutant(
         "a sibling gives back a place that nobody took",
-        SCHEDULER,
-        "self.num_places -= leader.status is SequenceStatus.RUNNING",
+        PLACEMENT,
+        "self.num_places -= has_place",
         "self.num_places -= 1",
     ),
     Mutant(
         "a head that asks for less is not looked at again",
-        SCHEDULER,
-        "            self._blocked = None\n            leader",
-        "            leader",
+        PLACEMENT,
+        "        self._blocked = None\n        self.num_places -= has",
+        "        self.num_places -= has",
     ),
     Mutant(
         "a cancelled continuation says another token",
@@ -283,10 +283,10 @@ MUTANTS = [
     Mutant(
         "a failed row is committed",
         SCHEDULER,
-        "self.memory.commit(_table(sequence), 0)",
-        "self.memory.commit(_table(sequence), num_tokens)",
+        "self.memory.commit(table_of(sequence), 0)",
+        "self.memory.commit(table_of(sequence), num_tokens)",
     ),
-    Mutant("what is computed again is charged again", SCHEDULER, "- max(first, charged))", "- first)"),
+    Mutant("what is computed again is charged again", ROWS, "- max(first, charged))", "- first)"),
     Mutant("own blocks count as cached", SCHEDULER, " and sequence.num_preemptions == 0:", ":"),
     Mutant("deadlines pass", SCHEDULER, "        self._end_late()\n", ""),
     Mutant("an old deadline ends a new request", SCHEDULER, " and live.request.deadline_s == deadline_s:", ":"),
@@ -298,21 +298,21 @@ MUTANTS = [
     ),
     Mutant(
         "no block is left for those who run",
-        SCHEDULER,
+        PLACEMENT,
         "num_blocks += self._num_watermark_blocks + needs.num_blocks",
         "num_blocks += needs.num_blocks",
     ),
     Mutant(
         "what others still need is given away",
-        SCHEDULER,
+        PLACEMENT,
         "num_blocks += self._num_watermark_blocks + needs.num_blocks",
         "num_blocks += self._num_watermark_blocks",
     ),
-    Mutant("one seed for all", SCHEDULER, "Sampling(params, request.seed,", "Sampling(params, 0,"),
-    Mutant("one continuation for all", SCHEDULER, "request.seed, sequence.index, end", "request.seed, 0, end"),
+    Mutant("one seed for all", ROWS, "Sampling(params, request.seed,", "Sampling(params, 0,"),
+    Mutant("one continuation for all", ROWS, "request.seed, sequence.index, end", "request.seed, 0, end"),
     Mutant(
         "penalties see no tokens",
-        SCHEDULER,
+        ROWS,
         "known = tuple(tokens) if params.needs_known_tokens else None",
         "known = None",
     ),
@@ -329,7 +329,7 @@ MUTANTS = [
         "self",
     ),
     Mutant("the runner keeps what is over", SCHEDULER, "        self._dropped.append(sequence.sequence_id)\n", ""),
-    Mutant("everybody is admitted at once", SCHEDULER, " and self._reaches(head, needs):", ":"),
+    Mutant("everybody is admitted at once", SCHEDULER, " and placement.reaches(head, needs):", ":"),
     Mutant(
         "a head that does not fit is started",
         SCHEDULER,
@@ -345,13 +345,13 @@ MUTANTS = [
     Mutant("who is not needed yields as well", POLICY, "            chosen = others\n", "            pass\n"),
     Mutant(
         "a victim's own needs count against the newcomer",
-        SCHEDULER,
-        "            num_blocks -= sum(self._num_blocks_wanted(victim) for victim in victims)\n",
+        PLACEMENT,
+        "            num_blocks -= sum(self.num_blocks_wanted(victim) for victim in victims)\n",
         "",
     ),
     Mutant(
         "blocks that victims share come free for nobody",
-        SCHEDULER,
+        PLACEMENT,
         "ref_count[block] == count for block",
         "ref_count[block] == 1 for block",
     ),
@@ -408,20 +408,20 @@ MUTANTS = [
     ),
     Mutant(
         "a head that did not fit is not looked at again",
-        SCHEDULER,
-        "        self._blocked = None\n        self",
-        "        self",
+        PLACEMENT,
+        "        self._blocked = None\n        self.num_places -= 1",
+        "        self.num_places -= 1",
     ),
     Mutant(
         "another head is taken for the one that did not fit",
-        SCHEDULER,
+        PLACEMENT,
         "            and self._blocked.sequence_id == head.sequence_id\n",
         "",
     ),
     Mutant(
         "a head is matched anew at every step",
         SCHEDULER,
-        "            if self._is_still_blocked(head):\n",
+        "            if placement.is_still_blocked(head):\n",
         "            if False:\n",
     ),
 ]

@@ -19,7 +19,7 @@ from quire.errors import CheckpointError
 from quire.worker.kv_events import KVEventSettings
 from quire.worker.messages import Open
 from quire.worker.process import Emit, serve
-from quire.worker.supervisor import Limits, WorkerPlan
+from quire.worker.worker_plan import Limits, WorkerPlan
 from tests.support.recording import DIARY, RecordingRunner
 from tests.support.timed import TimedRunner
 

@@ -3,7 +3,7 @@
 from quire.client.served import ServedModel, Serving
 from quire.config import ModelSettings
 from quire.core.waiting_queue import QueueConfig
-from quire.worker.supervisor import Limits
+from quire.worker.worker_plan import Limits
 from tests.support.oracle_worker import SETTINGS, oracle_plan
 from tests.support.talkers import talker
 

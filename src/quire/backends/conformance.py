@@ -8,80 +8,19 @@ alone. The runners need blocks of 4 tokens or more, and 48 blocks.
 from collections.abc import Callable, Sequence
 from random import Random
 
-from quire.backends.protocol import Runner
+from quire.backends.conformance_desk import (
+    ConformanceError,
+    Desk,
+    Job,
+    MakeRunner,
+    blocks_of,
+    cut,
+    job_for,
+    prompt_of,
+    require,
+)
 from quire.core.request import SamplingParams
-from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, WorkItem
-from quire.errors import QuireError
-
-MakeRunner = Callable[[], Runner]
-
-
-class ConformanceError(QuireError):
-    """The runner does not keep the contract."""
-
-
-class Desk:
-    """A minimal core: lays out blocks by hand and feeds one runner."""
-
-    def __init__(self, make_runner: MakeRunner) -> None:
-        self.runner = make_runner()
-        self.capacity = self.runner.capacity
-        self._step = 0
-        is_enough = self.capacity.block_size >= 4 and self.capacity.num_blocks >= 48
-        _require(is_enough, f"the kit needs 48 blocks of 4 tokens or more, the runner has {self.capacity}")
-
-    def run(self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = ()) -> dict[int, RowResult]:
-        """One step; the answer must be to this plan and to all of it."""
-        self._step += 1
-        result = self.runner.start(StepPlan(self._step, tuple(copies), tuple(items), ())).wait()
-        _require(result.step == self._step, f"step {self._step} was answered as step {result.step}")
-        _require(result.rows.keys() == {item.sequence_id for item in items}, "rows and items differ")
-        errors = [row.error for row in result.rows.values() if row.error is not None]
-        _require(not errors, f"a row failed: {errors}")
-        return result.rows
-
-    def feed(self, tokens: Sequence[int], blocks: Sequence[int], sizes: Sequence[int], job: "Job") -> RowResult:
-        """Feed tokens in chunks of these sizes, sampling after the last one; returns the last row."""
-        first, row = 0, RowResult()
-        for size in sizes:
-            end = min(first + size, len(tokens))
-            row = self.run([job.item(tokens, blocks, first, end)])[job.sequence_id]
-            first = end
-        return row
-
-    def generate(self, tokens: Sequence[int], blocks: Sequence[int], count: int, job: "Job") -> list[int]:
-        """Tokens one after the other, as a sequence that runs alone."""
-        known, first = list(tokens), 0
-        while len(known) < len(tokens) + count:
-            row = self.run([job.item(known, blocks, first, len(known))])[job.sequence_id]
-            first = len(known)
-            known += row.token_ids
-        return known[len(tokens) :]
-
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
-        return -(-num_tokens // self.capacity.block_size)
-
-
-class Job:
-    """What stays the same over a sequence's life."""
-
-    def __init__(
-        self, sequence_id: int, num_prompt: int, params: SamplingParams, seed: int = 0, index: int = 0
-    ) -> None:
-        self.index = index
-        self.sequence_id = sequence_id
-        self.num_prompt = num_prompt
-        self.params = params
-        self.seed = seed
-
-    def item(self, tokens: Sequence[int], blocks: Sequence[int], first: int, end: int) -> WorkItem:
-        """Feed tokens[first:end]; sample if nothing is known beyond."""
-        sampling = None
-        if end == len(tokens):
-            known = tuple(tokens) if self.params.needs_known_tokens else None
-            sampling = Sampling(self.params, self.seed, self.index, end, self.num_prompt, known)
-        return WorkItem(self.sequence_id, tuple(tokens[first:end]), first, tuple(blocks), sampling, (), 0)
+from quire.core.step import BlockCopy, StepPlan, WorkItem
 
 
 def check_all(make_runner: MakeRunner) -> list[str]:
@@ -97,28 +36,28 @@ def check_all(make_runner: MakeRunner) -> list[str]:
 def samples_exactly_where_asked(make_runner: MakeRunner) -> None:
     """One token after the last known one, none before; and it is in the vocabulary."""
     desk = Desk(make_runner)
-    tokens = _prompt(desk, 3)
+    tokens = prompt_of(desk, 3)
     job = Job(1, len(tokens), SamplingParams())
     first = desk.run([job.item(tokens, [1, 2, 3], 0, 1)])[1]
-    _require(first.token_ids == (), f"tokens {first.token_ids} where none was asked for")
+    require(first.token_ids == (), f"tokens {first.token_ids} where none was asked for")
     last = desk.run([job.item(tokens, [1, 2, 3], 1, len(tokens))])[1]
-    _require(len(last.token_ids) == 1, f"{len(last.token_ids)} tokens where one was asked for")
-    _require(0 <= last.token_ids[0] < desk.capacity.vocabulary_size, f"token {last.token_ids[0]} is no token")
+    require(len(last.token_ids) == 1, f"{len(last.token_ids)} tokens where one was asked for")
+    require(0 <= last.token_ids[0] < desk.capacity.vocabulary_size, f"token {last.token_ids[0]} is no token")
 
 
 def a_row_does_not_depend_on_its_company(make_runner: MakeRunner) -> None:
     """Alone, in a batch, and in the batch turned round: the same tokens."""
-    prompts = [_prompt(Desk(make_runner), length, salt) for salt, length in enumerate((1, 2, 7, 13, 30))]
+    prompts = [prompt_of(Desk(make_runner), length, salt) for salt, length in enumerate((1, 2, 7, 13, 30))]
     alone = []
     for at, prompt in enumerate(prompts):
         desk = Desk(make_runner)
-        alone.append(desk.feed(prompt, _blocks(desk, at, len(prompt)), [len(prompt)], _job(at, prompt)).token_ids)
+        alone.append(desk.feed(prompt, blocks_of(desk, at, len(prompt)), [len(prompt)], job_for(at, prompt)).token_ids)
     for turned in (1, -1):
         desk = Desk(make_runner)
-        items = [_job(at, p).item(p, _blocks(desk, at, len(p)), 0, len(p)) for at, p in enumerate(prompts)]
+        items = [job_for(at, p).item(p, blocks_of(desk, at, len(p)), 0, len(p)) for at, p in enumerate(prompts)]
         rows = desk.run(items[::turned])
         together = [rows[at].token_ids for at in range(len(prompts))]
-        _require(together == alone, f"alone {alone}, together {together}")
+        require(together == alone, f"alone {alone}, together {together}")
 
 
 def a_prompt_may_come_in_any_chunks(make_runner: MakeRunner) -> None:
@@ -127,10 +66,12 @@ def a_prompt_may_come_in_any_chunks(make_runner: MakeRunner) -> None:
     size = make_runner().capacity.block_size
     for sizes in ([99], [size] * 9, [1] * 99, [2, 1, 5, 99], [size, 1, 99]):
         desk = Desk(make_runner)
-        tokens = _prompt(desk, 3 * size + 2)
-        pieces = _cut(sizes, len(tokens))
-        answers[tuple(pieces)] = desk.feed(tokens, _blocks(desk, 0, len(tokens)), pieces, _job(1, tokens)).token_ids
-    _require(len(set(answers.values())) == 1, f"chunks change the answer: {answers}")
+        tokens = prompt_of(desk, 3 * size + 2)
+        pieces = cut(sizes, len(tokens))
+        answers[tuple(pieces)] = desk.feed(
+            tokens, blocks_of(desk, 0, len(tokens)), pieces, job_for(1, tokens)
+        ).token_ids
+    require(len(set(answers.values())) == 1, f"chunks change the answer: {answers}")
 
 
 def any_blocks_will_do(make_runner: MakeRunner) -> None:
@@ -138,58 +79,60 @@ def any_blocks_will_do(make_runner: MakeRunner) -> None:
     answers = []
     for seed in range(4):
         desk = Desk(make_runner)
-        tokens = _prompt(desk, 2 * desk.capacity.block_size + 1)
+        tokens = prompt_of(desk, 2 * desk.capacity.block_size + 1)
         blocks = Random(seed).sample(range(1, 48), 4)  # noqa: S311 - the same blocks every time
-        answers.append(desk.generate(tokens, blocks, 3, _job(1, tokens)))
-    _require(all(answer == answers[0] for answer in answers), f"other blocks, other answers: {answers}")
+        answers.append(desk.generate(tokens, blocks, 3, job_for(1, tokens)))
+    require(all(answer == answers[0] for answer in answers), f"other blocks, other answers: {answers}")
 
 
 def a_prefix_computed_by_another_serves_as_well(make_runner: MakeRunner) -> None:
     """Blocks written for one sequence give another with the same prefix the same answer."""
     desk = Desk(make_runner)
     size = desk.capacity.block_size
-    tokens = _prompt(desk, 2 * size + 3)
-    cold = desk.feed(tokens, [1, 2, 3], [len(tokens)], _job(1, tokens)).token_ids
-    warm = desk.run([_job(2, tokens).item(tokens, [1, 2, 4], 2 * size, len(tokens))])[2].token_ids
-    _require(cold == warm, f"cold {cold}, with a shared prefix {warm}")
+    tokens = prompt_of(desk, 2 * size + 3)
+    cold = desk.feed(tokens, [1, 2, 3], [len(tokens)], job_for(1, tokens)).token_ids
+    warm = desk.run([job_for(2, tokens).item(tokens, [1, 2, 4], 2 * size, len(tokens))])[2].token_ids
+    require(cold == warm, f"cold {cold}, with a shared prefix {warm}")
 
 
 def a_copied_block_is_its_own(make_runner: MakeRunner) -> None:
     """After a copy both go on separately, and each as if it were alone."""
     desk = Desk(make_runner)
     size = desk.capacity.block_size
-    tokens = _prompt(desk, size + 1)
-    one, two = [*tokens, *_prompt(desk, 2, 1)], [*tokens, *_prompt(desk, 2, 2)]
-    alone = [Desk(make_runner).feed(known, [1, 2, 3], [len(known)], _job(1, tokens)).token_ids for known in (one, two)]
-    desk.feed(tokens, [1, 2], [len(tokens)], _job(1, tokens))
+    tokens = prompt_of(desk, size + 1)
+    one, two = [*tokens, *prompt_of(desk, 2, 1)], [*tokens, *prompt_of(desk, 2, 2)]
+    alone = [
+        Desk(make_runner).feed(known, [1, 2, 3], [len(known)], job_for(1, tokens)).token_ids for known in (one, two)
+    ]
+    desk.feed(tokens, [1, 2], [len(tokens)], job_for(1, tokens))
     first = len(tokens)
     rows = desk.run(
         [
-            _job(1, tokens).item(one, [1, 2, 4], first, len(one)),
-            _job(2, tokens).item(two, [1, 3, 5], first, len(two)),
+            job_for(1, tokens).item(one, [1, 2, 4], first, len(one)),
+            job_for(2, tokens).item(two, [1, 3, 5], first, len(two)),
         ],
         [BlockCopy(2, 3)],
     )
     got = [rows[1].token_ids, rows[2].token_ids]
-    _require(got == alone, f"alone {alone}, after a copy {got}")
+    require(got == alone, f"alone {alone}, after a copy {got}")
 
 
 def copies_come_before_writes_and_in_their_order(make_runner: MakeRunner) -> None:
     """A step may copy a block and write into the original, and copy a copy."""
     desk = Desk(make_runner)
-    tokens = _prompt(desk, 2)
-    known = [*tokens, *_prompt(desk, 1, 3)]
-    expected = Desk(make_runner).feed(known, [1], [len(known)], _job(1, tokens)).token_ids
-    desk.feed(tokens, [1], [len(tokens)], _job(1, tokens))
-    other = _prompt(desk, 2, 4)
+    tokens = prompt_of(desk, 2)
+    known = [*tokens, *prompt_of(desk, 1, 3)]
+    expected = Desk(make_runner).feed(known, [1], [len(known)], job_for(1, tokens)).token_ids
+    desk.feed(tokens, [1], [len(tokens)], job_for(1, tokens))
+    other = prompt_of(desk, 2, 4)
     rows = desk.run(
         [
-            _job(1, tokens).item(known, [3], len(tokens), len(known)),
-            _job(2, other).item(other, [1], 0, len(other)),
+            job_for(1, tokens).item(known, [3], len(tokens), len(known)),
+            job_for(2, other).item(other, [1], 0, len(other)),
         ],
         [BlockCopy(1, 2), BlockCopy(2, 3)],
     )
-    _require(rows[1].token_ids == expected, f"expected {expected}, got {rows[1].token_ids}")
+    require(rows[1].token_ids == expected, f"expected {expected}, got {rows[1].token_ids}")
 
 
 def nothing_beyond_a_sequence_is_read(make_runner: MakeRunner) -> None:
@@ -198,50 +141,50 @@ def nothing_beyond_a_sequence_is_read(make_runner: MakeRunner) -> None:
     for salt in range(3):
         desk = Desk(make_runner)
         size = desk.capacity.block_size
-        junk = _prompt(desk, 2 * size, 10 + salt)
+        junk = prompt_of(desk, 2 * size, 10 + salt)
         if salt:
-            desk.feed(junk, [1, 2], [len(junk)], _job(9, junk))
-        tokens = _prompt(desk, 1)
-        answers.append(desk.feed(tokens, [1, 2], [1], _job(1, tokens)).token_ids)
-    _require(len(set(answers)) == 1, f"what lies beyond the sequence changes it: {answers}")
+            desk.feed(junk, [1, 2], [len(junk)], job_for(9, junk))
+        tokens = prompt_of(desk, 1)
+        answers.append(desk.feed(tokens, [1, 2], [1], job_for(1, tokens)).token_ids)
+    require(len(set(answers)) == 1, f"what lies beyond the sequence changes it: {answers}")
 
 
 def blocks_can_be_carried_away_and_back(make_runner: MakeRunner) -> None:
     """Bytes read from blocks and written to others serve as the blocks did; another runner's will do."""
     desk = Desk(make_runner)
     size = desk.capacity.block_size
-    tokens = _prompt(desk, 2 * size + 1)
-    expected = desk.feed(tokens, [1, 2, 3], [len(tokens)], _job(1, tokens)).token_ids
+    tokens = prompt_of(desk, 2 * size + 1)
+    expected = desk.feed(tokens, [1, 2, 3], [len(tokens)], job_for(1, tokens)).token_ids
     data = desk.runner.read_blocks([1, 2])
-    _require([len(content) for content in data] == [desk.capacity.num_kv_bytes] * 2, "a block has another size")
+    require([len(content) for content in data] == [desk.capacity.num_kv_bytes] * 2, "a block has another size")
     fresh = Desk(make_runner)
     fresh.runner.write_blocks([5, 4], data)
-    got = fresh.run([_job(1, tokens).item(tokens, [5, 4, 6], 2 * size, len(tokens))])[1].token_ids
-    _require(got == expected, f"expected {expected}, from carried blocks {got}")
+    got = fresh.run([job_for(1, tokens).item(tokens, [5, 4, 6], 2 * size, len(tokens))])[1].token_ids
+    require(got == expected, f"expected {expected}, from carried blocks {got}")
 
 
 def the_seed_decides(make_runner: MakeRunner) -> None:
     """The same seed gives the same tokens; seeds differ; at temperature 0 none is used."""
     desk = Desk(make_runner)
-    tokens = _prompt(desk, 5)
+    tokens = prompt_of(desk, 5)
 
     def answer(seed: int, temperature: float) -> tuple[int, ...]:
         params = SamplingParams(temperature=temperature)
         return tuple(Desk(make_runner).generate(tokens, [1, 2, 3, 4], 4, Job(1, len(tokens), params, seed)))
 
-    _require(answer(1, 1.0) == answer(1, 1.0), "the same seed gave two answers")
-    _require(len({answer(seed, 1.0) for seed in range(8)}) > 1, "eight seeds gave one answer")
-    _require(len({answer(seed, 0.0) for seed in range(3)}) == 1, "the seed matters at temperature 0")
+    require(answer(1, 1.0) == answer(1, 1.0), "the same seed gave two answers")
+    require(len({answer(seed, 1.0) for seed in range(8)}) > 1, "eight seeds gave one answer")
+    require(len({answer(seed, 0.0) for seed in range(3)}) == 1, "the seed matters at temperature 0")
 
 
 def stop_tokens_wait_for_min_tokens(make_runner: MakeRunner) -> None:
     """However likely, a stop token is not chosen too early."""
     desk = Desk(make_runner)
-    tokens = _prompt(desk, 3)
+    tokens = prompt_of(desk, 3)
     stops = frozenset(range(1, desk.capacity.vocabulary_size))
     params = SamplingParams(stop_token_ids=stops, min_tokens=3, max_tokens=9)
     got = desk.generate(tokens, [1, 2, 3, 4, 5, 6], 3, Job(1, len(tokens), params))
-    _require(got == [0, 0, 0], f"{got}: a stop token among the first three")
+    require(got == [0, 0, 0], f"{got}: a stop token among the first three")
 
 
 def continuations_draw_differently(make_runner: MakeRunner) -> None:
@@ -249,27 +192,27 @@ def continuations_draw_differently(make_runner: MakeRunner) -> None:
 
     def answer(index: int) -> tuple[int, ...]:
         desk = Desk(make_runner)
-        tokens = _prompt(desk, 5)
+        tokens = prompt_of(desk, 5)
         job = Job(1, len(tokens), SamplingParams(), index=index)
         return tuple(desk.generate(tokens, [1, 2, 3, 4], 4, job))
 
-    _require(answer(3) == answer(3), "the same continuation gave two answers")
-    _require(len({answer(index) for index in range(8)}) > 1, "eight continuations gave one answer")
+    require(answer(3) == answer(3), "the same continuation gave two answers")
+    require(len({answer(index) for index in range(8)}) > 1, "eight continuations gave one answer")
 
 
 def choices_can_be_narrowed(make_runner: MakeRunner) -> None:
     """The one allowed token comes out, a banned one never does, and the likeliest of one is the likeliest of all."""
     desk = Desk(make_runner)
-    tokens = _prompt(desk, 5)
+    tokens = prompt_of(desk, 5)
 
     def answer(params: SamplingParams) -> list[int]:
         return Desk(make_runner).generate(tokens, [1, 2, 3, 4], 4, Job(1, len(tokens), params))
 
-    _require(answer(SamplingParams(allowed_token_ids=(7,))) == [7] * 4, "a token that was not allowed")
+    require(answer(SamplingParams(allowed_token_ids=(7,))) == [7] * 4, "a token that was not allowed")
     greedy = answer(SamplingParams(temperature=0.0))
     banned = answer(SamplingParams(temperature=0.0, banned_token_ids=tuple(set(greedy))))
-    _require(not set(greedy) & set(banned), f"banned {greedy}, got {banned}")
-    _require(answer(SamplingParams(top_k=1)) == greedy, "the likeliest of one is another than at temperature 0")
+    require(not set(greedy) & set(banned), f"banned {greedy}, got {banned}")
+    require(answer(SamplingParams(top_k=1)) == greedy, "the likeliest of one is another than at temperature 0")
 
 
 def the_largest_step_runs(make_runner: MakeRunner) -> None:
@@ -279,32 +222,32 @@ def the_largest_step_runs(make_runner: MakeRunner) -> None:
     rows = min(16, capacity.num_blocks // 2)
     length = min(capacity.max_step_tokens // rows, capacity.num_blocks // rows * capacity.block_size)
     span = desk.num_blocks_for(length)
-    prompts = [_prompt(desk, length, salt) for salt in range(rows)]
+    prompts = [prompt_of(desk, length, salt) for salt in range(rows)]
     tables = [list(range(1 + at * span, 1 + (at + 1) * span)) for at in range(rows)]
-    items = [_job(at, prompt).item(prompt, tables[at], 0, length) for at, prompt in enumerate(prompts)]
+    items = [job_for(at, prompt).item(prompt, tables[at], 0, length) for at, prompt in enumerate(prompts)]
     together = desk.run(items)
     for at in (0, rows - 1):
         alone = Desk(make_runner).run([items[at]])[at]
-        _require(alone == together[at], f"row {at} of {rows}: alone {alone}, in the largest step {together[at]}")
+        require(alone == together[at], f"row {at} of {rows}: alone {alone}, in the largest step {together[at]}")
 
 
 def a_step_leaves_other_blocks_alone(make_runner: MakeRunner) -> None:
     """Blocks that no row writes and no copy fills hold what they held."""
     desk = Desk(make_runner)
-    tokens = _prompt(desk, 3)
+    tokens = prompt_of(desk, 3)
     others = [block for block in range(1, desk.capacity.num_blocks + 1) if block not in (5, 6)]
-    desk.feed(_prompt(desk, 9, 1), [1, 2, 3], [9], _job(9, tokens))
+    desk.feed(prompt_of(desk, 9, 1), [1, 2, 3], [9], job_for(9, tokens))
     before = desk.runner.read_blocks(others)
-    desk.feed(tokens, [5], [1, 2], _job(1, tokens))
+    desk.feed(tokens, [5], [1, 2], job_for(1, tokens))
     desk.run([], [BlockCopy(5, 6)])
-    _require(desk.runner.read_blocks(others) == before, "a block changed that nobody wrote")
+    require(desk.runner.read_blocks(others) == before, "a block changed that nobody wrote")
 
 
 def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
     """Of the chosen token and of the prompt: the same alone, in a batch, and in chunks."""
 
     def items(desk: Desk, ends: Sequence[int]) -> list[WorkItem]:
-        tokens, made, first = _prompt(desk, 9), [], 0
+        tokens, made, first = prompt_of(desk, 9), [], 0
         job = Job(1, len(tokens), SamplingParams(logprobs=2))
         for end in ends:
             item = job.item(tokens, [1, 2, 3], first, end)
@@ -315,40 +258,40 @@ def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
     desk = Desk(make_runner)
     whole = desk.run(items(desk, [9]))[1]
     desk = Desk(make_runner)
-    other = _prompt(desk, 6, 5)
-    company = desk.run([*items(desk, [9]), _job(2, other).item(other, [4, 5], 0, 6)])[1]
-    _require(company == whole, f"alone {whole}, in company {company}")
+    other = prompt_of(desk, 6, 5)
+    company = desk.run([*items(desk, [9]), job_for(2, other).item(other, [4, 5], 0, 6)])[1]
+    require(company == whole, f"alone {whole}, in company {company}")
     desk = Desk(make_runner)
     parts = [desk.run([item])[1] for item in items(desk, [4, 8, 9])]
     joined = tuple(entry for part in parts for entry in part.prompt_logprobs)
-    _require(joined == whole.prompt_logprobs, f"whole {whole.prompt_logprobs}, in chunks {joined}")
-    _require(parts[-1].logprobs == whole.logprobs, f"whole {whole.logprobs}, in chunks {parts[-1].logprobs}")
+    require(joined == whole.prompt_logprobs, f"whole {whole.prompt_logprobs}, in chunks {joined}")
+    require(parts[-1].logprobs == whole.logprobs, f"whole {whole.logprobs}, in chunks {parts[-1].logprobs}")
 
 
 def a_dropped_sequence_leaves_nothing_behind(make_runner: MakeRunner) -> None:
     """An id that was dropped may come back as another sequence."""
     desk = Desk(make_runner)
-    first, second = _prompt(desk, 6, 1), _prompt(desk, 7, 2)
-    expected = Desk(make_runner).feed(second, [3, 4], [7], _job(1, second)).token_ids
-    desk.feed(first, [1, 2], [6], _job(1, first))
-    item = _job(1, second).item(second, [3, 4], 0, 7)
+    first, second = prompt_of(desk, 6, 1), prompt_of(desk, 7, 2)
+    expected = Desk(make_runner).feed(second, [3, 4], [7], job_for(1, second)).token_ids
+    desk.feed(first, [1, 2], [6], job_for(1, first))
+    item = job_for(1, second).item(second, [3, 4], 0, 7)
     row = desk.runner.start(StepPlan(99, (), (item,), (1,))).wait().rows[1]
-    _require(row.token_ids == expected, f"expected {expected}, after another of the same id {row.token_ids}")
+    require(row.token_ids == expected, f"expected {expected}, after another of the same id {row.token_ids}")
 
 
 def logprobs_come_as_asked(make_runner: MakeRunner) -> None:
     """For the chosen token and for prompt tokens, with as many alternatives as wanted, none above 0."""
     desk = Desk(make_runner)
-    tokens = _prompt(desk, 5)
+    tokens = prompt_of(desk, 5)
     item = Job(1, len(tokens), SamplingParams(logprobs=2)).item(tokens, [1, 2, 3, 4, 5], 0, len(tokens))
     row = desk.run([item._replace(prompt_targets=tuple(tokens[1:]), num_prompt_alternatives=1)])[1]
-    _require(len(row.logprobs) == 1, f"{len(row.logprobs)} logprobs for one token")
-    _require(row.logprobs[0].token_id == row.token_ids[0], "the logprob is of another token")
-    _require(len(row.logprobs[0].alternatives) == 2, f"{len(row.logprobs[0].alternatives)} alternatives, 2 wanted")
+    require(len(row.logprobs) == 1, f"{len(row.logprobs)} logprobs for one token")
+    require(row.logprobs[0].token_id == row.token_ids[0], "the logprob is of another token")
+    require(len(row.logprobs[0].alternatives) == 2, f"{len(row.logprobs[0].alternatives)} alternatives, 2 wanted")
     targets = [entry.token_id for entry in row.prompt_logprobs]
-    _require(targets == list(tokens[1:]), f"prompt logprobs of {targets}, wanted {tokens[1:]}")
+    require(targets == list(tokens[1:]), f"prompt logprobs of {targets}, wanted {tokens[1:]}")
     values = [entry.logprob for entry in (*row.logprobs, *row.prompt_logprobs)]
-    _require(all(value <= 0.0 for value in values), f"a log-probability above 0: {values}")
+    require(all(value <= 0.0 for value in values), f"a log-probability above 0: {values}")
 
 
 def closing_twice_does_nothing(make_runner: MakeRunner) -> None:
@@ -357,7 +300,7 @@ def closing_twice_does_nothing(make_runner: MakeRunner) -> None:
     before = runner.capacity
     runner.close()
     runner.close()
-    _require(runner.capacity == before, "the capacity changed")
+    require(runner.capacity == before, "the capacity changed")
 
 
 CHECKS: tuple[Callable[[MakeRunner], None], ...] = (
@@ -381,32 +324,3 @@ CHECKS: tuple[Callable[[MakeRunner], None], ...] = (
     logprobs_come_as_asked,
     closing_twice_does_nothing,
 )
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ConformanceError(message)
-
-
-def _prompt(desk: Desk, length: int, salt: int = 0) -> list[int]:
-    random = Random(f"{length} {salt}")  # noqa: S311 - the same tokens every time
-    return [random.randrange(desk.capacity.vocabulary_size) for _ in range(length)]
-
-
-def _job(sequence_id: int, tokens: Sequence[int]) -> Job:
-    return Job(sequence_id, len(tokens), SamplingParams(frequency_penalty=0.5))
-
-
-def _blocks(desk: Desk, at: int, num_tokens: int) -> list[int]:
-    """Blocks of its own for the sequence number `at` of a batch."""
-    span = desk.num_blocks_for(30)
-    return list(range(1 + at * span, 1 + at * span + desk.num_blocks_for(num_tokens)))
-
-
-def _cut(sizes: Sequence[int], total: int) -> list[int]:
-    """The leading sizes that cover `total`, the last one cut to fit."""
-    pieces: list[int] = []
-    for size in sizes:
-        if sum(pieces) < total:
-            pieces.append(min(size, total - sum(pieces)))
-    return pieces

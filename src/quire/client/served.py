@@ -22,7 +22,8 @@ from quire.errors import ConfigError, EngineDeadError
 from quire.worker.kv_events import KVEventSettings
 from quire.worker.messages import Load, Open, Ready
 from quire.worker.step_sizes import StepSizes
-from quire.worker.supervisor import Limits, Supervisor, WorkerPlan
+from quire.worker.supervisor import Supervisor
+from quire.worker.worker_plan import Limits, WorkerPlan
 
 
 @dataclass(frozen=True, slots=True)

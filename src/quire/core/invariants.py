@@ -49,7 +49,10 @@ def check_scheduler(scheduler: Scheduler) -> None:
     tables = {sequence.table.table_id for sequence in running if sequence.table is not None}
     _require(tables == set(scheduler.memory.tables) - set(scheduler.memory.pins.tables), "tables without a sequence")
     num_places = sum(1 + len(sequence.siblings) for sequence in running)
-    _require(num_places == scheduler.num_places, f"{scheduler.num_places} places counted, {num_places} taken")
+    _require(
+        num_places == scheduler.placement.num_places,
+        f"{scheduler.placement.num_places} places counted, {num_places} taken",
+    )
     _require(num_places <= scheduler.config.max_running, f"{num_places} places taken")
     unborn = [sibling for sequence in (*running, *waiting) for sibling in sequence.siblings]
     alive = Counter(sequence.sequence_id for sequence in (*running, *waiting, *unborn))

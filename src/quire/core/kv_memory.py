@@ -15,10 +15,11 @@ Time is handed in by `advance`, never read.
 from collections.abc import Callable, Sequence
 
 from quire.core.block_pool import BlockPool
-from quire.core.block_table import BlockTable, hit_cap, num_blocks_for, unpack_tokens
+from quire.core.block_table import BlockTable, hit_cap, num_blocks_for
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from quire.core.events import AllBlocksCleared, BlockRemoved, KVEvent
 from quire.core.kv_config import Block, KVMemoryConfig, MemoryStats
+from quire.core.memory_view import MemoryCounters, block_view, memory_stats, stored_event
 from quire.core.pins import Pin, Pins
 from quire.core.prefix_tree import Divergence, PrefixTree
 from quire.core.step import BlockCopy
@@ -43,11 +44,7 @@ class KVMemory:
         self._emit = emit
         """Called in the middle of operations: it must neither raise nor call back. Appending to a list is right."""
         self._next_id = 1
-        self._query_tokens = 0
-        self._hit_tokens = 0
-        self._num_evictions = 0
-        self._num_block_copies = 0
-        self._num_collisions = 0
+        self._counters = MemoryCounters()
 
     @property
     def num_free_blocks(self) -> int:
@@ -133,7 +130,7 @@ class KVMemory:
             copy = BlockCopy(source, taken.pop())
             table.copy_source = source
             table.blocks[first_full] = copy.dst
-            self._num_block_copies += 1
+            self._counters.num_block_copies += 1
         table.blocks += taken
         if table.is_naming and num_full > first_full:
             table.in_flight_digests = table.digests[first_full:num_full]
@@ -142,8 +139,8 @@ class KVMemory:
                 in_flight[digest] = in_flight.get(digest, 0) + 1
         table.num_reserved = end
         # A query counts once the sequence goes on with what it found; one that did not fit will ask again.
-        self._query_tokens += table.query_tokens
-        self._hit_tokens += table.query_hit_tokens
+        self._counters.query_tokens += table.query_tokens
+        self._counters.hit_tokens += table.query_hit_tokens
         table.query_tokens = table.query_hit_tokens = 0
         return copy
 
@@ -255,35 +252,11 @@ class KVMemory:
 
     def block(self, block_id: int) -> Block:
         """What is known of one block."""
-        parent = self.tree.parent_of(block_id)
-        return Block(
-            block_id=block_id,
-            ref_count=self.pool.ref_count[block_id],
-            is_pinned=self.pins.pin_count[block_id] > 0,
-            digest=self.tree.digest_of(block_id) if parent else None,
-            token_ids=unpack_tokens(self.tree.tokens_of(block_id)) if parent else (),
-            parent_id=parent if parent > 0 else None,
-        )
+        return block_view(block_id, self.pool, self.pins, self.tree)
 
     def stats(self) -> MemoryStats:
         """Counters and shares; walks the open tables, not the pool."""
-        pool, num_slots = self.pool, self.pool.num_referenced * self.config.block_size
-        return MemoryStats(
-            num_blocks=pool.num_blocks,
-            num_referenced_blocks=pool.num_referenced,
-            num_cached_blocks=pool.num_cached,
-            num_blank_blocks=pool.num_blank,
-            num_named_blocks=pool.num_named,
-            num_pinned_blocks=self.pins.num_pinned_blocks,
-            num_open_tables=len(self.tables),
-            query_tokens=self._query_tokens,
-            hit_tokens=self._hit_tokens,
-            num_evictions=self._num_evictions,
-            num_block_copies=self._num_block_copies,
-            num_collisions=self._num_collisions,
-            usage=pool.num_referenced / pool.num_blocks,
-            fragmentation=self._num_empty_slots() / num_slots if num_slots else 0.0,
-        )
+        return memory_stats(self.pool, self.pins, self.tables.values(), self._counters, self.config.block_size)
 
     # -- leaves --------------------------------------------------------------------------------------------------------
 
@@ -361,7 +334,7 @@ class KVMemory:
         """The tree forgets these cached blocks, which have just been taken: leaves come first."""
         digests = self.tree.forget(blocks, self.now_s)
         self.pool.unname(blocks)
-        self._num_evictions += len(digests)
+        self._counters.num_evictions += len(digests)
         if self._emit is not None:
             self._emit(BlockRemoved(tuple(digests)))
 
@@ -376,10 +349,11 @@ class KVMemory:
         num_named = self.tree.name(blocks, digests, packed, table.parent_of(first))
         self.pool.name(blocks[:num_named])
         if num_named < len(blocks):
-            self._num_collisions += 1
+            self._counters.num_collisions += 1
             table.is_naming = False
         if self._emit is not None and num_named:
-            self._emit(self._stored(table, first, first + num_named))
+            namespace = self.tree.namespace_of(table.root)
+            self._emit(stored_event(table, first, first + num_named, namespace, self.config.block_size))
 
     def _adopt_named(self, table: BlockTable, index: int, last: int) -> int:
         """Where an equal block is named already, take it and give up the own one; returns the first index without.
@@ -396,24 +370,3 @@ class KVMemory:
             table.blocks[index] = named
             index += 1
         return index
-
-    def _stored(self, table: BlockTable, first: int, last: int) -> BlockStored:
-        namespace, block_size = self.tree.namespace_of(table.root), self.config.block_size
-        packed = table.packed_tokens[first * 4 * block_size : last * 4 * block_size]
-        return BlockStored(
-            digests=tuple(table.digests[first:last]),
-            parent_digest=table.digests[first - 1] if first else None,
-            token_ids=unpack_tokens(bytes(packed)),
-            block_size=block_size,
-            adapter=namespace.adapter,
-            cache_group=namespace.cache_group,
-        )
-
-    def _num_empty_slots(self) -> int:
-        """Slots of referenced blocks that hold no token: only the blocks a sequence has not filled yet have any."""
-        block_size, named, num_filled = self.config.block_size, self.pool.named, dict[int, int]()
-        for table in self.tables.values():
-            for index in range(table.num_computed // block_size, len(table.blocks)):
-                block, filled = table.blocks[index], max(0, table.num_computed - index * block_size)
-                num_filled[block] = max(block_size * named[block], filled, num_filled.get(block, 0))
-        return sum(block_size - filled for filled in num_filled.values())

@@ -186,3 +186,10 @@ class Sequence:
         if (self.status, status) not in LEGAL_MOVES:
             raise InvariantError(f"sequence {self.sequence_id} cannot go from {self.status.value} to {status.value}")
         self.status = status
+
+
+def table_of(sequence: Sequence) -> BlockTable:
+    """The table of a sequence that runs."""
+    if sequence.table is None:
+        raise InvariantError(f"sequence {sequence.sequence_id} has no blocks: it does not run")
+    return sequence.table

@@ -11,20 +11,19 @@ most urgent sequence always gets on, and ends. Who needs a block that another wr
 matches it at the next plan: N equal cold prompts are computed once.
 """
 
-from bisect import bisect_left, insort
-from collections import Counter
-from heapq import heapify, heappop, heappush
 from math import inf
 
-from quire.core.block_table import BlockTable, num_blocks_for
+from quire.core.deadlines import Deadlines
 from quire.core.digests import Namespace
-from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.events import Admitted, Preempted, RequestEvent
 from quire.core.kv_memory import KVMemory
-from quire.core.policy import check_request, chunk_length, finish_reason, may_displace, victims_for, will_compute
+from quire.core.placement import Placement
+from quire.core.policy import check_request, chunk_length, finish_reason, victims_for, will_compute
 from quire.core.prefix_tree import Divergence, MissReason
-from quire.core.request import FinishReason, Request, Sequence, SequenceStatus
-from quire.core.scheduler_config import Blocked, Live, Needs, SchedulerConfig, SchedulerStats
-from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, StepResult, WorkItem
+from quire.core.request import FinishReason, Request, Sequence, SequenceStatus, table_of
+from quire.core.rows import count_row, end_of_request, end_of_sequence, prompt_report, token_event, work_item
+from quire.core.scheduler_config import Live, SchedulerConfig, SchedulerStats
+from quire.core.step import BlockCopy, RowResult, StepPlan, StepResult, WorkItem
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
 
@@ -37,23 +36,19 @@ class Scheduler:
         self.config = config
         self.memory = memory
         self.queue = WaitingQueue(config.queue)
-        self.running: list[Sequence] = []
-        """In order of urgency."""
+        self.placement = Placement(config, memory)
+        self.running = self.placement.running
         self.live: dict[str, Live] = {}
         self.in_flight: StepPlan | None = None
         self.stats = SchedulerStats()
-        self.num_places = 0
-        """Places taken of `max_running`: running sequences and the siblings they will have."""
         self._planned: list[Sequence] = []
-        self._num_watermark_blocks = int(config.watermark * memory.config.num_blocks)
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines = Deadlines()
         self._dropped: list[int] = []
         self._cancelled: dict[tuple[str, int], None] = {}
         """Request and index of what ends when the step in flight has returned, in the order it was said."""
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
         self._latest_arrival_s = -inf
-        self._blocked: Blocked | None = None
         self._next_sequence_id = 1
 
     # -- requests come and go ------------------------------------------------------------------------------------------
@@ -96,7 +91,7 @@ class Scheduler:
             wait = self.queue.add_promised if is_promised else self.queue.add
             wait(leader)
             if request.deadline_s is not None:
-                heappush(self._deadlines, (request.deadline_s, request.request_id))
+                self._deadlines.add(request.deadline_s, request.request_id)
         for sequence, reason in zip(sequences, reasons, strict=True):
             if reason is not None:
                 self._finish(sequence, reason)
@@ -164,7 +159,7 @@ class Scheduler:
                 continue
             if not is_single:
                 budget -= num_tokens
-            items.append(self._work_item(sequence, num_tokens))
+            items.append(work_item(sequence, num_tokens, reads_cache=self._reads_cache(sequence)))
             planned.append(sequence)
 
         plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), tuple(self._dropped))
@@ -191,86 +186,31 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start who is next, as long as it would get tokens in this step and has a place and blocks."""
-        needs = Needs.of(self.running, self._num_blocks_wanted)
-        while (head := self.queue.head()) is not None and self._has_place(head) and self._reaches(head, needs):
-            if self._is_still_blocked(head):
+        placement, needs = self.placement, self.placement.needs()
+        while (head := self.queue.head()) is not None and placement.has_place(head) and placement.reaches(head, needs):
+            if placement.is_still_blocked(head):
                 return
             namespace = head.request.namespace
             head.table = self.memory.reopen(namespace) if head.num_preemptions else self.memory.open(namespace)
             num_cached = head.num_cached_tokens
             self._match(head)
-            victims = victims_for(head, self.running, lambda victims: self._fits(head, needs, victims))  # noqa: B023
+            victims = victims_for(head, self.running, lambda victims: placement.fits(head, needs, victims))  # noqa: B023
             if victims is None:
                 # Not skipped: the head waits, and everybody behind it.
                 self.memory.release(head.table)
                 head.table = None
                 head.num_cached_tokens = num_cached
-                self._blocked = Blocked(head.sequence_id, self.memory.num_free_blocks)
+                placement.block(head)
                 return
             for victim in victims:
                 self._preempt(victim)
             self._start(head)
-            needs = (
-                Needs.of(self.running, self._num_blocks_wanted)
-                if victims
-                else needs.with_one_more(head, self._num_blocks_wanted(head))
-            )
-
-    def _is_still_blocked(self, head: Sequence) -> bool:
-        """Whether the head did not fit lately and nothing has changed that could help: nobody stopped running and no
-        block came free. Matching a long prompt anew at every step would cost more than the step.
-        """
-        return (
-            self._blocked is not None
-            and bool(self.running)
-            and self._blocked.sequence_id == head.sequence_id
-            and self._blocked.num_free_blocks >= self.memory.num_free_blocks
-        )
-
-    def _has_place(self, head: Sequence) -> bool:
-        """Whether there is a place, or somebody who might give one up."""
-        is_free = self.num_places + 1 + len(head.siblings) <= self.config.max_running
-        return is_free or any(may_displace(head, sequence) for sequence in self.running)
-
-    def _reaches(self, head: Sequence, needs: Needs) -> bool:
-        """Whether this step's budget reaches the head after all who are more urgent."""
-        budget = self.config.max_step_tokens - needs.num_tokens_before(head.key)
-        return budget >= min(self.memory.config.block_size, len(head.tokens))
-
-    def _fits(self, head: Sequence, needs: Needs, victims: list[Sequence]) -> bool:
-        """Whether there are places and blocks for the head if these give up theirs.
-
-        Set aside is what those who stay still need, and the watermark; that is waived while nothing else runs.
-        """
-        num_places = self.num_places + 1 + len(head.siblings)
-        num_places -= sum(1 + len(victim.siblings) for victim in victims)
-        if num_places > self.config.max_running:
-            return False
-        num_blocks = self._num_blocks_wanted(head)
-        if len(self.running) > len(victims):
-            num_blocks += self._num_watermark_blocks + needs.num_blocks
-            num_blocks -= sum(self._num_blocks_wanted(victim) for victim in victims)
-        return num_blocks <= self.memory.num_free_blocks + self._num_freed_by(victims)
-
-    def _num_blocks_wanted(self, sequence: Sequence) -> int:
-        """Blocks it still needs for the tokens it knows; with siblings, for theirs as well."""
-        num_blocks = self.memory.num_blocks_needed(_table(sequence), sequence.num_uncomputed)
-        if sequence.siblings:
-            block_size = self.memory.config.block_size
-            num_shared = (sequence.num_prompt_tokens - 1) // block_size
-            num_blocks += sum(num_blocks_for(len(one.tokens), block_size) - num_shared for one in sequence.siblings)
-        return num_blocks
-
-    def _num_freed_by(self, victims: list[Sequence]) -> int:
-        """Blocks that nobody holds once all of these have let go."""
-        held = Counter(block for victim in victims for block in _table(victim).blocks)
-        return sum(self.memory.pool.ref_count[block] == count for block, count in held.items())
+            needs = placement.needs() if victims else needs.with_one_more(head, placement.num_blocks_wanted(head))
 
     def _start(self, sequence: Sequence) -> None:
         self.queue.remove(sequence)
         sequence.move(SequenceStatus.RUNNING)
-        self.num_places += 1 + len(sequence.siblings)
-        insort(self.running, sequence, key=_urgency)
+        self.placement.add(sequence)
         live = self.live[sequence.request.request_id]
         if not live.is_admitted:
             live.is_admitted = True
@@ -294,13 +234,8 @@ class Scheduler:
         self._events.append(Preempted(sequence.request.request_id, sequence.index, self._now_s))
 
     def _stop_running(self, sequence: Sequence) -> None:
-        at = bisect_left(self.running, sequence.key, key=_urgency)
-        if self.running[at] is not sequence:
-            raise InvariantError(f"sequence {sequence.sequence_id} is not where its key says among the running")
-        del self.running[at]
-        self._blocked = None
-        self.num_places -= 1 + len(sequence.siblings)
-        self.memory.release(_table(sequence))
+        self.placement.remove(sequence)
+        self.memory.release(table_of(sequence))
         sequence.table = None
         self._dropped.append(sequence.sequence_id)
 
@@ -333,21 +268,9 @@ class Scheduler:
             return True
         return False
 
-    def _work_item(self, sequence: Sequence, num_tokens: int) -> WorkItem:
-        table, tokens, request = _table(sequence), sequence.tokens, sequence.request
-        first, params = table.num_computed, request.params
-        end = first + num_tokens
-        sampling: Sampling | None = None
-        if end == len(tokens):
-            known = tuple(tokens) if params.needs_known_tokens else None
-            sampling = Sampling(params, request.seed, sequence.index, end, sequence.num_prompt_tokens, known)
-        targets = () if self._reads_cache(sequence) else request.prompt[first + 1 : end + 1]
-        fed, blocks = tuple(tokens[first:end]), tuple(table.blocks)
-        return WorkItem(sequence.sequence_id, fed, first, blocks, sampling, targets, params.prompt_logprobs or 0)
-
     def _match(self, sequence: Sequence) -> None:
         """Take what the cache has by now; tokens found before the first preemption count as cached for the client."""
-        table, tokens = _table(sequence), sequence.tokens
+        table, tokens = table_of(sequence), sequence.tokens
         if not self._reads_cache(sequence):
             # What it owes its client must be computed; what it has reported may be found.
             tokens = tokens[: self.live[sequence.request.request_id].num_prompt_reported]
@@ -368,62 +291,33 @@ class Scheduler:
     def _apply_row(self, sequence: Sequence, item: WorkItem, row: RowResult) -> None:
         num_tokens = len(item.token_ids)
         if row.error is not None:
-            self.memory.commit(_table(sequence), 0)
+            self.memory.commit(table_of(sequence), 0)
             self._finish(sequence, FinishReason.ERROR, row.error)
             return
         if len(row.token_ids) != (item.sampling is not None):
             raise InvariantError(f"apply: sequence {item.sequence_id} got {len(row.token_ids)} tokens")
-        self.memory.commit(_table(sequence), num_tokens)
-        self._account(sequence, item.first_position, item.first_position + num_tokens, len(row.token_ids))
+        self.memory.commit(table_of(sequence), num_tokens)
+        num_new_prompt = count_row(self.stats, sequence, item, len(row.token_ids))
+        if num_new_prompt or row.token_ids:
+            self.queue.charge(sequence.request.tenant, num_new_prompt, len(row.token_ids))
         if row.prompt_logprobs:
-            self._report_prompt(sequence, item.first_position, row)
+            report = prompt_report(self.live[sequence.request.request_id], item.first_position, row)
+            if report is not None:
+                self._events.append(report)
         if (sequence.request.request_id, sequence.index) in self._cancelled:
             return
         for at, token_id in enumerate(row.token_ids):
             sequence.tokens.append(token_id)
-            logprobs = row.logprobs[at] if row.logprobs else None
-            self._events.append(
-                Token(
-                    sequence.request.request_id,
-                    sequence.index,
-                    self._now_s,
-                    token_id,
-                    sequence.num_output_tokens,
-                    logprobs,
-                )
-            )
+            self._events.append(token_event(sequence, row, at, self._now_s))
         if sequence.siblings:
             self._fork_if_due(sequence)
         reason = finish_reason(sequence, self.config.max_sequence_tokens) if row.token_ids else None
         if reason is not None:
             self._finish(sequence, reason)
 
-    def _account(self, sequence: Sequence, first: int, end: int, num_output_tokens: int) -> None:
-        """Charge the tenant for prompt tokens computed for the first time and for tokens produced."""
-        stats, charged = self.stats, sequence.num_charged
-        num_new_prompt = 0
-        if first < sequence.num_prompt_tokens:
-            num_new_prompt = max(0, min(end, sequence.num_prompt_tokens) - max(first, charged))
-        if first < charged:
-            stats.num_recomputed_tokens += min(end, charged) - first
-        stats.num_computed_tokens += end - first
-        stats.num_output_tokens += num_output_tokens
-        sequence.num_charged = max(charged, end)
-        if num_new_prompt or num_output_tokens:
-            self.queue.charge(sequence.request.tenant, num_new_prompt, num_output_tokens)
-
-    def _report_prompt(self, sequence: Sequence, first: int, row: RowResult) -> None:
-        """Each prompt position is reported once, however often it is computed."""
-        live = self.live[sequence.request.request_id]
-        num_known = max(0, live.num_prompt_reported - first - 1)
-        fresh = row.prompt_logprobs[num_known:]
-        if fresh:
-            live.num_prompt_reported = first + 1 + num_known + len(fresh)
-            self._events.append(PromptLogprobs(live.request.request_id, first + 1 + num_known, fresh))
-
     def _fork_if_due(self, sequence: Sequence) -> None:
         """At the prompt's last token the siblings branch off, each to compute that token for itself."""
-        point, table = sequence.fork_point, _table(sequence)
+        point, table = sequence.fork_point, table_of(sequence)
         if point is None or table.num_computed < point:
             return
         siblings, sequence.siblings = sequence.siblings, []
@@ -431,13 +325,12 @@ class Scheduler:
             sibling.table = self.memory.fork(table, point)
             sibling.num_charged = point
             sibling.move(SequenceStatus.RUNNING)
-            insort(self.running, sibling, key=_urgency)
+            self.placement.add_forked(sibling)
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 
     def _end_late(self) -> None:
-        while self._deadlines and self._deadlines[0][0] <= self._now_s:
-            deadline_s, request_id = heappop(self._deadlines)
+        for deadline_s, request_id in self._deadlines.take_due(self._now_s):
             live = self.live.get(request_id)
             if live is not None and live.request.deadline_s == deadline_s:
                 self._end(request_id, FinishReason.DEADLINE)
@@ -469,9 +362,8 @@ class Scheduler:
             sequence = leader.siblings[0]
             leader.swap_answers(sequence)
         if sequence in leader.siblings:
-            self._blocked = None
             leader.siblings.remove(sequence)
-            self.num_places -= leader.status is SequenceStatus.RUNNING
+            self.placement.remove_sibling(has_place=leader.status is SequenceStatus.RUNNING)
         self._finish(sequence, FinishReason.CANCELLED)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
@@ -483,20 +375,9 @@ class Scheduler:
         sequence.move(SequenceStatus.FINISHED)
         sequence.finish_reason = reason
         siblings, sequence.siblings = sequence.siblings, []
-        request = sequence.request
-        live = self.live[request.request_id]
-        self.queue.leave(request.tenant)
-        self._events.append(
-            SequenceFinished(
-                request.request_id,
-                sequence.index,
-                self._now_s,
-                reason,
-                sequence.num_output_tokens,
-                error,
-                live.retry_after_s,
-            )
-        )
+        live = self.live[sequence.request.request_id]
+        self.queue.leave(live.request.tenant)
+        self._events.append(end_of_sequence(sequence, live, reason, error, self._now_s))
         for sibling in siblings:
             self._finish(sibling, reason, error)
         live.num_unfinished -= 1
@@ -506,31 +387,10 @@ class Scheduler:
     def _finish_request(self, live: Live) -> None:
         del self.live[live.request.request_id]
         self.stats.num_finished += 1
-        self._events.append(
-            Finished(
-                live.request.request_id,
-                self._now_s,
-                len(live.request.prompt),
-                live.leader.num_cached_tokens,
-                sum(sequence.num_output_tokens for sequence in live.sequences),
-            )
-        )
-        if len(self._deadlines) > 2 * len(self.live) + 64:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.live]
-            heapify(self._deadlines)
+        self._events.append(end_of_request(live, self._now_s))
+        self._deadlines.forget_ended(self.live)
 
     def _check(self, request: Request) -> None:
         if request.request_id in self.live:
             raise DuplicateRequestError(request.request_id)
         check_request(request, self.config, self.memory.config)
-
-
-def _urgency(sequence: Sequence) -> tuple[float, int]:
-    return sequence.key
-
-
-def _table(sequence: Sequence) -> BlockTable:
-    """The table of a sequence that runs."""
-    if sequence.table is None:
-        raise InvariantError(f"sequence {sequence.sequence_id} has no blocks: it does not run")
-    return sequence.table

@@ -10,8 +10,7 @@ about requests: that is the ledger's business. It lives on one event loop, the o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from enum import Enum
 from time import monotonic
 
@@ -28,11 +27,11 @@ from quire.errors import (
     ConfigError,
     DrainingError,
     EngineDeadError,
-    MessageError,
     QueueFullError,
     QuireError,
 )
-from quire.worker.handle import COMMAND, WorkerProcess
+from quire.worker.cache_questions import CacheQuestions
+from quire.worker.handle import WorkerProcess
 from quire.worker.ledger import Ledger
 from quire.worker.messages import (
     ClearCache,
@@ -41,7 +40,6 @@ from quire.worker.messages import (
     Explained,
     Failed,
     Load,
-    Open,
     Progress,
     Ready,
     Refused,
@@ -50,8 +48,10 @@ from quire.worker.messages import (
     ToParent,
     ToWorker,
 )
+from quire.worker.session import SessionEnd, WorkerSession
 from quire.worker.shared_status import Flight
 from quire.worker.step_sizes import StepSizes
+from quire.worker.worker_plan import WorkerPlan
 
 log = logging.getLogger("quire.worker")
 
@@ -60,41 +60,6 @@ TICK_S = 0.1
 LATE_S = 2.0
 """A look that comes later than this after the one before was not ours to make: the whole container stood still, and the
 worker with it."""
-QUIET_S = 0.03
-"""After a worker's end its last words are heard until none has come for this long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When a worker counts as stuck, and when as hopeless."""
-
-    stuck_s: float = 30.0
-    """A step may take this long."""
-    beat_s: float = 4.5
-    """A worker whose loop has not come round for this long is not ready: before five seconds are over."""
-    max_fruitless: int = 5
-    """So many lives in a row that brought nothing, and it is given up."""
-    load_s: float = 900.0
-    """A worker that loads may be silent for this long."""
-    close_s: float = 5.0
-    """A worker that was told to close may take this long."""
-    first_delay_s: float = 0.25
-    max_delay_s: float = 30.0
-
-    def delay_s(self, num_fruitless: int) -> float:
-        """How long to wait before the next life."""
-        return min(self.max_delay_s, self.first_delay_s * 2 ** (num_fruitless - 1)) if num_fruitless else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """Everything a life needs."""
-
-    open: Open
-    limits: Limits = field(default_factory=Limits)
-    command: Sequence[str] = COMMAND
-    environment: Mapping[str, str] = field(default_factory=dict)
-    progress: Callable[[str, int, int], None] = lambda _label, _done, _total: None
 
 
 class State(Enum):
@@ -108,28 +73,6 @@ class State(Enum):
     DEAD = "dead"
 
 
-@dataclass(slots=True)
-class _Life:
-    """One worker, and what is known of why it ends."""
-
-    process: WorkerProcess
-    heard_s: float
-    is_ready: bool = False
-    num_heard: int = 0
-    reason: str = "died"
-    error: QuireError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """Why a worker ended, who was in flight, and what a caller who waits for the first one should be told."""
-
-    reason: str
-    request_ids: tuple[str, ...] = ()
-    error: QuireError | None = None
-    was_ready: bool = False
-
-
 class Supervisor:
     """Keeps one model's worker alive, and its clients unaware of how often that took a new one."""
 
@@ -140,10 +83,8 @@ class Supervisor:
         self._listener = listener
         self._failed = failed
         self._ledger = Ledger()
-        self._explains: dict[int, Told] = {}
-        """Who waits for an answer about the cache. Bounded by the front, which asks."""
-        self._num_explains = 0
-        self._life: _Life | None = None
+        self._explains = CacheQuestions()
+        self._session: WorkerSession | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._idle = asyncio.Event()
         self._closing = asyncio.Event()
@@ -169,15 +110,15 @@ class Supervisor:
     @property
     def is_ready(self) -> bool:
         """A worker is there, and its loop came round a moment ago."""
-        life = self._life
-        if self.state is not State.READY or life is None or not life.is_ready:
+        session = self._session
+        if self.state is not State.READY or session is None or not session.is_ready:
             return False
-        return monotonic() - life.process.flight().beat_s < self._plan.limits.beat_s
+        return monotonic() - session.process.flight().beat_s < self._plan.limits.beat_s
 
     @property
     def pid(self) -> int | None:
         """The worker's process, if there is one."""
-        return None if self._life is None else self._life.process.pid
+        return None if self._session is None else self._session.process.pid
 
     @property
     def num_open(self) -> int:
@@ -196,9 +137,9 @@ class Supervisor:
 
     def flight(self) -> Flight:
         """What the worker is at. Raises EngineDeadError if there is none."""
-        if self._life is None:
+        if self._session is None:
             raise EngineDeadError("there is no worker at this moment; wait until one is ready")
-        return self._life.process.flight()
+        return self._session.process.flight()
 
     async def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait until what runs has ended; false if it has not in time."""
@@ -215,12 +156,12 @@ class Supervisor:
         """End the worker: kindly if it listens, and what still runs is broken off."""
         self.state = State.DEAD if self.state is State.DEAD else State.CLOSED
         self._closing.set()
-        life = self._life
-        if life is not None and not life.process.gone.is_set():
-            if life.is_ready:
-                life.process.send(Close())
-                await _within(self._plan.limits.close_s, life.process.gone)
-            life.process.kill()
+        session = self._session
+        if session is not None and not session.process.gone.is_set():
+            if session.is_ready:
+                session.process.send(Close())
+                await _within(self._plan.limits.close_s, session.process.gone)
+            session.process.kill()
         await asyncio.gather(*self._tasks)
         self._context.destroy(linger=0)
 
@@ -249,12 +190,10 @@ class Supervisor:
 
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: Told) -> None:
         """Ask why a prompt is not in the cache. A worker that dies takes the question with it: the asker is told."""
-        if self._life is None or not self._life.is_ready:
+        if self._session is None or not self._session.is_ready:
             told(EngineDeadError("there is no worker at this moment; ask again when one is ready"))
             return
-        self._num_explains += 1
-        self._explains[self._num_explains] = told
-        self._send([Explain(self._num_explains, namespace, prompt)])
+        self._send([Explain(self._explains.add(told), namespace, prompt)])
 
     def clear_cache(self) -> None:
         """Forget every cached block that nobody uses."""
@@ -293,7 +232,7 @@ class Supervisor:
         while not self._closing.is_set():
             num_before = self._ledger.num_steps_forward
             ending = await self._live_once()
-            self._drop_explains()
+            self._explains.drop()
             is_idle = ending.was_ready and not self._ledger.entries
             has_moved = self._ledger.num_steps_forward > num_before
             self._tell(self._ledger.crash(ending.request_ids, monotonic()))
@@ -316,7 +255,7 @@ class Supervisor:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         self._ledger.abandon(error)
-        self._drop_explains()
+        self._explains.drop()
         self._look_idle()
         self._context.destroy(linger=0)
         if not self._closing.is_set():
@@ -325,50 +264,29 @@ class Supervisor:
             self._closing.set()
             self._failed(error)
 
-    async def _live_once(self) -> _Ending:
+    async def _live_once(self) -> SessionEnd:
         """One worker from its spawning to its end."""
         try:
             process = WorkerProcess(self._context, self._max_open, self._plan.command, self._plan.environment)
         except (OSError, zmq.ZMQError) as error:
-            return _Ending(f"no worker could be spawned: {error}")
+            return SessionEnd(f"no worker could be spawned: {error}")
         except QuireError as error:
-            return _Ending(f"no worker could be spawned: {error}", error=error)
-        self._life = life = _Life(process, monotonic())
+            return SessionEnd(f"no worker could be spawned: {error}", error=error)
+        self._session = session = WorkerSession(process, monotonic())
         process.send(self._plan.open)
-        listening = asyncio.create_task(self._listen(life))
-        gone = asyncio.create_task(process.gone.wait())
         try:
-            await asyncio.wait([listening, gone], return_when=asyncio.FIRST_COMPLETED)
-            await _last_words(life, listening)
-            return self._ending(life, listening)
+            return await session.run(lambda message: self._on_message(session, message), self._ledger.names_sent)
         finally:
-            self._life = None
-            for task in (listening, gone):
-                task.cancel()
+            self._session = None
             code = await process.close()
             log.info("worker %d has ended with code %d", process.pid, code)
 
-    def _ending(self, life: _Life, listening: "asyncio.Task[None]") -> _Ending:
-        lie = listening.exception() if listening.done() else None
-        if lie is not None:
-            # What it says cannot be trusted, and who is behind it cannot be told: all it had count as in flight.
-            reason = f"worker {life.process.pid} said what cannot be: {lie}"
-            return _Ending(reason, self._ledger.names_sent(), was_ready=life.is_ready)
-        names = life.process.flight().request_ids
-        return _Ending(f"worker {life.process.pid} {life.reason}", names, life.error, life.is_ready)
+    def _on_message(self, session: WorkerSession, message: ToParent) -> None:
+        self._hear(session, message)
+        self._send_due()
+        self._look_idle()
 
-    async def _listen(self, life: _Life) -> None:
-        while True:
-            message = await life.process.receive()
-            life.heard_s = monotonic()
-            life.num_heard += 1
-            self._hear(life, message)
-            self._send_due()
-            self._look_idle()
-            # A message that is there already does not make us wait; everybody else on this loop wants a turn too.
-            await asyncio.sleep(0)
-
-    def _hear(self, life: _Life, message: ToParent) -> None:
+    def _hear(self, session: WorkerSession, message: ToParent) -> None:
         match message:
             case Stepped():
                 self.load = message.load
@@ -377,28 +295,16 @@ class Supervisor:
             case Taken(request_id):
                 self._ledger.taken(request_id)
             case Refused(request_id):
-                self._tell(self._ledger.refused(request_id, message.error, life.heard_s))
+                self._tell(self._ledger.refused(request_id, message.error, session.heard_s))
             case Explained(explain_id, found):
-                self._told(explain_id)(found)
+                self._explains.take(explain_id)(found)
             case Progress(label, done_bytes, total_bytes):
                 self._plan.progress(label, done_bytes, total_bytes)
             case Ready():
-                self._begin(life, message)
+                self._begin(session, message)
             case Failed(kind, text):
-                life.reason = f"failed: {kind}: {text}"
-                life.error = _PERMANENT[kind](text) if kind in _PERMANENT else None
-
-    def _told(self, explain_id: int) -> Told:
-        told = self._explains.pop(explain_id, None)
-        if told is None:
-            raise MessageError(f"the worker answers question {explain_id} about its cache, which nobody asked")
-        return told
-
-    def _drop_explains(self) -> None:
-        """Not asked again of the next worker: its cache is another one, and what ended this one may be the question."""
-        asked, self._explains = self._explains, {}
-        for told in asked.values():
-            told(EngineDeadError("the worker ended while it was asked about its cache; ask again"))
+                session.reason = f"failed: {kind}: {text}"
+                session.error = _PERMANENT[kind](text) if kind in _PERMANENT else None
 
     def _take(self, message: Stepped) -> None:
         told: list[RequestEvent] = []
@@ -407,12 +313,12 @@ class Supervisor:
         finally:
             self._tell(told)
 
-    def _begin(self, life: _Life, ready: Ready) -> None:
-        life.is_ready = True
+    def _begin(self, session: WorkerSession, ready: Ready) -> None:
+        session.is_ready = True
         self._ledger.vocabulary_size = ready.vocabulary_size
         if self.state in (State.LOADING, State.RESTARTING):
             self.state = State.READY
-        log.info("worker %d is ready; %d requests go on", life.process.pid, self.num_open)
+        log.info("worker %d is ready; %d requests go on", session.process.pid, self.num_open)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(ready)
 
@@ -426,30 +332,30 @@ class Supervisor:
                 self._awake_since_s = now_s
             last_s = now_s
             self._tell(self._ledger.expire(now_s))
-            if self._life is not None:
-                self._look_at(self._life, now_s)
+            if self._session is not None:
+                self._look_at(self._session, now_s)
             await _within(TICK_S, self._closing)
 
-    def _look_at(self, life: _Life, now_s: float) -> None:
+    def _look_at(self, session: WorkerSession, now_s: float) -> None:
         limits = self._plan.limits
-        last_sign_s = life.process.flight().beat_s if life.is_ready else life.heard_s
+        last_sign_s = session.process.flight().beat_s if session.is_ready else session.heard_s
         since_s = max(last_sign_s, self._awake_since_s)
-        limit_s = limits.stuck_s if life.is_ready else limits.load_s
+        limit_s = limits.stuck_s if session.is_ready else limits.load_s
         if now_s - since_s > limit_s:
-            where = "in a step" if life.is_ready else "while loading"
-            life.reason = f"was stuck {where} for more than {limit_s:g} s and was killed"
-            life.process.kill()
+            where = "in a step" if session.is_ready else "while loading"
+            session.reason = f"was stuck {where} for more than {limit_s:g} s and was killed"
+            session.process.kill()
 
     # -- what is said to whom ------------------------------------------------------------------------------------------
 
     def _send_due(self) -> None:
-        if self._life is not None and self._life.is_ready:
+        if self._session is not None and self._session.is_ready:
             self._send(self._ledger.due())
 
     def _send(self, commands: Sequence[ToWorker]) -> None:
-        if self._life is not None and self._life.is_ready:
+        if self._session is not None and self._session.is_ready:
             for command in commands:
-                self._life.process.send(command)
+                self._session.process.send(command)
 
     def _tell(self, events: list[RequestEvent]) -> None:
         if events:
@@ -465,14 +371,6 @@ async def _within(timeout_s: float, event: asyncio.Event) -> None:
     """Wait for the event, but no longer than this."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), timeout_s)
-
-
-async def _last_words(life: _Life, listening: "asyncio.Task[None]") -> None:
-    """A dead worker's messages may still be on their way."""
-    num_heard = -1
-    while num_heard != life.num_heard and not listening.done():
-        num_heard = life.num_heard
-        await asyncio.sleep(QUIET_S)
 
 
 _PERMANENT: dict[str, Callable[[str], QuireError]] = {"CheckpointError": CheckpointError, "ConfigError": ConfigError}

@@ -225,7 +225,7 @@ class TestStops:
         server.drop("r1", 1)
         server.take(server.scheduler.take_events())
         server.check()
-        assert server.scheduler.num_places == 2
+        assert server.scheduler.placement.num_places == 2
         server.run()
         assert ends(server) == {
             0: (FinishReason.LENGTH, 3),
@@ -241,7 +241,7 @@ class TestStops:
         server.finish(plan)
         num_computed = server.num_computed
         assert ends(server) == {0: (FinishReason.CANCELLED, 0)}
-        assert server.scheduler.num_places == 2
+        assert server.scheduler.placement.num_places == 2
         server.run()
         assert [ends(server)[index] for index in (1, 2)] == [(FinishReason.LENGTH, 3)] * 2
         # What the leader had computed of the prompt is not computed again, and each of the two computes its last token.

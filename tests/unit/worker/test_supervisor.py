@@ -42,7 +42,8 @@ from quire.worker import supervisor as supervisor_module
 from quire.worker.faults import Fault, FaultyRunner, faults_from
 from quire.worker.handle import _lock, _sweep
 from quire.worker.ledger import POISON
-from quire.worker.supervisor import LATE_S, Limits, Supervisor
+from quire.worker.supervisor import LATE_S, Supervisor
+from quire.worker.worker_plan import Limits
 from tests.support.oracle_worker import SETTINGS, oracle_plan
 from tests.support.parents import end_a_parent, left_of
 from tests.support.patience import PATIENCE_S

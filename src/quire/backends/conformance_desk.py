@@ -1,0 +1,111 @@
+"""The table the conformance kit works at: one runner, blocks laid out by hand, sequences made from a seed."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from quire.backends.protocol import Runner
+from quire.core.request import SamplingParams
+from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, WorkItem
+from quire.errors import QuireError
+
+MakeRunner = Callable[[], Runner]
+
+
+class ConformanceError(QuireError):
+    """The runner does not keep the contract."""
+
+
+class Desk:
+    """A minimal core: lays out blocks by hand and feeds one runner."""
+
+    def __init__(self, make_runner: MakeRunner) -> None:
+        self.runner = make_runner()
+        self.capacity = self.runner.capacity
+        self._step = 0
+        is_enough = self.capacity.block_size >= 4 and self.capacity.num_blocks >= 48
+        require(is_enough, f"the kit needs 48 blocks of 4 tokens or more, the runner has {self.capacity}")
+
+    def run(self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = ()) -> dict[int, RowResult]:
+        """One step; the answer must be to this plan and to all of it."""
+        self._step += 1
+        result = self.runner.start(StepPlan(self._step, tuple(copies), tuple(items), ())).wait()
+        require(result.step == self._step, f"step {self._step} was answered as step {result.step}")
+        require(result.rows.keys() == {item.sequence_id for item in items}, "rows and items differ")
+        errors = [row.error for row in result.rows.values() if row.error is not None]
+        require(not errors, f"a row failed: {errors}")
+        return result.rows
+
+    def feed(self, tokens: Sequence[int], blocks: Sequence[int], sizes: Sequence[int], job: "Job") -> RowResult:
+        """Feed tokens in chunks of these sizes, sampling after the last one; returns the last row."""
+        first, row = 0, RowResult()
+        for size in sizes:
+            end = min(first + size, len(tokens))
+            row = self.run([job.item(tokens, blocks, first, end)])[job.sequence_id]
+            first = end
+        return row
+
+    def generate(self, tokens: Sequence[int], blocks: Sequence[int], count: int, job: "Job") -> list[int]:
+        """Tokens one after the other, as a sequence that runs alone."""
+        known, first = list(tokens), 0
+        while len(known) < len(tokens) + count:
+            row = self.run([job.item(known, blocks, first, len(known))])[job.sequence_id]
+            first = len(known)
+            known += row.token_ids
+        return known[len(tokens) :]
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.capacity.block_size)
+
+
+class Job:
+    """What stays the same over a sequence's life."""
+
+    def __init__(
+        self, sequence_id: int, num_prompt: int, params: SamplingParams, seed: int = 0, index: int = 0
+    ) -> None:
+        self.index = index
+        self.sequence_id = sequence_id
+        self.num_prompt = num_prompt
+        self.params = params
+        self.seed = seed
+
+    def item(self, tokens: Sequence[int], blocks: Sequence[int], first: int, end: int) -> WorkItem:
+        """Feed tokens[first:end]; sample if nothing is known beyond."""
+        sampling = None
+        if end == len(tokens):
+            known = tuple(tokens) if self.params.needs_known_tokens else None
+            sampling = Sampling(self.params, self.seed, self.index, end, self.num_prompt, known)
+        return WorkItem(self.sequence_id, tuple(tokens[first:end]), first, tuple(blocks), sampling, (), 0)
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise ConformanceError unless it holds."""
+    if not holds:
+        raise ConformanceError(message)
+
+
+def prompt_of(desk: Desk, length: int, salt: int = 0) -> list[int]:
+    """The same tokens every time; another salt gives others."""
+    random = Random(f"{length} {salt}")  # noqa: S311
+    return [random.randrange(desk.capacity.vocabulary_size) for _ in range(length)]
+
+
+def job_for(sequence_id: int, tokens: Sequence[int]) -> Job:
+    """A sequence whose tokens depend on what it has said."""
+    return Job(sequence_id, len(tokens), SamplingParams(frequency_penalty=0.5))
+
+
+def blocks_of(desk: Desk, at: int, num_tokens: int) -> list[int]:
+    """Blocks of its own for the sequence number `at` of a batch."""
+    span = desk.num_blocks_for(30)
+    return list(range(1 + at * span, 1 + at * span + desk.num_blocks_for(num_tokens)))
+
+
+def cut(sizes: Sequence[int], total: int) -> list[int]:
+    """The leading sizes that cover `total`, the last one cut to fit."""
+    pieces: list[int] = []
+    for size in sizes:
+        if sum(pieces) < total:
+            pieces.append(min(size, total - sum(pieces)))
+    return pieces

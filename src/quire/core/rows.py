@@ -1,0 +1,67 @@
+"""One sequence's row of a step: what it asks the runner for, what it costs, and the events that tell of it."""
+
+from quire.core.events import Finished, PromptLogprobs, SequenceFinished, Token
+from quire.core.request import FinishReason, Sequence, table_of
+from quire.core.scheduler_config import Live, SchedulerStats
+from quire.core.step import RowResult, Sampling, WorkItem
+
+
+def work_item(sequence: Sequence, num_tokens: int, *, reads_cache: bool) -> WorkItem:
+    """The next `num_tokens` of a running sequence; a token is sampled if they are the last it knows."""
+    table, tokens, request = table_of(sequence), sequence.tokens, sequence.request
+    first, params = table.num_computed, request.params
+    end = first + num_tokens
+    sampling: Sampling | None = None
+    if end == len(tokens):
+        known = tuple(tokens) if params.needs_known_tokens else None
+        sampling = Sampling(params, request.seed, sequence.index, end, sequence.num_prompt_tokens, known)
+    targets = () if reads_cache else request.prompt[first + 1 : end + 1]
+    fed, blocks = tuple(tokens[first:end]), tuple(table.blocks)
+    return WorkItem(sequence.sequence_id, fed, first, blocks, sampling, targets, params.prompt_logprobs or 0)
+
+
+def count_row(stats: SchedulerStats, sequence: Sequence, item: WorkItem, num_output_tokens: int) -> int:
+    """Add what was computed to the totals; returns how many prompt tokens were computed for the first time."""
+    first, charged = item.first_position, sequence.num_charged
+    end = first + len(item.token_ids)
+    num_new_prompt = 0
+    if first < sequence.num_prompt_tokens:
+        num_new_prompt = max(0, min(end, sequence.num_prompt_tokens) - max(first, charged))
+    if first < charged:
+        stats.num_recomputed_tokens += min(end, charged) - first
+    stats.num_computed_tokens += end - first
+    stats.num_output_tokens += num_output_tokens
+    sequence.num_charged = max(charged, end)
+    return num_new_prompt
+
+
+def prompt_report(live: Live, first: int, row: RowResult) -> PromptLogprobs | None:
+    """Each prompt position is reported once, however often it is computed."""
+    num_known = max(0, live.num_prompt_reported - first - 1)
+    fresh = row.prompt_logprobs[num_known:]
+    if not fresh:
+        return None
+    live.num_prompt_reported = first + 1 + num_known + len(fresh)
+    return PromptLogprobs(live.request.request_id, first + 1 + num_known, fresh)
+
+
+def token_event(sequence: Sequence, row: RowResult, at: int, now_s: float) -> Token:
+    """The row's token `at`, which the sequence has just taken in."""
+    logprobs = row.logprobs[at] if row.logprobs else None
+    request_id = sequence.request.request_id
+    return Token(request_id, sequence.index, now_s, row.token_ids[at], sequence.num_output_tokens, logprobs)
+
+
+def end_of_sequence(
+    sequence: Sequence, live: Live, reason: FinishReason, error: str | None, now_s: float
+) -> SequenceFinished:
+    """One continuation is over."""
+    num_output, request_id = sequence.num_output_tokens, live.request.request_id
+    return SequenceFinished(request_id, sequence.index, now_s, reason, num_output, error, live.retry_after_s)
+
+
+def end_of_request(live: Live, now_s: float) -> Finished:
+    """All continuations are over."""
+    num_output = sum(sequence.num_output_tokens for sequence in live.sequences)
+    request = live.request
+    return Finished(request.request_id, now_s, len(request.prompt), live.leader.num_cached_tokens, num_output)

@@ -1,0 +1,72 @@
+"""One worker from its first message to its end, as the supervisor sees it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from quire.errors import QuireError
+from quire.worker.handle import WorkerProcess
+from quire.worker.messages import ToParent
+
+QUIET_S = 0.03
+"""After a worker's end its messages are read until none has come for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """Why a worker ended, who was in flight, and what a caller who waits for the first one should be told."""
+
+    reason: str
+    request_ids: tuple[str, ...] = ()
+    error: QuireError | None = None
+    was_ready: bool = False
+
+
+@dataclass(slots=True)
+class WorkerSession:
+    """One worker, and what is known of why it ends."""
+
+    process: WorkerProcess
+    heard_s: float
+    is_ready: bool = False
+    num_heard: int = 0
+    reason: str = "died"
+    error: QuireError | None = None
+
+    async def run(self, hear: Callable[[ToParent], None], names_sent: Callable[[], tuple[str, ...]]) -> SessionEnd:
+        """Hand on what the worker says until it has ended, or has said what cannot be."""
+        listening = asyncio.create_task(self._listen(hear))
+        gone = asyncio.create_task(self.process.gone.wait())
+        try:
+            await asyncio.wait([listening, gone], return_when=asyncio.FIRST_COMPLETED)
+            await self._drain_messages(listening)
+            return self._end(listening, names_sent)
+        finally:
+            for task in (listening, gone):
+                task.cancel()
+
+    async def _listen(self, hear: Callable[[ToParent], None]) -> None:
+        while True:
+            message = await self.process.receive()
+            self.heard_s = monotonic()
+            self.num_heard += 1
+            hear(message)
+            # A message that is there already does not make us wait; everybody else on this loop wants a turn too.
+            await asyncio.sleep(0)
+
+    async def _drain_messages(self, listening: "asyncio.Task[None]") -> None:
+        """A dead worker's messages may still be on their way."""
+        num_heard = -1
+        while num_heard != self.num_heard and not listening.done():
+            num_heard = self.num_heard
+            await asyncio.sleep(QUIET_S)
+
+    def _end(self, listening: "asyncio.Task[None]", names_sent: Callable[[], tuple[str, ...]]) -> SessionEnd:
+        lie = listening.exception() if listening.done() else None
+        if lie is not None:
+            # What it says cannot be trusted, and who is behind it cannot be told: all it had count as in flight.
+            reason = f"worker {self.process.pid} said what cannot be: {lie}"
+            return SessionEnd(reason, names_sent(), was_ready=self.is_ready)
+        names = self.process.flight().request_ids
+        return SessionEnd(f"worker {self.process.pid} {self.reason}", names, self.error, self.is_ready)

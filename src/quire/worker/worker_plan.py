@@ -1,0 +1,40 @@
+"""What a worker is spawned with, and how long its supervisor waits for it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from quire.worker.handle import COMMAND
+from quire.worker.messages import Open
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a worker counts as stuck, and when as hopeless."""
+
+    stuck_s: float = 30.0
+    """A step may take this long."""
+    beat_s: float = 4.5
+    """A worker whose loop has not come round for this long is not ready: before five seconds are over."""
+    max_fruitless: int = 5
+    """So many workers in a row that brought nothing, and the model is given up."""
+    load_s: float = 900.0
+    """A worker that loads may be silent for this long."""
+    close_s: float = 5.0
+    """A worker that was told to close may take this long."""
+    first_delay_s: float = 0.25
+    max_delay_s: float = 30.0
+
+    def delay_s(self, num_fruitless: int) -> float:
+        """How long to wait before the next worker."""
+        return min(self.max_delay_s, self.first_delay_s * 2 ** (num_fruitless - 1)) if num_fruitless else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """Everything a worker needs to begin."""
+
+    open: Open
+    limits: Limits = field(default_factory=Limits)
+    command: Sequence[str] = COMMAND
+    environment: Mapping[str, str] = field(default_factory=dict)
+    progress: Callable[[str, int, int], None] = lambda _label, _done, _total: None
