@@ -17,8 +17,9 @@ import typer
 from typer.core import TyperGroup
 
 import quire
-from benchmarks.proof import Proof, run, say
+from benchmarks.record import ROOT, say
 from proofs import house_measures as measures
+from proofs.proof import Proof, run, section
 from proofs.worker_probe import REPORT
 from quire.cli import app
 from quire.config import SETTINGS, ModelSettings
@@ -31,7 +32,6 @@ from quire.worker.messages import Open
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import WorkerPlan
 
-ROOT = Path(__file__).parents[1]
 EXCEPTIONS = ROOT / "proofs" / "house_exceptions.toml"
 TEXT_MODULES = ("quire.text", "quire.api", "quire.client", "jinja2", "tokenizers", "fastapi", "uvicorn")
 CORE_TESTS = ("tests/unit/core", "tests/property", "tests/sim")
@@ -45,40 +45,33 @@ sys.exit(pytest.main([*sys.argv[1:], "-q", "-p", "no:cacheprovider"]))
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PROSE_CHARACTERS, MAX_CORE_TESTS_S = 400, 45, 100, 60.0
 
 
-def prove(proof: Proof) -> None:
-    """All rows."""
-    modules = measures.read_tree(ROOT / "src" / "quire")
-    proof.run_sections(
-        [
-            ("imports", lambda: prove_imports(proof, modules)),
-            ("names", lambda: prove_names(proof, modules)),
-            ("lengths", lambda: prove_lengths(proof, modules)),
-            ("documents", lambda: prove_documents(proof, modules)),
-            ("worker", lambda: prove_worker(proof)),
-            ("core tests", lambda: prove_core_tests(proof)),
-        ]
-    )
-
-
-def prove_imports(proof: Proof, modules: list[measures.Module]) -> None:
+@section("imports")
+def prove_imports(proof: Proof) -> None:
+    modules = tree()
     graph = measures.import_graph(modules)
     none(proof, "circles", [*measures.circles(measures.package_graph(graph)), *measures.circles(graph)])
     none(proof, "upward_imports", measures.upward_imports(graph, measures.Layers.read(ROOT / "pyproject.toml")))
 
 
-def prove_names(proof: Proof, modules: list[measures.Module]) -> None:
+@section("names")
+def prove_names(proof: Proof) -> None:
+    modules = tree()
     allowed = measures.Exceptions.read(EXCEPTIONS)
     none(proof, "names_twice", measures.names_twice(modules, allowed).items())
     none(proof, "files_twice", measures.files_twice(modules, allowed).items())
     none(proof, "old_words", measures.old_words(modules, measures.read_old_words(EXCEPTIONS)))
 
 
-def prove_lengths(proof: Proof, modules: list[measures.Module]) -> None:
+@section("lengths")
+def prove_lengths(proof: Proof) -> None:
+    modules = tree()
     at_most(proof, "longest_file", *measures.longest_file(modules), MAX_FILE_LINES)
     at_most(proof, "longest_function", *measures.longest_function(modules), MAX_FUNCTION_LINES)
 
 
-def prove_documents(proof: Proof, modules: list[measures.Module]) -> None:
+@section("documents")
+def prove_documents(proof: Proof) -> None:
+    modules = tree()
     pages = [ROOT / name for name in git_files("*.md")]
     at_most(proof, "prose_line", *measures.longest_prose_line(pages, MAX_PROSE_CHARACTERS), MAX_PROSE_CHARACTERS)
     reference = [page for page in pages if page.is_relative_to(ROOT / "docs" / "reference")]
@@ -88,6 +81,7 @@ def prove_documents(proof: Proof, modules: list[measures.Module]) -> None:
     none(proof, "public_docs", measures.unmentioned(names, [*reference, *guides]))
 
 
+@section("worker")
 def prove_worker(proof: Proof) -> None:
     loaded = asyncio.run(modules_of_a_worker())
     wrong = [name for name in loaded if any(name == one or name.startswith(f"{one}.") for one in TEXT_MODULES)]
@@ -96,6 +90,7 @@ def prove_worker(proof: Proof) -> None:
     none(proof, "worker_text_imports", wrong)
 
 
+@section("core tests")
 def prove_core_tests(proof: Proof) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *CORE_TESTS], cwd=ROOT, stdout=sys.stderr)
@@ -104,6 +99,11 @@ def prove_core_tests(proof: Proof) -> None:
         raise RuntimeError(f"the tests failed without torch: exit {done.returncode}")
     taken_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     at_most(proof, "core_tests_s", round(taken_s, 1), " ".join(CORE_TESTS), MAX_CORE_TESTS_S)
+
+
+def tree() -> list[measures.Module]:
+    """The source as it is."""
+    return measures.read_tree(ROOT / "src" / "quire")
 
 
 async def modules_of_a_worker() -> list[str]:
@@ -167,14 +167,14 @@ def none(proof: Proof, key: str, found: Iterable[object]) -> None:
     listed = list(found)
     for one in listed:
         say(f"    {one}")
-    proof.report(key, len(listed), "0", holds=not listed)
+    proof.equals(key, len(listed), 0)
 
 
 def at_most(proof: Proof, key: str, value: float, where: str, bound: float) -> None:
     """A row with an upper bound, and what is largest."""
     say(f"    {where}")
-    proof.report(key, value, f"at most {bound:g}", holds=value <= bound)
+    proof.at_most(key, value, bound)
 
 
 if __name__ == "__main__":
-    sys.exit(run("house", prove))
+    sys.exit(run("house"))

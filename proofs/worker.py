@@ -16,8 +16,6 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from tests.support.messages import REQUEST, TO_PARENT, TO_WORKER
-
 from benchmarks.record import say
 from benchmarks.test_model import smollm2_directory
 from proofs.proof import Proof, run, section
@@ -35,6 +33,7 @@ from quire.worker.ledger import POISON, Ledger
 from quire.worker.messages import Refused, Stepped, Taken, decode_to_parent, decode_to_worker, encode
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import Limits
+from tests.support.messages import REQUEST, TO_PARENT, TO_WORKER
 from tests.support.parents import ENDS, end_a_parent, is_alive, left_of, workers_of
 from tests.support.served import served
 from tests.support.talkers import talker
