@@ -16,8 +16,6 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from tests.support.messages import REQUEST, TO_PARENT, TO_WORKER
-
 from benchmarks.record import say
 from benchmarks.test_model import smollm2_directory
 from proofs.proof import Proof, run, section
@@ -34,6 +32,7 @@ from quire.worker.faults import KINDS, Fault, falls
 from quire.worker.ledger import POISON, Ledger
 from quire.worker.messages import Refused, Stepped, Taken, decode_to_parent, decode_to_worker, encode
 from quire.worker.supervisor import Limits, Supervisor
+from tests.support.messages import REQUEST, TO_PARENT, TO_WORKER
 from tests.support.parents import ENDS, end_a_parent, is_alive, left_of, workers_of
 from tests.support.served import served
 from tests.support.talkers import talker
@@ -222,7 +221,7 @@ async def kills(proof: Proof) -> None:
 
 @section("recovery")
 async def recovery(proof: Proof) -> None:
-    """Cold starts and restarts under sixteen streams, turn about, because the machine drifts."""
+    """Cold starts and restarts under sixteen streams, interleaved, because the machine drifts."""
     cold, again = [], []
     async with real() as model:
         for _ in range(proof.sized(quick=2, full=10)):
@@ -426,7 +425,7 @@ class Books:
 
 @section("overhead")
 async def ipc_overhead(proof: Proof) -> None:
-    """Sixteen streams in process and through a worker, turn about."""
+    """Sixteen streams in process and through a worker, interleaved."""
     length, rounds = proof.sized(quick=24, full=96), proof.sized(quick=2, full=7)
     asks = [replace(question(proof.random, length).params, ignore_eos=True, stop=(), logprobs=None) for _ in range(16)]
 
