@@ -109,7 +109,7 @@ def our_server(proof: Proof) -> None:
 
 
 def _speedup(proof: Proof, running: Running, prompt_tokens: int, output_tokens: int) -> float:
-    """Output tokens per second of 16 clients over one, turn about; the median over the rounds."""
+    """Output tokens per second of 16 clients over one, interleaved; the median over the rounds."""
     alone: list[float] = []
     together: list[float] = []
     for _ in range(proof.sized(quick=2, full=7)):

@@ -61,7 +61,7 @@ with torch.inference_mode():
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class KeyHolder:
     """A server as one key sees it."""
 
     server: Server
@@ -101,7 +101,7 @@ def list_cost(proof: Proof) -> None:
 
 
 @contextmanager
-def served() -> Iterator[tuple[Door, Door]]:
+def served() -> Iterator[tuple[KeyHolder, KeyHolder]]:
     """A real server with two keys: a neighbour's and a person's."""
     model = smollm2_directory()
     with TemporaryDirectory(prefix="quire-lists-") as name:
@@ -111,7 +111,7 @@ def served() -> Iterator[tuple[Door, Door]]:
         made = [_key(who, keys) for who in ("neighbour", "person")]
         words = (str(model), "--memory", "4GiB", "--max-model-len", "2048", "--keys-file", str(keys))
         with started(folder, *words, module="quire serve") as server:
-            neighbour, person = (Door(server, key, model.name) for key in made)
+            neighbour, person = (KeyHolder(server, key, model.name) for key in made)
             yield neighbour, person
 
 
@@ -121,15 +121,15 @@ def _key(who: str, keys: Path) -> str:
     return next(word for word in done.stdout.split() if word.startswith("quire-"))
 
 
-def _vocabulary_size(door: Door) -> int:
+def _vocabulary_size(holder: KeyHolder) -> int:
     """As the refusal of an id that is in no vocabulary tells it."""
-    connection = door.send(prompt="x", max_tokens=1, stop_token_ids=[1 << 30])
+    connection = holder.send(prompt="x", max_tokens=1, stop_token_ids=[1 << 30])
     message = json.loads(connection.getresponse().read())["error"]["message"]
     connection.close()
     return int(message.partition("from 0 to ")[2].partition(",")[0]) + 1
 
 
-def _gap_beside(neighbour: Door, person: Door, fields: dict[str, Any], num_gaps: int) -> float:
+def _gap_beside(neighbour: KeyHolder, person: KeyHolder, fields: dict[str, Any], num_gaps: int) -> float:
     """The person's gap while the neighbour's sequences run from before to after."""
     asked = {"max_tokens": 2 * MIN_TOKENS, "n": MAX_ANSWERS, "stream": True, "return_token_ids": True, **fields}
     loads = [Load(neighbour, prompt=f"Story number {number}:", **asked) for number in range(NUM_REQUESTS)]
@@ -149,8 +149,8 @@ def _gap_beside(neighbour: Door, person: Door, fields: dict[str, Any], num_gaps:
 class Load:
     """One of the neighbour's streams, read as it comes."""
 
-    def __init__(self, door: Door, **fields: Any) -> None:
-        self._connection = door.send(**fields)
+    def __init__(self, holder: KeyHolder, **fields: Any) -> None:
+        self._connection = holder.send(**fields)
         self._begun = Event()
         self._ended = Event()
         self._thread = Thread(target=self._read, daemon=True)
@@ -190,7 +190,7 @@ def _event(line: bytes) -> dict[str, Any]:
     return told
 
 
-def _gap(person: Door, num_gaps: int) -> float:
+def _gap(person: KeyHolder, num_gaps: int) -> float:
     """The median time between two tokens of one stream."""
     asked = {"prompt": "The weather today is", "max_tokens": num_gaps + 1, "ignore_eos": True, "stream": True}
     connection = person.send(**asked, return_token_ids=True)
@@ -217,7 +217,7 @@ def _wait_until_free(server: Server) -> None:
 
 @section("logprobs_cost")
 def logprobs_cost(proof: Proof) -> None:
-    """The same measuring code on this commit and on the one before, turn about."""
+    """The same measuring code on this commit and on the one before, interleaved."""
     num_rounds, repeats = proof.sized(quick=3, full=9), proof.sized(quick=3, full=10)
     pairs = []
     with checked_out(BEFORE) as before:
@@ -253,7 +253,7 @@ def logprobs_size(proof: Proof) -> None:
     proof.equals("oversized_computed", num_computed, 0)
 
 
-def _scored(person: Door, num_tokens: int) -> tuple[int, int]:
+def _scored(person: KeyHolder, num_tokens: int) -> tuple[int, int]:
     """Bytes and status of an answer about a prompt of so many tokens, in its longest form."""
     ids = [100 + 17 * at % 40_000 for at in range(num_tokens)]
     connection = person.send(prompt=ids, max_tokens=1, n=MAX_ANSWERS, prompt_logprobs=MAX_LOGPROBS)

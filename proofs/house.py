@@ -9,7 +9,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -112,7 +112,7 @@ async def modules_of_a_worker() -> list[str]:
 
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def on_events(events: list[RequestEvent]) -> None:
+    def on_events(events: Sequence[RequestEvent]) -> None:
         if any(isinstance(event, Finished) for event in events) and not done.done():
             done.set_result(None)
 

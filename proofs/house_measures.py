@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 LAYERS = "imports go down: "
 """How the name of the contract begins that draws the layers of the whole tree."""
@@ -320,9 +321,10 @@ def _is_in(module: str, places: Iterable[str]) -> bool:
 
 def read_old_words(path: Path) -> list[OldWord]:
     """The table `old_word` of the committed list."""
+    listed: list[dict[str, Any]] = tomllib.loads(path.read_text()).get("old_word", [])
     return [
         OldWord(**{key: tuple(value) if isinstance(value, list) else value for key, value in one.items()})
-        for one in tomllib.loads(path.read_text()).get("old_word", ())
+        for one in listed
     ]
 
 

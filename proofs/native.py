@@ -4,7 +4,7 @@
     roof    bare + KV bytes / bandwidth, the best native sum over 1 GiB among these rounds
     step    plan, run, sample and apply of the real engine
 
-Whatever is compared is timed turn about in one process, because the machine drifts. A figure is a ratio of medians;
+Whatever is compared is timed interleaved in one process, because the machine drifts. A figure is a ratio of medians;
 `..._spread` beside it is the interquartile range of the ratios of single rounds.
 """
 

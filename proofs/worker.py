@@ -222,7 +222,7 @@ async def kills(proof: Proof) -> None:
 
 @section("recovery")
 async def recovery(proof: Proof) -> None:
-    """Cold starts and restarts under sixteen streams, turn about, because the machine drifts."""
+    """Cold starts and restarts under sixteen streams, interleaved, because the machine drifts."""
     cold, again = [], []
     async with real() as model:
         for _ in range(proof.sized(quick=2, full=10)):
@@ -426,7 +426,7 @@ class Books:
 
 @section("overhead")
 async def ipc_overhead(proof: Proof) -> None:
-    """Sixteen streams in process and through a worker, turn about."""
+    """Sixteen streams in process and through a worker, interleaved."""
     length, rounds = proof.sized(quick=24, full=96), proof.sized(quick=2, full=7)
     asks = [replace(question(proof.random, length).params, ignore_eos=True, stop=(), logprobs=None) for _ in range(16)]
 

@@ -1,1 +1,1 @@
-"""Other servers, each in a virtual environment of its own, started beside ours and measured turn about."""
+"""Other servers, each in a virtual environment of its own, started beside ours and measured interleaved."""

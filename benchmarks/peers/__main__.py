@@ -1,4 +1,4 @@
-"""`make peers`: quire beside its peers, the same model and the same prompts, turn about in one run.
+"""`make peers`: quire beside its peers, the same model and the same prompts, interleaved in one run.
 
     python -m benchmarks.peers --only vllm,transformers,openvino --rounds 5
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks import speed_figures, tables
+from proofs import status
 from tests.promises.conftest import Served
 from tests.promises.registry import ROOT
 
@@ -71,8 +72,9 @@ def test_what_batching_gives_through_http_can_be_measured(served: Served, tmp_pa
 
 
 def test_the_figures_of_the_pages_are_those_of_the_records() -> None:
-    for page in tables.PAGES:
-        content = (ROOT / page).read_text()
-        assert tables.filled(content, tables.results()) == content, "run: make tables"
+    for pages, writers in ((tables.PAGES, tables.TABLES), (status.PAGES, status.WRITERS)):
+        for page in pages:
+            content = (ROOT / page).read_text()
+            assert tables.filled(content, tables.results(), writers) == content, "run: make tables"
     page, record = speed_figures.PAGE.read_text(), speed_figures.read_record()
     assert speed_figures.with_table(page, record) == page, "run: python -m benchmarks.speed_figures"
