@@ -322,10 +322,11 @@ def _is_in(module: str, places: Iterable[str]) -> bool:
 def read_old_words(path: Path) -> list[OldWord]:
     """The table `old_word` of the committed list."""
     listed: list[dict[str, Any]] = tomllib.loads(path.read_text()).get("old_word", [])
-    return [
-        OldWord(**{key: tuple(value) if isinstance(value, list) else value for key, value in one.items()})
-        for one in listed
-    ]
+    return [OldWord(**{key: _frozen(value) for key, value in one.items()}) for one in listed]
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def old_words(modules: Sequence[Module], words: Sequence[OldWord]) -> list[str]:
