@@ -1,11 +1,13 @@
-"""What holds for every test: which source it tests, and that no property is judged by a clock."""
+"""What holds for every test: which source it tests, what it needs, and that no property is judged by a clock."""
 
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 import quire
+from tests.support import needs
 
 if "QUIRE_TESTED_FROM" in os.environ and not Path(quire.__file__).is_relative_to(os.environ["QUIRE_TESTED_FROM"]):
     # A mutation run must test the copy it was given, not the installed source.
@@ -18,3 +20,34 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 # A busy machine makes an example slow, or the drawing of one; neither is a mistake.
 settings.register_profile("quire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quire")
+
+MARKERS = {
+    "torch": {"torch", "transformers"},
+    "sockets": {"aiohttp", "http.client", "http.server", "socket", "subprocess", "uvicorn", "zmq.asyncio"},
+}
+"""By what a file imports, itself or through others."""
+SERVES_MODELS = ("e2e", "perf", "promises")
+"""Directories whose tests load models in other processes."""
+
+
+class _Unmet(pytest.Module):
+    """A file that cannot be imported here: its tests are skipped, and the reason is told."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        pytest.skip(f"not installed: {', '.join(needs.missing(self.path))}", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return _Unmet.from_parent(parent, path=module_path) if needs.missing(module_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marks = {path: _marks(path) for path in {item.path for item in items}}
+    for item in items:
+        for name in marks[item.path]:
+            item.add_marker(name)
+
+
+def _marks(path: Path) -> list[str]:
+    is_serving = path.relative_to(Path(__file__).parent).parts[0] in SERVES_MODELS
+    return [name for name, modules in MARKERS.items() if is_serving or needs.needs(path) & modules]
