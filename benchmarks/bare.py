@@ -12,11 +12,11 @@ from functools import partial
 
 import torch
 
-from quire.backends.torch.linear import LinearKind, Product
-from quire.backends.torch.models.shape import DecoderShape
+from quire.backends.torch.linear import LinearKind, PackedLinear
+from quire.backends.torch.models.decoder_config import DecoderShape
 from quire.bench.roof import Bare
 
-Prepare = Callable[[torch.Tensor], Product]
+Prepare = Callable[[torch.Tensor], PackedLinear]
 
 
 def bare_products(
@@ -37,7 +37,7 @@ def bare_products(
     return {f"{name}{told}": Bare(shape, num_rows // parts, head_rows, *by_name[name], parts).run for name in names}
 
 
-def _mkl(num_rows: int, weight: torch.Tensor) -> Product:
+def _mkl(num_rows: int, weight: torch.Tensor) -> PackedLinear:
     pack = torch.ops.mkl._mkl_reorder_linear_weight(weight, num_rows)
     # The operator wants the original for row counts it was not packed for; it gets its shape and never its numbers.
     shape = torch.empty(1).expand(weight.shape)

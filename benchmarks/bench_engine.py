@@ -21,7 +21,7 @@ def main() -> int:
     record = {**result.record(), **circumstances(), "model": "SmolLM2-135M-Instruct, float32"}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "engine.json").write_text(json.dumps(record, indent=2) + "\n")
-    plots.batches(PICTURE, record)
+    plots.batch_plot(PICTURE, record)
     print(json.dumps(record))
     return 0
 

@@ -18,7 +18,7 @@ from benchmarks.step_clock import watching
 from benchmarks.steps import GIB, decoding, fastest, in_turn, kv_bytes, smollm2_model
 from benchmarks.test_model import smollm2
 from quire.backends.torch import native
-from quire.backends.torch.models.shape import read_shape
+from quire.backends.torch.models.decoder_config import read_shape
 
 PICTURE = ROOT / "docs" / "concepts" / "img" / "step-profile.svg"
 SITUATIONS = ((1, 288), (16, 288), (16, 1024), (64, 1024))

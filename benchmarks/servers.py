@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.record import ROOT, say
-from quire.bench.client import Client, ModelCard, Server
-from quire.bench.runs import Bench, Told, Wishes
+from quire.bench.http_client import Client, ModelCard, ServerAddress
+from quire.bench.runs import Bench, RunListener, Wishes
 from quire.worker.faults import FAULTS, SLOW, TESTING
 
 HOST = "127.0.0.1"
@@ -42,8 +42,8 @@ class Running:
     pid: int
 
     @property
-    def server(self) -> Server:
-        return Server(self.url)
+    def server(self) -> ServerAddress:
+        return ServerAddress(self.url)
 
 
 @contextmanager
@@ -73,9 +73,11 @@ def started(command: Command) -> Iterator[Running]:
 
 
 async def _ready(process: "subprocess.Popen[bytes]", url: str, command: Command) -> ModelCard:
-    async with Client(Server(url)) as client:
+    async with Client(ServerAddress(url)) as client:
         # Ready is who answers a request: many list their models while they load them.
-        waiting = asyncio.ensure_future(Bench.opened(client, replace(command.wishes, ready_s=command.ready_s), Told()))
+        waiting = asyncio.ensure_future(
+            Bench.opened(client, replace(command.wishes, ready_s=command.ready_s), RunListener())
+        )
         while not waiting.done():
             await asyncio.wait((waiting,), timeout=0.5)
             if process.poll() is not None and not waiting.done():

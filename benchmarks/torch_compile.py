@@ -20,8 +20,8 @@ from benchmarks.record import say
 from benchmarks.steps import BLOCK, make_store, smollm2_model
 from benchmarks.test_model import smollm2
 from quire.backends.torch.inputs import BatchMaker
+from quire.backends.torch.models.decoder_config import read_shape
 from quire.backends.torch.models.rope import read_rope, rotate
-from quire.backends.torch.models.shape import read_shape
 from quire.core.step import WorkItem
 
 ROWS = (1, 4, 16, 32)

@@ -105,7 +105,7 @@ def overload(proof: Proof) -> None:
 
 
 def _flooded(folder: Path, load: Load) -> Flooded:
-    words = serve_words("--queue", "64", "--max-inside", "128")
+    words = serve_words("--queue", "64", "--max-open-requests", "128")
     with started(folder, *words, module="quire serve") as server:
         uvloop.run(_write_every_block(server, load.dice))
         first_rps = uvloop.run(_closed_loop(server, 64, load))
@@ -226,7 +226,7 @@ async def _overhead_rounds(
     ratios, num_wrong = [], 0
     async with AsyncEngine(open_model(str(smollm2_directory()), settings)) as engine:
 
-        async def inside(prompt: str) -> int:
+        async def open_requests(prompt: str) -> int:
             num_said = 0
             async for piece in engine.stream(prompt, params):
                 num_said += len(piece.token_ids)
@@ -234,7 +234,7 @@ async def _overhead_rounds(
 
         for at in range(rounds + 1):
             begun_s = time.perf_counter()
-            counts = await asyncio.gather(*(inside(prompt) for prompt in prompts))
+            counts = await asyncio.gather(*(open_requests(prompt) for prompt in prompts))
             between_s = time.perf_counter()
             streams = await asyncio.to_thread(stream_bytes, server.port, bodies)
             ended_s = time.perf_counter()

@@ -24,8 +24,8 @@ def cached_tokens(proof: Proof) -> None:
     """Prompts that share beginnings, in a pool that is too small, and a worker that dies again and again."""
     count, num_deaths = proof.sized(quick=200, full=1000), proof.sized(quick=6, full=30)
     diary = proof.folder / "cached.diary"
-    words = ("--blocks", "140", "--running", "16", "--queue", "2000", "--max-inside", "2000", "--step-s", "0.003",
-             "--prompt-tokens", "32")  # fmt: skip
+    words = ("--blocks", "140", "--running", "16", "--queue", "2000", "--max-open-requests", "2000",
+             "--step-s", "0.003", "--prompt-tokens", "32")  # fmt: skip
     with started(proof.folder, *words, environment={DIARY: str(diary)}) as server:
         told = asyncio.run(_Asking(server, proof.random, death_of(diary)).all_of(count, num_deaths))
         restarts = server.num_restarts()

@@ -22,7 +22,7 @@ def disconnects(proof: Proof) -> None:
     """Streams only, many at once; three of ten leave. The worker's diary says when it let go of each."""
     count, at_once = proof.sized(quick=800, full=20_000), proof.sized(quick=80, full=500)
     diary = proof.folder / "leaving.diary"
-    words = ("--max-inside", "2000", "--queue", "2000", "--sequence-tokens", "2048", "--blocks", "8192")
+    words = ("--max-open-requests", "2000", "--queue", "2000", "--sequence-tokens", "2048", "--blocks", "8192")
     with started(proof.folder, *words, environment={DIARY: str(diary)}) as server:
         crowd = Crowd(server)
         asyncio.run(crowd.come_and_go(40, 20, Random(1)))
@@ -33,7 +33,7 @@ def disconnects(proof: Proof) -> None:
         seconds = settle(server)
         stats, after = server.admin("/stats"), server.num_descriptors()
         held = stats["models"][0]["engine"]["kv_usage"] * stats["models"][0]["engine"]["num_blocks"]
-        leaked = round(held) + stats["num_inside"] + max(0, after - before[0])
+        leaked = round(held) + stats["num_open_requests"] + max(0, after - before[0])
         leaked += max(0, stats["num_tasks"] - before[1])
         server.stop()
     freed_s, num_running = _freed_s(diary, crowd.left_s)
@@ -113,7 +113,7 @@ def settle(server: Server) -> float:
     begun = time.perf_counter()
     while time.perf_counter() - begun < 60:
         stats = server.admin("/stats")
-        if not stats["num_inside"] and not stats["models"][0]["engine"]["kv_usage"]:
+        if not stats["num_open_requests"] and not stats["models"][0]["engine"]["kv_usage"]:
             time.sleep(0.3)  # descriptors of connections that were just closed
             return time.perf_counter() - begun - 0.3
         time.sleep(0.02)

@@ -205,7 +205,7 @@ def _refusals(folder: Path) -> Cases:
     good = add_key(keys, "good")
     once = [add_key(keys, f"once-{at}", requests_per_minute=1) for at in range(2)]
     cases = Cases()
-    with started(folder, "--keys-file", str(keys), "--max-inside", "1", "--step-s", "0.02") as server:
+    with started(folder, "--keys-file", str(keys), "--max-open-requests", "1", "--step-s", "0.02") as server:
         told = _python_refusals(server, good, once[0])
         _until_empty(server)
         told_js = run_js(folder, "refusals", [f"{server.url}/v1", "oracle", good, once[1]])
@@ -234,7 +234,7 @@ def _python_refusals(server: Server, good: str, once: str) -> list[str | None]:
 
 
 def _until_empty(server: Server) -> None:
-    while server.admin("/stats")["num_inside"]:
+    while server.admin("/stats")["num_open_requests"]:
         time.sleep(0.02)
 
 

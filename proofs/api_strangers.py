@@ -30,7 +30,7 @@ def hostile(proof: Proof) -> None:
     count = proof.sized(quick=1_500, full=200_000)
     num_generated = proof.sized(quick=240, full=12_000)
     # Short answers: most of the fuzzer's valid requests ask for as much as there is room for.
-    with started(folder, "--watch-loop", "1", "--max-inside", "4096", "--sequence-tokens", "128") as server:
+    with started(folder, "--watch-loop", "1", "--max-open-requests", "4096", "--sequence-tokens", "128") as server:
         seen = _Seen()
         seen.generated(server, num_generated, dice)
         asyncio.run(seen.crafted(server, dice, proof.sized(quick=1, full=10)))

@@ -43,8 +43,12 @@ MOVED: Mapping[str, str] = {
 """What modules were called before: those that `tests/findings` and the scripts of proofs import."""
 RENAMED: Mapping[str, str] = {
     "Admission": "Doors",
-    "ServerSettings": "DoorSettings",
+    "AdmissionSettings": "DoorSettings",
+    "admission": "doors",
+    "local_api": "doors",
     "max_open_requests": "max_inside",
+    "open_requests": "inside",
+    "ResolvedSampling": "SamplingParams",
 }
 """What other names were called before, as far as the same files use them."""
 

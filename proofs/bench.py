@@ -10,11 +10,11 @@ import sys
 from benchmarks.servers import Command, Running, null_command, quire_command, started
 from benchmarks.test_model import smollm2_directory
 from proofs.proof import Proof, run, section
-from quire.bench.client import Client
-from quire.bench.compare import Comparison, Verdict, compare
-from quire.bench.loop import finished
+from quire.bench.compare import Comparison, Verdict, compare_records
+from quire.bench.event_loop import finished
+from quire.bench.http_client import Client
 from quire.bench.outcome import Run
-from quire.bench.runs import Bench, Told, Wishes, seeded, turn_about
+from quire.bench.runs import Bench, RunListener, Wishes, interleaved_servers, seeded
 from quire.bench.setup import LoadSetup
 
 NUM_STREAMS = 64
@@ -93,7 +93,9 @@ def _compared(proof: Proof, a: Running, b: Running) -> Comparison:
     # Many short rounds, not few long ones: what a neighbour takes hits some of them, and those do not decide.
     setup = LoadSetup(requests=8, concurrency=8, prompt_tokens=16, output_tokens=24, prompts="tokens")
     rounds = proof.sized(quick=14, full=24)
-    return compare(*finished(turn_about((a.server, b.server), seeded(setup), rounds, WARM, Told())))
+    return compare_records(
+        *finished(interleaved_servers((a.server, b.server), seeded(setup), rounds, WARM, RunListener()))
+    )
 
 
 # -- what this project was begun for -----------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ def _load(running: Running, setup: LoadSetup) -> Run:
 
     async def main() -> Run:
         async with Client(running.server) as client:
-            bench = await Bench.opened(client, WARM, Told())
+            bench = await Bench.opened(client, WARM, RunListener())
             return (await bench.run(setup, setup.seed, ""))[1]
 
     done = finished(main())

@@ -19,7 +19,7 @@ from benchmarks.record import ROOT, say
 from benchmarks.test_model import smollm2_directory
 from proofs.api_load import Server, started
 from proofs.proof import Proof, section
-from quire.api.access.admission import Doors
+from quire.api.access.admission import Admission
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing, add_key
 from quire.api.app import make_app
@@ -156,7 +156,7 @@ def timed(connection: http.client.HTTPConnection, secret: str, method: str, path
 
 def routes() -> list[tuple[str, str]]:
     """Every method and path of the application, and one that it does not have."""
-    app = make_app(Doors(Models([]), Metrics()), Gate(KeyRing(None)))
+    app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
     found = [(method, route.path.replace("{name:path}", "m")) for route in app.routes for method in route.methods]  # type: ignore[attr-defined]
     return [*sorted(found), ("POST", "/nowhere")]
 

@@ -206,7 +206,7 @@ def _gap(person: KeyHolder, num_gaps: int) -> float:
 
 def _wait_until_free(server: Server) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
-    while server.admin("/stats")["num_inside"]:
+    while server.admin("/stats")["num_open_requests"]:
         if time.monotonic() > deadline_s:
             raise RuntimeError("streams that hung up are still inside")
         time.sleep(0.05)

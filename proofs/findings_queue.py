@@ -232,8 +232,8 @@ async def _arrived(server: Server, client: Client, num_sent: int) -> None:
     """The server has seen all of it: what is not answered is inside. From then on the tenant sends nothing."""
     while True:
         num_told = len(client.told)
-        inside = (await asyncio.to_thread(server.admin, "/requests"))["requests"]
-        if num_told + sum(one["tenant"] == client.tenant for one in inside) >= num_sent:
+        open_requests = (await asyncio.to_thread(server.admin, "/requests"))["requests"]
+        if num_told + sum(one["tenant"] == client.tenant for one in open_requests) >= num_sent:
             return
         await asyncio.sleep(0.1)
 

@@ -25,7 +25,7 @@ from quire.cli import app
 from quire.config import SETTINGS, ModelSettings
 from quire.core.events import Finished, RequestEvent
 from quire.core.request import Request
-from quire.core.request import SamplingParams as CoreParams
+from quire.core.request import ResolvedSampling as CoreParams
 from quire.core.waiting_queue import QueueConfig
 from quire.errors import QuireError
 from quire.worker.messages import Open

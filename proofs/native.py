@@ -44,8 +44,8 @@ from quire.backends.torch import linear, native
 from quire.backends.torch import load as torch_load
 from quire.backends.torch.inputs import BatchMaker
 from quire.backends.torch.models.decoder import Decoder
-from quire.backends.torch.models.shape import read_shape
-from quire.core.request import SamplingParams
+from quire.backends.torch.models.decoder_config import read_shape
+from quire.core.request import ResolvedSampling
 from quire.core.step import WorkItem
 from tests.support.models import Ask, Machine, texts_of
 
@@ -130,7 +130,7 @@ def prefills(proof: Proof) -> None:
         """The last step of a cold prompt."""
         machine = Machine(runner)
         prompt = texts_of(random, real_text(), [num_tokens])[0]
-        machine.submit(Ask(prompt, SamplingParams(temperature=0.0, max_tokens=1)))
+        machine.submit(Ask(prompt, ResolvedSampling(temperature=0.0, max_tokens=1)))
         for _ in range(num_tokens // MAX_STEP_TOKENS - 1):
             machine.step()
         taken = timed(machine.step)
@@ -175,7 +175,7 @@ def batching(proof: Proof) -> None:
     model, rounds = smollm2_model(), proof.sized(quick=2, full=4)
     runner = make_runner(model, make_store(model, 512))
     prompts = texts_of(proof.random, real_text(), [32] * 16)
-    params = SamplingParams(temperature=0.0, max_tokens=proof.sized(quick=24, full=128))
+    params = ResolvedSampling(temperature=0.0, max_tokens=proof.sized(quick=24, full=128))
 
     def seconds(some: Sequence[list[int]]) -> float:
         machine = Machine(runner)
@@ -233,7 +233,7 @@ def weights_bf16(proof: Proof) -> None:
     for prompt in prompts:
         for name, runner in runners.items():
             machine = Machine(runner)
-            machine.submit(Ask(prompt, SamplingParams(temperature=0.0, max_tokens=1)))
+            machine.submit(Ask(prompt, ResolvedSampling(temperature=0.0, max_tokens=1)))
             taken[name].append(timed(machine.step))
     _report_ratio(proof, "bf16_speedup_prefill_512", taken["full"], taken["half"])
     tokens = _fixed_text()[: proof.sized(quick=512, full=2_048)]

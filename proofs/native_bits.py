@@ -20,7 +20,7 @@ from benchmarks.steps import BLOCK, MAX_STEP_TOKENS, make_runner, make_store, re
 from proofs.proof import Proof, section
 from quire.backends.protocol import Runner
 from quire.backends.torch.inputs import BatchMaker
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import WorkItem
 from quire.core.waiting_queue import QueueConfig
 from tests.support.models import Ask, Machine, random_params, texts_of
@@ -253,7 +253,9 @@ def _mixed(runner: Runner, random: Random, group: list[Ask]) -> list[tuple[Ask, 
     chunked, shaken, single = copies(), copies(), copies()
     machine(max_step_tokens=len(group) + BLOCK + random.randint(0, 100)).run(random.sample(chunked, len(chunked)))
     warm = machine()
-    heads = [Ask(ask.prompt[: random.randint(1, len(ask.prompt))], SamplingParams(max_tokens=1)) for ask in group[::2]]
+    heads = [
+        Ask(ask.prompt[: random.randint(1, len(ask.prompt))], ResolvedSampling(max_tokens=1)) for ask in group[::2]
+    ]
     warm.run(heads)
 
     def shake() -> None:
@@ -270,7 +272,7 @@ def _mixed(runner: Runner, random: Random, group: list[Ask]) -> list[tuple[Ask, 
 def one_completion(proof: Proof) -> None:
     """One greedy request many times, scattered among others in engines of all widths."""
     random = proof.random
-    runner, params = _runner(), SamplingParams(temperature=0.0, max_tokens=24)
+    runner, params = _runner(), ResolvedSampling(temperature=0.0, max_tokens=24)
     prompt = texts_of(random, real_text(), [90])[0]
     copies = [Ask(prompt, params) for _ in range(proof.sized(quick=40, full=1_000))]
     others = [Ask(one, params) for one in texts_of(random, real_text(), [random.randint(1, 200) for _ in copies[::3]])]

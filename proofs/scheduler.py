@@ -20,10 +20,10 @@ from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import Admitted, Finished
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.request import PriorityClass, Request, SamplingParams
+from quire.core.request import PriorityClass, Request, ResolvedSampling
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.share_types import Ask
+from quire.core.share_types import PlaceRequest
 from quire.core.shares import LEAST_SHARE, Shares
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.core.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
@@ -253,7 +253,7 @@ class Flood:
             prompt=tuple(self.random.randrange(1 << 30) for _ in range(self.NUM_PROMPT)),
             namespace=Namespace(1, "null", "", "none", 4, "g"),
             arrival_s=arrival_s,
-            params=SamplingParams(max_tokens=self.NUM_OUTPUT),
+            params=ResolvedSampling(max_tokens=self.NUM_OUTPUT),
             tenant=self.random.choice(self.tenants),
             priority=priority,
         )
@@ -318,7 +318,7 @@ def share_among(tenants: list[str], queue: QueueConfig) -> int:
     """How many requests one of them may have waiting once all have asked."""
     shares = Shares(queue.bounds)
     for tenant in tenants:
-        shares.ask(Ask(tenant, HIGH.value, 0.0))
+        shares.ask(PlaceRequest(tenant, HIGH.value, 0.0))
     return max(LEAST_SHARE, shares.share_of(tenants[0], HIGH.value))
 
 
@@ -378,7 +378,7 @@ def one_fairness_run(job: tuple[int, int]) -> float:
         max_tokens = random.randint(1, longest_output)
         costs[name].append(len(prompt) + OUTPUT_TOKEN_COST * max_tokens)
         namespace = Namespace(1, "null", "", "none", 4, name)
-        params = SamplingParams(max_tokens=max_tokens)
+        params = ResolvedSampling(max_tokens=max_tokens)
         scheduler.submit(Request(f"r{index}", prompt, namespace, float(index % 3), params, tenant=name))
     bounds = {name: max_running * max(costs[name], default=0) / weights[name] for name in names}
     worst, tenants = 0.0, scheduler.queue.tenants
@@ -426,7 +426,7 @@ class Bench:
                 prompt=tuple(self.random.choices(range(50_000), k=num_prompt)),
                 namespace=Namespace(1, "null", "", "none", 32, "g"),
                 arrival_s=float(self.number),
-                params=SamplingParams(max_tokens=self.random.randint(self.max_tokens // 2, self.max_tokens)),
+                params=ResolvedSampling(max_tokens=self.random.randint(self.max_tokens // 2, self.max_tokens)),
                 tenant=f"tenant{self.number % 50}",
                 priority=self.random.choice(list(PriorityClass)),
             )

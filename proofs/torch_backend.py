@@ -28,7 +28,7 @@ from benchmarks.test_model import smollm2, smollm2_file
 from proofs.proof import Proof, run, section
 from quire.backends.conformance import check_all
 from quire.backends.protocol import Runner
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling
 from tests.support import architectures, hostile, plain_sampler
 from tests.support.models import Ask, Machine, load_runner, random_params, runners_of, texts_of
@@ -146,7 +146,7 @@ def _compare(
     num_tokens: int,
     random: Random,
 ) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens)
+    params = ResolvedSampling(temperature=0.0, max_tokens=num_tokens)
     asks = [Ask(prompt, params) for group in groups for prompt in group]
     expected = [answer for group in groups for answer in _generate(reference, group, num_tokens)]
     order = random.sample(range(len(asks)), len(asks))
@@ -195,7 +195,7 @@ def _judge(found: Parity, reference: PreTrainedModel, runner: Runner, ask: Ask, 
         first = at + 1
         if first == len(theirs):
             break
-        rest = SamplingParams(temperature=0.0, max_tokens=len(theirs) - first)
+        rest = ResolvedSampling(temperature=0.0, max_tokens=len(theirs) - first)
         ours = Machine(runner).alone(Ask([*ask.prompt, *theirs[:first]], rest)).tokens
     found.num_tokens += len(theirs)
 
@@ -208,7 +208,7 @@ def cached(proof: Proof) -> None:
     """Requests cold, then four other ways; the tokens must be the same."""
     random = proof.random
     runner, mismatches, near_ties, pairs, ways = smollm2_runner(), 0, 0, 0, Counter[str]()
-    params = SamplingParams(temperature=0.0, max_tokens=12)
+    params = ResolvedSampling(temperature=0.0, max_tokens=12)
     for _ in range(proof.sized(quick=1, full=10)):
         prompts = texts_of(random, real_text(), [random.randint(100, 700) for _ in range(13 if proof.is_full else 6)])
         cold = [ask.tokens for ask in Machine(runner).run([Ask(prompt, params) for prompt in prompts])]
@@ -228,12 +228,12 @@ def cached(proof: Proof) -> None:
 
 
 def _other_ways(
-    runner: Runner, random: Random, prompts: list[list[int]], params: SamplingParams, ways: Counter[str]
+    runner: Runner, random: Random, prompts: list[list[int]], params: ResolvedSampling, ways: Counter[str]
 ) -> list[list[list[int]]]:
     size = runner.capacity.block_size
     warm = Machine(runner)
     heads = [prompt[: random.randint(2 * size, len(prompt))] for prompt in prompts]
-    warm.run([Ask(head, SamplingParams(temperature=0.0, max_tokens=1)) for head in heads])
+    warm.run([Ask(head, ResolvedSampling(temperature=0.0, max_tokens=1)) for head in heads])
     hits = warm.run([Ask(prompt, params) for prompt in prompts])
     ways["hit"] += sum(ask.num_cached_tokens > 0 for ask in hits)
     chunked = Machine(runner, max_step_tokens=size + random.randint(8, 40), max_running=8)
@@ -300,7 +300,7 @@ def zero_copy(proof: Proof) -> None:
     runner = smollm2_runner()
     size, prefix = runner.capacity.block_size, texts_of(proof.random, real_text(), [2_000])[0]
     machine = Machine(runner)
-    params = SamplingParams(temperature=0.0, max_tokens=200)
+    params = ResolvedSampling(temperature=0.0, max_tokens=200)
     machine.submit(Ask([*prefix, 5, 6, 7], params))
     while not machine.engine.scheduler.running or machine.engine.scheduler.running[0].num_uncomputed > 1:
         machine.step()
@@ -323,7 +323,7 @@ def zero_copy(proof: Proof) -> None:
 def prefill_saved(proof: Proof) -> None:
     random, runner = proof.random, smollm2_runner()
     prefix = texts_of(random, real_text(), [1_024])[0]
-    asks = [Ask([*prefix, *rest], SamplingParams(temperature=0.0, max_tokens=4)) for rest in
+    asks = [Ask([*prefix, *rest], ResolvedSampling(temperature=0.0, max_tokens=4)) for rest in
             texts_of(random, real_text(), [32] * 16)]  # fmt: skip
     machine = Machine(runner)
     machine.run(asks)

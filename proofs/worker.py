@@ -20,17 +20,17 @@ from benchmarks.record import say
 from benchmarks.test_model import smollm2_directory
 from proofs.proof import Proof, run, section
 from quire.client.async_engine import AsyncEngine
-from quire.client.client import Front
+from quire.client.client import EngineClient
 from quire.client.outputs import Answer, Completion
 from quire.client.params import SamplingParams
-from quire.client.requests import How
+from quire.client.requests import RequestOptions
 from quire.client.served import ServedModel, Serving, plan_worker
 from quire.config import ModelSettings
 from quire.core.request import FinishReason
 from quire.errors import MessageError, QuireError
 from quire.worker.faults import KINDS, Fault, falls
 from quire.worker.ledger import POISON, Ledger
-from quire.worker.messages import Refused, Stepped, Taken, decode_to_parent, decode_to_worker, encode
+from quire.worker.messages import Refused, Stepped, Taken, decode_to_parent, decode_to_worker, encode_message
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import Limits
 from tests.support.messages import REQUEST, TO_PARENT, TO_WORKER
@@ -59,7 +59,7 @@ class Ask:
 
     prompt: str
     params: SamplingParams
-    how: How = field(default_factory=How)
+    how: RequestOptions = field(default_factory=RequestOptions)
     num_tokens: int = 0
     done: Completion | None = None
     error: str = ""
@@ -89,14 +89,14 @@ def question(random: Random, max_tokens: int, *, may_branch: bool = False) -> As
         ignore_eos=random.random() < 0.7,
         n=random.choice([1, 1, 1, 1, 3]) if may_branch else 1,
     )
-    how = How(tenant=random.choice(["a", "b"]), priority=random.choice(["high", "normal", "low"]))
+    how = RequestOptions(tenant=random.choice(["a", "b"]), priority=random.choice(["high", "normal", "low"]))
     return Ask(text, params, how)
 
 
-async def answer(front: Front, ask: Ask) -> None:
+async def answer(engine_client: EngineClient, ask: Ask) -> None:
     """Stream it, count its tokens, keep what came; what goes wrong is kept too."""
     try:
-        asked = await front.ask(await front.prompt_ids(ask.prompt), ask.params, **ask.how)
+        asked = await engine_client.ask(await engine_client.prompt_ids(ask.prompt), ask.params, **ask.how)
         try:
             async for piece in asked:
                 ask.num_tokens += len(piece.token_ids)
@@ -110,13 +110,13 @@ async def answer(front: Front, ask: Ask) -> None:
         ask.error = str(error)
 
 
-async def answers_of(front: Front, asks: Sequence[Ask], concurrency: int = NUM_STREAMS) -> None:
+async def answers_of(engine_client: EngineClient, asks: Sequence[Ask], concurrency: int = NUM_STREAMS) -> None:
     """All of them, so many at a time."""
     waiting = list(asks)
 
     async def client() -> None:
         while waiting:
-            await answer(front, waiting.pop())
+            await answer(engine_client, waiting.pop())
 
     await asyncio.gather(*(client() for _ in range(concurrency)))
 
@@ -273,7 +273,7 @@ async def poison(proof: Proof) -> None:
             good = sum(isinstance(one, Completion) and one.answers == own for one, own in zip(done, alone, strict=True))
             is_own = end.finish_reason == "error" and (end.error == POISON) != (kind in ON_ONE_ROW)
             survivors, ended = survivors + good, ended + is_own
-            num_retries = max(num_retries, model.supervisor.num_lost_trials)
+            num_retries = max(num_retries, model.supervisor.num_quarantined)
             if good != len(plain) or not is_own:
                 say(f"  {kind}: {good} of {len(plain)} healthy, the poison ended by {end.finish_reason}: {end.error}")
     fatal = {fault.kind for _, fault in kinds} - ON_ONE_ROW
@@ -333,7 +333,7 @@ async def nan_rows(proof: Proof) -> None:
     proof.equals("nan_others_changed", changed, 0)
 
 
-async def _is_doomed(model: Front, ask: Ask, share: float) -> bool:
+async def _is_doomed(model: EngineClient, ask: Ask, share: float) -> bool:
     """Whether one of its rows will be spoilt: a row that writes into a block which holds something already."""
     assert ask.answer is not None
     assert ask.params.seed is not None
@@ -368,7 +368,7 @@ def orphans(proof: Proof) -> None:
 @section("garbage")
 def garbage(proof: Proof) -> None:
     """Bytes of all kinds to both decoders; what passes as a worker's message goes on to the books."""
-    seeds = [encode(message) for message in (*TO_WORKER, *TO_PARENT)]
+    seeds = [encode_message(message) for message in (*TO_WORKER, *TO_PARENT)]
     count, believed, crashes, books = proof.sized(quick=20_000, full=1_000_000), 0, 0, Books()
     for _ in range(count):
         data = _mutated(proof.random, seeds)
@@ -430,20 +430,20 @@ async def ipc_overhead(proof: Proof) -> None:
     length, rounds = proof.sized(quick=24, full=96), proof.sized(quick=2, full=7)
     asks = [replace(question(proof.random, length).params, ignore_eos=True, stop=(), logprobs=None) for _ in range(16)]
 
-    async def tokens_per_s(front: Front) -> float:
+    async def tokens_per_s(engine_client: EngineClient) -> float:
         started = time.perf_counter()
         done = await asyncio.gather(
-            *(front.generate(f"{WORDS[at % len(WORDS)]} {at}", one) for at, one in enumerate(asks))
+            *(engine_client.generate(f"{WORDS[at % len(WORDS)]} {at}", one) for at, one in enumerate(asks))
         )
         return sum(one.num_output_tokens for one in done) / (time.perf_counter() - started)
 
     within: list[float] = []
     through: list[float] = []
-    async with AsyncEngine(str(smollm2_directory()), SETTINGS) as inside, real() as outside:
-        for front in (inside, outside):
-            await tokens_per_s(front)
+    async with AsyncEngine(str(smollm2_directory()), SETTINGS) as open_requests, real() as outside:
+        for engine_client in (open_requests, outside):
+            await tokens_per_s(engine_client)
         for _ in range(rounds):
-            within.append(await tokens_per_s(inside))
+            within.append(await tokens_per_s(open_requests))
             through.append(await tokens_per_s(outside))
     ratio = statistics.median(through) / statistics.median(within)
     proof.report("ipc_tokens_per_s", statistics.median(through))

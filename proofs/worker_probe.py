@@ -7,12 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-from quire.worker.process import serve
+from quire.worker.process import run_worker
 
 REPORT = "WORKER_MODULES"
 """The variable that names the file to write."""
 
 if __name__ == "__main__":
-    code = serve(sys.argv[1:])
+    code = run_worker(sys.argv[1:])
     Path(os.environ[REPORT]).write_text("\n".join(sorted(sys.modules)))
     sys.exit(code)

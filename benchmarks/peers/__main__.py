@@ -27,15 +27,15 @@ from benchmarks.peers.workers import Worker, working
 from benchmarks.record import RESULTS, ROOT, circumstances, say
 from benchmarks.servers import HOST, Command, Running, quire_command, started
 from benchmarks.test_model import smollm2_directory, smollm2_file
-from quire.bench.client import Client
-from quire.bench.loop import finished
+from quire.bench.event_loop import finished
+from quire.bench.http_client import Client
 from quire.bench.measures import measured
 from quire.bench.pace import Pace
-from quire.bench.runs import Bench, Told, Wishes
+from quire.bench.runs import Bench, RunListener, Wishes
 from quire.bench.setup import LoadSetup
 from quire.checkpoints import cache_folder
 from quire.workload.visits import Span
-from quire.workload.writing import Writer
+from quire.workload.writing import SpanWriter
 
 SETTLE_S = 1.5
 """Between two loads: threads of the one that spoke last go to sleep; some spin for a second before they do."""
@@ -176,7 +176,7 @@ def _turn(number: int, load: Callable[[Running, str], Any], ours: Running, their
 def _distinct(side: Running, seed: str, setup: LoadSetup, wishes: Wishes | None = None) -> dict[str, Any]:
     async def main() -> dict[str, Any]:
         async with Client(side.server) as client:
-            bench = await Bench.opened(client, wishes or Wishes(), Told())
+            bench = await Bench.opened(client, wishes or Wishes(), RunListener())
             await asyncio.sleep(SETTLE_S)
             _, run = await bench.run(setup, seed, "")
             return _checked(measured(run), len(run.outcomes) * (setup.output_tokens or 0))
@@ -197,7 +197,7 @@ def _shared(side: Running, seed: str, clients: int) -> dict[str, dict[str, Any]]
 
     async def main() -> dict[str, dict[str, Any]]:
         async with Client(side.server) as client:
-            bench = await Bench.opened(client, Wishes(), Told())
+            bench = await Bench.opened(client, Wishes(), RunListener())
             visits, maker = setup.visits(seed), bench.maker(setup, seed)
             told = {}
             for kind, some in (("cold", visits[:clients]), ("warm", visits[clients:])):
@@ -253,7 +253,7 @@ def _openvino(ratios: Ratios, rounds: int, name: str, dtype: str) -> None:
 
 def _prompts(count: int) -> list[list[list[int]]]:
     """Two batches with nothing in common: one for the first tokens alone, one for all."""
-    writer = Writer(token_hex(8))
+    writer = SpanWriter(token_hex(8))
     return [[writer.ids([Span(f"{part} {place}", 256)]) for place in range(count)] for part in ("first", "whole")]
 
 

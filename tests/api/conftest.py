@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.patience import PATIENCE_S
 from tests.support.talkers import talker
 
@@ -12,7 +12,7 @@ from tests.support.talkers import talker
 @pytest.fixture(autouse=True)
 def _last_words_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that ends gives its last answers two seconds; a busy machine may need more to write them."""
-    monkeypatch.setattr("quire.api.server.LAST_WORDS_S", PATIENCE_S)
+    monkeypatch.setattr("quire.api.server.CLOSE_GRACE_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="package")

@@ -12,7 +12,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from quire.api.access import keys as keys_module
-from quire.api.access.admission import Doors
+from quire.api.access.admission import Admission
 from quire.api.access.auth import Gate, public, require_key
 from quire.api.access.keys import Key, KeyRing, add_key, digest_of, find, read_keys, revoke_key, write_keys
 from quire.api.app import make_app
@@ -20,7 +20,7 @@ from quire.api.models import Models
 from quire.core.request import PriorityClass
 from quire.errors import ConfigError
 from quire.observe.metrics import Metrics
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.talkers import talker
 
 PUBLIC = {"/health", "/ready"}
@@ -39,7 +39,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, di
 
 
 def routes() -> list[APIRoute]:
-    app = make_app(Doors(Models([]), Metrics()), Gate(KeyRing(None)))
+    app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
     found = [route for route in app.routes if isinstance(route, APIRoute)]
     assert len(found) == len(app.routes), "a route that is no APIRoute has no guard"
     return found

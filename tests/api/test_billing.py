@@ -8,10 +8,10 @@ from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, check_quota, opened_bill, text_tokens
 from quire.api.access.keys import add_key
 from quire.api.access.quotas import Bucket, Quota
-from quire.api.http.errors import Refusal
-from quire.api.models import Model, Models
+from quire.api.http.errors import ApiError
+from quire.api.models import ModelEntry, Models
 from quire.core.request import PriorityClass
-from tests.support.doors import house
+from tests.support.local_api import house
 
 
 def caller(requests: int | None = None, tokens: int | None = None) -> Caller:
@@ -41,7 +41,7 @@ def test_a_bill_is_settled_to_what_it_came_to_and_given_back_whole() -> None:
 def test_what_was_let_in_may_overdraw_and_the_next_has_to_wait_for_it() -> None:
     asking = caller(tokens=60)
     opened_bill(asking, 1).settle(1, 120)
-    with pytest.raises(Refusal, match="60 tokens a minute") as told:
+    with pytest.raises(ApiError, match="60 tokens a minute") as told:
         check_quota(asking, 1)
     assert told.value.retry_after_s == pytest.approx(61, abs=1)
 
@@ -55,10 +55,10 @@ def test_a_bill_without_limits_takes_nothing() -> None:
 
 def test_text_is_a_token_for_every_eight_bytes_and_never_more_than_the_longest_sequence() -> None:
     with house() as here:
-        models = here.doors.models
+        models = here.admission.models
         assert [text_tokens(count, models) for count in (0, 1, 8, 9, 800)] == [0, 1, 1, 2, 100]
         assert text_tokens(2_000_000, models) == 512
-    assert text_tokens(8_000_000, Models([Model("loading")])) == 1_000_000
+    assert text_tokens(8_000_000, Models([ModelEntry("loading")])) == 1_000_000
 
 
 def test_what_is_answered_costs_what_it_came_to(tmp_path: Path) -> None:

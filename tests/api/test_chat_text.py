@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quire.text.chat.template import ChatTemplate
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.small_tokenizers import byte_level, id_of
 from tests.support.talkers import talker
 

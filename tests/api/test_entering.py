@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from quire.api.access.admission import DoorSettings
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
 from quire.api.access.quotas import Bucket
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from quire.errors import DrainingError
 from quire.observe import access_log
 from tests.api.test_watching import value
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.patience import PATIENCE_S
 from tests.support.talkers import PacedRunner, paced_talker
 
@@ -62,8 +62,8 @@ def heard(wire: socket.socket) -> bytes:
 def test_a_body_half_sent_when_the_drain_ends_gets_its_end(written: io.StringIO, path: str, streams: bool) -> None:
     with house(drain_s=0.1) as here:
         wire, _ = half(here, path, stream=streams)
-        here.wait_until(lambda: len(here.doors.inside) == 1)
-        here.loop.call_soon_threadsafe(here.closing.ask)
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
+        here.loop.call_soon_threadsafe(here.shutdown.request)
         data = heard(wire)
         here.wait_for_end()
     assert data.startswith(b"HTTP/1.1 503 ")
@@ -78,8 +78,8 @@ def test_a_body_half_sent_when_the_drain_ends_gets_its_end(written: io.StringIO,
 def test_a_body_completed_after_the_drain_has_ended_gets_its_end(written: io.StringIO, streams: bool) -> None:
     with house(drain_s=0.0) as here:
         wire, rest = half(here, stream=streams)
-        here.wait_until(lambda: len(here.doors.inside) == 1)
-        here.loop.call_soon_threadsafe(here.closing.ask)
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
+        here.loop.call_soon_threadsafe(here.shutdown.request)
         data = b""
         while b'"code"' not in data and (part := wire.recv(65536)):
             data += part
@@ -94,8 +94,8 @@ def test_a_body_completed_after_the_drain_has_ended_gets_its_end(written: io.Str
 def test_a_body_completed_while_the_server_drains_is_answered() -> None:
     with house(drain_s=60.0) as here:
         wire, rest = half(here)
-        here.wait_until(lambda: len(here.doors.inside) == 1)
-        here.loop.call_soon_threadsafe(here.closing.ask)
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
+        here.loop.call_soon_threadsafe(here.shutdown.request)
         wire.sendall(rest)
         assert b" 200 " in heard(wire)
 
@@ -103,11 +103,11 @@ def test_a_body_completed_while_the_server_drains_is_answered() -> None:
 def test_a_request_that_is_entering_can_be_ended_by_the_operator() -> None:
     with house() as here:
         wire, _ = half(here)
-        here.wait_until(lambda: len(here.doors.inside) == 1)
-        ((visit, _),) = here.doors.inside.values()
-        assert visit.state == "entering"
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
+        ((record, _),) = here.admission.open_requests.values()
+        assert record.state == "entering"
         for words in ("the operator ended this request", "and once more"):
-            here.loop.call_soon_threadsafe(visit.end, DrainingError(words))
+            here.loop.call_soon_threadsafe(record.end, DrainingError(words))
         data = heard(wire)
         assert b" 503 " in data
         assert b"the operator ended this request" in data
@@ -122,9 +122,9 @@ def test_a_request_an_engine_has_not_taken_yet_can_be_ended() -> None:
         assert runner.is_waiting.wait(60)
         asked = here.connection()
         asked.request("POST", COMPLETE, json.dumps({**BODY, "prompt": ["one", "two", "three"]}))
-        here.wait_until(lambda: len(here.doors.inside) == 2)
-        visit = list(here.doors.inside.values())[1][0]
-        here.loop.call_soon_threadsafe(visit.end, DrainingError("the operator ended this request"))
+        here.wait_until(lambda: len(here.admission.open_requests) == 2)
+        record = list(here.admission.open_requests.values())[1][0]
+        here.loop.call_soon_threadsafe(record.end, DrainingError("the operator ended this request"))
         response = asked.getresponse()
         assert (response.status, b"the operator ended" in response.read()) == (503, True)
         runner.let_go()
@@ -136,9 +136,9 @@ def test_a_request_an_engine_has_not_taken_yet_can_be_ended() -> None:
 
 def test_half_bodies_of_one_key_do_not_shut_out_another(tmp_path: Path) -> None:
     greedy, modest = (add_key(tmp_path / "keys.json", name) for name in ("greedy", "modest"))
-    with house(keys_file=tmp_path / "keys.json", settings=DoorSettings(max_inside=8)) as here:
+    with house(keys_file=tmp_path / "keys.json", settings=AdmissionSettings(max_open_requests=8)) as here:
         held = [half(here, key=greedy)[0] for _ in range(2)]
-        here.wait_until(lambda: len(here.doors.inside) == 2)
+        here.wait_until(lambda: len(here.admission.open_requests) == 2)
         over = [half(here, key=greedy)[0] for _ in range(10)]
         for wire in over:
             data = heard(wire)
@@ -152,9 +152,9 @@ def test_half_bodies_of_one_key_do_not_shut_out_another(tmp_path: Path) -> None:
 
 
 def test_without_keys_all_places_may_be_entering() -> None:
-    with house(settings=DoorSettings(max_inside=4)) as here:
+    with house(settings=AdmissionSettings(max_open_requests=4)) as here:
         held = [half(here) for _ in range(4)]
-        here.wait_until(lambda: len(here.doors.inside) == 4)
+        here.wait_until(lambda: len(here.admission.open_requests) == 4)
         assert here.post(COMPLETE, BODY).status == 503
         for wire, rest in held:
             wire.sendall(rest)
@@ -172,15 +172,15 @@ def test_tokenizing_takes_a_place_and_counts_as_a_request(tmp_path: Path) -> Non
         over = here.post("/tokenize", asked, x_api_key=few)
         assert (over.status, over.code) == (429, "rate_limit_exceeded")
         wire, _ = half(here, key=one)
-        here.wait_until(lambda: len(here.doors.inside) == 1)
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
         assert here.post("/tokenize", asked, x_api_key=one).status == 429
         wire.close()
         here.wait_until_free()
-        here.loop.call_soon_threadsafe(here.closing.ask)
-        here.wait_until(lambda: here.doors.is_draining)
-    with house(settings=DoorSettings(max_inside=1)) as here:
+        here.loop.call_soon_threadsafe(here.shutdown.request)
+        here.wait_until(lambda: here.admission.is_draining)
+    with house(settings=AdmissionSettings(max_open_requests=1)) as here:
         wire, _ = half(here)
-        here.wait_until(lambda: len(here.doors.inside) == 1)
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
         assert here.post("/tokenize", asked).status == 503
         wire.close()
         here.wait_until_free()
@@ -213,17 +213,17 @@ def test_what_the_engine_turns_away_costs_the_key_nothing_and_is_no_latency(tmp_
     opened, runner = paced_talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=1, class_reserve=0.0))
     with house(models={"oracle": opened}, keys_file=tmp_path / "keys.json") as here:
-        inside = []
+        open_requests = []
         for at in range(2):
             connection = here.connection()
             asked = {**BODY, "prompt": f"question {at}", "max_tokens": 400}
             connection.request("POST", COMPLETE, json.dumps(asked), {"x-api-key": secret})
-            inside.append(connection)
-            here.wait_until(lambda: len(here.doors.inside) == len(inside))
-            while len(opened.engine.scheduler.live) < len(inside):
+            open_requests.append(connection)
+            here.wait_until(lambda: len(here.admission.open_requests) == len(open_requests))
+            while len(opened.engine.scheduler.live) < len(open_requests):
                 runner.allow(1)  # one step at a time: the answers inside must not come to their ends
                 here.run(lambda: _sleep(0.05))
-        quota = next(iter(here.doors.inside.values()))[1].quota
+        quota = next(iter(here.admission.open_requests.values()))[1].quota
         assert quota.requests is not None
         assert quota.tokens is not None
 
@@ -231,7 +231,7 @@ def test_what_the_engine_turns_away_costs_the_key_nothing_and_is_no_latency(tmp_
 
         def spent() -> tuple[float, float]:
             """On requests, and on tokens beside those that are being produced; one a second refills."""
-            produced = sum(visit.num_output_tokens for visit, _ in here.doors.inside.values())
+            produced = sum(record.num_output_tokens for record, _ in here.admission.open_requests.values())
             return requests.full_at_s, tokens.full_at_s - produced
 
         before = spent()
@@ -239,7 +239,7 @@ def test_what_the_engine_turns_away_costs_the_key_nothing_and_is_no_latency(tmp_
         assert {reply.status for reply in got} <= {429, 503}
         here.wait_until(lambda: spent() == pytest.approx(before, abs=1e-6), 20)
         runner.let_go()
-        for connection in inside:
+        for connection in open_requests:
             assert connection.getresponse().status == 200
             connection.close()
         here.wait_until_free()
@@ -266,16 +266,16 @@ def test_a_cut_request_and_one_that_left_the_queue_log_what_they_took(written: i
         running.request("POST", COMPLETE, json.dumps({**BODY, "max_tokens": 400, "stream": True}))
         assert runner.is_waiting.wait(60)
         waiting.request("POST", COMPLETE, json.dumps({**BODY, "prompt": "another"}))
-        here.wait_until(lambda: len(here.doors.inside) == 2)
+        here.wait_until(lambda: len(here.admission.open_requests) == 2)
         for _ in range(30):
             runner.allow(1)
             assert runner.is_waiting.wait(60)
         here.wait_until(lambda: here.states() == ["running", "waiting"])
         here.run(lambda: _sleep(0.3))
         waiting.close()
-        here.wait_until(lambda: len(here.doors.inside) == 1)
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
         running.close()
-        here.wait_until(lambda: not here.doors.inside)
+        here.wait_until(lambda: not here.admission.open_requests)
         runner.let_go()
         here.wait_until_free()
         here.wait_until(lambda: len(_lines(written)) == 2)

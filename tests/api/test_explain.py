@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from quire.api.access.keys import add_key
 from quire.cli import app
 from quire.cli.explain import body_of
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.talkers import talker
 
 EXPLAIN = "/v1/cache/explain"

@@ -11,7 +11,7 @@ import pytest
 
 from quire.api.http import limits
 from quire.api.http.errors import TELLING
-from tests.support.doors import House
+from tests.support.local_api import House
 from tests.support.patience import PATIENCE_S
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -170,11 +170,11 @@ def test_a_body_in_chunks_beyond_its_bound_is_refused_while_it_comes(here: House
         wire.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n" + chunk * 19
         )
-        here.wait_until(lambda: len(here.doors.inside) == 1)
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
         wire.sendall(chunk)
         wire.sendall(chunk[:50_000])
         assert b" 413 " in wire.recv(65536)
-    here.wait_until(lambda: not here.doors.inside)
+    here.wait_until(lambda: not here.admission.open_requests)
 
 
 def test_a_head_beyond_its_bound_is_refused(here: House) -> None:
@@ -245,7 +245,7 @@ def test_a_thousand_mangled_bodies_never_hurt_the_server(here: House) -> None:
 
 
 def test_an_error_never_tells_of_the_machine() -> None:
-    from quire.api.http.errors import Refusal  # noqa: PLC0415
+    from quire.api.http.errors import ApiError  # noqa: PLC0415
 
-    told = Refusal(400, "x", 'at 0x7f00deadbeef in File "/a/b/c/d.py" of site-packages/x, Traceback').body.decode()
+    told = ApiError(400, "x", 'at 0x7f00deadbeef in File "/a/b/c/d.py" of site-packages/x, Traceback').body.decode()
     assert not re.search(r"0x[0-9a-f]{6}|Traceback|site-packages|/a/b", told)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.doors import House, house, read_some
+from tests.support.local_api import House, house, read_some
 from tests.support.patience import PATIENCE_S
 from tests.support.talkers import PacedRunner, paced_talker, talker
 
@@ -54,7 +54,7 @@ def test_a_client_that_leaves_in_prefill_or_decode_holds_nothing(
     runner.allow(num_steps)
     assert runner.is_waiting.wait(60)
     hang_up(connection, with_reset=with_reset)
-    here.wait_until(lambda: not here.doors.inside)
+    here.wait_until(lambda: not here.admission.open_requests)
     runner.let_go()
     here.wait_until_free()
     assert here.opened["oracle"].engine.scheduler.stats.num_output_tokens < 20
@@ -65,9 +65,9 @@ def test_a_client_that_leaves_the_queue_is_forgotten(paced: tuple[House, PacedRu
     running = [ask(here, stream=True, prompt=f"one {at}") for at in range(2)]
     assert runner.is_waiting.wait(60)
     waiting = ask(here, prompt="another", n=2)
-    here.wait_until(lambda: len(here.doors.inside) == 3)
+    here.wait_until(lambda: len(here.admission.open_requests) == 3)
     hang_up(waiting)
-    here.wait_until(lambda: len(here.doors.inside) == 2)
+    here.wait_until(lambda: len(here.admission.open_requests) == 2)
     runner.let_go()
     for connection in running:
         assert connection.getresponse().read().endswith(b"[DONE]\n\n")
@@ -79,8 +79,8 @@ def test_a_client_that_leaves_the_queue_is_forgotten(paced: tuple[House, PacedRu
 def test_a_client_that_leaves_before_its_body_is_there_takes_no_place(here: House) -> None:
     with socket.create_connection(("127.0.0.1", here.port)) as wire:
         wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
-        here.wait_until(lambda: len(here.doors.inside) == 1)
-    here.wait_until(lambda: not here.doors.inside)
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
+    here.wait_until(lambda: not here.admission.open_requests)
 
 
 def test_a_client_that_asked_twice_at_once_and_leaves_ends_both(paced: tuple[House, PacedRunner]) -> None:
@@ -90,7 +90,7 @@ def test_a_client_that_asked_twice_at_once_and_leaves_ends_both(paced: tuple[Hou
     with socket.create_connection(("127.0.0.1", here.port)) as wire:
         wire.sendall((head + body) * 2)
         assert runner.is_waiting.wait(60)
-    here.wait_until(lambda: not here.doors.inside)
+    here.wait_until(lambda: not here.admission.open_requests)
     runner.let_go()
     here.wait_until_free()
 
@@ -130,7 +130,7 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_are_not(who: str, monkeyp
     monkeypatch.setattr("quire.api.http.protocol.WRITE_BUFFER_BYTES", 4096)
     with house(models={"oracle": talker(num_blocks=2048)}, send_buffer_bytes=65536) as here:
         slow = [slow_connection(here, seed=at) for at in range(6)]
-        here.wait_until(lambda: len(here.doors.inside) == 6)
+        here.wait_until(lambda: len(here.admission.open_requests) == 6)
         quick = here.post(COMPLETE, {"model": "oracle", "prompt": "hello", "max_tokens": 100, "stream": True})
         assert len(quick.events) >= 1
         here.wait_until_free()
@@ -157,7 +157,9 @@ def test_a_reader_that_was_away_for_a_moment_gets_everything_in_fewer_pieces(pac
     connection = ask(here, stream=True, max_tokens=300, seed=1)
     runner.let_go()
     here.wait_until(
-        lambda: all(visit.asked and visit.asked[0].reply.is_done for visit, _ in here.doors.inside.values())
+        lambda: all(
+            record.asked and record.asked[0].reply.is_done for record, _ in here.admission.open_requests.values()
+        )
     )
     data = connection.getresponse().read()
     connection.close()
@@ -171,7 +173,7 @@ def test_a_reader_that_was_away_for_a_moment_gets_everything_in_fewer_pieces(pac
 def test_a_crowd_that_comes_and_goes_leaves_nothing_behind(here: House) -> None:
     tasks_before, threads_before = here.num_tasks(), threading.active_count()
 
-    def visit(at: int) -> None:
+    def record(at: int) -> None:
         connection = ask(here, prompt=f"question {at}", stream=at % 3 != 0, n=1 + at % 2)
         if at % 4 == 0:
             hang_up(connection, with_reset=at % 8 == 0)
@@ -184,7 +186,7 @@ def test_a_crowd_that_comes_and_goes_leaves_nothing_behind(here: House) -> None:
             assert response.read()
         connection.close()
 
-    crowd = [threading.Thread(target=visit, args=(at,)) for at in range(120)]
+    crowd = [threading.Thread(target=record, args=(at,)) for at in range(120)]
     for one in crowd:
         one.start()
     for one in crowd:

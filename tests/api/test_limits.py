@@ -21,7 +21,7 @@ from quire.cli.wiring import Supervised
 from quire.client.served import ServedModel
 from quire.config import Settings, load_settings
 from quire.errors import CheckpointError, ConfigError
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.patience import PATIENCE_S
 from tests.support.served import served
 from tests.support.talkers import paced_talker
@@ -76,7 +76,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
     with house() as here, connected(here) as wire:
         wire.sendall(HEAD + b"connection: close\r\ncontent-length: 100\r\n\r\n{")
         assert b" 408 " in heard(wire)
-        assert not here.doors.inside
+        assert not here.admission.open_requests
 
 
 def test_connections_are_bounded_and_those_without_a_request_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_connections_are_bounded_and_those_without_a_request_make_room(monkeypat
         with connected(here) as asking:
             asking.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
             assert heard(idle) == b""
-            here.wait_until(lambda: len(here.doors.inside) == 2, 20)
+            here.wait_until(lambda: len(here.admission.open_requests) == 2, 20)
             assert here_is_full(here), "everybody has a request: whoever comes now is cut"
         runner.let_go()
         here.wait_until_free(20)
@@ -160,8 +160,8 @@ def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
         @asynccontextmanager
         async def slow(_name: str, _settings: Settings) -> AsyncIterator[tuple[ServedModel, Supervised]]:
             await loaded.wait()
-            async with served() as front:
-                yield front, Supervised(front)
+            async with served() as engine_client:
+                yield engine_client, Supervised(engine_client)
 
         running = asyncio.ensure_future(run(Plan({"oracle": "x"}, settings(tmp_path, port)), told.append, slow))
         path = str(tmp_path / "run" / "a.sock")
@@ -263,8 +263,8 @@ def test_a_client_that_asked_early_and_left_is_seen() -> None:
             wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
             assert runner.is_waiting.wait(60)
             wire.sendall(HEAD + b"content-length: 5\r\n\r\n")
-            here.wait_until(lambda: bool(here.doors.inside))
-        here.wait_until(lambda: not here.doors.inside)
+            here.wait_until(lambda: bool(here.admission.open_requests))
+        here.wait_until(lambda: not here.admission.open_requests)
         runner.let_go()
         here.wait_until_free()
 

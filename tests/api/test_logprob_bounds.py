@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.api.dialects.openai import logprobs
-from tests.support.doors import House
+from tests.support.local_api import House
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 LIMIT = 120

@@ -10,12 +10,12 @@ import openai
 import pytest
 
 from quire.api.dialects import answering
-from quire.api.http.errors import Refusal
+from quire.api.http.errors import ApiError
 from quire.client.llm import LLM
 from quire.client.outputs import Piece
 from quire.client.params import SamplingParams
-from quire.core.step import ASKED_FOR_NOTHING
-from tests.support.doors import House
+from quire.core.step import UNSATISFIABLE
+from tests.support.local_api import House
 from tests.support.talkers import talker
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -317,6 +317,6 @@ def test_a_path_that_is_no_text_is_no_mistake_of_ours(here: House) -> None:
 
 def test_a_request_that_leaves_no_token_to_choose_is_the_clients_mistake() -> None:
     reply: Any = None
-    with pytest.raises(Refusal) as refused:
-        answering.check(Piece(0, "", finish_reason="error", error=ASKED_FOR_NOTHING[0]), reply)
+    with pytest.raises(ApiError) as refused:
+        answering.check_finish(Piece(0, "", finish_reason="error", error=UNSATISFIABLE[0]), reply)
     assert (refused.value.status, "contradicts itself" in refused.value.message) == (400, True)

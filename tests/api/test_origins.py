@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.api.access.admission import DoorSettings
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
 from quire.api.access.origins import Origins
-from quire.api.http.errors import Refusal
-from tests.support.doors import Reply, house
+from quire.api.http.errors import ApiError
+from tests.support.local_api import Reply, house
 
 COMPLETE = "/v1/completions"
 BODY = {"model": "oracle", "prompt": "x", "max_tokens": 1}
@@ -43,7 +43,7 @@ def test_pages_of_an_allowed_origin_get_leave_on_every_route_and_nobody_else_doe
     tmp_path: Path, with_keys: bool
 ) -> None:
     secret = add_key(tmp_path / "keys.json", "alice") if with_keys else "none"
-    settings = DoorSettings(origins=Origins(allowed=frozenset({PAGE})))
+    settings = AdmissionSettings(origins=Origins(allowed=frozenset({PAGE})))
     with house(keys_file=tmp_path / "keys.json" if with_keys else None, settings=settings) as here:
         for path in (COMPLETE, "/v1/chat/completions", "/v1/models", "/tokenize", "/nowhere"):
             asked = here.request("OPTIONS", path, origin=PAGE, **PREFLIGHT)
@@ -68,7 +68,7 @@ def test_pages_of_an_allowed_origin_get_leave_on_every_route_and_nobody_else_doe
 
 
 def test_any_origin_is_a_star_and_never_with_credentials(tmp_path: Path) -> None:
-    with house(settings=DoorSettings(origins=Origins(allowed=frozenset({"*"})))) as here:
+    with house(settings=AdmissionSettings(origins=Origins(allowed=frozenset({"*"})))) as here:
         told = cors(here.post(COMPLETE, BODY, origin="null"))
     assert told["access-control-allow-origin"] == "*"
     assert "access-control-allow-credentials" not in told
@@ -100,7 +100,7 @@ def test_a_host_is_ours_or_it_is_not(rules: Origins, host: str, is_own: bool) ->
     refused = []
     try:
         rules.check({b"host": host.encode()})
-    except Refusal as refusal:
+    except ApiError as refusal:
         refused.append((refusal.status, refusal.code))
     assert refused == told
 

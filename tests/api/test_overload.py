@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from quire.api.access.admission import DoorSettings
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
 from quire.api.access.quotas import Bucket, Quotas, Terms
-from quire.api.asgi import Entrance
+from quire.api.asgi import RequestMiddleware
 from quire.client.text_model import TextModel
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from quire.errors import QueueFullError
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.talkers import PacedRunner, paced_talker, talker
 
 COMPLETE = "/v1/completions"
@@ -28,7 +28,7 @@ BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 4, "ignore_eos": Tru
 @pytest.fixture
 def paced() -> Iterator[tuple[House, PacedRunner]]:
     opened, runner = paced_talker(max_running=1)
-    with house(models={"oracle": opened}, settings=DoorSettings(max_inside=3), drain_s=0.3) as here:
+    with house(models={"oracle": opened}, settings=AdmissionSettings(max_open_requests=3), drain_s=0.3) as here:
         yield here, runner
         runner.let_go()
 
@@ -41,14 +41,14 @@ def ask(here: House, **more: Any) -> HTTPConnection:
 
 def test_a_full_house_turns_away_and_says_when_to_come_back(paced: tuple[House, PacedRunner]) -> None:
     here, runner = paced
-    inside = [ask(here, prompt=f"question {at}") for at in range(3)]
-    here.wait_until(lambda: len(here.doors.inside) == 3)
+    open_requests = [ask(here, prompt=f"question {at}") for at in range(3)]
+    here.wait_until(lambda: len(here.admission.open_requests) == 3)
     refused = here.post(COMPLETE, BODY)
     assert (refused.status, refused.code) == (503, "server_overloaded")
     assert int(refused.headers["retry-after"]) >= 1
     assert here.get("/v1/models").status == 200
     runner.let_go()
-    for connection in inside:
+    for connection in open_requests:
         assert connection.getresponse().status == 200
         connection.close()
     here.wait_until_free()
@@ -70,18 +70,18 @@ def test_a_full_queue_is_503_and_a_full_share_429(tmp_path: Path) -> None:
         opened, runner = paced_talker(max_running=1)
         opened.engine.scheduler.queue = WaitingQueue(queue)
         with house(models={"oracle": opened}, keys_file=keys) as here:
-            inside = [_ask_with(here, usual, {**BODY, "max_tokens": 100, "stream": True})]
+            open_requests = [_ask_with(here, usual, {**BODY, "max_tokens": 100, "stream": True})]
             assert runner.is_waiting.wait(20)
             _step(runner)
             here.wait_until(lambda: here.states() == ["running"], 20)
-            inside += [_ask_with(here, secret, {**BODY, "max_tokens": 100}) for secret in waiting]
-            front = next(iter(here.doors.models)).open()
-            here.wait_until(lambda: front.num_open == len(inside))  # noqa: B023
-            while len(opened.engine.scheduler.live) < len(inside):
+            open_requests += [_ask_with(here, secret, {**BODY, "max_tokens": 100}) for secret in waiting]
+            engine_client = next(iter(here.admission.models)).open()
+            here.wait_until(lambda: engine_client.num_open == len(open_requests))  # noqa: B023
+            while len(opened.engine.scheduler.live) < len(open_requests):
                 _step(runner)
             refused = _refused(here, runner, usual)
             runner.let_go()
-            for connection in inside:
+            for connection in open_requests:
                 connection.getresponse().read()
                 connection.close()
         assert (refused.status, refused.code) == (status, code)
@@ -108,17 +108,17 @@ def _refused(here: House, runner: PacedRunner, secret: str) -> Any:
 def test_a_place_in_the_queue_is_kept_for_each_class() -> None:
     opened, runner = paced_talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
-    with house(models={"oracle": opened}, settings=DoorSettings(queue=10)) as here:
-        inside = [ask(here, prompt=f"question {at}") for at in range(8)]
+    with house(models={"oracle": opened}, settings=AdmissionSettings(queue=10)) as here:
+        open_requests = [ask(here, prompt=f"question {at}") for at in range(8)]
         here.wait_until_asked(8)
         assert here.post(COMPLETE, BODY).status == 503
-        inside.append(ask(here, prompt="urgent", priority=-1))
-        inside.append(ask(here, prompt="patient", priority=1))
+        open_requests.append(ask(here, prompt="urgent", priority=-1))
+        open_requests.append(ask(here, prompt="patient", priority=1))
         here.wait_until_asked(10)
         assert here.post(COMPLETE, {**BODY, "priority": -1}).status == 503
         runner.let_go()
-        assert {connection.getresponse().status for connection in inside} == {200}
-        for connection in inside:
+        assert {connection.getresponse().status for connection in open_requests} == {200}
+        for connection in open_requests:
             connection.close()
 
 
@@ -133,12 +133,12 @@ def full(tmp_path: Path) -> Iterator[tuple[House, dict[str, str]]]:
     }
     opened, runner = paced_talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
-    with house(models={"oracle": opened}, keys_file=keys, settings=DoorSettings(queue=10)) as here:
-        inside = [_ask_with(here, secrets["usual"], BODY) for _ in range(8)]
+    with house(models={"oracle": opened}, keys_file=keys, settings=AdmissionSettings(queue=10)) as here:
+        open_requests = [_ask_with(here, secrets["usual"], BODY) for _ in range(8)]
         here.wait_until_asked(8)
         yield here, secrets
         runner.let_go()
-        for connection in inside:
+        for connection in open_requests:
             assert connection.getresponse().status == 200
             connection.close()
 
@@ -185,7 +185,9 @@ def test_whoever_may_be_of_another_class_is_heard(
     here, secrets = full
     heard = _ask_with(here, secrets[who], body, **headers)
     try:
-        here.wait_until(lambda: [visit.is_waiting for visit, _ in here.doors.inside.values()].count(True) == 9)
+        here.wait_until(
+            lambda: [record.is_waiting for record, _ in here.admission.open_requests.values()].count(True) == 9
+        )
     finally:
         heard.close()
         here.wait_until_asked(8)
@@ -211,12 +213,12 @@ def test_who_was_let_in_at_a_full_house_stays_in_while_it_drains(full: tuple[Hou
     connection.putheader("x-api-key", secrets["usual"])
     connection.putheader("content-length", str(len(data)))
     connection.endheaders(data[:5])
-    here.wait_until(lambda: len(here.doors.inside) == 9)
-    here.doors.is_draining = True
+    here.wait_until(lambda: len(here.admission.open_requests) == 9)
+    here.admission.is_draining = True
     connection.send(data[5:])
-    here.wait_until(lambda: [visit.is_waiting for visit, _ in here.doors.inside.values()].count(True) == 9)
+    here.wait_until(lambda: [record.is_waiting for record, _ in here.admission.open_requests.values()].count(True) == 9)
     connection.close()
-    here.wait_until(lambda: len(here.doors.inside) == 8)
+    here.wait_until(lambda: len(here.admission.open_requests) == 8)
 
 
 def test_a_reader_that_does_not_even_take_a_refusal_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +234,7 @@ def test_a_reader_that_does_not_even_take_a_refusal_is_cut(monkeypatch: pytest.M
         await asyncio.Event().wait()
 
     scope = {"type": "http", "method": "POST", "path": COMPLETE, "headers": [], "quire.abort": lambda: cut.append(True)}
-    asyncio.run(Entrance(refuses)(scope, never, never))
+    asyncio.run(RequestMiddleware(refuses)(scope, never, never))
     assert cut == [True]
     assert [(line["status"], line["error"]) for line in lines] == [(499, "reader_too_slow")]
 
@@ -240,13 +242,13 @@ def test_a_reader_that_does_not_even_take_a_refusal_is_cut(monkeypatch: pytest.M
 def test_a_full_model_does_not_turn_away_who_asks_for_another() -> None:
     opened, runner = paced_talker(max_running=1)
     models = {"oracle": opened, "other": talker()}
-    with house(models=models, settings=DoorSettings(queue=10)) as here:
-        inside = [ask(here, prompt=f"question {at}") for at in range(8)]
+    with house(models=models, settings=AdmissionSettings(queue=10)) as here:
+        open_requests = [ask(here, prompt=f"question {at}") for at in range(8)]
         here.wait_until_asked(8)
         assert here.post(COMPLETE, BODY).status == 503
         assert here.post(COMPLETE, {**BODY, "model": "other"}).status == 200
         runner.let_go()
-        for connection in inside:
+        for connection in open_requests:
             connection.getresponse().read()
             connection.close()
 
@@ -258,9 +260,9 @@ def test_who_leaves_at_a_full_house_in_the_middle_of_a_body_has_left(full: tuple
     connection.putheader("x-api-key", secrets["usual"])
     connection.putheader("content-length", "100")
     connection.endheaders(b'{"model": ')
-    here.wait_until(lambda: len(here.doors.inside) == 9)
+    here.wait_until(lambda: len(here.admission.open_requests) == 9)
     connection.close()
-    here.wait_until(lambda: len(here.doors.inside) == 8)
+    here.wait_until(lambda: len(here.admission.open_requests) == 8)
 
 
 def test_a_key_over_its_requests_is_told_when_to_come_back(tmp_path: Path) -> None:
@@ -295,7 +297,7 @@ def test_a_key_may_have_so_many_at_once(tmp_path: Path) -> None:
     with house(models={"oracle": opened}, keys_file=tmp_path / "keys.json") as here:
         connection = here.connection()
         connection.request("POST", COMPLETE, json.dumps(BODY).encode(), {"x-api-key": secret})
-        here.wait_until(lambda: len(here.doors.inside) == 1)
+        here.wait_until(lambda: len(here.admission.open_requests) == 1)
         refused = here.post(COMPLETE, BODY, x_api_key=secret)
         assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
         assert "retry-after" in refused.headers
@@ -374,8 +376,8 @@ def test_a_server_that_drains_lets_those_inside_finish() -> None:
     with house(models={"oracle": opened}, drain_s=60) as here:
         connection = ask(here, stream=True, max_tokens=20)
         assert runner.is_waiting.wait(60)
-        here.loop.call_soon_threadsafe(here.closing.ask)
-        here.wait_until(lambda: here.doors.is_draining)
+        here.loop.call_soon_threadsafe(here.shutdown.request)
+        here.wait_until(lambda: here.admission.is_draining)
         ready = here.get("/ready")
         assert (ready.status, "retry-after" in ready.headers) == (503, True)
         refused = here.post(COMPLETE, BODY)
@@ -397,8 +399,8 @@ def test_what_is_not_done_by_the_bound_is_ended_in_words(paced: tuple[House, Pac
     runner.allow(2)
     assert runner.is_waiting.wait(60)
     waiting = ask(here, prompt="another")
-    here.wait_until(lambda: len(here.doors.inside) == 2)
-    here.loop.call_soon_threadsafe(here.closing.ask)
+    here.wait_until(lambda: len(here.admission.open_requests) == 2)
+    here.loop.call_soon_threadsafe(here.shutdown.request)
     data = streaming.getresponse().read().decode()
     assert '"code":"server_draining"' in data
     assert data.endswith("data: [DONE]\n\n")
@@ -422,8 +424,8 @@ def test_whoever_is_still_entering_when_all_are_ended_does_not_begin(monkeypatch
         monkeypatch.setattr(TextModel, "prompt", slow)
         connection = ask(here)
         assert entered.wait(60)
-        here.loop.call_soon_threadsafe(here.closing.ask)
-        here.wait_until(lambda: all(visit.ending for visit, _ in here.doors.inside.values()))
+        here.loop.call_soon_threadsafe(here.shutdown.request)
+        here.wait_until(lambda: all(record.ending for record, _ in here.admission.open_requests.values()))
         go_on.set()
         response = connection.getresponse()
         assert response.status == 503
@@ -440,7 +442,7 @@ def test_asked_a_second_time_the_server_does_not_wait() -> None:
         runner.allow(2)
         assert runner.is_waiting.wait(60)
         for _ in range(2):
-            here.loop.call_soon_threadsafe(here.closing.ask)
+            here.loop.call_soon_threadsafe(here.shutdown.request)
         assert b"server_draining" in connection.getresponse().read()
         connection.close()
         runner.let_go()

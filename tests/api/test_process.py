@@ -22,7 +22,7 @@ from quire.api.access.keys import add_key
 from quire.api.server import listen, listen_unix, listening_unix
 from quire.cli import app
 from quire.cli.serve import public_names
-from quire.config import DoorsSettings
+from quire.config import ServerSettings
 from quire.errors import ConfigError
 from tests.support.patience import PATIENCE_S
 
@@ -139,7 +139,7 @@ def test_the_operator_sees_who_is_inside_and_can_end_it(tmp_path: Path) -> None:
         (told,) = admin(server, "GET", "/requests")[1]["requests"]
         assert (told["state"], told["model"], told["prompt_tokens"]) == ("running", "oracle", 4)
         stats = admin(server, "GET", "/stats")[1]
-        assert stats["num_inside"] == 1
+        assert stats["num_open_requests"] == 1
         assert stats["models"][0]["engine"]["kv_usage"] > 0
         assert admin(server, "DELETE", f"/requests/{told['request_id']}") == (200, {"ended": True})
         assert b"the operator ended this request" in response.read()
@@ -191,13 +191,13 @@ def test_once_there_are_keys_the_server_asks_for_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])  # noqa: S104
 def test_no_network_is_let_in_without_keys_unless_on_purpose(host: str) -> None:
-    settings = DoorsSettings(host=host)
+    settings = ServerSettings(host=host)
     with pytest.raises(ConfigError, match="quire keys add"):
-        settings.check_lock(has_keys=False, is_open_on_purpose=False)
-    settings.check_lock(has_keys=True, is_open_on_purpose=False)
-    settings.check_lock(has_keys=False, is_open_on_purpose=True)
+        settings.check_lock(has_keys=False, allow_no_keys=False)
+    settings.check_lock(has_keys=True, allow_no_keys=False)
+    settings.check_lock(has_keys=False, allow_no_keys=True)
     for loopback in ("127.0.0.1", "localhost", "::1", "127.9.9.9"):
-        DoorsSettings(host=loopback).check_lock(has_keys=False, is_open_on_purpose=False)
+        ServerSettings(host=loopback).check_lock(has_keys=False, allow_no_keys=False)
 
 
 def test_what_cannot_be_listened_on_is_said_in_a_sentence(tmp_path: Path) -> None:
@@ -241,8 +241,8 @@ def test_a_keys_file_that_was_named_must_be_there(tmp_path: Path) -> None:
     assert isinstance(refused.exception, ConfigError)
     assert f"quire keys add NAME --keys-file {path}" in str(refused.exception)
     add_key(path, "alice")
-    DoorsSettings(keys_file=path).check_keys_file()
-    DoorsSettings().check_keys_file()
+    ServerSettings(keys_file=path).check_keys_file()
+    ServerSettings().check_keys_file()
 
 
 def test_models_get_public_names(tmp_path: Path) -> None:

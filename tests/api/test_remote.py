@@ -15,7 +15,7 @@ from quire.cli.remote import Remote
 from quire.client.outputs import Completion
 from quire.client.params import SamplingParams
 from quire.errors import ConfigError, QuireError
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.scripted_server import OK
 from tests.support.talkers import paced_talker
 
@@ -89,11 +89,11 @@ def test_whoever_stops_while_waiting_in_the_queue_leaves_at_once(waiting: House)
     got: list[Any] = []
     asking = threading.Thread(target=lambda: got.extend(said(waiting.url, stopped.is_set)))
     asking.start()
-    waiting.wait_until(lambda: len(waiting.doors.inside) == 1)
+    waiting.wait_until(lambda: len(waiting.admission.open_requests) == 1)
     stopped.set()
     asking.join(60)  # nothing else would end it: the model does not move
     assert not asking.is_alive()
     (completion,) = got
     assert isinstance(completion, Completion)
     assert completion.finish_reason == "cancelled"
-    waiting.wait_until(lambda: not waiting.doors.inside)
+    waiting.wait_until(lambda: not waiting.admission.open_requests)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from quire.api.access.admission import DoorSettings
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
-from tests.support.doors import House, Reply, house
+from tests.support.local_api import House, Reply, house
 from tests.support.talkers import PacedRunner, paced_talker
 
 COMPLETE = "/v1/completions"
@@ -33,15 +33,15 @@ class Street:
 
     def send(self, tenant: str, **more: Any) -> HTTPConnection:
         """Ask, and be inside."""
-        num_inside = self.num_inside(tenant)
+        num_open_requests = self.num_open_requests(tenant)
         connection = self.here.connection(60)
         connection.request("POST", COMPLETE, json.dumps({**BODY, **more}), {"x-api-key": self.secrets[tenant]})
         self.sent.append(connection)
-        self.here.wait_until(lambda: self.num_inside(tenant) == num_inside + 1, SOON_S)
+        self.here.wait_until(lambda: self.num_open_requests(tenant) == num_open_requests + 1, SOON_S)
         return connection
 
-    def num_inside(self, tenant: str) -> int:
-        return sum(visit.tenant == tenant for visit, _ in self.here.doors.inside.values())
+    def num_open_requests(self, tenant: str) -> int:
+        return sum(record.tenant == tenant for record, _ in self.here.admission.open_requests.values())
 
     def post(self, tenant: str, path: str = COMPLETE, **more: Any) -> Reply:
         """Ask, and be answered at once."""
@@ -64,7 +64,7 @@ class Street:
 
 
 @contextmanager
-def street(tmp_path: Path, settings: DoorSettings, queue: QueueConfig | None = None) -> Iterator[Street]:
+def street(tmp_path: Path, settings: AdmissionSettings, queue: QueueConfig | None = None) -> Iterator[Street]:
     keys = tmp_path / "keys.json"
     secrets = {name: add_key(keys, name) for name in ("a", "b")}
     opened, runner = paced_talker(max_running=2)
@@ -86,7 +86,7 @@ def answer(connection: HTTPConnection) -> Reply:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_request_that_waited_and_was_displaced_is_429_with_a_time(tmp_path: Path, is_streamed: bool) -> None:
-    with street(tmp_path, DoorSettings(queue=4), QueueConfig(max_requests=4, class_reserve=0.0)) as there:
+    with street(tmp_path, AdmissionSettings(queue=4), QueueConfig(max_requests=4, class_reserve=0.0)) as there:
         running = there.send("a", max_tokens=300)
         there.step_until(lambda: there.here.states() == ["running"])
         waiting = [there.send("a", stream=is_streamed) for _ in range(4)]
@@ -105,7 +105,7 @@ def test_a_request_that_waited_and_was_displaced_is_429_with_a_time(tmp_path: Pa
 
 
 def test_what_was_displaced_costs_its_key_nothing(tmp_path: Path) -> None:
-    with street(tmp_path, DoorSettings(max_inside=2)) as there:
+    with street(tmp_path, AdmissionSettings(max_open_requests=2)) as there:
         limited = add_key(tmp_path / "keys.json", "limited", requests_per_minute=4)
         there.secrets["limited"] = limited
         deadline_s = time.monotonic() + SOON_S
@@ -122,7 +122,7 @@ def test_what_was_displaced_costs_its_key_nothing(tmp_path: Path) -> None:
 
 
 def test_at_a_full_server_what_runs_is_not_broken_off(tmp_path: Path) -> None:
-    with street(tmp_path, DoorSettings(max_inside=2)) as there:
+    with street(tmp_path, AdmissionSettings(max_open_requests=2)) as there:
         first = there.send("a")
         second = there.send("a", stream=True, max_tokens=300)
         there.submitted(2)
@@ -137,7 +137,7 @@ def test_at_a_full_server_what_runs_is_not_broken_off(tmp_path: Path) -> None:
 
 
 def test_tokenizing_gives_way_as_well(tmp_path: Path) -> None:
-    with street(tmp_path, DoorSettings(max_inside=9)) as there:
+    with street(tmp_path, AdmissionSettings(max_open_requests=9)) as there:
         half = there.here.connection(60)
         half.putrequest("POST", "/tokenize")
         half.putheader("x-api-key", there.secrets["a"])
@@ -146,14 +146,14 @@ def test_tokenizing_gives_way_as_well(tmp_path: Path) -> None:
             there.send("a")
         half.endheaders(b'{"model": ')
         there.sent.append(half)
-        there.here.wait_until(lambda: there.num_inside("a") == 9, SOON_S)
+        there.here.wait_until(lambda: there.num_open_requests("a") == 9, SOON_S)
         there.send("b")
         assert answer(half).status == 429
         there.runner.let_go()
 
 
 def test_a_key_at_its_share_is_turned_away_unparsed_and_its_neighbour_is_heard(tmp_path: Path) -> None:
-    with street(tmp_path, DoorSettings(queue=40)) as there:
+    with street(tmp_path, AdmissionSettings(queue=40)) as there:
         there.send("b")
         for _ in range(16):
             there.send("a")
@@ -168,7 +168,7 @@ def test_a_key_at_its_share_is_turned_away_unparsed_and_its_neighbour_is_heard(t
 
 
 def test_a_key_with_one_request_open_for_long_has_all_the_rest_of_the_queue(tmp_path: Path) -> None:
-    with street(tmp_path, DoorSettings(queue=10)) as there:
+    with street(tmp_path, AdmissionSettings(queue=10)) as there:
         for _ in range(8):
             there.send("a")
         refused = there.post("a")
@@ -181,7 +181,7 @@ def test_who_comes_back_early_is_refused_again_and_who_waits_comes_in_and_is_not
 ) -> None:
     later_s = [0.0]
     monkeypatch.setattr("quire.api.access.capacity.monotonic", lambda: time.monotonic() + later_s[0])
-    with street(tmp_path, DoorSettings(queue=10)) as there:
+    with street(tmp_path, AdmissionSettings(queue=10)) as there:
         for _ in range(8):
             there.send("a")
         first = int(there.post("a").headers["retry-after"])
@@ -195,7 +195,7 @@ def test_who_comes_back_early_is_refused_again_and_who_waits_comes_in_and_is_not
 
 
 def test_bodies_that_are_still_coming_have_come_or_gone_by_the_time_that_is_told(tmp_path: Path) -> None:
-    with street(tmp_path, DoorSettings(max_inside=4)) as there:
+    with street(tmp_path, AdmissionSettings(max_open_requests=4)) as there:
         halves = []
         for at in range(2):
             half = there.here.connection(60)
@@ -205,7 +205,7 @@ def test_bodies_that_are_still_coming_have_come_or_gone_by_the_time_that_is_told
             half.endheaders(b"{")
             halves.append(half)
             if not at:
-                there.here.wait_until(lambda: there.num_inside("a") == 1, SOON_S)
+                there.here.wait_until(lambda: there.num_open_requests("a") == 1, SOON_S)
         over = answer(halves[1])
         assert (over.status, over.headers["retry-after"]) == (429, "60")
         for half in halves:

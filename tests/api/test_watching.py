@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.api.http.errors import Refusal
-from quire.api.models import EngineStats, Model, Models
+from quire.api.http.errors import ApiError
+from quire.api.models import EngineStats, ModelEntry, Models
 from quire.observe import access_log
-from quire.observe.metrics import FIRST_TOKEN_S, GAP_S, PHASE_S, TOKENS, Figures, Metrics, Picture, one_two_five
-from tests.support.doors import House, house
+from quire.observe.metrics import FIRST_TOKEN_S, GAP_S, PHASE_S, TOKENS, Metrics, ModelFigures, Picture, one_two_five
+from tests.support.local_api import House, house
 
 ASKED = {"model": "oracle", "prompt": "hello there", "max_tokens": 7, "temperature": 0.0, "ignore_eos": True}
 NAMES = (
@@ -85,7 +85,7 @@ def test_gauges_show_what_an_engine_can_tell_and_nothing_it_cannot() -> None:
 
 def test_a_request_that_came_to_nothing_has_no_first_token() -> None:
     metrics = Metrics("quire")
-    metrics.observe(Figures("m", "abort", 5, 0, 0, 0, 1, None, 0, 0.5, None, 1.0))
+    metrics.observe(ModelFigures("m", "abort", 5, 0, 0, 0, 1, None, 0, 0.5, None, 1.0))
     page = metrics.page().decode()
     assert 'quire:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0' in page
     assert "quire:time_to_first_token_seconds_count{" not in page
@@ -139,11 +139,11 @@ def test_a_trace_goes_to_the_log_and_not_to_the_client(
 
 
 def test_a_model_that_loads_is_listed_and_answers_not_yet() -> None:
-    model = Model("new", "/somewhere")
+    model = ModelEntry("new", "/somewhere")
     assert (model.is_ready, model.is_dead, model.stats()) == (False, False, None)
     assert model.card()["max_model_len"] is None
     assert "somewhere" not in str(model.card())
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         model.open()
     assert (refused.value.status, refused.value.code) == (503, "model_loading")
     assert not Models([model]).is_ready

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.client.text_model import TextModel
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.patience import PATIENCE_S
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -10,7 +10,7 @@ from quire.backends.conformance import check_all
 from quire.backends.conformance_desk import ConformanceError
 from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import BlockCopy, StepPlan, StepResult
 from quire.errors import InvariantError
 from tests.support.server import VOCABULARY, Server
@@ -212,7 +212,7 @@ def test_a_block_written_and_read_in_one_step_is_noticed() -> None:
 
 
 def test_alone_means_alone() -> None:
-    params = SamplingParams(max_tokens=30, stop_token_ids=frozenset({7}), min_tokens=3)
+    params = ResolvedSampling(max_tokens=30, stop_token_ids=frozenset({7}), min_tokens=3)
     server = Server(num_blocks=100)
     server.ask([1, 2, 3], 30, stop_token_ids=frozenset({7}), min_tokens=3)
     server.run()

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.test_model import smollm2
 from quire.backends.protocol import Runner
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from tests.support.models import Ask, Machine, load_runner
 
 pytestmark = pytest.mark.model
@@ -32,14 +32,14 @@ def encode(text: str) -> list[int]:
 
 def test_the_capital_of_france_is_paris() -> None:
     question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    stop = SamplingParams(temperature=0.0, max_tokens=20, stop_token_ids=smollm2().eos_token_ids)
+    stop = ResolvedSampling(temperature=0.0, max_tokens=20, stop_token_ids=smollm2().eos_token_ids)
     ask = Machine(runner()).alone(Ask(encode(question), stop))
     assert tokenizer().decode(ask.tokens) == "The capital of France is Paris."
 
 
 def test_greedy_tokens_are_those_of_transformers() -> None:
     texts = ["Once upon a time", "def fibonacci(n):\n", "The three laws of thermodynamics are " * 12]
-    params = SamplingParams(temperature=0.0, max_tokens=16)
+    params = ResolvedSampling(temperature=0.0, max_tokens=16)
     asks = Machine(runner()).run([Ask(encode(text), params) for text in texts])
     reference: Any = AutoModelForCausalLM.from_pretrained(smollm2().directory, dtype=torch.float32).eval()
     for ask in asks:
@@ -51,7 +51,7 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
 
 def test_a_second_request_finds_the_prefix_of_the_first() -> None:
     machine, text = Machine(runner()), encode("A long story about a lighthouse keeper and the sea. " * 12)
-    params = SamplingParams(temperature=0.0, max_tokens=8)
+    params = ResolvedSampling(temperature=0.0, max_tokens=8)
     cold = machine.alone(Ask(text, params))
     warm = machine.alone(Ask(text, params))
     assert warm.tokens == cold.tokens

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from quire.api.access.admission import Doors
+from quire.api.access.admission import Admission
 from quire.api.access.keys import add_key
 from quire.client.text_model import TextModel
 from quire.text.tokenizer import Tokenizer
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.talkers import paced_talker
 
 CHAT = "/v1/chat/completions"
@@ -82,8 +82,8 @@ def ask(here: House, path: str, body: Any, secret: str, timeout_s: float = 30) -
     return connection
 
 
-def num_inside(doors: Doors, tenant: str) -> Callable[[], int]:
-    return lambda: sum(caller.tenant == tenant for _, caller in doors.inside.values())
+def num_open_requests(admission: Admission, tenant: str) -> Callable[[], int]:
+    return lambda: sum(caller.tenant == tenant for _, caller in admission.open_requests.values())
 
 
 def test_the_texts_of_one_key_do_not_hold_up_those_of_another(tmp_path: Path, gate: threading.Event) -> None:
@@ -91,7 +91,7 @@ def test_the_texts_of_one_key_do_not_hold_up_those_of_another(tmp_path: Path, ga
     greedy, other = add_key(keys, "greedy"), add_key(keys, "other")
     with house(keys_file=keys) as here:
         held = [ask(here, CHAT, chat(f"slow {at}"), greedy) for at in range(NUM_CONNECTIONS)]
-        here.wait_until(lambda: num_inside(here.doors, "greedy")() == NUM_CONNECTIONS, 30)
+        here.wait_until(lambda: num_open_requests(here.admission, "greedy")() == NUM_CONNECTIONS, 30)
         waiting = ask(here, CHAT, chat("hello"), other, timeout_s=20)
         try:
             status: int | str = waiting.getresponse().status
@@ -113,11 +113,11 @@ def test_whoever_leaves_while_a_text_waits_is_gone(tmp_path: Path, gate: threadi
     with house(keys_file=keys) as here:
         leaving = [ask(here, "/tokenize", {"messages": chat(f"slow {at}")["messages"], "model": "oracle"}, greedy)
                    for at in range(NUM_CONNECTIONS)]  # fmt: skip
-        here.wait_until(lambda: num_inside(here.doors, "greedy")() == NUM_CONNECTIONS, 30)
+        here.wait_until(lambda: num_open_requests(here.admission, "greedy")() == NUM_CONNECTIONS, 30)
         for connection in leaving:
             connection.close()
         try:
-            here.wait_until(lambda: not here.doors.inside, 20)
+            here.wait_until(lambda: not here.admission.open_requests, 20)
             is_empty = True
         except TimeoutError:
             is_empty = False
@@ -134,15 +134,15 @@ def test_output_tokens_are_charged_and_counted_as_they_come(tmp_path: Path) -> N
     with house(models={"oracle": opened}, keys_file=keys) as here:
         asked = {"model": "oracle", "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
         running = ask(here, "/v1/completions", asked, secret)
-        here.wait_until(lambda: bool(here.doors.inside), 30)
-        quota = next(iter(here.doors.inside.values()))[1].quota
+        here.wait_until(lambda: bool(here.admission.open_requests), 30)
+        quota = next(iter(here.admission.open_requests.values()))[1].quota
         assert runner.is_waiting.wait(30)
         here.wait_until(lambda: len(opened.engine.scheduler.live) == 1, 30)
         assert quota.tokens is not None
         full_at_s = quota.tokens.full_at_s
         runner.allow(30)
-        visit = next(iter(here.doors.inside.values()))[0]
-        here.wait_until(lambda: visit.num_output_tokens >= 20, 30)
+        record = next(iter(here.admission.open_requests.values()))[0]
+        here.wait_until(lambda: record.num_output_tokens >= 20, 30)
         page = here.get("/metrics", x_api_key=secret).data.decode()
         num_charged = (quota.tokens.full_at_s - full_at_s) * quota.tokens.per_minute / 60
         runner.let_go()

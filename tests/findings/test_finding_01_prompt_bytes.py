@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 
 
 @pytest.fixture(scope="module")

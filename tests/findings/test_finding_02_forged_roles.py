@@ -8,7 +8,7 @@ import pytest
 from quire.client.text_model import TextModel
 from quire.text.chat.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.small_tokenizers import SPECIAL, byte_level, id_of
 
 CHATML = (

@@ -12,10 +12,10 @@ from select import select
 
 import pytest
 
-from quire.api.access.admission import DoorSettings
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.talkers import PacedRunner, paced_talker
 
 COMPLETE = "/v1/completions"
@@ -38,7 +38,7 @@ def ask(here: House, secret: str) -> HTTPConnection:
 
 
 @contextmanager
-def crowded(tmp_path: Path, settings: DoorSettings, count: int) -> Iterator[Crowd]:
+def crowded(tmp_path: Path, settings: AdmissionSettings, count: int) -> Iterator[Crowd]:
     """A server that computes nothing yet, and a key that has sent this many."""
     keys = tmp_path / "keys.json"
     greedy, modest = add_key(keys, "greedy"), add_key(keys, "modest")
@@ -49,7 +49,7 @@ def crowded(tmp_path: Path, settings: DoorSettings, count: int) -> Iterator[Crow
         try:
             for at in range(count):
                 crowd.sent.append(ask(here, greedy))
-                here.wait_until(lambda: len(here.doors.inside) == at + 1, 20)  # noqa: B023
+                here.wait_until(lambda: len(here.admission.open_requests) == at + 1, 20)  # noqa: B023
             yield crowd
         finally:
             runner.let_go()
@@ -61,9 +61,11 @@ def wait_for(crowd: Crowd, connections: list[HTTPConnection], tenant: str, num_b
     """Until each of them is inside, or has its answer already."""
 
     def is_so() -> bool:
-        num_inside = sum(visit.tenant == tenant for visit, _ in crowd.here.doors.inside.values()) - num_before
+        num_open_requests = (
+            sum(record.tenant == tenant for record, _ in crowd.here.admission.open_requests.values()) - num_before
+        )
         num_answered = len(select([one.sock for one in connections], [], [], 0)[0])
-        return num_inside + num_answered >= len(connections)
+        return num_open_requests + num_answered >= len(connections)
 
     crowd.here.wait_until(is_so, 20)
 
@@ -78,7 +80,7 @@ def statuses(connections: list[HTTPConnection]) -> list[int]:
 
 
 def test_a_key_with_nothing_waiting_is_let_in_though_another_key_has_filled_the_queue(tmp_path: Path) -> None:
-    with crowded(tmp_path, DoorSettings(queue=10), 8) as crowd:
+    with crowded(tmp_path, AdmissionSettings(queue=10), 8) as crowd:
         modest = [ask(crowd.here, crowd.modest) for _ in range(3)]
         crowd.sent += modest
         wait_for(crowd, modest, "modest")
@@ -87,7 +89,7 @@ def test_a_key_with_nothing_waiting_is_let_in_though_another_key_has_filled_the_
 
 
 def test_a_key_with_nothing_open_is_let_in_though_another_key_has_filled_the_server(tmp_path: Path) -> None:
-    with crowded(tmp_path, DoorSettings(max_inside=6), 6) as crowd:
+    with crowded(tmp_path, AdmissionSettings(max_open_requests=6), 6) as crowd:
         greedy, modest = crowd.sent[:], ask(crowd.here, crowd.modest)
         crowd.sent.append(modest)
         wait_for(crowd, [modest], "modest")
@@ -100,7 +102,7 @@ def test_a_key_is_told_a_time_after_which_it_is_let_in(tmp_path: Path, monkeypat
     later_s = [0.0]
     if find_spec("quire.api.access.capacity") is not None:  # where what was told is remembered
         monkeypatch.setattr("quire.api.access.capacity.monotonic", lambda: time.monotonic() + later_s[0])
-    with crowded(tmp_path, DoorSettings(queue=10), 8) as crowd:
+    with crowded(tmp_path, AdmissionSettings(queue=10), 8) as crowd:
         refused = crowd.here.post(COMPLETE, BODY, x_api_key=crowd.greedy)
         assert refused.status in (429, 503)
         later_s[0] = float(refused.headers["retry-after"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.backends.protocol import Runner
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from tests.support import architectures
 from tests.support.models import Ask, Machine, load_runner
 
@@ -53,7 +53,7 @@ def small_runner() -> Runner:
 def test_a_list_of_tokens_is_not_walked_for_every_row_of_every_step(
     watched: type[WalkedSet] | type[WalkedTuple], given: dict[str, Any], temperature: float
 ) -> None:
-    ask = Ask([7, 8, 9], SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, **given), n=NUM_ANSWERS)
+    ask = Ask([7, 8, 9], ResolvedSampling(temperature=temperature, max_tokens=NUM_TOKENS, **given), n=NUM_ANSWERS)
     watched.num_walks = 0
     Machine(small_runner(), max_running=NUM_ANSWERS).run([ask])
     assert [len(tokens) for tokens in ask.answers.values()] == [NUM_TOKENS] * NUM_ANSWERS

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.backends.torch.sampler import logprobs_of
 from quire.text.tokenizer import Tokenizer
-from tests.support.doors import house
+from tests.support.local_api import house
 
 VOCABULARY = 4_096
 

@@ -7,7 +7,7 @@ from quire.backends.protocol import PendingStep, Runner
 from quire.client.llm import LLM
 from quire.client.params import SamplingParams
 from quire.core.step import StepPlan
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 from tests.support.talkers import talker
 
 NUM_ANSWERS = 8

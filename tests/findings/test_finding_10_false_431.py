@@ -5,7 +5,7 @@ import socket
 from contextlib import suppress
 
 from quire.api.http.limits import MAX_HEAD_BYTES
-from tests.support.doors import house
+from tests.support.local_api import house
 from tests.support.talkers import paced_talker
 
 HEAD = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -26,7 +26,7 @@ def test_a_body_and_the_beginning_of_the_next_head_in_one_read_are_both_answered
     with house() as here, socket.create_connection(("127.0.0.1", here.port), timeout=30) as wire:
         # All that is written before the server looks is there in few reads; the last of them ends inside a head.
         wire.sendall(HEAD % (b"/v1/completions", len(body)) + body + HEALTH[:20])
-        here.wait_until(lambda: not here.doors.inside, 30)
+        here.wait_until(lambda: not here.admission.open_requests, 30)
         wire.sendall(HEALTH[20:])
         told = heard(wire)
     assert b" 431 " not in told

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.doors import House, house
+from tests.support.local_api import House, house
 
 COMPLETE = "/v1/completions"
 BODY = {"model": "oracle", "prompt": "x", "max_tokens": 1}

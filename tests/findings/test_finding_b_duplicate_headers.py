@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 from quire.api.access.keys import add_key
-from tests.support.doors import house
+from tests.support.local_api import house
 from tests.support.talkers import paced_talker
 
 
@@ -21,8 +21,8 @@ def test_of_a_header_that_stands_twice_the_first_counts(tmp_path: Path) -> None:
     ):
         wire.sendall(head.encode() + body)
         assert runner.is_waiting.wait(30)
-        (visit,) = [visit for visit, _ in here.doors.inside.values()]
-        priority = visit.priority
+        (record,) = [record for record, _ in here.admission.open_requests.values()]
+        priority = record.priority
         runner.let_go()
         assert wire.recv(12) == b"HTTP/1.1 200"
         here.wait_until_free(30)

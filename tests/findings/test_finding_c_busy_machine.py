@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.doors import house
+from tests.support.local_api import house
 
 
 def test_what_comes_true_after_more_than_a_second_is_waited_for() -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.support.doors import house
+from tests.support.local_api import house
 from tests.support.talkers import talker
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from benchmarks.null_server import Manner, null_server
-from quire.bench.client import Client, Server
 from quire.bench.engine import EngineBench, EngineLoad
+from quire.bench.http_client import Client, ServerAddress
 from quire.bench.outcome import Run
-from quire.bench.runs import Bench, Told, Wishes
+from quire.bench.runs import Bench, RunListener, Wishes
 from quire.bench.setup import LoadSetup
 from quire.client.opening import open_model
 from quire.config import ModelSettings
@@ -48,13 +48,13 @@ def test_batching_and_the_prefix_cache_give_what_they_are_for(
 
 def test_the_client_is_early_beside_the_gaps_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sender and reader share one thread: what it spends between two stamps is what the client adds."""
-    for clock in ("benchmarks.null_server.stamp", "quire.bench.client.perf_counter"):
+    for clock in ("benchmarks.null_server.stamp", "quire.bench.http_client.perf_counter"):
         monkeypatch.setattr(clock, time.thread_time)
     setup = LoadSetup(requests=16, concurrency=16, prompt_tokens=8, output_tokens=20, prompts="tokens", seed="1")
 
     async def main() -> Run:
-        async with null_server(Manner(gap_s=0.03, num_phases=16)) as url, Client(Server(url)) as client:
-            return (await (await Bench.opened(client, Wishes(), Told())).run(setup, "1", ""))[1]
+        async with null_server(Manner(gap_s=0.03, num_phases=16)) as url, Client(ServerAddress(url)) as client:
+            return (await (await Bench.opened(client, Wishes(), RunListener())).run(setup, "1", ""))[1]
 
     run = asyncio.run(main())
     late = [stamp - float(piece) for one in run.outcomes for stamp, piece in zip(one.token_s, one.pieces, strict=True)]

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
-from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams
+from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling
 from quire.core.step import StepPlan
 from quire.errors import MessageError, QueueFullError
 from quire.worker.ledger import POISON, Ledger
@@ -19,7 +19,7 @@ def request(random: Random, number: int, *, n: int = 1, seed: int | None = None)
     stem = (
         [random.randrange(VOCABULARY) for _ in range(random.choice([1, 4, 12]))] if random.random() < 0.5 else [1] * 9
     )
-    params = SamplingParams(
+    params = ResolvedSampling(
         max_tokens=random.randint(1, 12),
         stop_token_ids=frozenset({0}) if random.random() < 0.3 else frozenset(),
         logprobs=random.choice([None, None, 1]),
@@ -108,13 +108,13 @@ def test_a_replayed_request_reports_what_its_first_worker_found_in_the_cache(see
     random, is_dying = Random(seed), False
     namespace, num_answers = IDENTITY.namespace(4, "group"), random.choice([1, 3])
     lives = Lives(random, lambda _plan: is_dying)
-    lives.submit(Request("r0", (1,) * 20, namespace, 1.0, SamplingParams(max_tokens=3)))
+    lives.submit(Request("r0", (1,) * 20, namespace, 1.0, ResolvedSampling(max_tokens=3)))
     lives.run()
     answers = tuple(Continuation(index) for index in range(num_answers))
     names = ["r1", "r2"]
     for name, length in zip(names, (20, 13), strict=True):
         lives.submit(
-            Request(name, (1,) * length, namespace, 2.0, SamplingParams(max_tokens=9), seed, continuations=answers)
+            Request(name, (1,) * length, namespace, 2.0, ResolvedSampling(max_tokens=9), seed, continuations=answers)
         )
     while not all(any(isinstance(event, Admitted) for event in lives.told[name]) for name in names):
         lives.step()
@@ -129,7 +129,7 @@ def test_a_replayed_request_reports_what_its_first_worker_found_in_the_cache(see
 
 def three_answers() -> Request:
     answers = tuple(Continuation(index) for index in range(3))
-    params = SamplingParams(max_tokens=9)
+    params = ResolvedSampling(max_tokens=9)
     return Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 3.0, params, continuations=answers)
 
 
@@ -212,17 +212,17 @@ def test_a_worker_that_ends_an_answer_twice_or_forgets_to_end_it_is_not_believed
 
 def test_who_is_cancelled_while_no_worker_has_it_ends_when_that_happens() -> None:
     lives = Lives(Random(1))
-    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 3.0, SamplingParams()))
+    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 3.0, ResolvedSampling()))
     _, events = lives.ledger.cancel("r1", 7.5)
     assert [event.at_s for event in events if isinstance(event, Finished)] == [7.5]
-    assert lives.ledger.num_steps_forward == 0
+    assert lives.ledger.num_progress == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_prompt_logprobs_come_once_each_whatever_dies(seed: int) -> None:
     random = Random(seed)
     lives = Lives(random, rate=0.3)
-    params = SamplingParams(max_tokens=2, prompt_logprobs=1)
+    params = ResolvedSampling(max_tokens=2, prompt_logprobs=1)
     prompt = tuple(random.randrange(VOCABULARY) for _ in range(50))
     lives.submit(Request("r1", prompt, IDENTITY.namespace(4, "group"), 1.0, params))
     lives.run()
@@ -233,7 +233,7 @@ def test_prompt_logprobs_come_once_each_whatever_dies(seed: int) -> None:
 
 def test_who_is_held_beyond_its_deadline_is_ended_without_a_worker() -> None:
     lives = Lives(Random(1))
-    late = Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, SamplingParams(), deadline_s=5.0)
+    late = Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling(), deadline_s=5.0)
     lives.submit(late)
     assert lives.ledger.expire(4.9) == []
     reasons = [event.reason for event in lives.ledger.expire(5.0) if isinstance(event, SequenceFinished)]
@@ -243,7 +243,7 @@ def test_who_is_held_beyond_its_deadline_is_ended_without_a_worker() -> None:
 
 def test_a_refusal_reaches_who_asked_and_nothing_is_kept() -> None:
     lives = Lives(Random(1))
-    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, SamplingParams()))
+    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling()))
     lives.ledger.due()
     lives.ledger.refused("r1", QueueFullError(3, 2), 1.0)
     assert [type(answer) for answer in lives.answers["r1"]] == [QueueFullError]
@@ -259,7 +259,7 @@ def displaced(at_s: float, num_tokens: int = 0, retry_after_s: int | None = 3) -
 
 def sent(lives: Lives) -> Ledger:
     """A ledger whose only request a worker has let in."""
-    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, SamplingParams(max_tokens=9)))
+    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling(max_tokens=9)))
     lives.ledger.due()
     lives.ledger.taken("r1")
     return lives.ledger
@@ -311,7 +311,7 @@ def test_a_worker_that_displaces_in_the_middle_of_an_answer_is_not_believed(even
 @pytest.mark.parametrize("name", ["stranger", "r1"])
 def test_a_worker_that_speaks_of_what_it_was_not_given_is_not_believed(name: str) -> None:
     lives = Lives(Random(1))
-    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, SamplingParams()))
+    lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling()))
     with pytest.raises(MessageError, match="was not given"):
         lives.ledger.taken(name)
 

@@ -6,11 +6,11 @@ import pytest
 
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.promises import Promises
-from quire.core.request import FinishReason, Request, SamplingParams
+from quire.core.request import FinishReason, Request, ResolvedSampling
 from quire.core.scheduler import Scheduler
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import ConfigError, InvariantError
-from quire.sim.deliveries import Ledger
+from quire.sim.deliveries import Deliveries
 from quire.sim.fault_plan import FaultRates
 from quire.sim.sim_config import SimConfig, configured
 from quire.sim.simulation import Simulation
@@ -122,8 +122,8 @@ class TestLedger:
     """The books themselves: each wrong must be noticed."""
 
     def setup_method(self) -> None:
-        self.ledger = Ledger(50)
-        self.request = Request("r", (1, 2, 3), namespace(4), 0.0, SamplingParams(max_tokens=2))
+        self.ledger = Deliveries(50)
+        self.request = Request("r", (1, 2, 3), namespace(4), 0.0, ResolvedSampling(max_tokens=2))
         self.ledger.add(self.request)
 
     def complaint(self, *events: RequestEvent) -> str:

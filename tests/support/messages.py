@@ -4,12 +4,12 @@ from quire.config import ModelSettings
 from quire.core.digests import Namespace
 from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.prefix_tree import Divergence, MissReason
-from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams
+from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling
 from quire.core.step import TokenLogprobs
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import ModelIdentity
 from quire.worker import messages
-from quire.worker.messages import Load, Refused, Stepped
+from quire.worker.messages import Refused, Stepped, WorkerLoad
 
 LOGPROBS = TokenLogprobs(7, -0.25, 1, ((7, -0.25), (9, -2.5)))
 REQUEST = Request(
@@ -17,7 +17,7 @@ REQUEST = Request(
     (1, 2, 3),
     Namespace(1, "model", "", "layout", 32, "group"),
     12.5,
-    SamplingParams(
+    ResolvedSampling(
         max_tokens=5,
         logit_bias=((3, 1.5),),
         allowed_token_ids=(1, 2),
@@ -52,12 +52,12 @@ TO_WORKER = [
     messages.Close(),
 ]
 TO_PARENT = [
-    messages.Progress("loading", 1, 2),
+    messages.LoadProgress("loading", 1, 2),
     messages.Ready(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",)),
     messages.Failed("ConfigError", "why"),
     messages.Taken("a"),
     Refused("a", "QueueFullError", (5, 4)),
     messages.Explained(7, Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace)),
     messages.Explained(8, Divergence(32, MissReason.EVICTED, evicted_at_s=1.5)),
-    Stepped.of(EVENTS, {"a": 32}, Load(1, 2, 3, 4, 5, 6, (7, 8))),
+    Stepped.of(EVENTS, {"a": 32}, WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8))),
 ]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.backends.load import load
+from quire.backends.load import load_backend
 from quire.backends.protocol import PendingStep, Runner
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.runner import TorchRunner
@@ -13,17 +13,17 @@ from quire.checkpoints import resolve
 from quire.config import ModelSettings
 from quire.core import invariants
 from quire.core.events import Finished, SequenceFinished, Token
-from quire.core.request import Continuation, Request, SamplingParams
+from quire.core.request import Continuation, Request, ResolvedSampling
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import StepPlan, TokenLogprobs
 from quire.engine.engine import Engine, ModelIdentity
 
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = ResolvedSampling(temperature=0.0)
 
 
 def load_runner(model: str | Path, **settings: object) -> Runner:
     """A runner with a pool of its own."""
-    return load(resolve(str(model)), ModelSettings(**settings)).runner  # type: ignore[arg-type]
+    return load_backend(resolve(str(model)), ModelSettings(**settings)).runner  # type: ignore[arg-type]
 
 
 def runners_of(model: str | Path, **settings: object) -> Callable[[], Runner]:
@@ -42,7 +42,7 @@ class Ask:
     """What to ask, and later the answers."""
 
     prompt: Sequence[int]
-    params: SamplingParams
+    params: ResolvedSampling
     seed: int = 0
     n: int = 1
     answers: dict[int, list[int]] = field(default_factory=dict)
@@ -132,9 +132,9 @@ class Machine:
         return self.run([ask])[0]
 
 
-def random_params(random: random.Random, max_tokens: int) -> SamplingParams:
+def random_params(random: random.Random, max_tokens: int) -> ResolvedSampling:
     """Sampled, with some of everything."""
-    return SamplingParams(
+    return ResolvedSampling(
         max_tokens=max_tokens,
         temperature=random.choice([0.5, 0.8, 1.0, 1.3]),
         top_k=random.choice([0, 0, 5, 40]),

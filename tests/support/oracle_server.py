@@ -19,8 +19,7 @@ from typing import Any
 
 import uvloop
 
-from quire.api import asgi as entrance
-from quire.api import serving
+from quire.api import asgi, serving
 from quire.api.http.limits import STUCK_S
 from quire.api.server import listen
 from quire.api.serving import Plan, run
@@ -103,8 +102,8 @@ def opener(given: argparse.Namespace) -> Any:
             queue=queue_of(settings.serving),
             step_s=given.step_s,
         )
-        async with ServedModel(lambda: Serving(plan, lambda _ready: text)) as front:
-            yield front, Supervised(front)
+        async with ServedModel(lambda: Serving(plan, lambda _ready: text)) as engine_client:
+            yield engine_client, Supervised(engine_client)
 
     return opened
 
@@ -124,10 +123,10 @@ def main(words: list[str]) -> int:
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
     }
     settings = load_settings(dict(flags), environ={})
-    set_up("json" if settings.doors.log_format == "json" else "plain")
+    set_up("json" if settings.server.log_format == "json" else "plain")
     os.environ[LOAD_S] = str(given.load_s)
     os.environ[NEEDS] = given.needs
-    setattr(entrance, "STUCK_S", given.stuck_s)  # noqa: B010
+    setattr(asgi, "STUCK_S", given.stuck_s)  # noqa: B010
     if given.send_buffer:
         setattr(serving, "listen", with_send_buffer(given.send_buffer))  # noqa: B010
     watch = LoopWatch() if given.watch_loop else None

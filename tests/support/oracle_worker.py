@@ -18,7 +18,7 @@ from quire.engine.loading import OpenedEngine
 from quire.errors import CheckpointError
 from quire.worker.kv_events import KVEventSettings
 from quire.worker.messages import Open
-from quire.worker.process import Emit, serve
+from quire.worker.process import Emit, run_worker
 from quire.worker.worker_plan import Limits, WorkerPlan
 from tests.support.recording import DIARY, RecordingRunner
 from tests.support.timed import TimedRunner
@@ -82,4 +82,4 @@ def oracle_plan(
 
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:], open_oracle))
+    sys.exit(run_worker(sys.argv[1:], open_oracle))

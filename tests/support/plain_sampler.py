@@ -18,7 +18,7 @@ import torch
 
 from quire.backends.draws import uniform
 from quire.backends.torch.sampler import Choice, choose, logprobs_of
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling, TokenLogprobs
 
 NEAR_TIE = 1e-9
@@ -251,7 +251,7 @@ def random_sampling(random: Random, size: int) -> Sampling:
         "stop_token_ids": frozenset(tokens(3)),
         "min_tokens": random.randint(1, 6),
     }
-    params = SamplingParams(**{name: value for name, value in given.items() if random.random() < 0.35})
+    params = ResolvedSampling(**{name: value for name, value in given.items() if random.random() < 0.35})
     num_prompt_tokens = random.randint(1, 12)
     num_output_tokens = random.choice([0, 1, 2, 5, 30])
     known = tuple(token() for _ in range(num_prompt_tokens + num_output_tokens))

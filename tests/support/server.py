@@ -10,11 +10,11 @@ from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import RequestEvent
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.request import Continuation, PriorityClass, Request, SamplingParams
+from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
-from quire.sim.deliveries import Ledger
+from quire.sim.deliveries import Deliveries
 
 VOCABULARY = 50
 PIN_SHARE = 0.25
@@ -30,7 +30,7 @@ class Server:
         self.scheduler = Scheduler(config, self.memory)
         capacity = Capacity(num_blocks, block_size, 1 << 30, config.max_step_tokens, VOCABULARY, 8 * block_size)
         self.runner = OracleRunner(capacity)
-        self.ledger = Ledger(VOCABULARY)
+        self.ledger = Deliveries(VOCABULARY)
         self.now_s = 0.0
         self.log: list[RequestEvent] = []
         self.plans: list[StepPlan] = []
@@ -58,7 +58,7 @@ class Server:
             prompt=tuple(prompt),
             namespace=replace(self.namespace, cache_group=tenant),
             arrival_s=self.now_s,
-            params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
+            params=ResolvedSampling(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
             seed=self._next_name,
             tenant=tenant,
             priority=priority,

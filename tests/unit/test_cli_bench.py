@@ -144,7 +144,7 @@ def test_what_cannot_be_is_one_sentence(words: tuple[str, ...], told: str) -> No
 
 
 def test_without_aiohttp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "quire.bench.client", None)
+    monkeypatch.setitem(sys.modules, "quire.bench.http_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'quire\[bench\]'"):
         run("serve", "--url", "http://x")
 
@@ -174,7 +174,7 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_few_seconds(capsys: pyt
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    with bench_progress.shown() as told:
+    with bench_progress.show_run() as told:
         told.began("a", 2)
         told.watch(outcome(0.0, [0.5]))
         told.began("b", 1)

@@ -16,7 +16,7 @@ from quire.cli import app
 from quire.cli.chat import HELP, Talk
 from quire.client.llm import LLM
 from quire.client.params import SamplingParams
-from quire.client.params_reference import reference_page
+from quire.client.params_reference import params_page
 from quire.config import Settings
 from tests.support.talkers import talker
 
@@ -129,7 +129,7 @@ def test_a_question_too_long_is_refused_and_forgotten(capsys: pytest.CaptureFixt
 
 
 def test_the_reference_page_is_made_from_the_code() -> None:
-    assert (ROOT / "docs/reference/sampling.md").read_text() == reference_page()
+    assert (ROOT / "docs/reference/sampling.md").read_text() == params_page()
 
 
 def test_help_lists_every_command_of_a_chat() -> None:

@@ -20,7 +20,7 @@ from quire.config import (
 )
 from quire.config import files as config_files
 from quire.config.kinds import Value, show_size
-from quire.config.settings_reference import reference_page
+from quire.config.settings_reference import settings_page
 from quire.config.table import BY_NAME
 from quire.errors import ConfigError
 
@@ -58,7 +58,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "keys_file": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "admin_socket": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "drain_s": ((30, 30.0), ("0", 0.0), (2.5, 2.5)),
-    "max_inside": ((1, 1), ("4096", 4096), (64, 64)),
+    "max_open_requests": ((1, 1), ("4096", 4096), (64, 64)),
     "log_format": (("plain", "plain"), ("json", "json")),
     "metrics_prefix": (("vllm", "vllm"), ("quire", "quire")),
 }
@@ -138,9 +138,11 @@ def test_with_nothing_said_the_settings_are_the_defaults_of_their_shapes(tmp_pat
 
 
 def test_a_list_is_a_list_in_toml_and_each_of_its_words_is_checked(tmp_path: Path) -> None:
-    doors = load(tmp_path, toml='allow_host = ["box.local", "10.0.0.1"]\nallow_origin = "http://a,https://b:1"\n').doors
-    assert doors.allowed_hosts == {"box.local", "10.0.0.1"}
-    assert doors.allowed_origins == {"http://a", "https://b:1"}
+    server = load(
+        tmp_path, toml='allow_host = ["box.local", "10.0.0.1"]\nallow_origin = "http://a,https://b:1"\n'
+    ).server
+    assert server.allowed_hosts == {"box.local", "10.0.0.1"}
+    assert server.allowed_origins == {"http://a", "https://b:1"}
     for name, wrong in (
         ("allow_host", "a,b/c"),
         ("allow_host", "a,,b"),
@@ -283,7 +285,7 @@ def test_variables_that_are_not_ours_to_judge_are_left_alone(tmp_path: Path) -> 
         QUIRE_CHAT_PORT_53_UDP_PROTO="udp",
         OTHER_MEMORY="lots",
     )
-    assert load(tmp_path, QUIRE_PORT="9000").doors.port == 9000
+    assert load(tmp_path, QUIRE_PORT="9000").server.port == 9000
     assert "QUIRE_CHAT_PORT" in refusal(tmp_path, QUIRE_CHAT_PORT="8000")
 
 
@@ -372,4 +374,4 @@ def test_every_example_and_every_default_keeps_its_own_rule(tmp_path: Path, sett
 
 def test_the_reference_page_is_what_the_table_says() -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()
-    assert page == reference_page(), "run: python -m quire.config.settings_reference > docs/reference/settings.md"
+    assert page == settings_page(), "run: python -m quire.config.settings_reference > docs/reference/settings.md"

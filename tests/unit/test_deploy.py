@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from quire.config import SETTINGS, DoorsSettings, load_settings
+from quire.config import SETTINGS, ServerSettings, load_settings
 from quire.observe.metrics import Metrics, Picture
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -32,7 +32,7 @@ def test_the_pod_is_probed_drains_and_is_nobody() -> None:
     (container,) = pod["containers"]
     probes = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert probes == {"startupProbe": "/ready", "readinessProbe": "/ready", "livenessProbe": "/health"}
-    assert pod["terminationGracePeriodSeconds"] > DoorsSettings().drain_s
+    assert pod["terminationGracePeriodSeconds"] > ServerSettings().drain_s
     assert pod["securityContext"]["runAsNonRoot"] is True
     mounted = {mount["name"] for part in (container, *pod["initContainers"]) for mount in part["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
@@ -61,7 +61,7 @@ def test_the_compose_file_starts_quire_with_keys_and_time_to_drain() -> None:
     quire = compose["services"]["quire"]
     _check_flags(quire["command"][1:])
     assert "--keys-file" in quire["command"]
-    assert int(quire["stop_grace_period"].removesuffix("s")) > DoorsSettings().drain_s
+    assert int(quire["stop_grace_period"].removesuffix("s")) > ServerSettings().drain_s
     assert all(port.startswith("127.0.0.1:") for one in compose["services"].values() for port in one.get("ports", ()))
     (scrape,) = documents(DEPLOY / "prometheus" / "prometheus.yml")[0]["scrape_configs"]
     assert scrape["metrics_path"] == "/metrics"
@@ -83,7 +83,7 @@ def test_the_unit_gives_requests_time_to_finish() -> None:
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string((DEPLOY / "quire.service").read_text())
     service = unit["Service"]
-    assert float(service["TimeoutStopSec"]) > DoorsSettings().drain_s
+    assert float(service["TimeoutStopSec"]) > ServerSettings().drain_s
     assert service["KillSignal"] == "SIGTERM"
     assert "quire serve" in service["ExecStart"]
 
@@ -101,5 +101,5 @@ def test_the_images_variables_are_settings() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     variables = dict(re.findall(r"(QUIRE_\w+)=(\S+)", dockerfile))
     settings = load_settings({}, environ={"HOME": "/", **variables})
-    assert settings.doors.log_format == "json"
+    assert settings.server.log_format == "json"
     assert 'ENTRYPOINT ["quire", "serve"]' in dockerfile

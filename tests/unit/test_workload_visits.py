@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.workload.mixes import MIXES, Sizes, some_visits
+from quire.workload.mixes import MIXES, MixSizes, some_visits
 from quire.workload.traces import Row, Trace, TraceError, read_trace
 from quire.workload.visits import Span
-from quire.workload.writing import TOKEN_IDS, WORDS, Writer
+from quire.workload.writing import TOKEN_IDS, WORDS, SpanWriter
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 
 
 def test_spans_of_one_name_begin_with_the_same_content() -> None:
-    writer = Writer("7")
+    writer = SpanWriter("7")
     short, long = Span("system", 5), Span("system", 12)
     assert writer.words([long]).startswith(writer.words([short]))
     assert writer.ids([long])[:5] == writer.ids([short])
@@ -25,12 +25,12 @@ def test_spans_of_one_name_begin_with_the_same_content() -> None:
 
 
 def test_another_name_or_seed_is_other_content() -> None:
-    texts = {Writer(seed).words([Span(name, 20)]) for seed in ("1", "2") for name in ("a", "b")}
+    texts = {SpanWriter(seed).words([Span(name, 20)]) for seed in ("1", "2") for name in ("a", "b")}
     assert len(texts) == 4
 
 
 def test_token_ids_stay_in_their_range_and_words_are_distinct() -> None:
-    assert set(Writer("1").ids([Span("a", 500)])) <= set(TOKEN_IDS)
+    assert set(SpanWriter("1").ids([Span("a", 500)])) <= set(TOKEN_IDS)
     assert len(WORDS) == len(set(WORDS))
 
 
@@ -45,7 +45,7 @@ def test_a_mix_is_the_same_for_the_same_seed_and_makes_as_many_requests_as_asked
 
 
 def test_distinct_prompts_share_nothing_and_shared_ones_share_their_system_prompt() -> None:
-    sizes = Sizes(prompt_tokens=10, output_tokens=4, shared_tokens=30, num_groups=2)
+    sizes = MixSizes(prompt_tokens=10, output_tokens=4, shared_tokens=30, num_groups=2)
     alone = some_visits(MIXES["distinct"], sizes, "1", 20)
     together = some_visits(MIXES["shared"], sizes, "1", 20)
     assert len({turn.spans for visit in alone for turn in visit.turns}) == 20

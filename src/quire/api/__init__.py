@@ -1,9 +1,10 @@
-"""The doors: HTTP in, valid requests on, events out. Locked by default, bounded everywhere, honest under load.
+"""The HTTP API: requests in, valid requests on, events out. Locked by default, bounded everywhere, honest under load.
 
-    protocol ─► entrance ─► auth ─► body ─► shapes ─► Front.ask ─► answers ─► sse or one JSON object
-    bytes       ids, log    keys    JSON    pydantic                 pieces
+    http.protocol ─► asgi ─► access.auth ─► http.body ─► dialects ─► EngineClient.ask ─► pieces ─► http.sse or one JSON
+    bytes            ids, log   keys           JSON         schemas
 
-Reading order: `limits`, `refusals`, `body`, `keys`, `quotas`, `auth`, `models`, `visits`, `doors`, `answering`, `sse`,
-`openai/`, `entrance`, `app`, `admin`, `protocol`, `server`. May import engine, observe, core.request, errors, config;
-never the scheduler or what lies below it, nor a backend.
+`http/` is bytes and HTTP, `access/` who may ask and how much, `dialects/` what an API's bodies and answers look like;
+`asgi` names every request and logs it, `app` has the routes, `admin` the operator's socket, `server` and `serving` the
+whole. May import client, observe, core.request, core.shares, errors, config; never the scheduler or what lies below it,
+nor a backend.
 """

@@ -14,16 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.api.access.admission import Doors
-from quire.api.asgi import Entrance, allowed_methods, worded
-from quire.api.http.errors import Refusal
-from quire.api.server import Closing
+from quire.api.access.admission import Admission
+from quire.api.asgi import RequestMiddleware, allowed_methods, error_response
+from quire.api.http.errors import ApiError
+from quire.api.server import Shutdown
 from quire.errors import DrainingError
 
 
-def make_admin(doors: Doors, closing: Closing) -> Entrance:
+def make_admin(admission: Admission, shutdown: Shutdown) -> RequestMiddleware:
     """The operator's application."""
-    desk = _Desk(doors, closing)
+    desk = _Desk(admission, shutdown)
     routes = [
         Route("/stats", desk.stats, methods=["GET"]),
         Route("/requests", desk.requests, methods=["GET"]),
@@ -32,50 +32,55 @@ def make_admin(doors: Doors, closing: Closing) -> Entrance:
         Route("/drain", desk.drain, methods=["POST"]),
     ]
     app = Starlette(
-        routes=routes, exception_handlers={Refusal: worded, HTTPException: _no_such_door, Exception: worded}
+        routes=routes,
+        exception_handlers={ApiError: error_response, HTTPException: _no_such_route, Exception: error_response},
     )
     app.router.redirect_slashes = False
-    return Entrance(app)
+    return RequestMiddleware(app)
 
 
 class _Desk:
     """The routes."""
 
-    def __init__(self, doors: Doors, closing: Closing) -> None:
-        self._doors = doors
-        self._closing = closing
+    def __init__(self, admission: Admission, shutdown: Shutdown) -> None:
+        self._admission = admission
+        self._shutdown = shutdown
 
     async def stats(self, request: Request) -> Response:
         models = [
             {"name": model.name, "root": model.root, "is_ready": model.is_ready, "engine": _as_dict(model.stats())}
-            for model in self._doors.models
+            for model in self._admission.models
         ]
-        told = {"is_draining": self._doors.is_draining, "num_inside": len(self._doors.inside), "models": models}
+        told = {
+            "is_draining": self._admission.is_draining,
+            "num_open_requests": len(self._admission.open_requests),
+            "models": models,
+        }
         return _json({**told, "num_tasks": len(asyncio.all_tasks())})
 
     async def requests(self, request: Request) -> Response:
-        told = [visit.line() | {"state": visit.state} for visit, _ in self._doors.inside.values()]
+        told = [record.line() | {"state": record.state} for record, _ in self._admission.open_requests.values()]
         return _json({"requests": told})
 
     async def end_request(self, request: Request) -> Response:
-        found = self._doors.inside.get(request.path_params["request_id"])
+        found = self._admission.open_requests.get(request.path_params["request_id"])
         if found is None:
-            raise Refusal(404, "not_found", "there is no such request; GET /requests lists them")
+            raise ApiError(404, "not_found", "there is no such request; GET /requests lists them")
         found[0].end(DrainingError("the operator ended this request"))
         return _json({"ended": True})
 
     async def clear_cache(self, request: Request) -> Response:
-        clears = [model.clear_cache for model in self._doors.models]
+        clears = [model.clear_cache for model in self._admission.models]
         if any(clear is None for clear in clears):
-            raise Refusal(501, "not_implemented", "this engine's cache cannot be reached from here; restart instead")
+            raise ApiError(501, "not_implemented", "this engine's cache cannot be reached from here; restart instead")
         for clear in clears:
             if clear is not None:
                 await clear()
         return _json({"cleared": True})
 
     async def drain(self, request: Request) -> Response:
-        self._closing.ask()
-        return _json({"is_draining": True, "num_inside": len(self._doors.inside)})
+        self._shutdown.request()
+        return _json({"is_draining": True, "num_open_requests": len(self._admission.open_requests)})
 
 
 def _as_dict(stats: Any) -> dict[str, Any] | None:
@@ -86,9 +91,11 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def _no_such_door(request: Request, error: Exception) -> Response:
+async def _no_such_route(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = allowed_methods(request)
-        message = f"this door takes {allowed}, {request.method} given"
-        return await worded(request, Refusal(405, "method_not_allowed", message, headers=(("allow", allowed),)))
-    return await worded(request, Refusal(404, "not_found", "there is no such door; the guide lists them"))
+        message = f"this route takes {allowed}, {request.method} given"
+        return await error_response(
+            request, ApiError(405, "method_not_allowed", message, headers=(("allow", allowed),))
+        )
+    return await error_response(request, ApiError(404, "not_found", "there is no such route; the guide lists them"))

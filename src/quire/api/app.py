@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire import __version__
-from quire.api.access.admission import Doors
+from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate, public, require_key
-from quire.api.access.early_reject import Threshold
-from quire.api.asgi import Entrance, Pages, allowed_methods, worded
+from quire.api.access.early_reject import EarlyReject
+from quire.api.asgi import Pages, RequestMiddleware, allowed_methods, error_response
 from quire.api.dialects.answering import Answering
 from quire.api.dialects.body_answers import TextAnswering
 from quire.api.dialects.openai.chat import Chat
@@ -26,7 +26,7 @@ from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.explain import ExplainBody, Explaining
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from quire.api.dialects.openai.tokens import detokenize, tokenize
-from quire.api.http.errors import Refusal
+from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import described, with_bodies
 from quire.errors import QuireError
@@ -40,23 +40,23 @@ QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs
 """The framework can report to collectors by itself. A server that was not told to talks to nobody."""
 
 
-def make_app(doors: Doors, gate: Gate) -> FastAPI:
-    """All public doors."""
+def make_app(admission: Admission, gate: Gate) -> FastAPI:
+    """All public routes."""
     app = FastAPI(title="quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, telemetry=QUIET)
     app.router.redirect_slashes = False
-    app.state.doors, app.state.gate = doors, gate
-    doors.metrics.watch(lambda: pictures(doors))
-    app.add_exception_handler(HTTPException, _no_such_door)
-    for kind in (Refusal, QuireError, Exception):
-        app.add_exception_handler(kind, worded)
+    app.state.admission, app.state.gate = admission, gate
+    admission.metrics.watch(lambda: pictures(admission))
+    app.add_exception_handler(HTTPException, _no_such_route)
+    for kind in (ApiError, QuireError, Exception):
+        app.add_exception_handler(kind, error_response)
     _add_routes(app)
     return app
 
 
-def make_asgi(doors: Doors, gate: Gate) -> Entrance:
+def make_asgi(admission: Admission, gate: Gate) -> RequestMiddleware:
     """The application as a server runs it."""
-    pages = Pages(doors.settings.origins, gate.ring)
-    return Entrance(make_app(doors, gate), Threshold(doors, gate, QUEUED_PATHS), pages)
+    pages = Pages(admission.settings.origins, gate.ring)
+    return RequestMiddleware(make_app(admission, gate), EarlyReject(admission, gate, QUEUED_PATHS), pages)
 
 
 def add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, guard: Callable[..., Any]) -> None:
@@ -99,37 +99,37 @@ BODIES: dict[str, type[BaseModel]] = {
 
 async def _chat(request: Request, caller: Guarded) -> Response:
     """The next message of a conversation."""
-    return Answering(_doors(request), caller, Chat())
+    return Answering(_admission(request), caller, Chat())
 
 
 async def _completions(request: Request, caller: Guarded) -> Response:
     """What follows a prompt."""
-    return Answering(_doors(request), caller, Completions())
+    return Answering(_admission(request), caller, Completions())
 
 
 async def _models(request: Request) -> Response:
     """The models of this server, those that are still loading too."""
-    return _json({"object": "list", "data": [model.card() for model in _doors(request).models]})
+    return _json({"object": "list", "data": [model.card() for model in _admission(request).models]})
 
 
 async def _model(request: Request, name: str) -> Response:
     """One model."""
-    return _json(_doors(request).models.named(name).card())
+    return _json(_admission(request).models.named(name).card())
 
 
 async def _tokenize(request: Request, caller: Guarded) -> Response:
     """The token ids of a prompt or a conversation."""
-    return TextAnswering(_doors(request), caller, tokenize)
+    return TextAnswering(_admission(request), caller, tokenize)
 
 
 async def _detokenize(request: Request, caller: Guarded) -> Response:
     """The text of token ids."""
-    return TextAnswering(_doors(request), caller, detokenize)
+    return TextAnswering(_admission(request), caller, detokenize)
 
 
 async def _explain(request: Request, caller: Guarded) -> Response:
     """How much of a prompt would be found in the cache, and why the next token would not. Nothing is computed."""
-    return Explaining(_doors(request), caller)
+    return Explaining(_admission(request), caller)
 
 
 async def _version() -> Response:
@@ -139,7 +139,7 @@ async def _version() -> Response:
 
 async def _metrics(request: Request) -> Response:
     """Metrics in Prometheus' text form."""
-    return Response(_doors(request).metrics.page(), media_type=CONTENT_TYPE)
+    return Response(_admission(request).metrics.page(), media_type=CONTENT_TYPE)
 
 
 async def _openapi(request: Request) -> Response:
@@ -153,20 +153,20 @@ async def _openapi(request: Request) -> Response:
 
 async def _health(request: Request) -> Response:
     """Alive."""
-    is_dead = any(model.is_dead for model in _doors(request).models)
+    is_dead = any(model.is_dead for model in _admission(request).models)
     return Response(status_code=503 if is_dead else 200, headers=_retry(is_dead))
 
 
 async def _ready(request: Request) -> Response:
     """Would answer now."""
-    is_ready = _doors(request).is_ready
+    is_ready = _admission(request).is_ready
     return Response(status_code=200 if is_ready else 503, headers=_retry(not is_ready))
 
 
-def pictures(doors: Doors) -> Iterator[Picture]:
+def pictures(admission: Admission) -> Iterator[Picture]:
     """Every model as it stands, for gauges."""
-    for model in doors.models:
-        states = [visit.state for visit, _ in doors.inside.values() if visit.model == model.name]
+    for model in admission.models:
+        states = [record.state for record, _ in admission.open_requests.values() if record.model == model.name]
         num_running, stats = states.count("running"), model.stats()
         yield Picture(
             model=model.name,
@@ -181,9 +181,9 @@ def pictures(doors: Doors) -> Iterator[Picture]:
         )
 
 
-def _doors(request: Request) -> Doors:
-    doors: Doors = request.app.state.doors
-    return doors
+def _admission(request: Request) -> Admission:
+    admission: Admission = request.app.state.admission
+    return admission
 
 
 def _json(value: Any) -> Response:
@@ -194,7 +194,7 @@ def _retry(is_needed: bool) -> dict[str, str] | None:
     return {"retry-after": str(LOADING_RETRY_S)} if is_needed else None
 
 
-async def _no_such_door(request: Request, error: Exception) -> Response:
+async def _no_such_route(request: Request, error: Exception) -> Response:
     """The framework's own refusals, in our shape."""
     status = error.status_code if isinstance(error, HTTPException) else 400
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
@@ -203,4 +203,4 @@ async def _no_such_door(request: Request, error: Exception) -> Response:
     if status == 405:
         message = f"{message}; it takes {allowed}"
     headers = (("allow", allowed),) if status == 405 else ()
-    return await worded(request, Refusal(status, code, message, headers=headers))
+    return await error_response(request, ApiError(status, code, message, headers=headers))

@@ -1,4 +1,4 @@
-"""The outermost door, pure ASGI: names every request, sees its status, and writes its line when it is over.
+"""The outermost layer, pure ASGI: names every request, sees its status, and writes its line when it is over.
 
 Foreign web pages are turned away here, before anything is routed, so that no route can forget it.
 
@@ -15,12 +15,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.access.early_reject import Threshold
+from quire.api.access.early_reject import EarlyReject
 from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
-from quire.api.access.request_record import Visit
+from quire.api.access.request_record import RequestRecord
 from quire.api.http.body import ClientGoneError
-from quire.api.http.errors import Refusal, refusal_of
+from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.headers import first_headers, header_text
 from quire.api.http.ids import HARMLESS, new_id
 from quire.api.http.limits import MAX_HEADERS, STUCK_S
@@ -29,7 +29,7 @@ from quire.errors import DrainingError
 from quire.observe.access_log import write_access
 
 LOG = logging.getLogger("quire.api")
-Note = Callable[[Visit, Refusal], None]
+Note = Callable[[RequestRecord, ApiError], None]
 """Hears what a client is about to be told."""
 
 
@@ -50,12 +50,12 @@ class Pages:
             self.origins.check(headers)
 
 
-class Entrance:
+class RequestMiddleware:
     """Wraps an application."""
 
-    def __init__(self, app: Any, threshold: Threshold | None = None, pages: Pages | None = None) -> None:
+    def __init__(self, app: Any, early_reject: EarlyReject | None = None, pages: Pages | None = None) -> None:
         self._app = app
-        self._threshold = threshold
+        self._early_reject = early_reject
         self._pages = pages
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -63,34 +63,34 @@ class Entrance:
         if scope["type"] != "http":
             await _no_other(scope, receive, send)
             return
-        visit = Visit(new_id("req"), scope["method"], scope["path"][:200])
-        visit.client_id = _client_id(scope)
-        scope["quire.visit"] = visit
+        record = RequestRecord(new_id("req"), scope["method"], scope["path"][:200])
+        record.client_id = _client_id(scope)
+        scope["quire.record"] = record
         abort = scope.get("quire.abort", _nothing)
-        note = scope["quire.note"] = _unheard if self._threshold is None else self._threshold.told
-        told = _Told(visit, send, abort, note, self._cors(scope))
+        note = scope["quire.note"] = _unheard if self._early_reject is None else self._early_reject.told
+        told = RecordingSend(record, send, abort, note, self._cors(scope))
         try:
-            await self._answer(scope, receive, told, visit)
+            await self._answer(scope, receive, told, record)
         except ReaderStuckError:
-            visit.is_cut, visit.error = True, "reader_too_slow"
+            record.is_cut, record.error = True, "reader_too_slow"
             abort()
         except ClientGoneError:
-            visit.is_cut = True
+            record.is_cut = True
         finally:
-            write_access(visit.line())
+            write_access(record.line())
 
-    async def _answer(self, scope: Any, receive: Any, told: "_Told", visit: Visit) -> None:
+    async def _answer(self, scope: Any, receive: Any, told: "RecordingSend", record: RequestRecord) -> None:
         """By the routes; or what is to be said instead."""
         try:
             if len(scope["headers"]) > MAX_HEADERS:
                 message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
-                raise Refusal(431, "too_many_headers", message)
+                raise ApiError(431, "too_many_headers", message)
             if self._pages is not None and await self._is_page_served(scope, told, self._pages):
                 return
-            if self._threshold is None:
+            if self._early_reject is None:
                 await self._app(scope, receive, told.send)
             else:
-                async with self._threshold.passed(scope, receive, visit) as rest:
+                async with self._early_reject.passed(scope, receive, record) as rest:
                     await self._app(scope, rest, told.send)
         except (ReaderStuckError, ClientGoneError):
             raise
@@ -103,7 +103,7 @@ class Entrance:
     def _cors(self, scope: Any) -> list[tuple[bytes, bytes]]:
         return [] if self._pages is None else [*self._pages.origins.cors(first_headers(scope["headers"]))]
 
-    async def _is_page_served(self, scope: Any, told: "_Told", pages: Pages) -> bool:
+    async def _is_page_served(self, scope: Any, told: "RecordingSend", pages: Pages) -> bool:
         """Refuse foreign pages; tell an allowed one what it may send, which is all it asked."""
         method, headers = scope["method"], first_headers(scope["headers"])
         pages.check(headers)
@@ -116,14 +116,19 @@ class Entrance:
         return True
 
 
-class _Told:
+class RecordingSend:
     """Notes what is sent, and adds our name for the request to it."""
 
     def __init__(
-        self, visit: Visit, send: Send, abort: Callable[[], None], note: Note, always: Sequence[tuple[bytes, bytes]]
+        self,
+        record: RequestRecord,
+        send: Send,
+        abort: Callable[[], None],
+        note: Note,
+        always: Sequence[tuple[bytes, bytes]],
     ) -> None:
         self._always = always
-        self._visit = visit
+        self._record = record
         self._send = send
         self._abort = abort
         self._note = note
@@ -145,47 +150,47 @@ class _Told:
 
     def _named(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["type"] == "http.response.start":
-            self._visit.status = message["status"]
-            name = self._visit.client_id or self._visit.request_id
+            self._record.status = message["status"]
+            name = self._record.client_id or self._record.request_id
             message["headers"] = [*message.get("headers", ()), *self._always, (b"x-request-id", name.encode())]
         return message
 
     async def refuse(self, error: Exception) -> None:
         """Say what went wrong, if it can still be said."""
-        refusal = refusal_of(error, self._visit.request_id)
-        self._visit.error = refusal.code
+        refusal = api_error_of(error, self._record.request_id)
+        self._record.error = refusal.code
         if refusal.status == 500:
-            LOG.error("request %s failed", self._visit.request_id, exc_info=error)
+            LOG.error("request %s failed", self._record.request_id, exc_info=error)
         if self.is_complete:
             return
-        if self._visit.status:
+        if self._record.status:
             self._abort()
             return
-        self._note(self._visit, refusal)
+        self._note(self._record, refusal)
         await self.send(
             {"type": "http.response.start", "status": refusal.status, "headers": [*refusal.header_items()]},
             {"type": "http.response.body", "body": refusal.body, "more_body": False},
         )
 
 
-async def worded(request: Request, error: Exception) -> Response:
+async def error_response(request: Request, error: Exception) -> Response:
     """What a route raised, as an answer. What was not raised on purpose goes to the log as well."""
-    visit: Visit = request.scope["quire.visit"]
-    refusal = refusal_of(error, visit.request_id)
-    visit.error = refusal.code
-    request.scope["quire.note"](visit, refusal)
+    record: RequestRecord = request.scope["quire.record"]
+    refusal = api_error_of(error, record.request_id)
+    record.error = refusal.code
+    request.scope["quire.note"](record, refusal)
     response = Response(refusal.body, refusal.status)
     response.raw_headers = list(refusal.header_items())
     return response
 
 
 def allowed_methods(request: Request) -> str:
-    """What the doors at this path take."""
+    """What the routes at this path take."""
     routes = (route for route in request.app.routes if route.path_regex.match(request.scope["path"]))
     return ", ".join(sorted({method for route in routes for method in route.methods}))
 
 
-def _unheard(visit: Visit, refusal: Refusal) -> None:
+def _unheard(record: RequestRecord, refusal: ApiError) -> None:
     """Nobody remembers what was told where nobody looks at who comes."""
 
 

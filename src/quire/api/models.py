@@ -1,7 +1,7 @@
-"""The models behind the doors, by the name clients use. One may still be loading, or gone: its card is shown anyway.
+"""The models that are served, by the name clients use. One may still be loading, or gone: its card is shown anyway.
 
-The doors know a model as a `Front`. What they want beyond that is a `Behind`: whether it can answer now, and what its
-worker counts. An engine in this process and a supervised worker both fit it.
+The API knows a model as an `EngineClient`. What it wants beyond that is an `EngineStatus`: whether the model can answer
+now, and what its worker counts. An engine in this process and a supervised worker both fit it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Any, Protocol, runtime_checkable
 
-from quire.api.http.errors import Refusal, invalid, shortened
+from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
-from quire.client.client import Front
+from quire.client.client import EngineClient
 from quire.errors import EngineDeadError, RequestTooLargeError
 
 
@@ -36,7 +36,7 @@ class EngineStats:
 
 
 @runtime_checkable
-class Behind(Protocol):
+class EngineStatus(Protocol):
     """What stands behind a front and can be asked about."""
 
     @property
@@ -54,46 +54,46 @@ class Behind(Protocol):
 
 
 @dataclass(slots=True)
-class Model:
+class ModelEntry:
     """One model under its public name."""
 
     name: str
     root: str = ""
     """What was loaded: a path or a hub id. Shown to nobody but its owner."""
     created: int = field(default_factory=lambda: int(time()))
-    front: Front | None = None
-    behind: Behind | None = None
+    engine_client: EngineClient | None = None
+    engine_status: EngineStatus | None = None
     clear_cache: Callable[[], Awaitable[None]] | None = None
     """Forget all cached blocks, where that can be reached."""
 
     @property
     def is_ready(self) -> bool:
         """It would answer now."""
-        if self.front is None or not self.front.is_alive:
+        if self.engine_client is None or not self.engine_client.is_alive:
             return False
-        return self.behind is None or self.behind.is_ready
+        return self.engine_status is None or self.engine_status.is_ready
 
     @property
     def is_dead(self) -> bool:
         """It was there and will not come back by itself."""
-        return self.front is not None and not self.front.is_alive
+        return self.engine_client is not None and not self.engine_client.is_alive
 
-    def open(self) -> Front:
+    def open(self) -> EngineClient:
         """The front, or why there is none yet."""
-        if self.front is None:
+        if self.engine_client is None:
             message = f"the model {self.name} is still loading; try again"
-            raise Refusal(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
-        if not self.front.is_alive:
+            raise ApiError(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
+        if not self.engine_client.is_alive:
             raise EngineDeadError(f"the engine of {self.name} has stopped")
-        return self.front
+        return self.engine_client
 
     def stats(self) -> EngineStats | None:
         """What its engine counts, if it can tell."""
-        return self.behind.stats() if self.behind is not None and self.front is not None else None
+        return self.engine_status.stats() if self.engine_status is not None and self.engine_client is not None else None
 
     def card(self) -> dict[str, Any]:
         """As `/v1/models` lists it."""
-        text = self.front.text if self.front is not None else None
+        text = self.engine_client.text if self.engine_client is not None else None
         return {
             "id": self.name,
             "object": "model",
@@ -108,7 +108,7 @@ class Model:
 
 
 @contextmanager
-def within_context(model: Model) -> Iterator[None]:
+def within_context(model: ModelEntry) -> Iterator[None]:
     """What does not fit is said in the words that clients look for, then in ours."""
     try:
         yield
@@ -120,10 +120,10 @@ def within_context(model: Model) -> Iterator[None]:
 class Models:
     """All of them, in the order they were named."""
 
-    def __init__(self, models: Iterable[Model]) -> None:
+    def __init__(self, models: Iterable[ModelEntry]) -> None:
         self._by_name = {model.name: model for model in models}
 
-    def __iter__(self) -> Iterator[Model]:
+    def __iter__(self) -> Iterator[ModelEntry]:
         return iter(self._by_name.values())
 
     @property
@@ -131,7 +131,7 @@ class Models:
         """All would answer now."""
         return all(model.is_ready for model in self)
 
-    def named(self, name: str | None) -> Model:
+    def named(self, name: str | None) -> ModelEntry:
         """The model a request asks for. Where there is one only, its name may be left out."""
         if name is None:
             if len(self._by_name) == 1:
@@ -140,7 +140,7 @@ class Models:
         found = self._by_name.get(name)
         if found is None:
             message = f"there is no model {shortened(name)}; this server has: {self._names}"
-            raise Refusal(404, "model_not_found", message, "model")
+            raise ApiError(404, "model_not_found", message, "model")
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""Running the doors: sockets, signals, draining. Knows the server library; the doors do not.
+"""Running the app: sockets, signals, draining. Knows the server library; the app does not.
 
 SIGTERM, SIGINT   not ready, nobody new; those inside may finish for drain_s; what is left is told so and ended
 once more         no more waiting
@@ -16,27 +16,27 @@ from typing import Any
 
 import uvicorn
 
-from quire.api.access.admission import Doors
+from quire.api.access.admission import Admission
 from quire.api.http.limits import KEEP_ALIVE_S
 from quire.api.http.protocol import Protocol
 from quire.errors import ConfigError
 
-LAST_WORDS_S = 2.0
+CLOSE_GRACE_S = 2.0
 """How long ended streams may take to say so."""
 BACKLOG = 2048
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """The library's, without its hands on our signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are handled by `Closing`."""
+        """Signals are handled by `Shutdown`."""
         yield
 
 
-def make_server(app: Any) -> Server:
-    """A server for one application; sockets are handed to `serve`."""
+def make_server(app: Any) -> UvicornServer:
+    """A server for one application; sockets are handed to `serve_app`."""
     config = uvicorn.Config(
         app,
         http=Protocol,
@@ -50,7 +50,7 @@ def make_server(app: Any) -> Server:
         timeout_graceful_shutdown=1,
         backlog=BACKLOG,
     )
-    return Server(config)
+    return UvicornServer(config)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -121,11 +121,11 @@ def _clear(path: Path) -> None:
     raise ConfigError(f"another server listens on the admin socket {path}; name another with --admin-socket")
 
 
-class Closing:
+class Shutdown:
     """From the first signal to the end."""
 
-    def __init__(self, doors: Doors, drain_s: float) -> None:
-        self._doors = doors
+    def __init__(self, admission: Admission, drain_s: float) -> None:
+        self._admission = admission
         self._drain_s = drain_s
         self.asked = asyncio.Event()
         """Somebody wants the server to end."""
@@ -135,32 +135,32 @@ class Closing:
         """Listen to the two signals people use."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.ask, number)
+            loop.add_signal_handler(number, self.request, number)
 
-    def ask(self, number: int | None = None) -> None:
+    def request(self, number: int | None = None) -> None:
         """End, and the second time at once."""
         if self._hurry.is_set() and number is not None:
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.raise_signal(number)
         elif self.asked.is_set():
             self._hurry.set()
-        self._doors.is_draining = True
+        self._admission.is_draining = True
         self.asked.set()
 
     async def drain(self) -> int:
         """Wait for those inside, within bounds; how many had to be ended."""
-        num_ended = await self._doors.drain(self._drain_s, self._hurry)
-        await self._doors.emptied(LAST_WORDS_S)
+        num_ended = await self._admission.drain(self._drain_s, self._hurry)
+        await self._admission.emptied(CLOSE_GRACE_S)
         return num_ended
 
 
-async def serve(servers: list[tuple[Server, socket.socket]], closing: Closing) -> int:
+async def serve_app(servers: list[tuple[UvicornServer, socket.socket]], shutdown: Shutdown) -> int:
     """Serve until asked to end; how many requests had to be ended."""
     running = [asyncio.ensure_future(server.serve([listener])) for server, listener in servers]
-    asked = asyncio.ensure_future(closing.asked.wait())
+    asked = asyncio.ensure_future(shutdown.asked.wait())
     try:
         await asyncio.wait({asked, *running}, return_when=asyncio.FIRST_COMPLETED)
-        return await closing.drain()
+        return await shutdown.drain()
     finally:
         asked.cancel()
         for server, _ in servers:

@@ -1,6 +1,6 @@
 """A server from settings to its end: sockets first, then models, then a few lines that say what to do with it.
 
-The doors open before the models are there, so that whoever lists models while one loads gets an answer. Where a model
+The server listens before the models are loaded, so that who lists them meanwhile gets an answer. Where a model
 runs is decided by whoever calls: an opener is handed in.
 """
 
@@ -12,21 +12,21 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.api.access.admission import Doors, DoorSettings
+from quire.api.access.admission import Admission, AdmissionSettings
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
 from quire.api.admin import make_admin
 from quire.api.app import make_asgi
-from quire.api.models import Behind, Model, Models
-from quire.api.server import Closing, Server, listen, listening_unix, make_server, serve
-from quire.client.client import Front
+from quire.api.models import EngineStatus, ModelEntry, Models
+from quire.api.server import Shutdown, UvicornServer, listen, listening_unix, make_server, serve_app
+from quire.client.client import EngineClient
 from quire.config import Settings
 from quire.errors import ConfigError
 from quire.observe.metrics import Metrics
 
 Say = Callable[[str], None]
-OpenFront = Callable[[str, Settings], AbstractAsyncContextManager[tuple[Front, Behind]]]
+OpenClient = Callable[[str, Settings], AbstractAsyncContextManager[tuple[EngineClient, EngineStatus]]]
 """What is loaded and the settings, to a front and what is behind it, for as long as it is needed."""
 
 
@@ -37,31 +37,31 @@ class Plan:
     models: Mapping[str, str]
     """What is loaded, by the name clients use."""
     settings: Settings
-    is_open_on_purpose: bool = False
+    allow_no_keys: bool = False
 
 
-async def run(plan: Plan, say: Say, opening: OpenFront) -> int:
+async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
     """Serve until asked to end; how many requests had to be ended."""
-    doors_settings = plan.settings.doors
-    ring = KeyRing(doors_settings.keys_path())
-    doors_settings.check_lock(has_keys=ring.is_locked, is_open_on_purpose=plan.is_open_on_purpose)
+    server_settings = plan.settings.server
+    ring = KeyRing(server_settings.keys_path())
+    server_settings.check_lock(has_keys=ring.is_locked, allow_no_keys=plan.allow_no_keys)
     if ring.problem:
         raise ConfigError(ring.problem)
-    models = Models([Model(name, root) for name, root in plan.models.items()])
-    origins = Origins(doors_settings.host, doors_settings.allowed_hosts, doors_settings.allowed_origins)
-    limits = DoorSettings(doors_settings.max_inside, plan.settings.serving.queue, origins)
-    doors = Doors(models, Metrics(doors_settings.metrics_prefix), limits)
-    closing = Closing(doors, doors_settings.drain_s)
-    closing.on_signals()
-    listener = listen(doors_settings.host, doors_settings.port)
-    admin_path = doors_settings.admin_path(listener.getsockname()[1])
+    models = Models([ModelEntry(name, root) for name, root in plan.models.items()])
+    origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
+    limits = AdmissionSettings(server_settings.max_open_requests, plan.settings.serving.queue, origins)
+    admission = Admission(models, Metrics(server_settings.metrics_prefix), limits)
+    shutdown = Shutdown(admission, server_settings.drain_s)
+    shutdown.on_signals()
+    listener = listen(server_settings.host, server_settings.port)
+    admin_path = server_settings.admin_path(listener.getsockname()[1])
     with listener, listening_unix(admin_path) as operator:
         servers = [
-            (make_server(make_asgi(doors, Gate(ring))), listener),
-            (make_server(make_admin(doors, closing)), operator),
+            (make_server(make_asgi(admission, Gate(ring))), listener),
+            (make_server(make_admin(admission, shutdown)), operator),
         ]
         return await _serve_while_loading(
-            servers, closing, _load(doors, plan, opening), _Lines(listener, admin_path, ring.is_locked, say)
+            servers, shutdown, _load(admission, plan, opening), _Lines(listener, admin_path, ring.is_locked, say)
         )
 
 
@@ -78,9 +78,9 @@ class _Lines:
         host, port = self.listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         for model in models:
-            if model.front is not None:
-                self.say(f"{model.name}: {model.front.line}")
-                for note in model.front.face.notes:
+            if model.engine_client is not None:
+                self.say(f"{model.name}: {model.engine_client.line}")
+                for note in model.engine_client.face.notes:
                     self.say(note)
         name = next(iter(models)).name
         key = " -H 'Authorization: Bearer KEY'" if self.is_locked else ""
@@ -91,13 +91,17 @@ class _Lines:
 
 
 @asynccontextmanager
-async def _load(doors: Doors, plan: Plan, opening: OpenFront) -> AsyncIterator[Models]:
+async def _load(admission: Admission, plan: Plan, opening: OpenClient) -> AsyncIterator[Models]:
     """All models, one after the other; closed in the end."""
     async with AsyncExitStack() as stack:
-        for model in doors.models:
-            front, behind = await stack.enter_async_context(opening(model.root, plan.settings))
-            model.behind, model.front, model.clear_cache = behind, front, behind.clear_cache
-        yield doors.models
+        for model in admission.models:
+            engine_client, engine_status = await stack.enter_async_context(opening(model.root, plan.settings))
+            model.engine_status, model.engine_client, model.clear_cache = (
+                engine_status,
+                engine_client,
+                engine_status.clear_cache,
+            )
+        yield admission.models
 
 
 def set_aside_what_was_loaded() -> None:
@@ -110,13 +114,13 @@ def set_aside_what_was_loaded() -> None:
 
 
 async def _serve_while_loading(
-    servers: list[tuple[Server, socket.socket]],
-    closing: Closing,
+    servers: list[tuple[UvicornServer, socket.socket]],
+    shutdown: Shutdown,
     loading: AbstractAsyncContextManager[Models],
     lines: _Lines,
 ) -> int:
-    """The doors are open from the start; a model that cannot be loaded closes them."""
-    serving = asyncio.ensure_future(serve(servers, closing))
+    """The server listens from the start; a model that cannot be loaded ends it."""
+    serving = asyncio.ensure_future(serve_app(servers, shutdown))
     loaded = asyncio.ensure_future(loading.__aenter__())
     try:
         # Whoever ends the server while it loads does not wait for the model.
@@ -132,5 +136,5 @@ async def _serve_while_loading(
         finally:
             await loading.__aexit__(None, None, None)
     finally:
-        closing.ask()
+        shutdown.request()
         await serving

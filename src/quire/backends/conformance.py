@@ -19,7 +19,7 @@ from quire.backends.conformance_desk import (
     prompt_of,
     require,
 )
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import BlockCopy, StepPlan, WorkItem
 
 
@@ -37,7 +37,7 @@ def samples_exactly_where_asked(make_runner: MakeRunner) -> None:
     """One token after the last known one, none before; and it is in the vocabulary."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 3)
-    job = Job(1, len(tokens), SamplingParams())
+    job = Job(1, len(tokens), ResolvedSampling())
     first = desk.run([job.item(tokens, [1, 2, 3], 0, 1)])[1]
     require(first.token_ids == (), f"tokens {first.token_ids} where none was asked for")
     last = desk.run([job.item(tokens, [1, 2, 3], 1, len(tokens))])[1]
@@ -169,7 +169,7 @@ def the_seed_decides(make_runner: MakeRunner) -> None:
     tokens = prompt_of(desk, 5)
 
     def answer(seed: int, temperature: float) -> tuple[int, ...]:
-        params = SamplingParams(temperature=temperature)
+        params = ResolvedSampling(temperature=temperature)
         return tuple(Desk(make_runner).generate(tokens, [1, 2, 3, 4], 4, Job(1, len(tokens), params, seed)))
 
     require(answer(1, 1.0) == answer(1, 1.0), "the same seed gave two answers")
@@ -182,7 +182,7 @@ def stop_tokens_wait_for_min_tokens(make_runner: MakeRunner) -> None:
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 3)
     stops = frozenset(range(1, desk.capacity.vocabulary_size))
-    params = SamplingParams(stop_token_ids=stops, min_tokens=3, max_tokens=9)
+    params = ResolvedSampling(stop_token_ids=stops, min_tokens=3, max_tokens=9)
     got = desk.generate(tokens, [1, 2, 3, 4, 5, 6], 3, Job(1, len(tokens), params))
     require(got == [0, 0, 0], f"{got}: a stop token among the first three")
 
@@ -193,7 +193,7 @@ def continuations_draw_differently(make_runner: MakeRunner) -> None:
     def answer(index: int) -> tuple[int, ...]:
         desk = Desk(make_runner)
         tokens = prompt_of(desk, 5)
-        job = Job(1, len(tokens), SamplingParams(), index=index)
+        job = Job(1, len(tokens), ResolvedSampling(), index=index)
         return tuple(desk.generate(tokens, [1, 2, 3, 4], 4, job))
 
     require(answer(3) == answer(3), "the same continuation gave two answers")
@@ -205,14 +205,14 @@ def choices_can_be_narrowed(make_runner: MakeRunner) -> None:
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 5)
 
-    def answer(params: SamplingParams) -> list[int]:
+    def answer(params: ResolvedSampling) -> list[int]:
         return Desk(make_runner).generate(tokens, [1, 2, 3, 4], 4, Job(1, len(tokens), params))
 
-    require(answer(SamplingParams(allowed_token_ids=(7,))) == [7] * 4, "a token that was not allowed")
-    greedy = answer(SamplingParams(temperature=0.0))
-    banned = answer(SamplingParams(temperature=0.0, banned_token_ids=tuple(set(greedy))))
+    require(answer(ResolvedSampling(allowed_token_ids=(7,))) == [7] * 4, "a token that was not allowed")
+    greedy = answer(ResolvedSampling(temperature=0.0))
+    banned = answer(ResolvedSampling(temperature=0.0, banned_token_ids=tuple(set(greedy))))
     require(not set(greedy) & set(banned), f"banned {greedy}, got {banned}")
-    require(answer(SamplingParams(top_k=1)) == greedy, "the likeliest of one is another than at temperature 0")
+    require(answer(ResolvedSampling(top_k=1)) == greedy, "the likeliest of one is another than at temperature 0")
 
 
 def the_largest_step_runs(make_runner: MakeRunner) -> None:
@@ -248,7 +248,7 @@ def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
 
     def items(desk: Desk, ends: Sequence[int]) -> list[WorkItem]:
         tokens, made, first = prompt_of(desk, 9), [], 0
-        job = Job(1, len(tokens), SamplingParams(logprobs=2))
+        job = Job(1, len(tokens), ResolvedSampling(logprobs=2))
         for end in ends:
             item = job.item(tokens, [1, 2, 3], first, end)
             made.append(item._replace(prompt_targets=tuple(tokens[first + 1 : end + 1]), num_prompt_alternatives=1))
@@ -283,7 +283,7 @@ def logprobs_come_as_asked(make_runner: MakeRunner) -> None:
     """For the chosen token and for prompt tokens, with as many alternatives as wanted, none above 0."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 5)
-    item = Job(1, len(tokens), SamplingParams(logprobs=2)).item(tokens, [1, 2, 3, 4, 5], 0, len(tokens))
+    item = Job(1, len(tokens), ResolvedSampling(logprobs=2)).item(tokens, [1, 2, 3, 4, 5], 0, len(tokens))
     row = desk.run([item._replace(prompt_targets=tuple(tokens[1:]), num_prompt_alternatives=1)])[1]
     require(len(row.logprobs) == 1, f"{len(row.logprobs)} logprobs for one token")
     require(row.logprobs[0].token_id == row.token_ids[0], "the logprob is of another token")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from quire.backends.protocol import Runner
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, WorkItem
 from quire.errors import QuireError
 
@@ -62,7 +62,7 @@ class Job:
     """What stays the same over a sequence's life."""
 
     def __init__(
-        self, sequence_id: int, num_prompt: int, params: SamplingParams, seed: int = 0, index: int = 0
+        self, sequence_id: int, num_prompt: int, params: ResolvedSampling, seed: int = 0, index: int = 0
     ) -> None:
         self.index = index
         self.sequence_id = sequence_id
@@ -93,7 +93,7 @@ def prompt_of(desk: Desk, length: int, salt: int = 0) -> list[int]:
 
 def job_for(sequence_id: int, tokens: Sequence[int]) -> Job:
     """A sequence whose tokens depend on what it has said."""
-    return Job(sequence_id, len(tokens), SamplingParams(frequency_penalty=0.5))
+    return Job(sequence_id, len(tokens), ResolvedSampling(frequency_penalty=0.5))
 
 
 def blocks_of(desk: Desk, at: int, num_tokens: int) -> list[int]:

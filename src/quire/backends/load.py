@@ -2,13 +2,13 @@
 
 import os
 
-from quire.backends.loaded import Loaded, OnRead
+from quire.backends.loaded import LoadedRunner, OnRead
 from quire.checkpoints import Checkpoint
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 
 
-def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead | None = None) -> Loaded:
+def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead | None = None) -> LoadedRunner:
     """A runner for this checkpoint. The torch backend is the one there is."""
     # A thread that waits for another spins first. By default it spins so long that one busy neighbour makes a step ten
     # times slower; a short spin costs a few percent of a quiet machine. Read when the OpenMP runtime is loaded.

@@ -11,7 +11,7 @@ OnRead = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedRunner:
     """A runner, and what a person should know about it."""
 
     runner: Runner

@@ -15,7 +15,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from quire.backends.protocol import Capacity, PendingStep
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import RowResult, Sampling, StepPlan, StepResult, TokenLogprobs, WorkItem
 from quire.errors import InvariantError
 
@@ -31,7 +31,7 @@ def slot_value(before: int, token_id: int, position: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _encoded(params: SamplingParams) -> bytes:
+def _encoded(params: ResolvedSampling) -> bytes:
     # Greedy by temperature and greedy by top-k are one thing.
     is_greedy = params.temperature == 0.0 or params.top_k == 1
     return repr(replace(params, temperature=0.0, top_k=0) if is_greedy else params).encode()
@@ -57,7 +57,7 @@ def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int) -> int:
 
 
 def answer_alone(
-    prompt: Sequence[int], params: SamplingParams, seed: int, vocabulary_size: int, sequence_index: int = 0
+    prompt: Sequence[int], params: ResolvedSampling, seed: int, vocabulary_size: int, sequence_index: int = 0
 ) -> list[int]:
     """What the oracle answers with nobody else around: no blocks, no chunks, no cache."""
     slots, tokens, value = array("Q"), list(prompt), 0

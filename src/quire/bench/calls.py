@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from quire.errors import ConfigError
 from quire.workload.visits import Visit
-from quire.workload.writing import Writer
+from quire.workload.writing import SpanWriter
 
 Form = Literal["text", "chat", "tokens"]
 FORMS: tuple[Form, ...] = ("text", "chat", "tokens")
@@ -21,7 +21,7 @@ PRIORITIES = {"high": -10, "normal": 0, "low": 10}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpCall:
     """One HTTP request, ready to be sent."""
 
     name: str
@@ -38,7 +38,7 @@ class CallMaker:
 
     model: str
     form: Form
-    writer: Writer
+    writer: SpanWriter
     ignores_eos: bool = True
     """Ask for every token that was meant: lengths must not depend on what a model finds worth saying."""
     sends_priority: bool = False
@@ -53,7 +53,7 @@ class CallMaker:
                 "or choose a workload of one turn"
             )
 
-    def call(self, visit: Visit, answers: Sequence[str]) -> Call:
+    def call(self, visit: Visit, answers: Sequence[str]) -> HttpCall:
         """The turn after those answers."""
         turn = visit.turns[len(answers)]
         path, prompt = self._prompt(visit, answers)
@@ -73,7 +73,7 @@ class CallMaker:
         meant = sum(span.num_tokens for span in visit.system) + sum(one.num_tokens for one in said)
         name = f"{visit.name}.{len(answers)}" if len(visit.turns) > 1 else visit.name
         sent = {key: value for key, value in {**body, **self.extra}.items() if value is not None}
-        return Call(name, visit.kind, path, json.dumps(sent).encode(), meant)
+        return HttpCall(name, visit.kind, path, json.dumps(sent).encode(), meant)
 
     def _prompt(self, visit: Visit, answers: Sequence[str]) -> tuple[str, dict[str, Any]]:
         turns = visit.turns[: len(answers) + 1]

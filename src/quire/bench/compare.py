@@ -1,7 +1,7 @@
-"""Is B different from A? Pure statistics for pairs of rounds that were taken turn about in one run.
+"""Is B different from A? Pure statistics for pairs of rounds that were taken interleaved in one run.
 
 Two servers measured one after the other on a shared machine differ by whatever the machine did meanwhile. Rounds taken
-turn about share the weather, so each round gives one ratio B/A, and the question is whether those ratios are one.
+interleaved share the weather, so each round gives one ratio B/A, and the question is whether those ratios are one.
 
     change   the Hodges-Lehmann estimate: the median of all means of two log ratios
     between  its exact confidence interval (Wilcoxon's signed ranks): no bell curve is assumed
@@ -63,7 +63,7 @@ class Comparison:
     num_pairs: int = 0
 
 
-def compare(a: Mapping[str, Any], b: Mapping[str, Any], threshold: float = THRESHOLD) -> Comparison:
+def compare_records(a: Mapping[str, Any], b: Mapping[str, Any], threshold: float = THRESHOLD) -> Comparison:
     """Two records as `quire bench ab` writes them."""
     reason = why_not(a, b)
     if reason:
@@ -84,7 +84,7 @@ def why_not(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """Why two records cannot be compared; empty if they can."""
     for name, record in (("A", a), ("B", b)):
         if not isinstance(record.get("rounds"), list) or not record.get("run_id"):
-            return f"{name} is not one side of a run of `quire bench ab`; only rounds taken turn about can be compared"
+            return f"{name} is not one side of a run of `quire bench ab`; only rounds taken interleaved can be compared"
     for what, key in (("run", "run_id"), ("machine", "machine"), ("load", "load")):
         if a.get(key) != b.get(key):
             return f"A and B are not of one {what}; measure both in one run: quire bench ab --a URL --b URL"

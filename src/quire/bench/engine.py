@@ -14,7 +14,7 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
 
-from quire.bench.machine import machine
+from quire.bench.machine_info import machine
 from quire.bench.roof import Roof, RoofPoint
 from quire.checkpoints import Progress, resolve
 from quire.client.llm import LLM
@@ -24,14 +24,14 @@ from quire.client.requests import make_request
 from quire.config import Settings
 from quire.errors import ConfigError
 from quire.workload.visits import Span
-from quire.workload.writing import TOKEN_IDS, Writer
+from quire.workload.writing import TOKEN_IDS, SpanWriter
 
 OWN_TOKENS = 32
 """What a prompt adds to a shared prefix."""
 ROOF_STEPS = 5
 """Steps of each round that are laid beside the bare products."""
 
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class EngineBench:
         self._num_prompts = 0
         size = opened.text.vocabulary_size
         ids = TOKEN_IDS if size >= TOKEN_IDS.stop else range(1, size)
-        self._writer = Writer(token_hex(4), ids)
+        self._writer = SpanWriter(token_hex(4), ids)
 
     @classmethod
     def opened(cls, model: str, settings: Settings, load: EngineLoad, progress: Progress) -> "EngineBench":
@@ -152,10 +152,10 @@ class EngineBench:
     ) -> None:
         self._llm.close()
 
-    def run(self, say: Say) -> EngineResult:
+    def run(self, say: Announce) -> EngineResult:
         """Everything, one section after the other."""
         self._generate([self._prompt()])  # what is made once is made before the clock
-        say("batches, turn about ...")
+        say("batches, interleaved ...")
         rates, decodes = self._batches()
         prefill, miss, hit = self._prefix() if self._load.prefix_tokens else (self._prefill(), None, None)
         notes: tuple[str, ...] = self._opened.notes
@@ -218,7 +218,7 @@ class EngineBench:
         return [(one.timings.first_token_s, one.timings.total_s) for one in done]
 
     def _beside_roof(self, batch: int) -> RoofPoint:
-        """Steps of a batch that decodes, turn about with the bare products and a sum over memory."""
+        """Steps of a batch that decodes, interleaved with the bare products and a sum over memory."""
         engine, roof = self._opened.engine, self._roof
         if roof is None:
             raise ConfigError("a roof was not asked for")

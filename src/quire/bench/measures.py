@@ -19,7 +19,7 @@ from quire.errors import ConfigError
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 LIMITS = ("ttft", "tpot", "e2el")
 
-Figures = dict[str, Any]
+Measures = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Objective:
         return all(limit is None or seconds * 1000.0 <= limit for limit, seconds in taken)
 
 
-def measured(run: Run, objective: Objective | None = None, percentiles: Sequence[float] = PERCENTILES) -> Figures:
+def measured(run: Run, objective: Objective | None = None, percentiles: Sequence[float] = PERCENTILES) -> Measures:
     """Everything a run comes to."""
     good = [one for one in run.outcomes if one.is_ok]
     failed = [one for one in run.outcomes if not one.is_ok]
@@ -72,7 +72,7 @@ def measured(run: Run, objective: Objective | None = None, percentiles: Sequence
     }
 
 
-def totals(good: Sequence[Outcome], duration_s: float) -> Figures:
+def totals(good: Sequence[Outcome], duration_s: float) -> Measures:
     """Counts and rates of what went well."""
     num_in, num_out = sum(one.prompt_tokens for one in good), sum(one.output_tokens for one in good)
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
@@ -87,7 +87,7 @@ def totals(good: Sequence[Outcome], duration_s: float) -> Figures:
     }
 
 
-def latencies(good: Sequence[Outcome], percentiles: Sequence[float] = PERCENTILES) -> Figures:
+def latencies(good: Sequence[Outcome], percentiles: Sequence[float] = PERCENTILES) -> Measures:
     """Mean, median, spread and percentiles of each latency, in milliseconds; null where there is nothing to measure."""
     samples = {
         "ttft": [one.ttft_s for one in good],
@@ -95,7 +95,7 @@ def latencies(good: Sequence[Outcome], percentiles: Sequence[float] = PERCENTILE
         "itl": [gap for one in good for gap in one.itl_s],
         "e2el": [one.e2e_s for one in good],
     }
-    figures: Figures = {}
+    figures: Measures = {}
     for name, seconds in samples.items():
         ordered = sorted(seconds)
         figures[f"mean_{name}_ms"] = _ms(fmean(ordered)) if ordered else None
@@ -106,7 +106,7 @@ def latencies(good: Sequence[Outcome], percentiles: Sequence[float] = PERCENTILE
     return figures
 
 
-def cache(good: Sequence[Outcome]) -> Figures:
+def cache(good: Sequence[Outcome]) -> Measures:
     """How much of the prompts the server had already; null where it does not say."""
     told = [one for one in good if one.cached_tokens is not None]
     if not told:
@@ -151,7 +151,7 @@ def _goodput(good: Sequence[Outcome], duration_s: float, objective: Objective | 
     return sum(objective.is_kept(one) for one in good) / duration_s if duration_s > 0 else 0.0
 
 
-def _kinds(good: Sequence[Outcome], duration_s: float) -> Mapping[str, Figures]:
+def _kinds(good: Sequence[Outcome], duration_s: float) -> Mapping[str, Measures]:
     """The headline figures of each class, where there are several."""
     kinds = sorted({one.kind for one in good})
     if len(kinds) < 2:

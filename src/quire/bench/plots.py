@@ -68,7 +68,7 @@ def timeline(path: Path, run: Run, title: str) -> None:
     _write(figure, path)
 
 
-def batches(path: Path, record: Mapping[str, Any]) -> None:
+def batch_plot(path: Path, record: Mapping[str, Any]) -> None:
     """Tokens per second by batch, the machine's roof above."""
     points = record["batches"]
     figure = _figure(7.5, 4.4, f"{record['model']}: what batching gives")

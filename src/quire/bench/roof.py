@@ -3,7 +3,7 @@
     bare    the products of a step alone, by the fastest packed operator at exactly these rows (two for one)
     roof    bare + KV bytes / bandwidth, the best native sum over 1 GiB
 
-Each is timed turn about with the step in one process, because a machine drifts; figures are medians. Asked by
+Each is timed interleaved with the step in one process, because a machine drifts; figures are medians. Asked by
 `bench/engine.py` only; knows the torch backend's packed products, and imports torch when it is used.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 READ_BYTES = 1 << 30
 
 Work = Callable[[], object]
-Prepare = Callable[[Any], Callable[[Any], object]]
+PrepareCall = Callable[[Any], Callable[[Any], object]]
 """From a weight to a product with it."""
 
 
@@ -41,7 +41,7 @@ class Roof:
     def of(cls, config: Mapping[str, Any], dtype: str, device: str) -> "Roof":
         """For the model of this config."""
         from quire.backends.torch import native  # noqa: PLC0415 - seconds of import
-        from quire.backends.torch.models.shape import is_decoder, read_shape  # noqa: PLC0415
+        from quire.backends.torch.models.decoder_config import is_decoder, read_shape  # noqa: PLC0415
 
         if not is_decoder(config):
             return cls(None, "the model runs through transformers' own modules")
@@ -52,7 +52,7 @@ class Roof:
         return cls(read_shape(config))
 
     def beside(self, step: Work, num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
-        """The step and its roof, turn about."""
+        """The step and its roof, interleaved."""
         import torch  # noqa: PLC0415
 
         from quire.backends.torch import native  # noqa: PLC0415
@@ -62,12 +62,12 @@ class Roof:
         rows = max(2, num_rows)
         prepares = {name: LinearKind(name, "").prepare for name in ("native", "onednn")}
         products = {name: Bare(self.shape, rows, rows, prepare, prepare).run for name, prepare in prepares.items()}
-        taken = turn_about({"step": step, **products, "read": lambda: native.read_sum(data)}, num_steps)
+        taken = interleaved_calls({"step": step, **products, "read": lambda: native.read_sum(data)}, num_steps)
         bare_s, bytes_per_s = min(taken[name] for name in products), READ_BYTES / taken["read"]
         return RoofPoint(taken["step"], bare_s, bare_s + kv_bytes / bytes_per_s, bytes_per_s)
 
 
-def turn_about(calls: Mapping[str, Work], num_rounds: int) -> dict[str, float]:
+def interleaved_calls(calls: Mapping[str, Work], num_rounds: int) -> dict[str, float]:
     """Each call in turn, round after round; the first round is not counted. Medians in seconds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(num_rounds + 1):
@@ -86,7 +86,7 @@ class Bare:
     """
 
     def __init__(
-        self, shape: Any, num_rows: int, head_rows: int, prepare: Prepare, prepare_head: Prepare, parts: int = 1
+        self, shape: Any, num_rows: int, head_rows: int, prepare: PrepareCall, prepare_head: PrepareCall, parts: int = 1
     ) -> None:
         import torch  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Whole measurements: one load, a sweep over concurrencies, two servers turn about.
+"""Whole measurements: one load, a sweep over concurrencies, two servers interleaved.
 
 Every round writes prompts of its own, from the seed and the round: what an earlier round left in a server's cache is
 never a later one's hit. Two servers of one round get the same prompts.
@@ -12,24 +12,24 @@ from time import perf_counter
 from typing import Any
 
 from quire.bench.calls import CallMaker
-from quire.bench.client import SECONDS_BETWEEN_LOOKS, Client, ModelCard, Server
 from quire.bench.compare import HEADLINES
-from quire.bench.load import Load
+from quire.bench.http_client import SECONDS_BETWEEN_LOOKS, Client, ModelCard, ServerAddress
+from quire.bench.load_run import LoadRun
 from quire.bench.measures import Objective, measured
 from quire.bench.outcome import CONNECT, Outcome, Run
 from quire.bench.pace import Pace
-from quire.bench.report import About, Record, record
+from quire.bench.records import About, Record, record
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
-from quire.workload.mixes import MIXES, Sizes, some_visits
+from quire.workload.mixes import MIXES, MixSizes, some_visits
 from quire.workload.visits import Visit
-from quire.workload.writing import Writer
+from quire.workload.writing import SpanWriter
 
 LOADING = ("http 503", CONNECT)
 """What a server that is still loading answers."""
 ROUND_FIGURES = (*HEADLINES, "completed", "failed", "duration", "total_output_tokens", "p99_ttft_ms", "p99_tpot_ms")
 
-Began = Callable[[str, int], None]
+OnRunBegan = Callable[[str, int], None]
 """Told what begins and how many requests it has."""
 
 
@@ -50,24 +50,24 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunListener:
     """Who is told how it goes."""
 
-    began: Began = lambda _title, _count: None
+    began: OnRunBegan = lambda _title, _count: None
     watch: Callable[[Outcome], None] = lambda _outcome: None
 
 
 class Bench:
     """One server under one setup. `opened` makes it; it lives as long as its client."""
 
-    def __init__(self, client: Client, card: ModelCard, wishes: Wishes, told: Told) -> None:
+    def __init__(self, client: Client, card: ModelCard, wishes: Wishes, told: RunListener) -> None:
         self._client = client
         self.card = card
         self._wishes = wishes
         self._told = told
 
     @classmethod
-    async def opened(cls, client: Client, wishes: Wishes, told: Told) -> "Bench":
+    async def opened(cls, client: Client, wishes: Wishes, told: RunListener) -> "Bench":
         """Once the server answers, and after its warm-up."""
         card = await client.ready(wishes.ready_s, wishes.model)
         bench = cls(client, card, wishes, told)
@@ -83,7 +83,7 @@ class Bench:
 
     async def run_visits(self, maker: CallMaker, visits: Sequence[Visit], pace: Pace) -> Run:
         """Some visits, as they are."""
-        return await Load(maker, self._client.ask, self._told.watch).run(visits, pace)
+        return await LoadRun(maker, self._client.ask, self._told.watch).run(visits, pace)
 
     def about(self, run_id: str) -> About:
         """What is said of this server's runs."""
@@ -94,7 +94,7 @@ class Bench:
         """Writes this server's calls."""
         wishes = self._wishes
         return CallMaker(
-            self.card.name, setup.form, Writer(seed), wishes.ignores_eos, wishes.sends_priority, wishes.extra
+            self.card.name, setup.form, SpanWriter(seed), wishes.ignores_eos, wishes.sends_priority, wishes.extra
         )
 
     async def _warm_up(self) -> None:
@@ -103,7 +103,7 @@ class Bench:
         A server may list its models while it loads them; so long as it says so, it is asked again.
         """
         until_s = perf_counter() + self._wishes.ready_s
-        visits = some_visits(MIXES["distinct"], Sizes(8, 4), "warm-up", self._wishes.num_warmups)
+        visits = some_visits(MIXES["distinct"], MixSizes(8, 4), "warm-up", self._wishes.num_warmups)
         maker = self.maker(LoadSetup(), token_hex(4))
         for visit in visits:
             outcome = await self._client.ask(maker.call(visit, ()))
@@ -123,7 +123,7 @@ def seeded(setup: LoadSetup) -> LoadSetup:
     return setup if setup.seed else replace(setup, seed=token_hex(4))
 
 
-async def serve(server: Server, setup: LoadSetup, wishes: Wishes, told: Told) -> tuple[Record, Run]:
+async def run_load(server: ServerAddress, setup: LoadSetup, wishes: Wishes, told: RunListener) -> tuple[Record, Run]:
     """One load on one server."""
     async with Client(server) as client:
         bench = await Bench.opened(client, wishes, told)
@@ -131,8 +131,8 @@ async def serve(server: Server, setup: LoadSetup, wishes: Wishes, told: Told) ->
         return record(bench.about(token_hex(8)), setup, pace, run), run
 
 
-async def sweep(
-    server: Server, setup: LoadSetup, concurrencies: Sequence[int], wishes: Wishes, told: Told
+async def sweep_clients(
+    server: ServerAddress, setup: LoadSetup, concurrencies: Sequence[int], wishes: Wishes, told: RunListener
 ) -> list[Record]:
     """The same load by more and more clients."""
     points, run_id = [], token_hex(8)
@@ -146,8 +146,8 @@ async def sweep(
     return points
 
 
-async def turn_about(
-    servers: tuple[Server, Server], setup: LoadSetup, num_rounds: int, wishes: Wishes, told: Told
+async def interleaved_servers(
+    servers: tuple[ServerAddress, ServerAddress], setup: LoadSetup, num_rounds: int, wishes: Wishes, told: RunListener
 ) -> tuple[Record, Record]:
     """Two servers, round by round: A and B, then B and A, so that neither always goes first."""
     run_id, sides = token_hex(8), ("A", "B")

@@ -14,7 +14,7 @@ from quire.bench.calls import FORMS, Form
 from quire.bench.pace import Pace
 from quire.errors import ConfigError
 from quire.workload import arrivals
-from quire.workload.mixes import MIXES, Sizes, some_visits
+from quire.workload.mixes import MIXES, MixSizes, some_visits
 from quire.workload.traces import TraceError, read_trace
 from quire.workload.visits import Visit
 
@@ -130,7 +130,7 @@ class LoadSetup:
             del given["workload"]
         return given
 
-    def _sizes(self, usual: Sizes) -> Sizes:
+    def _sizes(self, usual: MixSizes) -> MixSizes:
         given = {
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,

@@ -17,7 +17,7 @@ FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ModelSizes:
     """The numbers of a config that decide every shape."""
 
     num_layers: int
@@ -32,7 +32,7 @@ class Sizes:
     mlp_bias: bool
 
 
-def sizes_of(config: Mapping[str, Any]) -> Sizes:
+def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
     """Read and check the sizes in the config of a known family."""
     heads = _size(config, "num_attention_heads")
     kv_heads = _size(config, "num_key_value_heads", heads)
@@ -42,7 +42,7 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
             f"config.json: num_attention_heads must be a multiple of num_key_value_heads, they are {heads} and "
             f"{kv_heads}; download the model again"
         )
-    return Sizes(
+    return ModelSizes(
         num_layers=_size(config, "num_hidden_layers"),
         hidden=hidden,
         intermediate=_size(config, "intermediate_size"),
@@ -56,7 +56,7 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     )
 
 
-def expected_shapes(model_type: str, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def expected_shapes(model_type: str, sizes: ModelSizes) -> dict[str, tuple[int, ...]]:
     """Every tensor the family's decoder needs. `lm_head.weight` is not needed when it is the embedding."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (sizes.vocabulary, sizes.hidden),
@@ -111,7 +111,7 @@ def check_numbers(config: Mapping[str, Any]) -> None:
             _number(rope, name, 1e30)
 
 
-def _layer_shapes(model_type: str, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(model_type: str, sizes: ModelSizes) -> dict[str, tuple[int, ...]]:
     query, key = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (sizes.hidden,),

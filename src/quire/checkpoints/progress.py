@@ -40,7 +40,7 @@ class LinesOnStderr:
 
 
 @contextmanager
-def shown() -> Iterator[Progress]:
+def show_progress() -> Iterator[Progress]:
     """A bar on a terminal, lines on stderr elsewhere."""
     if not sys.stderr.isatty():
         yield LinesOnStderr()

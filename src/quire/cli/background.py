@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NAME = "quire-background"
-LAST_WORDS_S = 0.5
+EXIT_GRACE_S = 0.5
 """How long work that can be stopped may take to clean up."""
 
 _is_over = threading.Event()
@@ -54,7 +54,7 @@ def leave_background(code: int) -> None:
         return
     _is_over.set()
     for thread in working:
-        thread.join(LAST_WORDS_S)
+        thread.join(EXIT_GRACE_S)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

@@ -36,7 +36,7 @@ Example:
 """
 AB_EPILOG = """\
 \b
-Rounds are taken turn about, so that both servers see the same weather; each round
+Rounds are taken interleaved, so that both servers see the same weather; each round
 has prompts of its own. The exit code is 1 if B is slower.
 \b
 Example:
@@ -72,12 +72,13 @@ def serve(
 ) -> None:
     """Put one load on a server and say how it did."""
     server = asking.server(url)
-    from quire.bench import report, runs
-    from quire.bench.loop import finished
-    from quire.cli.bench_progress import shown
+    from quire.bench import records as report
+    from quire.bench import runs
+    from quire.bench.event_loop import finished
+    from quire.cli.bench_progress import show_run
 
-    with shown() as told:
-        record, run = finished(runs.serve(server, runs.seeded(setup), asking.wishes(), told))
+    with show_run() as told:
+        record, run = finished(runs.run_load(server, runs.seeded(setup), asking.wishes(), told))
     _print_rows(("what", "how much"), report.rows(record))
     _print_rows(("milliseconds", "mean", "median", "90%", "99%"), report.latency_rows(record))
     if "by_kind" in record:
@@ -109,12 +110,13 @@ def sweep(
 ) -> None:
     """Measure with more and more clients: what throughput costs in latency. Each asks as often as with `serve`."""
     server, counts = asking.server(url), _numbers(clients, "--clients")
-    from quire.bench import report, runs
-    from quire.bench.loop import finished
-    from quire.cli.bench_progress import shown
+    from quire.bench import records as report
+    from quire.bench import runs
+    from quire.bench.event_loop import finished
+    from quire.cli.bench_progress import show_run
 
-    with shown() as told:
-        points = finished(runs.sweep(server, runs.seeded(setup), counts, asking.wishes(), told))
+    with show_run() as told:
+        points = finished(runs.sweep_clients(server, runs.seeded(setup), counts, asking.wishes(), told))
     header = ("clients", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "failed")
     _print_rows(header, report.point_rows(points))
     result = {"sweep": "concurrency", "points": points}
@@ -139,15 +141,16 @@ def ab(
     save: Annotated[Path | None, typer.Option(help="Write NAME.a.json and NAME.b.json.")] = None,
     threshold: Annotated[float, typer.Option(min=0.0, help="Smallest change that counts.")] = THRESHOLD,
 ) -> None:
-    """Measure two servers turn about in one run, and say whether they differ."""
+    """Measure two servers interleaved in one run, and say whether they differ."""
     servers = (asking.server(a), asking.server(b))
-    from quire.bench import report, runs
-    from quire.bench.compare import compare as judge
-    from quire.bench.loop import finished
-    from quire.cli.bench_progress import shown
+    from quire.bench import records as report
+    from quire.bench import runs
+    from quire.bench.compare import compare_records as judge
+    from quire.bench.event_loop import finished
+    from quire.cli.bench_progress import show_run
 
-    with shown() as told:
-        sides = finished(runs.turn_about(servers, runs.seeded(setup), rounds, asking.wishes(), told))
+    with show_run() as told:
+        sides = finished(runs.interleaved_servers(servers, runs.seeded(setup), rounds, asking.wishes(), told))
     if save is not None:
         stem = save.with_suffix("") if save.suffix == ".json" else save
         for side, record in zip("ab", sides, strict=True):
@@ -162,10 +165,10 @@ def compare(
     threshold: Annotated[float, typer.Option(min=0.0, help="Smallest change that counts.")] = THRESHOLD,
 ) -> None:
     """Say whether B differs from A, and by how much, with the noise of the rounds beside it."""
-    from quire.bench import report
-    from quire.bench.compare import compare as judge
+    from quire.bench import records as report
+    from quire.bench.compare import compare_records as judge
 
-    _print_verdict(judge(report.read(a), report.read(b), threshold))
+    _print_verdict(judge(report.read_record(a), report.read_record(b), threshold))
 
 
 @bench_app.command(epilog=ENGINE_EPILOG)
@@ -183,12 +186,12 @@ def engine(
     plot: Annotated[Path | None, typer.Option(help=f"{PLOT_HELP} Tokens/s by batch.")] = None,
 ) -> None:
     """Measure the engine in this process: what batching gives, what the prefix cache gives, how near the roof."""
-    from quire.bench import report
+    from quire.bench import records as report
     from quire.bench.engine import EngineBench, EngineLoad
-    from quire.checkpoints.progress import shown
+    from quire.checkpoints.progress import show_progress
 
     load = EngineLoad(tuple(_numbers(batches, "--batches")), prompt_tokens, output_tokens, prefix_tokens, rounds, roof)
-    with shown() as progress:
+    with show_progress() as progress:
         bench = EngineBench.opened(model, settings, load, progress)
     with bench:
         result = bench.run(lambda line: typer.echo(line, err=True))
@@ -200,7 +203,7 @@ def engine(
     if plot is not None:
         from quire.bench import plots
 
-        plots.batches(plot, result.record())
+        plots.batch_plot(plot, result.record())
 
 
 def _headline(record: dict[str, Any]) -> str:
@@ -224,7 +227,7 @@ def _numbers(text: str, flag: str) -> list[int]:
 def _print_verdict(comparison: "Comparison") -> None:
     from dataclasses import asdict
 
-    from quire.bench import report
+    from quire.bench import records as report
     from quire.bench.compare import Verdict
 
     if comparison.changes:

@@ -10,7 +10,7 @@ import typer
 from quire.bench.setup import LoadSetup
 
 if TYPE_CHECKING:
-    from quire.bench.client import Server
+    from quire.bench.http_client import ServerAddress
     from quire.bench.runs import Wishes
 
 KEY_VARIABLES = ("OPENAI_API_KEY",)
@@ -58,16 +58,16 @@ class Asking:
     def __init__(self, given: dict[str, Any]) -> None:
         self._given = given
 
-    def server(self, url: str) -> "Server":
+    def server(self, url: str) -> "ServerAddress":
         """The server at that address."""
         from quire.errors import ConfigError
 
         try:
-            from quire.bench.client import Server
+            from quire.bench.http_client import ServerAddress
         except ImportError as error:
             raise ConfigError("asking a server needs aiohttp, which is missing; pip install 'quire[bench]'") from error
         given = self._given
-        return Server(url, given["api_key"], _pairs(given["header"], "--header"), given["timeout"])
+        return ServerAddress(url, given["api_key"], _pairs(given["header"], "--header"), given["timeout"])
 
     def wishes(self) -> "Wishes":
         """How to measure."""

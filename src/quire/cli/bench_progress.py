@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from quire.bench.outcome import Outcome
-    from quire.bench.runs import Told
+    from quire.bench.runs import RunListener
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -46,15 +46,15 @@ class Tally:
 
 
 @contextmanager
-def shown() -> Iterator["Told"]:
+def show_run() -> Iterator["RunListener"]:
     """Whoever is told, and shows it."""
     with _bar() if sys.stderr.isatty() else _lines(Tally(), monotonic) as told:
         yield told
 
 
 @contextmanager
-def _lines(tally: Tally, clock: Callable[[], float]) -> Iterator["Told"]:
-    from quire.bench.runs import Told
+def _lines(tally: Tally, clock: Callable[[], float]) -> Iterator["RunListener"]:
+    from quire.bench.runs import RunListener
 
     last_s = clock()
 
@@ -65,15 +65,15 @@ def _lines(tally: Tally, clock: Callable[[], float]) -> Iterator["Told"]:
             last_s = clock()
             typer.echo(f"{tally.title}: {tally.done:,} of {tally.total:,}, {tally.line}", err=True)
 
-    yield Told(tally.begin, watch)
+    yield RunListener(tally.begin, watch)
 
 
 @contextmanager
-def _bar() -> Iterator["Told"]:
+def _bar() -> Iterator["RunListener"]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from quire.bench.runs import Told
+    from quire.bench.runs import RunListener
 
     tally, task = Tally(), None
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
@@ -92,4 +92,4 @@ def _bar() -> Iterator["Told"]:
             if task is not None:
                 progress.update(task, completed=tally.done, line=tally.line)
 
-        yield Told(begin, watch)
+        yield RunListener(begin, watch)

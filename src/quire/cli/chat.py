@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.cli.generate import summary
-from quire.cli.loading import opened
+from quire.cli.open_model import opened
 from quire.cli.settings_flags import with_settings
 from quire.config import Settings
 from quire.config.home import expanded

@@ -14,7 +14,7 @@ from quire.config import ModelSettings, Settings
 
 if TYPE_CHECKING:
     from quire.checkpoints import Checkpoint
-    from quire.checkpoints.families import Sizes
+    from quire.checkpoints.families import ModelSizes
     from quire.checkpoints.weights import TensorEntry
 
     Tensors = Mapping[str, TensorEntry]
@@ -96,12 +96,12 @@ def info(
 
 def _resolved(model: str) -> "Checkpoint":
     from quire.checkpoints import CheckpointError, resolve
-    from quire.checkpoints.progress import shown
+    from quire.checkpoints.progress import show_progress
     from quire.cli.background import in_background
 
     _tell_if_fetched(model)
     try:
-        with shown() as progress:
+        with show_progress() as progress:
             return in_background(lambda tell: resolve(model, progress=tell), progress).result()
     except ModuleNotFoundError as error:
         raise CheckpointError(
@@ -150,7 +150,7 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
     )
 
 
-def _known(config: Mapping[str, Any], tensors: "Tensors") -> "tuple[Sizes | None, Tensors]":
+def _known(config: Mapping[str, Any], tensors: "Tensors") -> "tuple[ModelSizes | None, Tensors]":
     """Of a known family its sizes and the tensors it uses; of another only all its tensors."""
     from quire.checkpoints.families import FAMILIES, expected_shapes, sizes_of
 
@@ -170,11 +170,11 @@ def _count(config: Mapping[str, Any], key: str) -> int | None:
     return value if type(value) is int else None
 
 
-def _kv_bytes(sizes: "Sizes", dtype: str) -> int:
+def _kv_bytes(sizes: "ModelSizes", dtype: str) -> int:
     return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * VALUE_BYTES[dtype]
 
 
-def _fit(memory_gib: int, sizes: "Sizes", num_values: int, settings: ModelSettings) -> Fit:
+def _fit(memory_gib: int, sizes: "ModelSizes", num_values: int, settings: ModelSettings) -> Fit:
     # An embedding is held as it is; one that is the head too is packed for that as well.
     embedded = sizes.vocabulary * sizes.hidden
     packed = num_values if sizes.tied else num_values - embedded

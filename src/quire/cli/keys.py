@@ -21,7 +21,7 @@ KeysFile = Annotated[
 def _path(given: Path | None) -> Path:
     from quire.config import load_settings
 
-    return load_settings({"keys_file": None if given is None else str(given)}).doors.keys_path()
+    return load_settings({"keys_file": None if given is None else str(given)}).server.keys_path()
 
 
 @keys_app.command()

@@ -36,16 +36,16 @@ def serve(
 
     from quire.api.http.descriptors import allow_many_connections
     from quire.api.serving import Plan, run
-    from quire.checkpoints.progress import shown
+    from quire.checkpoints.progress import show_progress
     from quire.cli.wiring import supervised
     from quire.observe.access_log import set_up
 
-    settings.doors.check_keys_file()
-    set_up("json" if settings.doors.log_format == "json" else "plain")
+    settings.server.check_keys_file()
+    set_up("json" if settings.server.log_format == "json" else "plain")
     if (warning := allow_many_connections()) is not None:
         _say(warning)
     plan = Plan(public_names(models, served_model_name or []), settings, insecure_no_keys)
-    with shown() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with show_progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         num_ended = runner.run(run(plan, _say, supervised(models, progress)))
     if num_ended:
         typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)

@@ -18,11 +18,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     @with_settings
     def generate(settings: Settings, model: Annotated[str, typer.Argument()]) -> None: ...
     """
-    return _with_flags(command, [setting for setting in SETTINGS if not setting.is_of_doors])
+    return _with_flags(command, [setting for setting in SETTINGS if not setting.is_of_server])
 
 
 def with_all_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The same with those of the doors, for a server."""
+    """The same with those of a server."""
     return _with_flags(command, SETTINGS)
 
 

@@ -10,7 +10,7 @@ from quire.api.models import EngineStats
 from quire.cli.background import in_background
 
 if TYPE_CHECKING:
-    from quire.api.serving import OpenFront
+    from quire.api.serving import OpenClient
     from quire.checkpoints import Progress
     from quire.client.served import ServedModel, Serving
     from quire.config import Settings
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """A worker and whoever replaces it, seen from the doors."""
+    """A worker and its replacements, seen from the API."""
 
-    front: "ServedModel"
+    engine_client: "ServedModel"
 
     @property
     def is_ready(self) -> bool:
         """A worker is there, and its loop came round a moment ago."""
-        return self.front.is_ready
+        return self.engine_client.is_ready
 
     def stats(self) -> EngineStats:
         """What the worker said with its last step."""
-        ready, load, sizes = self.front.ready, self.front.load, self.front.step_sizes
+        ready, load, sizes = self.engine_client.ready, self.engine_client.load, self.engine_client.step_sizes
         return EngineStats(
             num_blocks=ready.num_blocks,
             block_size=ready.block_size,
@@ -37,22 +37,22 @@ class Supervised:
             num_preemptions=load.num_preemptions,
             num_steps=load.num_steps,
             num_computed_tokens=load.num_computed_tokens,
-            num_restarts=self.front.num_restarts,
+            num_restarts=self.engine_client.num_restarts,
             step_sizes=tuple(sizes.cumulative()),
             num_step_tokens=sizes.num_tokens,
         )
 
     async def clear_cache(self) -> None:
         """Forget every cached block that nobody uses."""
-        self.front.supervisor.clear_cache()
+        self.engine_client.supervisor.clear_cache()
 
 
-def supervised(models: Sequence[str], progress: "Progress") -> "OpenFront":
+def supervised(models: Sequence[str], progress: "Progress") -> "OpenClient":
     """These models, planned together when the first is opened."""
     planned: dict[str, Serving] = {}
 
     @asynccontextmanager
-    async def open_front(name: str, settings: "Settings") -> "AsyncIterator[tuple[ServedModel, Supervised]]":
+    async def open_client(name: str, settings: "Settings") -> "AsyncIterator[tuple[ServedModel, Supervised]]":
         from quire.client.served import ServedModel, plan_workers
 
         if not planned:
@@ -61,7 +61,7 @@ def supervised(models: Sequence[str], progress: "Progress") -> "OpenFront":
             )
             servings = await asyncio.wrap_future(planning)
             planned.update(zip(models, servings, strict=True))
-        async with ServedModel(lambda: planned[name]) as front:
-            yield front, Supervised(front)
+        async with ServedModel(lambda: planned[name]) as engine_client:
+            yield engine_client, Supervised(engine_client)
 
-    return open_front
+    return open_client

@@ -8,30 +8,30 @@ async with AsyncEngine("model") as engine:
 import asyncio
 from types import TracebackType
 
-from quire.client.client import Front
+from quire.client.client import EngineClient
 from quire.client.opening import OpenedModel, open_model
 from quire.config import ModelSettings
-from quire.engine.loop import Stepper
+from quire.engine.loop import EngineLoop
 from quire.errors import EngineDeadError
 
 
-class AsyncEngine(Front):
+class AsyncEngine(EngineClient):
     """A model in this process that any number of tasks on one event loop may ask."""
 
     def __init__(self, model: str | OpenedModel, settings: ModelSettings | None = None) -> None:
         super().__init__()
         self._model = model
         self._settings = settings
-        self._stepper: Stepper | None = None
+        self._engine_loop: EngineLoop | None = None
 
     async def __aenter__(self) -> "AsyncEngine":
         self._loop = asyncio.get_running_loop()
         opened = self._model
         if isinstance(opened, str):
             opened = await asyncio.to_thread(open_model, opened, self._settings)
-        self._stepper = Stepper(opened.engine, self._on_events, self._on_failure)
-        self._port, self._face = self._stepper, opened.face
-        self._stepper.start()
+        self._engine_loop = EngineLoop(opened.engine, self._on_events, self._on_failure)
+        self._port, self._face = self._engine_loop, opened.face
+        self._engine_loop.start()
         return self
 
     async def __aexit__(
@@ -40,7 +40,7 @@ class AsyncEngine(Front):
         try:
             if self._face is not None:
                 self._face.text.close()
-            if self._stepper is not None:
-                await asyncio.shield(asyncio.to_thread(self._stepper.close))
+            if self._engine_loop is not None:
+                await asyncio.shield(asyncio.to_thread(self._engine_loop.close))
         finally:
             self._end_all(EngineDeadError("the engine was closed while requests were running"))

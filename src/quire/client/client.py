@@ -16,7 +16,7 @@ from quire.client.explanation import Explanation, explanation
 from quire.client.outputs import Completion, Piece
 from quire.client.params import SamplingParams
 from quire.client.reply import Reply
-from quire.client.requests import DEFAULT_TENANT, How, checked_name, make_request
+from quire.client.requests import DEFAULT_TENANT, RequestOptions, checked_name, make_request
 from quire.client.stream import Stream
 from quire.client.text_model import Messages, ModelFace, TextModel
 from quire.client.text_pool import TextPool
@@ -32,11 +32,11 @@ MAX_EXPLAINS = 16
 """Questions about one model's cache under way at once: each holds up the steps of everybody for a moment."""
 
 
-class ChatArguments(TemplateArguments, How, total=False):
+class ChatArguments(TemplateArguments, RequestOptions, total=False):
     """What a template takes, and what may be said of a request."""
 
 
-class Asked:
+class RequestHandle:
     """A request that was let in: its pieces as they come, then all of it. Close it, whatever happens."""
 
     def __init__(self, reply: Reply, stream: Stream, forget: Callable[[str], object]) -> None:
@@ -57,14 +57,14 @@ class Asked:
         self._forget(self.reply.request.request_id)
 
 
-class Front:
+class EngineClient:
     """A model that any number of tasks on one event loop may ask."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: EnginePort | None = None
         self._face: ModelFace | None = None
-        self._open: dict[str, Asked] = {}
+        self._open: dict[str, RequestHandle] = {}
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
         self._num_explains = 0
@@ -95,52 +95,60 @@ class Front:
         """It was entered and has not failed."""
         return self._port is not None and self._failure is None
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]) -> Completion:
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> Completion:
         """The whole answer to a prompt."""
-        return await self._whole(await self.prompt_ids(prompt, how.get("tenant", DEFAULT_TENANT)), params, **how)
+        return await self._whole(
+            await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, **options
+        )
 
     async def chat(
         self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
     ) -> Completion:
         """The whole answer to a conversation."""
-        ids, how = await self._conversation(messages, arguments)
-        return await self._whole(ids, params, **how)
+        ids, options = await self._conversation(messages, arguments)
+        return await self._whole(ids, params, **options)
 
     async def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
     ) -> AsyncIterator[Piece]:
         """The answer to a conversation piece by piece."""
-        ids, how = await self._conversation(messages, arguments)
-        async for piece in self.stream(ids, params, **how):
+        ids, options = await self._conversation(messages, arguments)
+        async for piece in self.stream(ids, params, **options):
             yield piece
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **how: Unpack[How]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Piece]:
         """The answer piece by piece. Leaving the loop early ends the request."""
-        asked = await self.ask(await self.prompt_ids(prompt, how.get("tenant", DEFAULT_TENANT)), params, **how)
+        asked = await self.ask(await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, **options)
         try:
             async for piece in asked:
                 yield piece
         finally:
             asked.close()
 
-    async def ask(self, ids: list[int], params: SamplingParams | None = None, **how: Unpack[How]) -> Asked:
+    async def ask(
+        self, ids: list[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+    ) -> RequestHandle:
         """Submit a prompt's tokens and wait until it is let in or refused."""
         self._check_alive()
         params = params or SamplingParams()
-        return await self.submit(self.request(ids, params, **how), params)
+        return await self.submit(self.request(ids, params, **options), params)
 
-    def request(self, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
+    def request(self, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]) -> Request:
         """A prompt's tokens as a request. Looks at every token of every list: long ones beside the event loop."""
-        return make_request(self.face, ids, params, **how)
+        return make_request(self.face, ids, params, **options)
 
-    async def submit(self, request: Request, params: SamplingParams) -> Asked:
+    async def submit(self, request: Request, params: SamplingParams) -> RequestHandle:
         """Submit what `request` made of these parameters, and wait until it is let in or refused."""
         self._check_alive()
         port, face = self._started()
         stream = Stream(request.request_id, port.cancel)
-        asked = Asked(Reply(request, params, face.text.tokenizer), stream, lambda name: self._open.pop(name, None))
+        asked = RequestHandle(
+            Reply(request, params, face.text.tokenizer), stream, lambda name: self._open.pop(name, None)
+        )
         answer: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
         self._open[request.request_id] = asked
         try:
@@ -191,8 +199,10 @@ class Front:
         """A prompt's tokens, made and checked beside the event loop when it is this tenant's turn."""
         return await self._text_pool.run(checked_name("tenant", tenant), lambda: self.text.prompt(prompt))
 
-    async def _whole(self, ids: list[int], params: SamplingParams | None, **how: Unpack[How]) -> Completion:
-        asked = await self.ask(ids, params, **how)
+    async def _whole(
+        self, ids: list[int], params: SamplingParams | None, **options: Unpack[RequestOptions]
+    ) -> Completion:
+        asked = await self.ask(ids, params, **options)
         try:
             async for _ in asked:
                 pass
@@ -200,11 +210,11 @@ class Front:
             asked.close()
         return asked.completion()
 
-    async def _conversation(self, messages: Messages, arguments: ChatArguments) -> tuple[list[int], How]:
+    async def _conversation(self, messages: Messages, arguments: ChatArguments) -> tuple[list[int], RequestOptions]:
         """Its tokens, and what was said of the request beside what the template takes."""
-        how = {name: value for name, value in arguments.items() if name in How.__annotations__}
-        rest = {name: value for name, value in arguments.items() if name not in how}
-        return await self.chat_ids(messages, arguments.get("tenant", DEFAULT_TENANT), **rest), how  # type: ignore[arg-type,return-value]
+        options = {name: value for name, value in arguments.items() if name in RequestOptions.__annotations__}
+        rest = {name: value for name, value in arguments.items() if name not in options}
+        return await self.chat_ids(messages, arguments.get("tenant", DEFAULT_TENANT), **rest), options  # type: ignore[arg-type,return-value]
 
     def _check_alive(self) -> None:
         self._started()
@@ -242,7 +252,7 @@ class Front:
             if asked is not None:
                 self._tell(asked, own)
 
-    def _tell(self, asked: Asked, events: Sequence[RequestEvent]) -> None:
+    def _tell(self, asked: RequestHandle, events: Sequence[RequestEvent]) -> None:
         reply, stream = asked.reply, asked.stream
         pieces = reply.take(events)
         if reply.refusal is not None:

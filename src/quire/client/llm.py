@@ -13,7 +13,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Unpack
 
-from quire.checkpoints.progress import shown
+from quire.checkpoints.progress import show_progress
 from quire.client.explanation import Explanation, explanation
 from quire.client.opening import OpenedModel, open_model
 from quire.client.outputs import Completion, Piece
@@ -197,7 +197,7 @@ def _open(model: str, settings: ModelSettings | None) -> OpenedModel:
     """With a bar for whoever looks at a terminal, in silence elsewhere."""
     if not sys.stderr.isatty():
         return open_model(model, settings)
-    with shown() as progress:
+    with show_progress() as progress:
         return open_model(model, settings, progress=progress)
 
 

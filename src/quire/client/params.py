@@ -1,4 +1,4 @@
-"""What a client may ask about how tokens are chosen: the door's side of the core's `SamplingParams`.
+"""What a client may ask about how tokens are chosen: the client's side of the core's `ResolvedSampling`.
 
 The same words, and beside them what only the parent process knows: stop strings, a seed, how many answers. Here every
 value is checked; `settle` then makes the core's parameters, in which everything is decided and valid.
@@ -11,7 +11,7 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
-from quire.core.request import SamplingParams as CoreParams
+from quire.core.request import ResolvedSampling as CoreParams
 from quire.errors import InvalidParameterError
 
 MAX_ANSWERS = 8

@@ -27,7 +27,7 @@ log-probabilities one answer may hold (262,144, every alternative counted) befor
 """
 
 
-def reference_page() -> str:
+def params_page() -> str:
     """The page as it should be on disk."""
     return HEAD + "".join(_row(one) for one in fields(SamplingParams)) + TAIL
 
@@ -48,4 +48,4 @@ def _number(value: float) -> str:
 
 
 if __name__ == "__main__":
-    print(reference_page(), end="")  # noqa: T201 - its whole purpose
+    print(params_page(), end="")  # noqa: T201 - its whole purpose

@@ -27,7 +27,7 @@ from quire.text.answer_text import AnswerText
 from quire.text.tokenizer import Tokenizer
 
 
-class _Half:
+class _PartialAnswer:
     """An answer that may not be finished."""
 
     def __init__(self, text: AnswerText) -> None:
@@ -61,7 +61,7 @@ class Reply:
         self._params = params
         self._tokenizer = tokenizer
         self._halves = {
-            one.index: _Half(
+            one.index: _PartialAnswer(
                 AnswerText(
                     tokenizer,
                     request.prompt,
@@ -220,6 +220,6 @@ class Reply:
         return self._show(half, piece)
 
     @staticmethod
-    def _show(half: _Half, piece: Piece) -> list[Piece]:
+    def _show(half: _PartialAnswer, piece: Piece) -> list[Piece]:
         half.last = piece
         return [piece]

@@ -15,7 +15,7 @@ SEED_BITS = 63
 DEFAULT_TENANT = "default"
 
 
-class How(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
     """What may be said of a request beside what it asks."""
 
     tenant: str
@@ -31,26 +31,33 @@ class How(TypedDict, total=False):
     """Its tenant was told to come back at this time: it is let in whatever waits."""
 
 
-def make_request(model: ModelFace, ids: list[int], params: SamplingParams, **how: Unpack[How]) -> Request:
+def make_request(
+    model: ModelFace, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]
+) -> Request:
     """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded."""
-    strange = sorted(set(how) - How.__annotations__.keys())
+    strange = sorted(set(options) - RequestOptions.__annotations__.keys())
     if strange:
-        raise InvalidParameterError(f"of a request may be said {', '.join(How.__annotations__)}; {strange[0]!r} given")
+        raise InvalidParameterError(
+            f"unknown request option {strange[0]!r}; expected one of {', '.join(RequestOptions.__annotations__)}"
+        )
     now_s = monotonic()
-    tenant, timeout_s = checked_name("tenant", how.get("tenant", DEFAULT_TENANT)), _timeout_s(how.get("timeout_s"))
+    tenant, timeout_s = (
+        checked_name("tenant", options.get("tenant", DEFAULT_TENANT)),
+        _timeout_s(options.get("timeout_s")),
+    )
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.namespace(checked_name("cache_group", how.get("cache_group", tenant))),
+        namespace=model.namespace(checked_name("cache_group", options.get("cache_group", tenant))),
         arrival_s=now_s,
         params=model.text.settle(params, len(ids)),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
         tenant=tenant,
-        priority=_priority(how.get("priority", PriorityClass.NORMAL)),
+        priority=_priority(options.get("priority", PriorityClass.NORMAL)),
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
-        is_explained=bool(how.get("explain", False)),
-        is_promised=how.get("is_promised", False),
+        is_explained=bool(options.get("explain", False)),
+        is_promised=options.get("is_promised", False),
     )
 
 

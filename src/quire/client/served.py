@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
-from quire.client.client import Front
+from quire.client.client import EngineClient
 from quire.client.text_model import ModelFace, TextModel
 from quire.config import ModelSettings, ServingSettings
 from quire.config.machine import share_of_memory_bytes
@@ -20,7 +20,7 @@ from quire.config.model_settings import MEMORY_SHARE
 from quire.engine.loading import kv_key, queue_of
 from quire.errors import ConfigError, EngineDeadError
 from quire.worker.kv_events import KVEventSettings
-from quire.worker.messages import Load, Open, Ready
+from quire.worker.messages import Open, Ready, WorkerLoad
 from quire.worker.step_sizes import StepSizes
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import Limits, WorkerPlan
@@ -34,7 +34,7 @@ class Serving:
     words: Callable[[Ready], TextModel]
 
 
-Prepare = Callable[[], Serving]
+PrepareModel = Callable[[], Serving]
 """Called beside the event loop: a name may have to be downloaded, a file converted."""
 
 
@@ -45,7 +45,7 @@ def plan_worker(
     *,
     limits: Limits | None = None,
     progress: Progress = quiet,
-) -> Prepare:
+) -> PrepareModel:
     """How to serve a directory, GGUF file or hub id. What is returned raises CheckpointError or ConfigError."""
     return lambda: plan_workers([name], settings, serving, limits=limits, progress=progress)[0]
 
@@ -112,10 +112,10 @@ def _kv_events(serving: ServingSettings) -> KVEventSettings | None:
     )
 
 
-class ServedModel(Front):
+class ServedModel(EngineClient):
     """A model that any number of tasks on one event loop may ask, in a process that may die."""
 
-    def __init__(self, prepare: Prepare) -> None:
+    def __init__(self, prepare: PrepareModel) -> None:
         super().__init__()
         self._prepare = prepare
         self._supervisor: Supervisor | None = None
@@ -180,9 +180,9 @@ class ServedModel(Front):
         return 0 if self._supervisor is None else self._supervisor.num_restarts
 
     @property
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         """How busy the worker said it is."""
-        return Load() if self._supervisor is None else self._supervisor.load
+        return WorkerLoad() if self._supervisor is None else self._supervisor.load
 
     @property
     def step_sizes(self) -> StepSizes:

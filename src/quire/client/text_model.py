@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from quire.checkpoints import Checkpoint
 from quire.client.params import SamplingParams
 from quire.core.digests import Namespace
-from quire.core.request import SamplingParams as CoreParams
+from quire.core.request import ResolvedSampling as CoreParams
 from quire.errors import CheckpointError, InvalidParameterError, InvariantError, RequestTooLargeError
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.messages import num_text_bytes

@@ -24,7 +24,7 @@ T = TypeVar("T")
 NUM_THREADS = 2
 """The libraries let go of the interpreter's lock while they tokenise, so two tenants really work at once."""
 MAX_WAITING = 4096
-"""A server bounds those inside first; this bound is for callers that have no door before them."""
+"""A server bounds its open requests first; this bound is for callers without a server."""
 
 
 @dataclass(eq=False, slots=True)

@@ -2,7 +2,7 @@
 
     table.py       every setting, once           kinds.py    what a value may be
     load.py        flag > environment > file     files.py    which file is read
-    model.py, serving.py, doors.py   the shapes handed down
+    model_settings.py, scheduling.py, server_settings.py   what is handed down
     reference.py   the page in docs/reference
 
 May import errors and the standard library. Nothing below reads flags or the environment.
@@ -10,17 +10,17 @@ May import errors and the standard library. Nothing below reads flags or the env
 
 from quire.config.model_settings import MEMORY_SHARE, Dtype, ModelSettings
 from quire.config.scheduling import ServingSettings
-from quire.config.server import DoorsSettings
+from quire.config.server_settings import ServerSettings
 from quire.config.sources import Resolved, Settings, load_settings
 from quire.config.table import SETTINGS, Setting
 
 __all__ = [
     "MEMORY_SHARE",
     "SETTINGS",
-    "DoorsSettings",
     "Dtype",
     "ModelSettings",
     "Resolved",
+    "ServerSettings",
     "ServingSettings",
     "Setting",
     "Settings",

@@ -36,7 +36,7 @@ Other variables: `QUIRE_CONFIG` names the file that is read, `QUIRE_CACHE` the f
 """
 
 
-def reference_page() -> str:
+def settings_page() -> str:
     """The page as it should stand in docs/reference/settings.md."""
     heading = "| setting | default | what it does |\n|---|---|---|\n"
     rows = "".join(
@@ -66,4 +66,4 @@ def _toml(setting: Setting) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference_page())
+    sys.stdout.write(settings_page())

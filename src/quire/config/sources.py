@@ -17,7 +17,7 @@ from quire.config.home import expanded
 from quire.config.kinds import Value
 from quire.config.model_settings import ModelSettings
 from quire.config.scheduling import ServingSettings
-from quire.config.server import DoorsSettings
+from quire.config.server_settings import ServerSettings
 from quire.config.table import BY_NAME, PREFIX, SETTINGS, Setting
 from quire.errors import ConfigError
 
@@ -45,7 +45,7 @@ class Settings:
     """By the names in the table, in its order."""
     model: ModelSettings
     serving: ServingSettings
-    doors: DoorsSettings
+    server: ServerSettings
     file: Path | None
     """The TOML file that was read."""
 
@@ -73,7 +73,7 @@ def load_settings(
         values=MappingProxyType(values),
         model=_checked(ModelSettings, values),
         serving=_checked(ServingSettings, values),
-        doors=_checked(DoorsSettings, values),
+        server=_checked(ServerSettings, values),
         file=path,
     )
 
@@ -130,7 +130,7 @@ def _checked(shape: type[Any], values: Mapping[str, Resolved]) -> Any:
 def _shape_of(setting: Setting) -> type[Any]:
     if setting.model_field:
         return ModelSettings
-    return DoorsSettings if setting.is_of_doors else ServingSettings
+    return ServerSettings if setting.is_of_server else ServingSettings
 
 
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:

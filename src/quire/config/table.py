@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from quire.config.kinds import FILE_PATH, SIZE, Kind, Value, choice, power_of_two, seconds, several, text, whole_number
 from quire.config.model_settings import ModelSettings
 from quire.config.scheduling import ServingSettings
-from quire.config.server import DoorsSettings
+from quire.config.server_settings import ServerSettings
 
 PREFIX = "QUIRE_"
 HOST_NAME = r"\*|[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}"
@@ -13,7 +13,7 @@ ORIGIN = r"\*|[a-z][a-z0-9+.-]{0,30}://[a-z0-9._~%:\[\]-]{1,260}"
 ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
-_MODEL, _SERVING, _DOORS = ModelSettings(), ServingSettings(), DoorsSettings()
+_MODEL, _SERVING, _SERVER = ModelSettings(), ServingSettings(), ServerSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Setting:
     """What happens without a value; only where the default is None."""
     model_field: str = ""
     """Which field of ModelSettings it sets; if none, it sets the field of its own name in another shape."""
-    is_of_doors: bool = False
+    is_of_server: bool = False
     """That shape is DoorsSettings, and only a server reads it; else it is ServingSettings."""
 
     @property
@@ -132,7 +132,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "kv_events", text("an address such as tcp://127.0.0.1:5557", ENDPOINT), _SERVING.kv_events,
-        "Where cached blocks are announced to routers, in the field's ZMQ format. A second model takes the next port.",
+        "ZMQ endpoint that publishes KV-cache events, in vLLM's format. A second model takes the next port.",
         "tcp://127.0.0.1:5557", "nowhere",
     ),
     Setting(
@@ -149,56 +149,57 @@ SETTINGS: tuple[Setting, ...] = (
         "How announcements are written; array suits readers of before mid-2026.", "array",
     ),
     Setting(
-        "host", text("a host name or an address", r"[A-Za-z0-9._:-]{1,253}"), _DOORS.host,
-        "Address to listen on. Beyond this machine only with keys.", "0.0.0.0", is_of_doors=True,  # noqa: S104
+        "host", text("a host name or an address", r"[A-Za-z0-9._:-]{1,253}"), _SERVER.host,
+        "Address to listen on. Beyond this machine only with keys.", "0.0.0.0", is_of_server=True,  # noqa: S104
     ),
     Setting(
-        "port", whole_number(0, 65535), _DOORS.port, "Port to listen on; 0 takes a free one.", "8080", is_of_doors=True,
+        "port", whole_number(0, 65535), _SERVER.port, "Port to listen on; 0 takes a free one.", "8080",
+        is_of_server=True,
     ),
     Setting(
         "allow_host",
         several("NAMES", "names or addresses without ports, with commas between, or * for any", HOST_NAME),
-        _DOORS.allow_host,
+        _SERVER.allow_host,
         "Names in the Host header by which a server without keys is known, beside localhost and the address it listens "
         "on. Any other is refused, because a web page may have made its own name point here. With keys every Host is "
         "taken.",
-        "box.local,192.168.1.5", "none", is_of_doors=True,
+        "box.local,192.168.1.5", "none", is_of_server=True,
     ),
     Setting(
         "allow_origin",
         several("ORIGINS", "origins such as https://chat.example.com, with commas between, or * for any", ORIGIN),
-        _DOORS.allow_origin,
+        _SERVER.allow_origin,
         "Origins whose web pages may use the server: they get CORS headers. Without keys requests from all others are "
         "refused, unless the page came from this server.",
-        "http://localhost:3000", "none", is_of_doors=True,
+        "http://localhost:3000", "none", is_of_server=True,
     ),
     Setting(
-        "keys_file", FILE_PATH, _DOORS.keys_file,
-        "The file that quire keys writes. Once it is there, every door but /health and /ready needs a key.",
-        "~/.config/quire/keys.json", "keys.json in the configuration folder, if it is there", is_of_doors=True,
+        "keys_file", FILE_PATH, _SERVER.keys_file,
+        "The file that quire keys writes. Once it is there, every route but /health and /ready needs a key.",
+        "~/.config/quire/keys.json", "keys.json in the configuration folder, if it is there", is_of_server=True,
     ),
     Setting(
-        "admin_socket", FILE_PATH, _DOORS.admin_socket,
+        "admin_socket", FILE_PATH, _SERVER.admin_socket,
         "Unix socket for the operator: statistics, requests, draining. Its folder must be its owner's alone.",
-        "/run/quire/admin.sock", "admin-PORT.sock in quire's runtime folder", is_of_doors=True,
+        "/run/quire/admin.sock", "admin-PORT.sock in quire's runtime folder", is_of_server=True,
     ),
     Setting(
-        "drain_s", seconds(86_400.0), _DOORS.drain_s,
-        "Seconds that requests may take to finish once the server is asked to end.", "60", is_of_doors=True,
+        "drain_s", seconds(86_400.0), _SERVER.drain_s,
+        "Seconds that requests may take to finish once the server is asked to end.", "60", is_of_server=True,
     ),
     Setting(
-        "max_inside", whole_number(1, 1_000_000), _DOORS.max_inside,
-        "Requests that may be inside at once, from their first byte to their last; keys share them, and one more is "
+        "max_open_requests", whole_number(1, 1_000_000), _SERVER.max_open_requests,
+        "Requests that may be open at once, from their first byte to their last; keys share them, and one more is "
         "turned away unread.",
-        "4096", is_of_doors=True,
+        "4096", is_of_server=True,
     ),
     Setting(
-        "log_format", choice("plain", "json"), _DOORS.log_format,
-        "How log lines are written: for people or for machines.", "json", is_of_doors=True,
+        "log_format", choice("plain", "json"), _SERVER.log_format,
+        "How log lines are written: for people or for machines.", "json", is_of_server=True,
     ),
     Setting(
-        "metrics_prefix", text("a word of letters and digits", r"[a-z][a-z0-9_]{0,31}"), _DOORS.metrics_prefix,
-        "What names of metrics begin with. Dashboards of the field expect vllm.", "quire", is_of_doors=True,
+        "metrics_prefix", text("a word of letters and digits", r"[a-z][a-z0-9_]{0,31}"), _SERVER.metrics_prefix,
+        "What names of metrics begin with. Dashboards made for vLLM expect vllm.", "quire", is_of_server=True,
     ),
 )  # fmt: skip
 

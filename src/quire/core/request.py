@@ -54,8 +54,8 @@ LEGAL_MOVES = {
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are chosen. Every value is valid: the door has checked it."""
+class ResolvedSampling:
+    """How tokens are chosen. Every value is valid: it was checked when the request was parsed."""
 
     max_tokens: int = 16
     """How many tokens may be produced, counted from the end of the client's prompt."""
@@ -96,15 +96,15 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked, as the door lets it in."""
+    """What a client asked, checked."""
 
     request_id: str
     prompt: tuple[int, ...]
     namespace: Namespace
     arrival_s: float
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: ResolvedSampling = field(default_factory=ResolvedSampling)
     seed: int = 0
-    """Drawn by the door if the client gave none, so that a crash changes nothing."""
+    """Drawn at admission if the client gave none, so that a crash changes nothing."""
     tenant: str = "default"
     priority: PriorityClass = PriorityClass.NORMAL
     continuations: tuple[Continuation, ...] = (Continuation(),)

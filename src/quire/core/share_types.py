@@ -44,7 +44,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlaceRequest:
     """Somebody wants a place."""
 
     tenant: str

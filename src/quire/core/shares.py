@@ -21,7 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil, floor, inf
 
-from quire.core.share_types import Ask, Bounds, NoRoom, Room
+from quire.core.share_types import Bounds, NoRoom, PlaceRequest, Room
 
 LEAST_SHARE = 8
 """A tenant that holds fewer is not refused while there are places left."""
@@ -116,7 +116,7 @@ class Shares:
 
     # -- who may come in -----------------------------------------------------------------------------------------------
 
-    def ask(self, ask: Ask) -> Room | NoRoom:
+    def ask(self, ask: PlaceRequest) -> Room | NoRoom:
         """Note that a tenant asks, and judge. The place is taken by `take` with nothing in between."""
         self.advance(ask.now_s)
         self._count(ask.tenant)
@@ -124,7 +124,7 @@ class Shares:
         self._asked_s.move_to_end(ask.tenant)
         return self.judge(ask)
 
-    def judge(self, ask: Ask) -> Room | NoRoom:
+    def judge(self, ask: PlaceRequest) -> Room | NoRoom:
         """What somebody who asked now would be told. Changes nothing."""
         if ask.is_promised and self._num_promised < self.bounds.max_promised:
             return Room(is_promised=True)

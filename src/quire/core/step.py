@@ -6,7 +6,7 @@ tensor ever appears. Named tuples, because hundreds are made in every step.
 
 from typing import NamedTuple
 
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 
 
 class BlockCopy(NamedTuple):
@@ -19,7 +19,7 @@ class BlockCopy(NamedTuple):
 class Sampling(NamedTuple):
     """Choose a token after the last one fed. A pure function of this, the logits row, and nothing else."""
 
-    params: SamplingParams
+    params: ResolvedSampling
     seed: int
     sequence_index: int
     """Which continuation of its request: together with seed and position it names the one random number used."""
@@ -70,7 +70,7 @@ class TokenLogprobs(NamedTuple):
     alternatives: tuple[tuple[int, float], ...]
 
 
-ASKED_FOR_NOTHING = (
+UNSATISFIABLE = (
     "no token is left to choose: all are banned, not allowed, or stop too early",
     "penalties and biases make the row's numbers infinite",
 )

@@ -21,7 +21,7 @@ from math import inf
 
 from quire.core.promises import Promises
 from quire.core.request import PriorityClass, Request, Sequence
-from quire.core.share_types import CLASS_RESERVE, Ask, Bounds, NoRoom, Room
+from quire.core.share_types import CLASS_RESERVE, Bounds, NoRoom, PlaceRequest, Room
 from quire.core.shares import Shares
 from quire.errors import ConfigError, InvariantError
 
@@ -233,7 +233,7 @@ class WaitingQueue:
         """
         tenant, kind = request.tenant, request.priority.value
         is_promised = self.promises.come(tenant, now_s) or request.is_promised
-        room = self.shares.ask(Ask(tenant, kind, now_s, is_promised))
+        room = self.shares.ask(PlaceRequest(tenant, kind, now_s, is_promised))
         if isinstance(room, NoRoom):
             self.promises.tell(tenant, now_s, room.retry_after_s)
             raise room.error

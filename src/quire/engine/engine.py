@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 
 Clock = Callable[[], float]
 """Seconds that never go back."""
-Began = Callable[[list[str]], None]
+OnStepBegan = Callable[[list[str]], None]
 """Told the ids of a step's requests before it runs."""
 
 
@@ -89,7 +89,7 @@ class Engine:
         """How much of this prompt is cached, and why the next token is not. Between steps; changes nothing."""
         return self.scheduler.explain(namespace, prompt)
 
-    def step(self, clock: Clock, began: Began = lambda _ids: None) -> list[RequestEvent]:
+    def step(self, clock: Clock, began: OnStepBegan = lambda _ids: None) -> list[RequestEvent]:
         """Plan, run, apply; what happened to whom. The clock is read before and after the step."""
         plan = self.scheduler.plan(clock())
         if not plan.items:

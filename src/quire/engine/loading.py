@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.backends.load import load
+from quire.backends.load import load_backend
 from quire.checkpoints import Checkpoint, Progress, quiet
 from quire.config import ModelSettings, ServingSettings
 from quire.core.digests import KEY_BYTES
@@ -36,7 +36,7 @@ def open_engine(
 
     `emit` is told what becomes of cached blocks, in the middle of steps.
     """
-    loaded = load(checkpoint, settings, lambda done, total: progress("loading weights", done, total))
+    loaded = load_backend(checkpoint, settings, lambda done, total: progress("loading weights", done, total))
     capacity = loaded.runner.capacity
     pool_tokens = capacity.num_blocks * capacity.block_size
     longest = min(capacity.max_sequence_tokens, pool_tokens)

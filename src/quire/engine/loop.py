@@ -14,7 +14,7 @@ from time import monotonic
 from quire.core.digests import Namespace
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.engine.port import Answered, Listener, OnFailure, Told
+from quire.engine.port import Answered, Listener, OnExplained, OnFailure
 from quire.errors import EngineDeadError, QuireError
 
 
@@ -34,14 +34,14 @@ class _Cancel:
 class _Explain:
     namespace: Namespace
     prompt: tuple[int, ...]
-    told: Told
+    told: OnExplained
 
 
 class _Close:
     """The last command."""
 
 
-class Stepper:
+class EngineLoop:
     """Owns the engine from `start` to `close`. All callbacks run on its thread and must return at once."""
 
     def __init__(self, engine: Engine, listener: Listener, failed: OnFailure) -> None:
@@ -66,7 +66,7 @@ class Stepper:
                 return
         answered(EngineDeadError("the engine has stopped; start it again"))
 
-    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: Told) -> None:
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: OnExplained) -> None:
         """Ask why a prompt is not in the cache; answered between two steps."""
         with self._lock:
             if not self._is_over:

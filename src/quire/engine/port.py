@@ -12,7 +12,7 @@ from quire.errors import QuireError
 Listener = Callable[[Sequence[RequestEvent]], None]
 Answered = Callable[[QuireError | None], None]
 """Told once what became of a submission: None if it was taken, else why not."""
-Told = Callable[[Divergence | QuireError], None]
+OnExplained = Callable[[Divergence | QuireError], None]
 """Told once why a prompt is not in the cache, or why that cannot be said."""
 OnFailure = Callable[[BaseException], None]
 
@@ -28,6 +28,6 @@ class EnginePort(Protocol):
         """End a request, or one of its answers alone, if it lives."""
         ...
 
-    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: Told) -> None:
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: OnExplained) -> None:
         """Ask why a prompt is not in the cache; `told` is called once, whatever happens."""
         ...

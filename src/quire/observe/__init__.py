@@ -1,1 +1,1 @@
-"""Watching: metrics and logs. Takes plain figures from whoever has them; knows neither engine nor doors."""
+"""Metrics and logs. Takes plain figures from its callers; knows neither the engine nor the API."""

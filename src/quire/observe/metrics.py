@@ -1,7 +1,7 @@
 """Prometheus metrics under the field's names, so that dashboards, gateways and autoscalers that exist can read them.
 
-Counters and histograms are fed by the doors: output tokens as they come, the rest by one `Figures` for each request.
-Gauges are asked for when somebody scrapes: a `Picture` for each model, with what its engine counts where it can tell.
+Counters and histograms are fed by the API: output tokens as they come, the rest by one `ModelFigures` for each
+request. Gauges are read at each scrape: a `Picture` for each model, with what its engine counts where it can tell.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ TOKENS = one_two_five(LONGEST_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ModelFigures:
     """What one request came to."""
 
     model: str
@@ -98,7 +98,7 @@ class Metrics:
         """As Prometheus reads it."""
         return generate_latest(self.registry)
 
-    def observe(self, told: Figures) -> None:
+    def observe(self, told: ModelFigures) -> None:
         """A request has ended."""
         where = (told.model, ENGINE)
         num_computed = told.num_prompt_tokens - told.num_cached_tokens
@@ -119,7 +119,7 @@ class Metrics:
             self._max_tokens.labels(*where).observe(told.max_tokens)
         self._observe_times(told, where)
 
-    def _observe_times(self, told: Figures, where: tuple[str, str]) -> None:
+    def _observe_times(self, told: ModelFigures, where: tuple[str, str]) -> None:
         self._total_s.labels(*where).observe(told.total_s)
         self._queue_s.labels(*where).observe(told.queue_s)
         if told.first_token_s is None:

@@ -9,7 +9,7 @@ from quire.core.request import Continuation, FinishReason, Request
 
 
 @dataclass(slots=True)
-class Entry:
+class DeliveryRecord:
     """One request as its client sees it."""
 
     request: Request
@@ -28,19 +28,19 @@ class Entry:
     finished: Finished | None = None
 
 
-class Ledger:
+class Deliveries:
     """Collects events and complaints."""
 
     def __init__(self, vocabulary_size: int) -> None:
-        self.entries: dict[str, Entry] = {}
-        self.open: dict[str, Entry] = {}
+        self.entries: dict[str, DeliveryRecord] = {}
+        self.open: dict[str, DeliveryRecord] = {}
         """Those without their last event."""
         self.complaints: list[str] = []
         self._vocabulary_size = vocabulary_size
 
     def add(self, request: Request) -> None:
         """A request was accepted."""
-        entry = Entry(request, {one.index: [] for one in request.continuations})
+        entry = DeliveryRecord(request, {one.index: [] for one in request.continuations})
         self.entries[request.request_id] = self.open[request.request_id] = entry
 
     def take(self, event: RequestEvent) -> None:
@@ -102,7 +102,7 @@ class Ledger:
             again.append(_replaced(request, left))
         return again
 
-    def _take_token(self, entry: Entry, event: Token) -> None:
+    def _take_token(self, entry: DeliveryRecord, event: Token) -> None:
         tokens = entry.tokens[event.sequence_index]
         if entry.first_admitted_s is None:
             self.complaints.append(f"{event.request_id}: a token before it was admitted")
@@ -118,13 +118,13 @@ class Ledger:
         if (event.logprobs is None) != (entry.request.params.logprobs is None):
             self.complaints.append(f"{event.request_id}: logprobs missing or unasked")
 
-    def _take_prompt_logprobs(self, entry: Entry, event: PromptLogprobs) -> None:
+    def _take_prompt_logprobs(self, entry: DeliveryRecord, event: PromptLogprobs) -> None:
         if event.first_position != entry.next_prompt_position:
             self.complaints.append(f"{event.request_id}: prompt logprobs from {event.first_position} came out of order")
         entry.next_prompt_position += len(event.logprobs)
         entry.num_prompt_logprobs = max(entry.num_prompt_logprobs, entry.next_prompt_position - 1)
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: DeliveryRecord) -> None:
         """Compare with the same request run alone: equal, or a beginning of it where it was cut off."""
         request = entry.request
         if set(entry.reasons) != set(entry.tokens):
@@ -146,7 +146,7 @@ class Ledger:
         if is_whole and entry.num_prompt_logprobs != wanted:
             self.complaints.append(f"{request.request_id}: {entry.num_prompt_logprobs} prompt logprobs, not {wanted}")
 
-    def _settle_reasons(self, entry: Entry) -> None:
+    def _settle_reasons(self, entry: DeliveryRecord) -> None:
         """Nothing ends by a fault that did not happen."""
         reasons, deadline_s = Counter(entry.reasons.values()), entry.request.deadline_s
         name, ended_s = entry.request.request_id, entry.finished.at_s if entry.finished else 0.0
@@ -167,7 +167,7 @@ class Ledger:
         if reasons[FinishReason.ERROR] and not entry.num_spoiled_rows:
             self.complaints.append(f"{name}: ended in an error, and none of its rows failed")
 
-    def _settle_usage(self, entry: Entry) -> None:
+    def _settle_usage(self, entry: DeliveryRecord) -> None:
         """What the client is told it used."""
         finished, request = entry.finished, entry.request
         if finished is None:

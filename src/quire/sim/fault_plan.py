@@ -46,7 +46,7 @@ class FaultRates:
         )
 
 
-class FaultyRunner:
+class FaultyOracle:
     """An oracle that dies, and whose rows fail and leave garbage behind."""
 
     def __init__(self, runner: OracleRunner, rates: FaultRates, random: Random) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from quire.core.kv_config import MemoryStats
 from quire.core.scheduler_config import SchedulerStats
-from quire.sim.deliveries import Ledger
+from quire.sim.deliveries import Deliveries
 from quire.sim.sim_config import SimConfig
 
 
@@ -60,7 +60,7 @@ class Report:
 
     config: SimConfig
     totals: Totals
-    ledger: Ledger = field(repr=False)
+    ledger: Deliveries = field(repr=False)
     log_digest: str
     simulated_s: float
 

@@ -11,7 +11,7 @@ from quire.core.waiting_queue import QueueConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ServerSize:
     """Sizes of a simulated server. A step takes `step_s` and `token_s` for each token it feeds."""
 
     num_blocks: int = 2048
@@ -51,11 +51,11 @@ class Shape:
         return self.step_s + self.token_s * num_tokens
 
 
-def small_shape(random: Random, num_tenants: int) -> Shape:
+def small_shape(random: Random, num_tenants: int) -> ServerSize:
     """A server that is nearly always too small: little memory, few places, a tight budget."""
     block_size = random.choice((1, 2, 4, 8))
     max_running = random.choice((2, 4, 8, 16))
-    return Shape(
+    return ServerSize(
         num_blocks=random.choice((72, 128, 220, 400)) // block_size,
         block_size=block_size,
         max_step_tokens=max_running + block_size + random.choice((0, 8, 40)),

@@ -5,7 +5,7 @@ from random import Random
 
 from quire.errors import ConfigError
 from quire.sim.fault_plan import FaultRates
-from quire.sim.server_size import Shape, small_shape
+from quire.sim.server_size import ServerSize, small_shape
 from quire.workload.scenarios import SCENARIOS
 
 
@@ -16,7 +16,7 @@ class SimConfig:
     scenario: str
     seed: int
     num_requests: int
-    shape: Shape
+    shape: ServerSize
     faults: FaultRates
 
 
@@ -25,7 +25,7 @@ def configured(scenario: str, seed: int, num_requests: int | None = None) -> Sim
     if scenario not in SCENARIOS:
         raise ConfigError(f"there is no scenario {scenario!r}; choose one of {', '.join(SCENARIOS)}")
     if scenario != "chaos":
-        return SimConfig(scenario, seed, num_requests or 400, Shape(), FaultRates())
+        return SimConfig(scenario, seed, num_requests or 400, ServerSize(), FaultRates())
     random = Random(f"shape {seed}")
     drawn = int(200 * 10 ** random.random())  # drawn in any case: a given number must not change the server
     return SimConfig(

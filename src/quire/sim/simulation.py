@@ -14,7 +14,7 @@ from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import RequestEvent, SequenceFinished
 from quire.core.kv_memory import KVMemory
 from quire.core.promises import KEPT_S
-from quire.core.request import Continuation, PriorityClass, Request, SamplingParams
+from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
 from quire.core.scheduler import Scheduler
 from quire.errors import (
     DuplicateRequestError,
@@ -24,12 +24,12 @@ from quire.errors import (
     RequestTooLargeError,
     TenantShareError,
 )
-from quire.sim.deliveries import Ledger
-from quire.sim.fault_plan import FaultyRunner, RunnerCrashError
+from quire.sim.deliveries import Deliveries
+from quire.sim.fault_plan import FaultyOracle, RunnerCrashError
 from quire.sim.report import Report, Totals
 from quire.sim.sim_config import SimConfig
-from quire.workload.requests import Ask
 from quire.workload.scenarios import SCENARIOS
+from quire.workload.workload_request import WorkloadRequest
 
 WEDGED_AFTER_S = 5.0
 TRIES_A_STEP = 4
@@ -37,7 +37,7 @@ STEPS_PER_REQUEST = 2000
 CHECK_EVERY_STEPS = 64
 
 
-class Told:
+class RetryTimes:
     """What tenants were told about when to come back, as they understand it."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Simulation:
 
     def __init__(self, config: SimConfig) -> None:
         self.config = config
-        self.ledger = Ledger(config.shape.vocabulary_size)
+        self.ledger = Deliveries(config.shape.vocabulary_size)
         self.totals = Totals()
         self.now_s = 0.0
         self._random = Random(f"faults {config.seed}")
@@ -73,7 +73,7 @@ class Simulation:
         heapify(self._arrivals)
         self._num_tries: Counter[str] = Counter()
         self._asks = {ask.name: (number, ask) for _, number, ask in self._arrivals}
-        self._told = Told()
+        self._told = RetryTimes()
         self._cancels: list[tuple[float, str]] = []
         self._drops: list[tuple[float, str, int]] = []
         self._stuck_since_s: float | None = None
@@ -102,7 +102,7 @@ class Simulation:
         self.memory = KVMemory(shape.memory(), BlockHasher(bytes(32)))
         self.scheduler = Scheduler(shape.scheduler(), self.memory)
         self._ran_before: set[int] = set()
-        self.runner = FaultyRunner(OracleRunner(shape.capacity()), self.config.faults, self._random)
+        self.runner = FaultyOracle(OracleRunner(shape.capacity()), self.config.faults, self._random)
 
     def _step(self) -> None:
         self._submit_due()
@@ -178,13 +178,13 @@ class Simulation:
     def _is_patient(self, tenant: str) -> bool:
         return Random(f"patience {self.config.seed} {tenant}").random() < self.config.faults.patient_tenants
 
-    def _come_back(self, number: int, ask: Ask, retry_after_s: int) -> None:
+    def _come_back(self, number: int, ask: WorkloadRequest, retry_after_s: int) -> None:
         """The answer to too much is "later", and a well-behaved client comes back: on time, then ever later."""
         self._num_tries[ask.name] += 1
         delay_s = max(retry_after_s, 2 ** min(6, self._num_tries[ask.name] - 1))
         heappush(self._arrivals, (self.now_s + delay_s, number, ask))
 
-    def _request(self, ask: Ask) -> Request:
+    def _request(self, ask: WorkloadRequest) -> Request:
         shape = self.config.shape
         return Request(
             request_id=ask.name,
@@ -199,11 +199,11 @@ class Simulation:
             deadline_s=None if ask.timeout_s is None else self.now_s + ask.timeout_s,
         )
 
-    def _params(self, ask: Ask) -> SamplingParams:
+    def _params(self, ask: WorkloadRequest) -> ResolvedSampling:
         if self.config.scenario != "chaos":
-            return SamplingParams(max_tokens=ask.max_tokens, stop_token_ids=frozenset({0}))
+            return ResolvedSampling(max_tokens=ask.max_tokens, stop_token_ids=frozenset({0}))
         dice = Random(ask.seed)
-        return SamplingParams(
+        return ResolvedSampling(
             max_tokens=ask.max_tokens,
             stop_token_ids=frozenset({0}),
             min_tokens=dice.choice((0, 0, 2)),
@@ -251,7 +251,7 @@ class Simulation:
             self._squeeze()
         if faults.time_jump_per_step and random.random() < faults.time_jump_per_step:
             self.now_s += random.choice((-1.0, 1.0)) * random.random() * 3600.0
-            self._told = Told()
+            self._told = RetryTimes()
 
     def _squeeze(self) -> None:
         entry = self._random.choice(list(self.ledger.entries.values())) if self.ledger.entries else None
@@ -271,7 +271,7 @@ class Simulation:
         """The worker is gone. A new one gets every open request again, with the tokens it had."""
         self.totals.absorb(self.scheduler.stats, self.memory.stats())
         self.totals.num_crashes += 1
-        self._told = Told()  # what this worker told died with it: doors that outlive it are not simulated
+        self._told = RetryTimes()  # what this worker promised died with it: a server that outlives it is not simulated
         self.now_s += 1.0
         # What died with the worker includes endings it had decided and not told: the books know who was cancelled.
         cancelled = self.ledger.cancels()

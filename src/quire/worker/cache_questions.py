@@ -1,6 +1,6 @@
 """Who waits for an answer about the worker's cache. Bounded by the client, which asks."""
 
-from quire.engine.port import Told
+from quire.engine.port import OnExplained
 from quire.errors import EngineDeadError, MessageError
 
 
@@ -8,19 +8,19 @@ class CacheQuestions:
     """Questions by number, from asking to the answer or the worker's end."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, Told] = {}
+        self._asked: dict[int, OnExplained] = {}
         self._num_asked = 0
 
     def __len__(self) -> int:
         return len(self._asked)
 
-    def add(self, told: Told) -> int:
+    def add(self, told: OnExplained) -> int:
         """The number under which this question is sent."""
         self._num_asked += 1
         self._asked[self._num_asked] = told
         return self._num_asked
 
-    def take(self, explain_id: int) -> Told:
+    def take(self, explain_id: int) -> OnExplained:
         """Who asked this question; it is answered now."""
         told = self._asked.pop(explain_id, None)
         if told is None:

@@ -199,7 +199,7 @@ def _garbage(runner: FaultyRunner, _item: WorkItem) -> None:
 
 def _stranger(runner: FaultyRunner, _item: WorkItem) -> None:
     """A message, but about somebody the parent never heard of."""
-    runner.speak(messages.encode(messages.Taken("stranger")))
+    runner.speak(messages.encode_message(messages.Taken("stranger")))
 
 
 def _fpe(_runner: FaultyRunner, _item: WorkItem) -> None:

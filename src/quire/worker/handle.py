@@ -1,4 +1,4 @@
-"""One life of a worker, from the parent's side: a process, a socket, a flight page and a leash. Decides nothing.
+"""One life of a worker, from the parent's side: a process, a socket, a shared status and a leash. Decides nothing.
 
 The socket lies in a folder only we may enter; as soon as the worker has found it the folder is gone. The page has no
 name. The leash is a pair of sockets that says nothing: each side sees it close when the other ends. So however either
@@ -23,7 +23,7 @@ import zmq.asyncio
 from quire.errors import ConfigError
 from quire.worker import messages
 from quire.worker.messages import ToParent, ToWorker
-from quire.worker.shared_status import Flight, FlightPage
+from quire.worker.shared_status import Flight, SharedStatus
 
 COMMAND = (sys.executable, "-m", "quire.worker.process")
 FOLDER = "quire-socket-"
@@ -42,14 +42,14 @@ class WorkerProcess:
         environment: Mapping[str, str],
     ) -> None:
         with contextlib.ExitStack() as held:
-            self._page = FlightPage.make(max_names)
-            held.callback(self._page.close)
+            self._status = SharedStatus.make(max_names)
+            held.callback(self._status.close)
             folder = _private_folder(held)
             self._pair = _bound(context, f"ipc://{folder / 'worker'}", held)
             self._leash, other = socket.socketpair()
             held.callback(self._leash.close)
             with other:
-                ends = (self._page.descriptor, other.fileno())
+                ends = (self._status.descriptor, other.fileno())
                 self._process = subprocess.Popen(  # noqa: S603 - our own module, or what a test hands in
                     [*command, str(folder / "worker"), *map(str, ends), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
@@ -72,7 +72,7 @@ class WorkerProcess:
 
     def send(self, message: ToWorker) -> None:
         """Say something. It is sent in its turn; a worker that has not connected yet gets it when it has."""
-        self._pair.send(messages.encode(message))
+        self._pair.send(messages.encode_message(message))
 
     async def receive(self) -> ToParent:
         """The next message. Raises MessageError for what is none."""
@@ -80,7 +80,7 @@ class WorkerProcess:
 
     def flight(self) -> Flight:
         """What it does, or did when it died."""
-        return self._page.read()
+        return self._status.read()
 
     def kill(self) -> None:
         """End it at once; `gone` follows."""

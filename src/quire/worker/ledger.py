@@ -35,10 +35,10 @@ from quire.worker.messages import Cancel, Restore, Submit
 STRIKES = 2
 """Consecutive crashes with no token between after which a request must run alone."""
 
-POISON = "the request ended its worker every time it ran, at last while it ran alone; it is not tried again"
+POISON = "this request crashed the worker repeatedly, at last while it ran alone, and was quarantined"
 
 
-class Place(Enum):
+class RequestState(Enum):
     """Where a request is, seen from the parent."""
 
     HELD = "held"
@@ -49,13 +49,13 @@ class Place(Enum):
 
 
 @dataclass(slots=True)
-class Entry:
+class LedgerEntry:
     """One request, and all its client was told."""
 
     request: Request
     answered: Answered | None
     """Whom to tell that it was taken or refused; None once that is done."""
-    place: Place = Place.HELD
+    place: RequestState = RequestState.HELD
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, FinishReason] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
@@ -98,31 +98,31 @@ class Ledger:
     """The requests of one model, from submission to their last event."""
 
     def __init__(self, vocabulary_size: int = 1 << 31) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, LedgerEntry] = {}
         self.num_open_of: Counter[str] = Counter()
         """Requests of each tenant."""
         self.vocabulary_size = vocabulary_size
         """What a worker that is ready says it is."""
-        self.num_steps_forward = 0
+        self.num_progress = 0
         """Tokens that came, requests that a worker ended or refused, and poison found: lives with these were not in
         vain."""
-        self.num_lost_trials = 0
+        self.num_quarantined = 0
         """Times a request was alone when its worker died of it."""
-        self._held: dict[str, Entry] = {}
+        self._held: dict[str, LedgerEntry] = {}
         """Those the worker does not have, suspects among them."""
-        self._alone: Entry | None = None
+        self._alone: LedgerEntry | None = None
         """The suspect that runs now."""
 
     def add(self, request: Request, answered: Answered) -> None:
-        """A client asks. Ids are the door's own and never come twice."""
+        """A client asks. Ids are the server's own and never come twice."""
         tokens: dict[int, list[int]] = {one.index: [] for one in request.continuations}
-        entry = Entry(request, answered, tokens=tokens)
+        entry = LedgerEntry(request, answered, tokens=tokens)
         self.entries[request.request_id] = self._held[request.request_id] = entry
         self.num_open_of[request.tenant] += 1
 
     def names_sent(self) -> tuple[str, ...]:
         """Those the worker has."""
-        return tuple(name for name, entry in self.entries.items() if entry.place is not Place.HELD)
+        return tuple(name for name, entry in self.entries.items() if entry.place is not RequestState.HELD)
 
     def abandon(self, error: QuireError) -> None:
         """There will be no worker any more. Who waits to be let in is told; the streams of the others are not ours."""
@@ -154,14 +154,14 @@ class Ledger:
         self._alone = None
         return self.due()
 
-    def _recall(self, entries: Iterable[Entry]) -> list[Submit | Restore | Cancel]:
-        sent = [entry for entry in entries if entry.place is Place.SENT]
+    def _recall(self, entries: Iterable[LedgerEntry]) -> list[Submit | Restore | Cancel]:
+        sent = [entry for entry in entries if entry.place is RequestState.SENT]
         for entry in sent:
-            entry.place = Place.RECALLED
+            entry.place = RequestState.RECALLED
         return [Cancel(entry.request.request_id) for entry in sent]
 
-    def _send(self, entry: Entry) -> Submit | Restore:
-        entry.place = Place.SENT
+    def _send(self, entry: LedgerEntry) -> Submit | Restore:
+        entry.place = RequestState.SENT
         del self._held[entry.request.request_id]
         return Restore(entry.again()) if entry.is_taken else Submit(entry.again())
 
@@ -171,23 +171,23 @@ class Ledger:
         if entry is None or entry.is_cancelled:
             return [], []
         entry.is_cancelled = True
-        if entry.place is Place.HELD:
+        if entry.place is RequestState.HELD:
             return [], self._end(entry, FinishReason.CANCELLED, now_s)
-        return ([Cancel(request_id)] if entry.place is Place.SENT else []), []
+        return ([Cancel(request_id)] if entry.place is RequestState.SENT else []), []
 
     def cancel_answer(self, request_id: str, index: int, now_s: float) -> tuple[list[Cancel], list[RequestEvent]]:
         """One answer has all its client wants. It ends here and now, so that no worker is ever asked for it again."""
         entry = self.entries.get(request_id)
         if entry is None or index not in entry.tokens or index in entry.ends:
             return [], []
-        if entry.place is Place.HELD and len(entry.ends) + 1 == len(entry.tokens):
+        if entry.place is RequestState.HELD and len(entry.ends) + 1 == len(entry.tokens):
             return [], self._end(entry, FinishReason.CANCELLED, now_s)
         entry.ends[index] = FinishReason.CANCELLED
         end = SequenceFinished(request_id, index, now_s, FinishReason.CANCELLED, len(entry.tokens[index]), None)
-        if entry.place is Place.HELD:
+        if entry.place is RequestState.HELD:
             return [], [end]
         entry.dropped.add(index)
-        return ([Cancel(request_id, index)] if entry.place is Place.SENT else []), [end]
+        return ([Cancel(request_id, index)] if entry.place is RequestState.SENT else []), [end]
 
     # -- from the worker -----------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class Ledger:
         if entry.answered is None:
             return self._end(entry, FinishReason.ERROR, now_s, str(error))
         self._drop(entry)
-        self.num_steps_forward += 1
+        self.num_progress += 1
         entry.answered(error)
         return []
 
@@ -221,13 +221,13 @@ class Ledger:
             if entry is not None and entry.num_cached_tokens is None:
                 entry.num_cached_tokens = self._first_pass(entry, num_cached_tokens)
 
-    def _known(self, request_id: str) -> Entry:
+    def _known(self, request_id: str) -> LedgerEntry:
         entry = self.entries.get(request_id)
-        if entry is None or entry.place is Place.HELD:
+        if entry is None or entry.place is RequestState.HELD:
             raise MessageError(f"the worker speaks of {request_id[:64]!r}, which it was not given")
         return entry
 
-    def _take(self, entry: Entry, event: RequestEvent) -> list[RequestEvent]:
+    def _take(self, entry: LedgerEntry, event: RequestEvent) -> list[RequestEvent]:
         match event:
             case Token():
                 return self._take_token(entry, event)
@@ -245,7 +245,7 @@ class Ledger:
             case Replayed():
                 raise MessageError(f"{event.request_id}: a worker does not know of the one before it")
 
-    def _take_token(self, entry: Entry, event: Token) -> list[RequestEvent]:
+    def _take_token(self, entry: LedgerEntry, event: Token) -> list[RequestEvent]:
         if event.sequence_index in entry.dropped:
             return []
         tokens = entry.tokens.get(event.sequence_index)
@@ -258,17 +258,17 @@ class Ledger:
             )
         tokens.append(event.token_id)
         entry.num_strikes = 0
-        self.num_steps_forward += 1
+        self.num_progress += 1
         return [event]
 
-    def _take_end(self, entry: Entry, event: SequenceFinished) -> list[RequestEvent]:
+    def _take_end(self, entry: LedgerEntry, event: SequenceFinished) -> list[RequestEvent]:
         if event.sequence_index in entry.dropped:
             entry.dropped.remove(event.sequence_index)
             return []
         if event.sequence_index not in entry.tokens or event.sequence_index in entry.ends:
             raise MessageError(f"the end of answer {event.sequence_index} of {event.request_id}, which is not open")
         if event.reason is FinishReason.CANCELLED and not entry.is_cancelled:
-            if entry.place is Place.RECALLED:
+            if entry.place is RequestState.RECALLED:
                 return []
             raise MessageError(f"{event.request_id} ended as cancelled, and nobody cancelled it")
         is_displaced = event.reason is FinishReason.DISPLACED
@@ -277,8 +277,8 @@ class Ledger:
         entry.ends[event.sequence_index] = event.reason
         return [event]
 
-    def _take_finished(self, entry: Entry, event: Finished) -> list[RequestEvent]:
-        if entry.place is Place.RECALLED and not entry.is_answered:
+    def _take_finished(self, entry: LedgerEntry, event: Finished) -> list[RequestEvent]:
+        if entry.place is RequestState.RECALLED and not entry.is_answered:
             self._hold(entry)
             return self._end(entry, FinishReason.CANCELLED, event.at_s) if entry.is_cancelled else []
         if entry.dropped or not entry.is_answered:
@@ -286,11 +286,11 @@ class Ledger:
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
         self._drop(entry)
-        self.num_steps_forward += 1
+        self.num_progress += 1
         return [self._finished(entry, event.at_s)]
 
     @staticmethod
-    def _first_pass(entry: Entry, num_cached_tokens: int) -> int:
+    def _first_pass(entry: LedgerEntry, num_cached_tokens: int) -> int:
         """What a dead worker had found counts, though its successor had to compute it."""
         if not 0 <= num_cached_tokens <= len(entry.request.prompt):
             raise MessageError(
@@ -298,7 +298,7 @@ class Ledger:
             )
         return max(num_cached_tokens, 0 if entry.admitted is None else entry.admitted.num_cached_tokens)
 
-    def _take_prompt_logprobs(self, entry: Entry, event: PromptLogprobs) -> list[RequestEvent]:
+    def _take_prompt_logprobs(self, entry: LedgerEntry, event: PromptLogprobs) -> list[RequestEvent]:
         """A worker that begins anew reports from the first token on; the client has had some of them."""
         end = event.first_position + len(event.logprobs)
         next_position = 1 + entry.num_prompt_logprobs
@@ -319,13 +319,13 @@ class Ledger:
         told: list[RequestEvent] = []
         alone, self._alone = self._alone, None
         for entry in list(self.entries.values()):
-            was_there = entry.is_taken and entry.place is not Place.HELD
+            was_there = entry.is_taken and entry.place is not RequestState.HELD
             is_on_trial = entry is alone and entry.is_suspect
             entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
             self._hold(entry)
             if is_on_trial and entry.request.request_id in flying:
-                self.num_steps_forward += 1
-                self.num_lost_trials += 1
+                self.num_progress += 1
+                self.num_quarantined += 1
                 told += self._end(entry, FinishReason.ERROR, now_s, POISON)
             elif entry.is_cancelled or entry.is_answered:
                 told += self._end(entry, FinishReason.CANCELLED, now_s)
@@ -338,11 +338,15 @@ class Ledger:
         late = [
             entry
             for entry in self.entries.values()
-            if entry.place is Place.HELD and entry.request.deadline_s is not None and entry.request.deadline_s <= now_s
+            if entry.place is RequestState.HELD
+            and entry.request.deadline_s is not None
+            and entry.request.deadline_s <= now_s
         ]
         return [event for entry in late for event in self._end(entry, FinishReason.DEADLINE, now_s)]
 
-    def _end(self, entry: Entry, reason: FinishReason, at_s: float, error: str | None = None) -> list[RequestEvent]:
+    def _end(
+        self, entry: LedgerEntry, reason: FinishReason, at_s: float, error: str | None = None
+    ) -> list[RequestEvent]:
         """The last events of a request no worker will end."""
         name = entry.request.request_id
         events: list[RequestEvent] = [
@@ -356,19 +360,19 @@ class Ledger:
         return [*events, self._finished(entry, at_s)]
 
     @staticmethod
-    def _finished(entry: Entry, at_s: float) -> Finished:
+    def _finished(entry: LedgerEntry, at_s: float) -> Finished:
         """Counted over all workers it ran on."""
         admitted = 0 if entry.admitted is None else entry.admitted.num_cached_tokens
         num_cached = admitted if entry.num_cached_tokens is None else entry.num_cached_tokens
         num_output = sum(len(tokens) for tokens in entry.tokens.values())
         return Finished(entry.request.request_id, at_s, len(entry.request.prompt), num_cached, num_output)
 
-    def _hold(self, entry: Entry) -> None:
-        entry.place = Place.HELD
+    def _hold(self, entry: LedgerEntry) -> None:
+        entry.place = RequestState.HELD
         entry.dropped.clear()
         self._held[entry.request.request_id] = entry
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: LedgerEntry) -> None:
         del self.entries[entry.request.request_id]
         self.num_open_of[entry.request.tenant] -= 1
         if not self.num_open_of[entry.request.tenant]:
@@ -378,6 +382,6 @@ class Ledger:
             self._alone = None
 
 
-def _pardoned(entry: Entry) -> int:
+def _pardoned(entry: LedgerEntry) -> int:
     """A suspect that has not run since stays one; all others begin anew."""
-    return entry.num_strikes if entry.is_suspect and entry.place is Place.HELD else 0
+    return entry.num_strikes if entry.is_suspect and entry.place is RequestState.HELD else 0

@@ -88,7 +88,7 @@ ToWorker = Open | Submit | Restore | Cancel | Explain | ClearCache | Close
 # -- to the parent -----------------------------------------------------------------------------------------------------
 
 
-class Progress(_Message, frozen=True):
+class LoadProgress(_Message, frozen=True):
     """How far loading is."""
 
     label: str
@@ -165,7 +165,7 @@ class Explained(_Message, frozen=True):
     found: Divergence
 
 
-class Load(msgspec.Struct, array_like=True, frozen=True):
+class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     """How busy a worker is, and what it has done in its life."""
 
     num_running: int = 0
@@ -220,10 +220,10 @@ class Stepped(_Message, frozen=True):
     wrapped: tuple[_Wrapped, ...]
     first_passes: dict[str, int]
     """Of each request that had its first token in this step: prompt tokens that were not computed."""
-    load: Load
+    load: WorkerLoad
 
     @classmethod
-    def of(cls, events: list[RequestEvent], first_passes: dict[str, int], load: Load) -> "Stepped":
+    def of(cls, events: list[RequestEvent], first_passes: dict[str, int], load: WorkerLoad) -> "Stepped":
         """How these events are told."""
         return cls(tuple(_WRAPS[type(event)](event) for event in events), first_passes, load)
 
@@ -233,9 +233,9 @@ class Stepped(_Message, frozen=True):
         return [one.event for one in self.wrapped]
 
 
-ToParent = Progress | Ready | Failed | Taken | Refused | Explained | Stepped
+ToParent = LoadProgress | Ready | Failed | Taken | Refused | Explained | Stepped
 
-encode = msgspec.msgpack.Encoder().encode
+encode_message = msgspec.msgpack.Encoder().encode
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _to_parent = msgspec.msgpack.Decoder(ToParent)
 

@@ -2,7 +2,7 @@
 
     parent ─► inbox ─► [ obey · beat · name · step · tell ] ─► outbox ─► parent
 
-It names a step's requests before it runs them and beats from inside the loop, both on the flight page. It may die at
+It names a step's requests before it runs them and beats from inside the loop, both on the shared status. It may die at
 any moment; whatever it cannot handle ends it, and its parent replaces it. It never outlives its parent.
 
     python -m quire.worker.process SOCKET PAGE LEASH PARENT
@@ -31,8 +31,8 @@ from quire.errors import InvariantError, QuireError
 from quire.worker import messages
 from quire.worker.faults import faults_from, with_faults
 from quire.worker.kv_events import KVEventPublisher
-from quire.worker.messages import Explained, Load, Open, Ready, Refused, Stepped, Taken, ToParent, ToWorker
-from quire.worker.shared_status import FlightPage
+from quire.worker.messages import Explained, Open, Ready, Refused, Stepped, Taken, ToParent, ToWorker, WorkerLoad
+from quire.worker.shared_status import SharedStatus
 
 IDLE_S = 0.25
 """How long an idle worker sleeps between two beats."""
@@ -57,7 +57,7 @@ class Channel:
 
     def send(self, message: ToParent) -> None:
         """Say something, now or as soon as the parent reads."""
-        self.put(messages.encode(message))
+        self.put(messages.encode_message(message))
 
     def put(self, data: bytes) -> None:
         """Say bytes."""
@@ -91,10 +91,12 @@ class Channel:
 class Worker:
     """Steps an engine and says what happened, until it is told to close."""
 
-    def __init__(self, engine: Engine, channel: Channel, page: FlightPage, publisher: KVEventPublisher | None) -> None:
+    def __init__(
+        self, engine: Engine, channel: Channel, status: SharedStatus, publisher: KVEventPublisher | None
+    ) -> None:
         self._engine = engine
         self._channel = channel
-        self._page = page
+        self._status = status
         self._publisher = publisher
         self._step_tokens: list[int] = []
         """Of steps that nobody was told of yet."""
@@ -102,9 +104,9 @@ class Worker:
     def run(self) -> None:
         """The loop."""
         while self._obey():
-            self._page.beat(monotonic())
+            self._status.beat(monotonic())
             events = self._step()
-            self._page.land()
+            self._status.clear_in_flight()
             if events:
                 self._channel.send(Stepped.of(events, self._engine.first_passes(events), self._load()))
             if self._publisher is not None:
@@ -113,20 +115,20 @@ class Worker:
     def _step(self) -> list[RequestEvent]:
         totals = self._engine.scheduler.stats
         num_steps, num_tokens = totals.num_steps, totals.num_computed_tokens
-        events = self._engine.step(monotonic, self._page.name)
+        events = self._engine.step(monotonic, self._status.name)
         if totals.num_steps > num_steps:
             self._step_tokens.append(totals.num_computed_tokens - num_tokens)
         return events
 
     def blame(self) -> None:
         """A step that was under way has named its requests; for anything else all who live are named."""
-        if not self._page.read().request_ids:
-            self._page.name([*self._engine.scheduler.live])
+        if not self._status.read().request_ids:
+            self._status.name([*self._engine.scheduler.live])
 
     def _obey(self) -> bool:
         """Carry out all commands that are there, waiting for one if there is nothing to do; false ends the loop."""
         while True:
-            self._page.beat(monotonic())
+            self._status.beat(monotonic())
             self._channel.flush()
             command = self._channel.receive(0.0 if self._engine.has_work else IDLE_S)
             match command:
@@ -148,7 +150,7 @@ class Worker:
                     raise InvariantError("a worker is opened once, with its first message")
 
     def _let_in(self, request: Request, enter: Callable[[Request], None]) -> None:
-        self._page.name([request.request_id])
+        self._status.name([request.request_id])
         try:
             enter(request)
         except InvariantError:
@@ -157,13 +159,13 @@ class Worker:
             self._channel.send(Refused.of(request.request_id, error))
         else:
             self._channel.send(Taken(request.request_id))
-        self._page.land()
+        self._status.clear_in_flight()
 
-    def _load(self) -> Load:
+    def _load(self) -> WorkerLoad:
         scheduler, memory = self._engine.scheduler, self._engine.memory
         totals = scheduler.stats
         told, self._step_tokens = tuple(self._step_tokens), []
-        return Load(
+        return WorkerLoad(
             len(scheduler.running),
             len(scheduler.queue),
             memory.config.num_blocks - memory.num_free_blocks,
@@ -179,10 +181,10 @@ def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> Ope
     return open_engine(resolve(command.model), command.settings, command.queue, command.key, progress, emit)
 
 
-def serve(arguments: list[str], opener: Opener = open_checkpoint) -> int:
+def run_worker(arguments: list[str], opener: Opener = open_checkpoint) -> int:
     """Be a worker until told to close; the exit code."""
-    path, page, leash, parent = arguments
-    for inherited in (int(page), int(leash)):
+    path, status, leash, parent = arguments
+    for inherited in (int(status), int(leash)):
         os.set_inheritable(inherited, False)  # a child of ours must not hold on to them when we are gone
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent decides, and its death is ours
@@ -194,7 +196,7 @@ def serve(arguments: list[str], opener: Opener = open_checkpoint) -> int:
         if command is None:
             return 0
         _die_with(int(parent), socket.socket(fileno=int(leash)))
-        return _live(command, opener, channel, FlightPage(int(page)))
+        return _live(command, opener, channel, SharedStatus(int(status)))
 
 
 def _first_command(channel: Channel, folder: Path, parent: int) -> Open | None:
@@ -224,20 +226,20 @@ def _die_with(parent: int, leash: socket.socket) -> None:
     threading.Thread(target=watch, name="quire-leash", daemon=True).start()
 
 
-def _live(command: Open, opener: Opener, channel: Channel, page: FlightPage) -> int:
+def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus) -> int:
     worker: Worker | None = None
     publisher: KVEventPublisher | None = None
 
     def progress(label: str, done_bytes: int, total_bytes: int) -> None:
-        channel.send(messages.Progress(label, done_bytes, total_bytes))
+        channel.send(messages.LoadProgress(label, done_bytes, total_bytes))
 
     try:
         if command.kv_events is not None:
             publisher = KVEventPublisher(command.kv_events)
         opened = opener(command, progress, None if publisher is None else publisher.emit)
         engine = with_faults(opened.engine, faults_from(os.environ), channel.put)
-        worker = Worker(engine, channel, page, publisher)
-        page.beat(monotonic())
+        worker = Worker(engine, channel, status, publisher)
+        status.beat(monotonic())
         channel.send(_ready(opened))
         worker.run()
     except Exception as error:
@@ -266,4 +268,4 @@ def _ready(opened: OpenedEngine) -> Ready:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:]))
+    sys.exit(run_worker(sys.argv[1:]))

@@ -37,7 +37,7 @@ class Flight:
     """Who was in the step that had not landed."""
 
 
-class FlightPage:
+class SharedStatus:
     """One side of the page. The parent makes it, the worker opens it by its inherited descriptor."""
 
     def __init__(self, descriptor: int) -> None:
@@ -45,7 +45,7 @@ class FlightPage:
         self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
 
     @classmethod
-    def make(cls, max_names: int) -> "FlightPage":
+    def make(cls, max_names: int) -> "SharedStatus":
         """A blank page with room for so many names."""
         size = mmap.PAGESIZE + max_names * BYTES_PER_NAME
         if hasattr(os, "memfd_create"):
@@ -64,12 +64,12 @@ class FlightPage:
         """These are in flight from now on."""
         names = msgspec.msgpack.encode(request_ids)
         if _HEADER + len(names) > len(self._memory):
-            raise InvariantError(f"the flight page holds {len(self._memory)} bytes, {len(names)} of names given")
+            raise InvariantError(f"the shared status holds {len(self._memory)} bytes, {len(names)} of names given")
         self._memory[_HEADER : _HEADER + len(names)] = names
         # Last, so that a length is never there before its names.
         _LENGTH.pack_into(self._memory, _BEAT.size, len(names))
 
-    def land(self) -> None:
+    def clear_in_flight(self) -> None:
         """Nobody is in flight."""
         _LENGTH.pack_into(self._memory, _BEAT.size, 0)
 

@@ -1,4 +1,4 @@
-"""How many tokens steps compute, counted by size. The doors show it, and it outlives the worker that made the steps."""
+"""How many tokens steps compute, counted by size. Metrics show it, and it outlives the worker that made the steps."""
 
 from bisect import bisect_left
 from collections.abc import Iterable

@@ -21,7 +21,7 @@ from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
 from quire.core.request import Request
 from quire.core.share_types import LEAST_PROMISED
-from quire.engine.port import Answered, Listener, OnFailure, Told
+from quire.engine.port import Answered, Listener, OnExplained, OnFailure
 from quire.errors import (
     CheckpointError,
     ConfigError,
@@ -39,14 +39,14 @@ from quire.worker.messages import (
     Explain,
     Explained,
     Failed,
-    Load,
-    Progress,
+    LoadProgress,
     Ready,
     Refused,
     Stepped,
     Taken,
     ToParent,
     ToWorker,
+    WorkerLoad,
 )
 from quire.worker.session import SessionEnd, WorkerSession
 from quire.worker.shared_status import Flight
@@ -92,7 +92,7 @@ class Supervisor:
         self._awake_since_s = monotonic()
         self.state = State.LOADING
         self.num_restarts = 0
-        self.load = Load()
+        self.load = WorkerLoad()
         self.step_sizes = StepSizes()
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -126,14 +126,14 @@ class Supervisor:
         return len(self._ledger.entries)
 
     @property
-    def num_steps_forward(self) -> int:
+    def num_progress(self) -> int:
         """Tokens that came and requests that ended, since the start."""
-        return self._ledger.num_steps_forward
+        return self._ledger.num_progress
 
     @property
-    def num_lost_trials(self) -> int:
+    def num_quarantined(self) -> int:
         """Times a request was alone when its worker died of it: each is the end of that request."""
-        return self._ledger.num_lost_trials
+        return self._ledger.num_quarantined
 
     def flight(self) -> Flight:
         """What the worker is at. Raises EngineDeadError if there is none."""
@@ -188,7 +188,7 @@ class Supervisor:
         self._tell(events)
         self._send_due()
 
-    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: Told) -> None:
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: OnExplained) -> None:
         """Ask why a prompt is not in the cache. A worker that dies takes the question with it: the asker is told."""
         if self._session is None or not self._session.is_ready:
             told(EngineDeadError("there is no worker at this moment; ask again when one is ready"))
@@ -219,35 +219,37 @@ class Supervisor:
         """One life after the other; however that ends, everybody who waits is told."""
         error: QuireError = EngineDeadError("the worker was closed")
         try:
-            error = await self._lives()
+            error = await self._sessions()
         except Exception as bug:
             log.exception("the supervisor of a worker has failed")
             error = EngineDeadError(f"the supervisor failed: {bug!r}")
         finally:
             self._end(error)
 
-    async def _lives(self) -> QuireError:
+    async def _sessions(self) -> QuireError:
         """Why no other worker is to be spawned."""
-        num_fruitless = 0
+        num_without_progress = 0
         while not self._closing.is_set():
-            num_before = self._ledger.num_steps_forward
+            num_before = self._ledger.num_progress
             ending = await self._live_once()
             self._explains.drop()
             is_idle = ending.was_ready and not self._ledger.entries
-            has_moved = self._ledger.num_steps_forward > num_before
+            has_moved = self._ledger.num_progress > num_before
             self._tell(self._ledger.crash(ending.request_ids, monotonic()))
-            has_moved = has_moved or self._ledger.num_steps_forward > num_before
-            num_fruitless = 0 if is_idle or has_moved else num_fruitless + 1
+            has_moved = has_moved or self._ledger.num_progress > num_before
+            num_without_progress = 0 if is_idle or has_moved else num_without_progress + 1
             if self._closing.is_set():
                 break
             if ending.error is not None and self._ready is not None and not self._ready.done():
                 return ending.error  # the model or a setting is at fault: trying again does not help
-            if num_fruitless >= self._plan.limits.max_fruitless:
-                return EngineDeadError(f"{num_fruitless} workers in a row brought nothing; the last: {ending.reason}")
+            if num_without_progress >= self._plan.limits.max_restarts_without_progress:
+                return EngineDeadError(
+                    f"{num_without_progress} workers in a row brought nothing; the last: {ending.reason}"
+                )
             log.warning("%s; a new one is started", ending.reason)
             self.num_restarts += 1
             self.state = State.RESTARTING if self.state is State.READY else self.state
-            await _within(self._plan.limits.delay_s(num_fruitless), self._closing)
+            await _within(self._plan.limits.delay_s(num_without_progress), self._closing)
         return EngineDeadError("the worker was closed")
 
     def _end(self, error: QuireError) -> None:
@@ -298,7 +300,7 @@ class Supervisor:
                 self._tell(self._ledger.refused(request_id, message.error, session.heard_s))
             case Explained(explain_id, found):
                 self._explains.take(explain_id)(found)
-            case Progress(label, done_bytes, total_bytes):
+            case LoadProgress(label, done_bytes, total_bytes):
                 self._plan.progress(label, done_bytes, total_bytes)
             case Ready():
                 self._begin(session, message)

@@ -15,7 +15,7 @@ class Limits:
     """A step may take this long."""
     beat_s: float = 4.5
     """A worker whose loop has not come round for this long is not ready: before five seconds are over."""
-    max_fruitless: int = 5
+    max_restarts_without_progress: int = 5
     """So many workers in a row that brought nothing, and the model is given up."""
     load_s: float = 900.0
     """A worker that loads may be silent for this long."""
@@ -24,9 +24,11 @@ class Limits:
     first_delay_s: float = 0.25
     max_delay_s: float = 30.0
 
-    def delay_s(self, num_fruitless: int) -> float:
+    def delay_s(self, num_without_progress: int) -> float:
         """How long to wait before the next worker."""
-        return min(self.max_delay_s, self.first_delay_s * 2 ** (num_fruitless - 1)) if num_fruitless else 0.0
+        return (
+            min(self.max_delay_s, self.first_delay_s * 2 ** (num_without_progress - 1)) if num_without_progress else 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True)

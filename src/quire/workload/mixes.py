@@ -9,7 +9,7 @@ from quire.workload.visits import Span, Turn, Visit
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class MixSizes:
     """How much of everything. Each mix has its own usual sizes."""
 
     prompt_tokens: int = 256
@@ -28,26 +28,26 @@ class Mix:
 
     name: str
     purpose: str
-    sizes: Sizes
-    visits: Callable[[Random, Sizes], Iterator[Visit]]
+    sizes: MixSizes
+    visits: Callable[[Random, MixSizes], Iterator[Visit]]
     """Endless; whoever runs them takes as many requests as they need."""
 
 
-def distinct(_random: Random, sizes: Sizes) -> Iterator[Visit]:
+def distinct(_random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """Nobody shares anything: what a server can do without its cache."""
     for index in count():
         question = Span(f"prompt {index}", sizes.prompt_tokens)
         yield Visit(f"distinct{index}", (Turn((question,), sizes.output_tokens),))
 
 
-def shared(random: Random, sizes: Sizes) -> Iterator[Visit]:
+def shared(random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """One question each, under one of a few system prompts."""
     for index in count():
         question = Span(f"question {index}", sizes.prompt_tokens)
         yield Visit(f"shared{index}", (Turn((question,), sizes.output_tokens),), _system(random, sizes))
 
 
-def chat(random: Random, sizes: Sizes) -> Iterator[Visit]:
+def chat_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """People who talk: every turn carries the whole conversation."""
     for index in count():
         turns = tuple(
@@ -57,7 +57,7 @@ def chat(random: Random, sizes: Sizes) -> Iterator[Visit]:
         yield Visit(f"chat{index}", turns, _system(random, sizes))
 
 
-def agents(random: Random, sizes: Sizes) -> Iterator[Visit]:
+def agent_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """Agents: a long system prompt, a task, then tool results of very different lengths, until the task is done."""
     for index in count():
         task = Turn((Span(f"agent {index} task", _about(random, sizes.prompt_tokens)),), sizes.output_tokens)
@@ -68,7 +68,7 @@ def agents(random: Random, sizes: Sizes) -> Iterator[Visit]:
         yield Visit(f"agent{index}", (task, *results), _system(random, sizes))
 
 
-def documents(random: Random, sizes: Sizes) -> Iterator[Visit]:
+def documents(random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """Questions about long documents, each document asked about by several."""
     for index in count():
         document = Span(f"document {random.randrange(sizes.num_groups)}", sizes.shared_tokens)
@@ -76,10 +76,10 @@ def documents(random: Random, sizes: Sizes) -> Iterator[Visit]:
         yield Visit(f"document{index}", (Turn((question,), sizes.output_tokens),), (document,))
 
 
-def mixed(random: Random, sizes: Sizes) -> Iterator[Visit]:
+def mixed(random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """People who wait, agents at work, and long jobs nobody waits for, in one stream."""
-    people = chat(Random(random.getrandbits(64)), sizes)
-    at_work = agents(Random(random.getrandbits(64)), sizes)
+    people = chat_mix(Random(random.getrandbits(64)), sizes)
+    at_work = agent_mix(Random(random.getrandbits(64)), sizes)
     long = replace(sizes, shared_tokens=4 * sizes.shared_tokens, num_groups=64, output_tokens=2 * sizes.output_tokens)
     jobs = documents(Random(random.getrandbits(64)), long)
     sources = (("person", "high", people), ("agent", "normal", at_work), ("job", "low", jobs))
@@ -88,7 +88,7 @@ def mixed(random: Random, sizes: Sizes) -> Iterator[Visit]:
         yield replace(next(source), kind=kind, priority=priority)
 
 
-def _system(random: Random, sizes: Sizes) -> tuple[Span, ...]:
+def _system(random: Random, sizes: MixSizes) -> tuple[Span, ...]:
     if not sizes.shared_tokens:
         return ()
     return (Span(f"system {random.randrange(sizes.num_groups)}", sizes.shared_tokens),)
@@ -107,17 +107,17 @@ def _skewed(random: Random, mean: int) -> int:
 MIXES = {
     mix.name: mix
     for mix in (
-        Mix("distinct", "prompts with nothing in common", Sizes(256, 64), distinct),
-        Mix("shared", "questions under a shared system prompt", Sizes(64, 64, shared_tokens=512), shared),
-        Mix("chat", "conversations that grow turn by turn", Sizes(48, 64, 256, 4, 4), chat),
-        Mix("agents", "growing history with tool results", Sizes(96, 48, 1024, 2, 6), agents),
-        Mix("documents", "several questions about each long document", Sizes(48, 64, 2048, 4), documents),
-        Mix("mixed", "people, agents and long jobs in one stream", Sizes(64, 48, 256, 4, 3), mixed),
+        Mix("distinct", "prompts with nothing in common", MixSizes(256, 64), distinct),
+        Mix("shared", "questions under a shared system prompt", MixSizes(64, 64, shared_tokens=512), shared),
+        Mix("chat", "conversations that grow turn by turn", MixSizes(48, 64, 256, 4, 4), chat_mix),
+        Mix("agents", "growing history with tool results", MixSizes(96, 48, 1024, 2, 6), agent_mix),
+        Mix("documents", "several questions about each long document", MixSizes(48, 64, 2048, 4), documents),
+        Mix("mixed", "people, agents and long jobs in one stream", MixSizes(64, 48, 256, 4, 3), mixed),
     )
 }
 
 
-def some_visits(mix: Mix, sizes: Sizes, seed: str, num_requests: int) -> list[Visit]:
+def some_visits(mix: Mix, sizes: MixSizes, seed: str, num_requests: int) -> list[Visit]:
     """Visits that together make so many requests; the last may be cut short."""
     taken: list[Visit] = []
     left = num_requests

@@ -7,7 +7,7 @@ from random import Random
 
 from quire.workload.arrivals import at_once, bursts, poisson, steady
 from quire.workload.prompts import Prompts, length_up_to, tokens
-from quire.workload.requests import Ask
+from quire.workload.workload_request import WorkloadRequest
 
 PRIORITIES = ("high", "normal", "low")
 
@@ -18,11 +18,11 @@ class Scenario:
 
     name: str
     purpose: str
-    asks: Callable[[Random, int], Iterator[Ask]]
+    asks: Callable[[Random, int], Iterator[WorkloadRequest]]
     """Random source and number of asks -> the asks, in order of arrival."""
 
 
-def chaos(random: Random, num_asks: int) -> Iterator[Ask]:
+def chaos(random: Random, num_asks: int) -> Iterator[WorkloadRequest]:
     """Every kind of request at once: classes, tenants, continuations, deadlines, shared and new prompts."""
     prompts = Prompts(random, vocabulary_size=random.choice((3, 3, 8)), longest=random.choice((8, 24, 60)))
     rate_per_s = random.choice((20.0, 100.0, 1000.0))
@@ -30,7 +30,7 @@ def chaos(random: Random, num_asks: int) -> Iterator[Ask]:
     num_tenants = random.choice((1, 2, 5))
     longest_output = random.choice((4, 10, 40))
     for index, moment_s in enumerate(islice(moments, num_asks)):
-        yield Ask(
+        yield WorkloadRequest(
             name=f"r{index}",
             arrival_s=moment_s,
             prompt=prompts.next(),
@@ -43,43 +43,45 @@ def chaos(random: Random, num_asks: int) -> Iterator[Ask]:
         )
 
 
-def chat(random: Random, num_asks: int) -> Iterator[Ask]:
+def chat_scenario(random: Random, num_asks: int) -> Iterator[WorkloadRequest]:
     """People talking: a few system prompts, conversations that grow turn by turn."""
     prompts = Prompts(random, vocabulary_size=1000, longest=1500, share_new=0.05)
     for index, moment_s in enumerate(islice(poisson(random, 3.0), num_asks)):
-        yield Ask(f"chat{index}", moment_s, prompts.next(), random.randint(16, 128), random.getrandbits(32))
+        yield WorkloadRequest(f"chat{index}", moment_s, prompts.next(), random.randint(16, 128), random.getrandbits(32))
 
 
-def agents(random: Random, num_asks: int) -> Iterator[Ask]:
+def agent_scenario(random: Random, num_asks: int) -> Iterator[WorkloadRequest]:
     """Agents that start together with the same long cold prompt, again and again."""
     for index, moment_s in enumerate(islice(bursts(random, 3.0, 16.0), num_asks)):
         shared = tokens(Random(f"{moment_s}"), 600, 1000)
         own = tokens(random, random.randint(8, 64), 1000)
-        yield Ask(f"agent{index}", moment_s, (*shared, *own), random.randint(16, 64), random.getrandbits(32))
+        yield WorkloadRequest(
+            f"agent{index}", moment_s, (*shared, *own), random.randint(16, 64), random.getrandbits(32)
+        )
 
 
-def flood(random: Random, num_asks: int) -> Iterator[Ask]:
+def flood(random: Random, num_asks: int) -> Iterator[WorkloadRequest]:
     """A flood of urgent requests at more than the server can do, with a trickle of others that must not starve."""
     for index, moment_s in enumerate(islice(steady(20.0), num_asks)):
         priority = random.choices(PRIORITIES, (18, 1, 1))[0]
         prompt = tokens(random, random.randint(64, 256), 1000)
-        yield Ask(f"flood{index}", moment_s, prompt, 32, random.getrandbits(32), priority=priority)
+        yield WorkloadRequest(f"flood{index}", moment_s, prompt, 32, random.getrandbits(32), priority=priority)
 
 
-def tenants(random: Random, num_asks: int) -> Iterator[Ask]:
+def tenants(random: Random, num_asks: int) -> Iterator[WorkloadRequest]:
     """One tenant asks ten times as much as each of the other four."""
     for index, moment_s in enumerate(islice(poisson(random, 12.0), num_asks)):
         tenant = random.choices(("greedy", "a", "b", "c", "d"), (10, 1, 1, 1, 1))[0]
         prompt = tokens(random, random.randint(32, 256), 1000)
-        yield Ask(f"tenant{index}", moment_s, prompt, 32, random.getrandbits(32), tenant=tenant)
+        yield WorkloadRequest(f"tenant{index}", moment_s, prompt, 32, random.getrandbits(32), tenant=tenant)
 
 
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario("chaos", "every kind of request and every fault: what the proof runs", chaos),
-        Scenario("chat", "conversations that grow under a few system prompts", chat),
-        Scenario("agents", "bursts of agents with the same cold prompt", agents),
+        Scenario("chat", "conversations that grow under a few system prompts", chat_scenario),
+        Scenario("agents", "bursts of agents with the same cold prompt", agent_scenario),
         Scenario("flood", "urgent requests beyond capacity, and others that must not starve", flood),
         Scenario("tenants", "one tenant that asks ten times as much as the others", tenants),
     )

@@ -37,7 +37,7 @@ TOKEN_IDS = range(1_000, 30_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class SpanWriter:
     """Writes spans. Another seed writes other content under the same names."""
 
     seed: str

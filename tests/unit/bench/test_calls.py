@@ -8,12 +8,12 @@ import pytest
 from quire.bench.calls import CallMaker
 from quire.errors import ConfigError
 from quire.workload.visits import Span, Turn, Visit
-from quire.workload.writing import Writer
+from quire.workload.writing import SpanWriter
 
 VISIT = Visit(
     "v", (Turn((Span("one", 3),), 5), Turn((Span("two", 2),), 6)), system=(Span("system", 4),), priority="high"
 )
-WRITER = Writer("1")
+WRITER = SpanWriter("1")
 
 
 def body(maker: CallMaker, *answers: str) -> dict[str, Any]:

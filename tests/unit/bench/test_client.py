@@ -7,13 +7,13 @@ import socket
 import pytest
 
 from benchmarks.null_server import Manner, null_server
-from quire.bench.calls import Call
-from quire.bench.client import Client, ModelCard, Server
+from quire.bench.calls import HttpCall
+from quire.bench.http_client import Client, ModelCard, ServerAddress
 from quire.bench.outcome import Outcome
 from quire.errors import ConfigError
 from tests.support.scripted_server import OK, scripted
 
-CALL = Call("r1", "all", "/v1/completions", b'{"prompt": [1, 2, 3], "max_tokens": 4}', 3)
+CALL = HttpCall("r1", "all", "/v1/completions", b'{"prompt": [1, 2, 3], "max_tokens": 4}', 3)
 
 
 def event(**fields: object) -> bytes:
@@ -27,7 +27,7 @@ DONE = b"data: [DONE]\n\n"
 
 def asked(*pieces: bytes, timeout_s: float = 60.0) -> Outcome:
     async def ask() -> Outcome:
-        async with scripted(pieces) as url, Client(Server(url, timeout_s=timeout_s)) as client:
+        async with scripted(pieces) as url, Client(ServerAddress(url, timeout_s=timeout_s)) as client:
             return await client.ask(CALL)
 
     return asyncio.run(ask())
@@ -76,7 +76,7 @@ def test_a_server_that_is_not_there_is_told_apart() -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
 
         async def ask() -> Outcome:
-            async with Client(Server(url)) as client:
+            async with Client(ServerAddress(url)) as client:
                 return await client.ask(CALL)
 
         assert asyncio.run(ask()).error == "connect"
@@ -84,7 +84,7 @@ def test_a_server_that_is_not_there_is_told_apart() -> None:
 
 def test_a_server_that_never_answers_is_a_timeout() -> None:
     async def ask() -> Outcome:
-        async with null_server(Manner(first_s=60.0)) as url, Client(Server(url, timeout_s=0.05)) as client:
+        async with null_server(Manner(first_s=60.0)) as url, Client(ServerAddress(url, timeout_s=0.05)) as client:
             return await client.ask(CALL)
 
     assert asyncio.run(ask()).error == "timeout"
@@ -92,7 +92,7 @@ def test_a_server_that_never_answers_is_a_timeout() -> None:
 
 def test_the_model_is_the_first_one_listed_unless_one_is_named() -> None:
     async def cards() -> tuple[ModelCard, ModelCard]:
-        async with null_server(Manner()) as url, Client(Server(f"{url}/v1/")) as client:
+        async with null_server(Manner()) as url, Client(ServerAddress(f"{url}/v1/")) as client:
             return await client.ready(1.0), await client.ready(1.0, "other")
 
     assert asyncio.run(cards()) == (ModelCard("null", 8192), ModelCard("other", None))
@@ -100,7 +100,10 @@ def test_the_model_is_the_first_one_listed_unless_one_is_named() -> None:
 
 def test_a_server_that_is_not_ready_is_told_with_what_to_do() -> None:
     async def wait() -> None:
-        async with scripted([b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n"]) as url, Client(Server(url)) as client:
+        async with (
+            scripted([b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n"]) as url,
+            Client(ServerAddress(url)) as client,
+        ):
             await client.ready(0.0)
 
     with pytest.raises(ConfigError, match=r"it answered 401; start the server, or check --url"):
@@ -108,10 +111,10 @@ def test_a_server_that_is_not_ready_is_told_with_what_to_do() -> None:
 
 
 def test_a_key_is_sent_and_never_shown() -> None:
-    server = Server("http://localhost:1", key="secret")
+    server = ServerAddress("http://localhost:1", key="secret")
     assert "secret" not in repr(server)
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:
     with pytest.raises(ConfigError, match="http://"):
-        Server("localhost:8000")
+        ServerAddress("localhost:8000")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire.bench.compare import MIN_PAIRS, Verdict, compare, interval
+from quire.bench.compare import MIN_PAIRS, Verdict, compare_records, interval
 
 
 def record(throughputs: list[float], **changes: Any) -> dict[str, Any]:
@@ -26,13 +26,13 @@ def drifting(random: Random, factor: float, *, noise: float, num_rounds: int = 1
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "no difference"), (0.9, "slower"), (1.1, "faster")])
 def test_the_truth_is_told_at_least_nine_times_in_ten(factor: float, verdict: str) -> None:
     random = Random(11)
-    told = [compare(*drifting(random, factor, noise=0.03)).verdict for _ in range(200)]
+    told = [compare_records(*drifting(random, factor, noise=0.03)).verdict for _ in range(200)]
     assert told.count(Verdict(verdict)) >= 180
 
 
 def test_equal_servers_are_rarely_called_different_however_noisy_the_rounds() -> None:
     random = Random(5)
-    told = [compare(*drifting(random, 1.0, noise=0.4)).verdict for _ in range(300)]
+    told = [compare_records(*drifting(random, 1.0, noise=0.4)).verdict for _ in range(300)]
     assert told.count(Verdict.NO_DIFFERENCE) >= 280
 
 
@@ -52,17 +52,17 @@ def test_the_interval_of_few_values_is_all_of_them() -> None:
 def test_a_difference_below_the_threshold_is_none() -> None:
     a = record([100.0 + index for index in range(10)])
     b = record([99.0 + index for index in range(10)])
-    assert compare(a, b).verdict is Verdict.NO_DIFFERENCE
-    assert compare(a, b, threshold=0.001).verdict is Verdict.SLOWER
+    assert compare_records(a, b).verdict is Verdict.NO_DIFFERENCE
+    assert compare_records(a, b, threshold=0.001).verdict is Verdict.SLOWER
 
 
 def test_one_slower_figure_decides_although_another_is_faster() -> None:
     a, b = record([100.0] * 8), record([100.0] * 8)
     for one in b["rounds"]:
         one["output_throughput"], one["median_ttft_ms"] = 120.0, 20.0
-    verdicts = {one.figure: one.verdict for one in compare(a, b).changes}
+    verdicts = {one.figure: one.verdict for one in compare_records(a, b).changes}
     assert verdicts == {"output_throughput": Verdict.FASTER, "median_ttft_ms": Verdict.SLOWER}
-    assert compare(a, b).verdict is Verdict.SLOWER
+    assert compare_records(a, b).verdict is Verdict.SLOWER
 
 
 @pytest.mark.parametrize(
@@ -77,20 +77,20 @@ def test_one_slower_figure_decides_although_another_is_faster() -> None:
     ],
 )
 def test_files_that_do_not_belong_together_are_not_compared(changes: dict[str, Any], told: str) -> None:
-    comparison = compare(record([100.0] * 8), {**record([50.0] * 8), **changes})
+    comparison = compare_records(record([100.0] * 8), {**record([50.0] * 8), **changes})
     assert comparison.verdict is Verdict.NOT_COMPARABLE
     assert told in comparison.reason
 
 
 def test_too_few_rounds_and_failed_requests_give_no_verdict() -> None:
     few = record([100.0] * (MIN_PAIRS - 1))
-    assert "at least 7 rounds" in compare(few, few).reason
+    assert "at least 7 rounds" in compare_records(few, few).reason
     good, bad = record([100.0] * 8), record([100.0] * 8)
     bad["rounds"][3]["failed"] = 2
-    assert "looks fast" in compare(good, bad).reason
+    assert "looks fast" in compare_records(good, bad).reason
 
 
 def test_rounds_without_figures_give_no_verdict() -> None:
     empty = record([100.0] * 8)
     empty["rounds"] = [{"output_throughput": 0.0, "failed": 0}] * 8
-    assert "no figure" in compare(empty, empty).reason
+    assert "no figure" in compare_records(empty, empty).reason

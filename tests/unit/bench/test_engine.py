@@ -8,7 +8,7 @@ import pytest
 from quire.backends.torch import native
 from quire.bench import roof
 from quire.bench.engine import EngineBench, EngineLoad
-from quire.bench.roof import Roof, RoofPoint, turn_about
+from quire.bench.roof import Roof, RoofPoint, interleaved_calls
 from quire.errors import ConfigError
 from tests.support.talkers import talker
 from tests.support.tiny_models import Tiny, converted_tiny
@@ -104,6 +104,6 @@ def test_a_pool_too_small_for_the_batch_is_told_and_not_waited_for() -> None:
 
 def test_calls_are_timed_turn_about() -> None:
     order: list[str] = []
-    taken = turn_about({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    taken = interleaved_calls({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
     assert order == ["a", "b"] * 3
     assert set(taken) == {"a", "b"}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.bench import events
-from quire.bench.events import Event, EventSplitter, UnreadableError, Usage, read_event
+from quire.bench import sse_reader as events
+from quire.bench.sse_reader import EventSplitter, SseEvent, UnreadableError, Usage, read_event
 
 STREAM = b": hello\r\n\r\ndata: one\r\n\r\nevent: x\ndata:two\ndata: lines\n\nid: 4\ndata: [DONE]\n\ndata: unfinished"
 
@@ -34,17 +34,17 @@ def chunk(**fields: object) -> bytes:
 @pytest.mark.parametrize(
     ("data", "event"),
     [
-        (chunk(choices=[{"text": "a", "finish_reason": None}]), Event("a")),
-        (chunk(choices=[{"delta": {"content": "b"}}]), Event("b")),
-        (chunk(choices=[{"delta": {"role": "assistant", "content": ""}}]), Event()),
-        (chunk(choices=[{"delta": {"reasoning": "hm"}}]), Event("hm")),
-        (chunk(choices=[{"delta": {}, "finish_reason": "stop"}]), Event(finish_reason="stop")),
-        (chunk(choices=[], usage={"prompt_tokens": 7, "completion_tokens": 3}), Event(usage=Usage(7, 3, None))),
-        (chunk(error={"message": "no memory"}), Event(error="no memory")),
-        (chunk(error="bad"), Event(error="bad")),
+        (chunk(choices=[{"text": "a", "finish_reason": None}]), SseEvent("a")),
+        (chunk(choices=[{"delta": {"content": "b"}}]), SseEvent("b")),
+        (chunk(choices=[{"delta": {"role": "assistant", "content": ""}}]), SseEvent()),
+        (chunk(choices=[{"delta": {"reasoning": "hm"}}]), SseEvent("hm")),
+        (chunk(choices=[{"delta": {}, "finish_reason": "stop"}]), SseEvent(finish_reason="stop")),
+        (chunk(choices=[], usage={"prompt_tokens": 7, "completion_tokens": 3}), SseEvent(usage=Usage(7, 3, None))),
+        (chunk(error={"message": "no memory"}), SseEvent(error="no memory")),
+        (chunk(error="bad"), SseEvent(error="bad")),
     ],
 )
-def test_an_event_is_read(data: bytes, event: Event) -> None:
+def test_an_event_is_read(data: bytes, event: SseEvent) -> None:
     assert read_event(data) == event
 
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from quire.bench.calls import Call, CallMaker
-from quire.bench.load import Load
+from quire.bench.calls import CallMaker, HttpCall
+from quire.bench.load_run import LoadRun
 from quire.bench.measures import most_at_once
 from quire.bench.outcome import Outcome, Run
 from quire.bench.pace import Pace
 from quire.errors import ConfigError
-from quire.workload.mixes import MIXES, Sizes, some_visits
+from quire.workload.mixes import MIXES, MixSizes, some_visits
 from quire.workload.visits import Visit
-from quire.workload.writing import Writer
+from quire.workload.writing import SpanWriter
 from tests.unit.bench.outcomes import outcome
 
 
@@ -50,11 +50,11 @@ class FakeServer:
     """Takes a second for each answer; fails those it is told to."""
 
     def __init__(self, clock: HandClock, failing: Sequence[str] = ()) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[HttpCall] = []
         self._clock = clock
         self._failing = failing
 
-    async def ask(self, call: Call, due_s: float) -> Outcome:
+    async def ask(self, call: HttpCall, due_s: float) -> Outcome:
         self.calls.append(call)
         sent_s = self._clock.now_s()
         await self._clock.sleep_until(sent_s + 1.0)
@@ -68,7 +68,7 @@ def run(visits: Sequence[Visit], pace: Pace, failing: Sequence[str] = ()) -> tup
 
     async def main() -> Run:
         time = asyncio.create_task(clock.run())
-        done = await Load(CallMaker("m", "chat", Writer("1")), server.ask, clock=clock).run(visits, pace)
+        done = await LoadRun(CallMaker("m", "chat", SpanWriter("1")), server.ask, clock=clock).run(visits, pace)
         time.cancel()
         return done
 
@@ -76,7 +76,7 @@ def run(visits: Sequence[Visit], pace: Pace, failing: Sequence[str] = ()) -> tup
 
 
 def some(name: str, count: int, **sizes: int) -> list[Visit]:
-    return some_visits(MIXES[name], Sizes(prompt_tokens=2, output_tokens=2, **sizes), "1", count)
+    return some_visits(MIXES[name], MixSizes(prompt_tokens=2, output_tokens=2, **sizes), "1", count)
 
 
 def test_a_closed_loop_keeps_as_many_at_once_as_there_are_clients() -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from quire.bench.loop import finished, loop_factory
+from quire.bench.event_loop import finished, loop_factory
 
 
 def test_work_is_run_to_its_end() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from benchmarks.null_server import Manner, NullServer, null_server
-from quire.bench import report, runs
-from quire.bench.client import Server
+from quire.bench import records as report
+from quire.bench import runs
+from quire.bench.http_client import ServerAddress
 from quire.bench.outcome import Run
-from quire.bench.report import Record
-from quire.bench.runs import Told, Wishes, seeded, serve, sweep, turn_about
+from quire.bench.records import Record
+from quire.bench.runs import RunListener, Wishes, interleaved_servers, run_load, seeded, sweep_clients
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
 from tests.support.scripted_server import scripted
@@ -26,7 +27,7 @@ SETUP = LoadSetup(workload="chat", prompts="chat", requests=6, output_tokens=3, 
 def served(setup: LoadSetup) -> tuple[Record, Run]:
     async def main() -> tuple[Record, Run]:
         async with null_server(QUICK) as url:
-            return await serve(Server(url), setup, Wishes(metadata={"build": "x"}), Told())
+            return await run_load(ServerAddress(url), setup, Wishes(metadata={"build": "x"}), RunListener())
 
     return asyncio.run(main())
 
@@ -67,7 +68,7 @@ def test_a_sweep_measures_each_number_of_clients() -> None:
     async def main() -> list[Record]:
         async with null_server(QUICK) as url:
             setup = LoadSetup(requests=4, concurrency=2, output_tokens=3, prompt_tokens=4, seed="1")
-            return await sweep(Server(url), setup, (1, 2, 4), Wishes(), Told())
+            return await sweep_clients(ServerAddress(url), setup, (1, 2, 4), Wishes(), RunListener())
 
     points = asyncio.run(main())
     assert [point["max_concurrency"] for point in points] == [1, 2, 4]
@@ -81,8 +82,8 @@ def test_two_servers_take_turns_and_get_the_same_prompts() -> None:
     async def main() -> tuple[Record, Record]:
         async with null_server(QUICK) as one, null_server(QUICK) as other:
             setup = LoadSetup(requests=2, output_tokens=3, prompt_tokens=4, seed="1")
-            told = Told(lambda title, _count: began.append(title))
-            return await turn_about((Server(one), Server(other)), setup, 3, Wishes(), told)
+            told = RunListener(lambda title, _count: began.append(title))
+            return await interleaved_servers((ServerAddress(one), ServerAddress(other)), setup, 3, Wishes(), told)
 
     a, b = asyncio.run(main())
     assert [title[-1] for title in began] == ["A", "B", "B", "A", "A", "B"]
@@ -98,7 +99,7 @@ def test_a_server_that_refuses_the_first_request_is_told_before_the_load() -> No
 
     async def main() -> None:
         async with scripted([answer]) as url:
-            await serve(Server(url), SETUP, Wishes(), Told())
+            await run_load(ServerAddress(url), SETUP, Wishes(), RunListener())
 
     with pytest.raises(ConfigError, match="must answer a first request within"):
         asyncio.run(main())
@@ -120,7 +121,7 @@ def test_a_server_that_is_still_loading_is_asked_again(monkeypatch: pytest.Monke
         server = await asyncio.start_server(Loading(QUICK).serve, "127.0.0.1", 0)
         async with server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            return (await serve(Server(url), SETUP, Wishes(), Told()))[0]
+            return (await run_load(ServerAddress(url), SETUP, Wishes(), RunListener()))[0]
 
     assert asyncio.run(main())["failed"] == 0
     assert answers[:3] == [503, 503, 200]
@@ -134,7 +135,7 @@ def test_a_fresh_seed_is_drawn_where_none_was_given() -> None:
 def test_a_record_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "new" / "result.json"
     report.save(path, {"a": 1})
-    assert report.read(path) == {"a": 1}
+    assert report.read_record(path) == {"a": 1}
     assert [one.name for one in path.parent.iterdir()] == ["result.json"]
 
 
@@ -142,9 +143,9 @@ def test_what_is_no_result_is_refused_with_what_to_do(tmp_path: Path) -> None:
     for name, content in (("list.json", "[]"), ("odd.json", "{")):
         (tmp_path / name).write_text(content)
         with pytest.raises(ConfigError, match="written by --save"):
-            report.read(tmp_path / name)
+            report.read_record(tmp_path / name)
     with pytest.raises(ConfigError, match="written by --save"):
-        report.read(tmp_path / "none.json")
+        report.read_record(tmp_path / "none.json")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         report.save(tmp_path / "file" / "below.json", {})

@@ -17,12 +17,12 @@ def test_lines_come_at_most_every_two_seconds_and_at_the_end(capsys: pytest.Capt
 
 
 def test_a_terminal_gets_a_bar_and_a_log_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress.shown() as tell:
+    with progress.show_progress() as tell:
         assert isinstance(tell, progress.LinesOnStderr)
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress.shown() as tell:
+    with progress.show_progress() as tell:
         tell("converting x", 1, 2)
         tell("converting x", 2, 2)
     assert "converting x" in terminal.getvalue()

@@ -21,7 +21,7 @@ from quire.core.events import RequestEvent, Token
 from quire.core.request import PriorityClass
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from quire.engine.engine import Clock
-from quire.engine.loop import Stepper, _Close
+from quire.engine.loop import EngineLoop, _Close
 from quire.errors import (
     ConfigError,
     DisplacedError,
@@ -201,7 +201,7 @@ def test_a_dead_engine_tells_everybody_who_waits_and_who_comes_later() -> None:
 def test_a_request_that_comes_too_late_for_the_last_step_is_refused_and_not_forgotten() -> None:
     opened = talker()
     heard: list[object] = []
-    stepper = Stepper(opened.engine, lambda _events: None, lambda _error: None)
+    stepper = EngineLoop(opened.engine, lambda _events: None, lambda _error: None)
     request = make_request(opened.face, opened.text.prompt("hello"), PARAMS)
     stepper._commands.put(_Close())
     stepper.submit(request, heard.append)

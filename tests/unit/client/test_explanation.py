@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.client import client as front
+from quire.client import client
 from quire.client.async_engine import AsyncEngine
 from quire.client.explanation import differences, explanation
 from quire.client.llm import LLM
@@ -76,8 +76,8 @@ def test_explains_are_bounded_while_a_step_holds_them_up() -> None:
         async with AsyncEngine(opened) as engine:
             running = asyncio.create_task(engine.generate(TEXT, SHORT))
             await asyncio.to_thread(runner.is_waiting.wait, PATIENCE_S)
-            waiting = [asyncio.create_task(engine.explain(TEXT)) for _ in range(front.MAX_EXPLAINS)]
-            while engine._num_explains < front.MAX_EXPLAINS:
+            waiting = [asyncio.create_task(engine.explain(TEXT)) for _ in range(client.MAX_EXPLAINS)]
+            while engine._num_explains < client.MAX_EXPLAINS:
                 await asyncio.sleep(0)
             gone = waiting.pop()
             gone.cancel()

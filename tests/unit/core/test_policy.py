@@ -3,7 +3,7 @@
 import pytest
 
 from quire.core.policy import blocks_to_finish_alone, chunk_length, finish_reason, may_displace, victims_for
-from quire.core.request import Continuation, FinishReason, PriorityClass, Request, SamplingParams, Sequence
+from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
 from tests.support.shadow import namespace
 
 HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
@@ -91,7 +91,7 @@ def test_nobody_yields_if_that_is_not_enough() -> None:
 def test_a_sequence_ends_by_a_stop_token_after_min_tokens_or_by_length(
     produced: tuple[int, ...], expected: FinishReason | None
 ) -> None:
-    params = SamplingParams(max_tokens=4, min_tokens=2, stop_token_ids=frozenset({9}))
+    params = ResolvedSampling(max_tokens=4, min_tokens=2, stop_token_ids=frozenset({9}))
     request = Request("r", (1, 9), namespace(4), 0.0, params)
     assert finish_reason(Sequence(1, request, Continuation(0, produced), (0.0, 1)), 100) is expected
 
@@ -109,11 +109,11 @@ def test_a_sequence_ends_by_a_stop_token_after_min_tokens_or_by_length(
 )
 def test_what_a_request_may_need_alone(num_prompt: int, max_tokens: int, n: int, expected: int) -> None:
     continuations = tuple(Continuation(index) for index in range(n))
-    params = SamplingParams(max_tokens=max_tokens)
+    params = ResolvedSampling(max_tokens=max_tokens)
     request = Request("r", (1,) * num_prompt, namespace(4), 0.0, params, continuations=continuations)
     assert blocks_to_finish_alone(request, 1 << 30, 4) == expected
 
 
 def test_a_limit_on_length_bounds_what_a_request_may_need() -> None:
-    request = Request("r", (1,) * 4, namespace(4), 0.0, SamplingParams(max_tokens=1000))
+    request = Request("r", (1,) * 4, namespace(4), 0.0, ResolvedSampling(max_tokens=1000))
     assert blocks_to_finish_alone(request, 9, 4) == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.core.request import Continuation, Request, SamplingParams, Sequence, SequenceStatus
+from quire.core.request import Continuation, Request, ResolvedSampling, Sequence, SequenceStatus
 from quire.errors import InvariantError
 from tests.support.shadow import namespace
 
@@ -35,11 +35,11 @@ def test_a_finished_sequence_does_not_move_again() -> None:
 @pytest.mark.parametrize(
     ("params", "needs"),
     [
-        (SamplingParams(), False),
-        (SamplingParams(repetition_penalty=1.1), True),
-        (SamplingParams(presence_penalty=0.1), True),
-        (SamplingParams(frequency_penalty=0.1), True),
+        (ResolvedSampling(), False),
+        (ResolvedSampling(repetition_penalty=1.1), True),
+        (ResolvedSampling(presence_penalty=0.1), True),
+        (ResolvedSampling(frequency_penalty=0.1), True),
     ],
 )
-def test_only_penalties_need_the_known_tokens(params: SamplingParams, needs: bool) -> None:
+def test_only_penalties_need_the_known_tokens(params: ResolvedSampling, needs: bool) -> None:
     assert params.needs_known_tokens is needs

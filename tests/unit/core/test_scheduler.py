@@ -6,7 +6,7 @@ from quire.backends.oracle import answer_alone
 from quire.core import invariants
 from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, SequenceFinished, Token
 from quire.core.policy import PROTECTED_AFTER
-from quire.core.request import FinishReason, PriorityClass, SamplingParams
+from quire.core.request import FinishReason, PriorityClass, ResolvedSampling
 from quire.core.step import RowResult, StepResult
 from quire.core.waiting_queue import QueueConfig
 from quire.errors import (
@@ -283,7 +283,7 @@ class TestStops:
 
     def test_resumed_continuations_change_places_with_the_tokens_they_had(self) -> None:
         server = Server()
-        alone = [answer_alone(tuple(range(9)), SamplingParams(max_tokens=6), 1, 50, index) for index in range(3)]
+        alone = [answer_alone(tuple(range(9)), ResolvedSampling(max_tokens=6), 1, 50, index) for index in range(3)]
         server.ask(range(9), 6, produced=[answer[:count] for answer, count in zip(alone, (4, 0, 2), strict=True)])
         server.drop("r1", 0)
         server.run()

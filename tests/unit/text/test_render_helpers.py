@@ -14,7 +14,7 @@ import pytest
 from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
 from quire.text.chat import render_helpers as template_helpers
 from quire.text.chat.render_helpers import IDLE, MAX_FOR_A_MODEL, MAX_IDLE, Helper, Helpers
-from quire.text.chat.render_wire import Load, Loaded, Render, Rendered
+from quire.text.chat.render_wire import LoadTemplate, Render, Rendered, TemplateLoaded
 from quire.text.chat.template import ChatTemplate
 
 SQUARING = "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
@@ -27,7 +27,7 @@ def said(content: str) -> list[dict[str, str]]:
 
 
 def helpers(source: str = BURNING) -> Helpers:
-    return Helpers(Load(source, {}, 1000, 1000))
+    return Helpers(LoadTemplate(source, {}, 1000, 1000))
 
 
 def asked(content: str) -> Render:
@@ -151,7 +151,7 @@ def test_a_process_waits_for_the_next_model_and_knows_nothing_of_the_last() -> N
     [first] = ours._free
     ours.close()
     others = helpers("{{ 2 }}")
-    assert isinstance(others.load(), Loaded)
+    assert isinstance(others.load(), TemplateLoaded)
     [second] = others._free
     assert second.pid == first.pid
     answer = others.render(asked("x"))

@@ -16,22 +16,22 @@ from quire.errors import (
     TenantShareError,
 )
 from quire.worker import messages
-from quire.worker.messages import Load, Refused, Stepped, decode_to_parent, decode_to_worker, encode
+from quire.worker.messages import Refused, Stepped, WorkerLoad, decode_to_parent, decode_to_worker, encode_message
 from tests.support.messages import EVENTS, TO_PARENT, TO_WORKER
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda one: type(one).__name__)
 def test_what_is_said_to_a_worker_arrives_as_it_was_said(message: messages.ToWorker) -> None:
-    assert decode_to_worker(encode(message)) == message
+    assert decode_to_worker(encode_message(message)) == message
 
 
 @pytest.mark.parametrize("message", TO_PARENT, ids=lambda one: type(one).__name__)
 def test_what_a_worker_says_arrives_as_it_was_said(message: messages.ToParent) -> None:
-    assert decode_to_parent(encode(message)) == message
+    assert decode_to_parent(encode_message(message)) == message
 
 
 def test_events_keep_their_order_and_their_kinds() -> None:
-    arrived = decode_to_parent(encode(Stepped.of(EVENTS, {}, Load())))
+    arrived = decode_to_parent(encode_message(Stepped.of(EVENTS, {}, WorkerLoad())))
     assert isinstance(arrived, Stepped)
     assert arrived.events == EVENTS
     assert [type(event) for event in arrived.events] == [type(event) for event in EVENTS]
@@ -48,7 +48,7 @@ def test_events_keep_their_order_and_their_kinds() -> None:
     ids=lambda one: type(one).__name__,
 )
 def test_a_refusal_is_the_same_error_on_the_other_side(error: QuireError) -> None:
-    told = decode_to_parent(encode(Refused.of("r", error)))
+    told = decode_to_parent(encode_message(Refused.of("r", error)))
     assert isinstance(told, Refused)
     assert (type(told.error), str(told.error), vars(told.error)) == (type(error), str(error), vars(error))
 
@@ -69,7 +69,7 @@ def test_any_bytes_are_a_message_or_a_message_error(data: bytes) -> None:
 def test_a_changed_message_is_a_message_or_a_message_error() -> None:
     random, num_errors = Random(7), 0
     for message in [*TO_WORKER, *TO_PARENT] * 300:
-        data = bytearray(encode(message))
+        data = bytearray(encode_message(message))
         for _ in range(random.randint(1, 3)):
             data[random.randrange(len(data))] = random.randrange(256)
         del data[random.choice([len(data), random.randint(0, len(data))]) :]

@@ -65,5 +65,5 @@ def test_a_parent_that_will_never_read_is_not_served_for_ever(pair: Pair, monkey
 
 def test_what_is_not_there_is_not_waited_for(pair: Pair) -> None:
     assert pair.channel.receive(0.0) is None
-    pair.parent.send(messages.encode(messages.Cancel("r1")))
+    pair.parent.send(messages.encode_message(messages.Cancel("r1")))
     assert pair.channel.receive(60.0) == messages.Cancel("r1")

@@ -179,7 +179,7 @@ def test_a_request_that_breaks_its_worker_is_ended_and_its_neighbours_are_not(ki
             assert (end.finish_reason, end.error) == ("error", POISON)
             # Twice among others, once more if tokens on their way were lost with the first, and once alone.
             assert model.num_restarts in (3, 4)
-            assert model.supervisor.num_lost_trials == 1
+            assert model.supervisor.num_quarantined == 1
 
     run(main)
 
@@ -242,7 +242,7 @@ def test_a_pause_of_the_parent_gives_its_worker_all_its_time_anew(monkeypatch: p
 
 @pytest.mark.parametrize("command", [("false",), ("/no/such/program",)])
 def test_a_worker_that_never_comes_to_life_is_an_error_and_not_a_loop(command: tuple[str, ...]) -> None:
-    limits = Limits(max_fruitless=3, first_delay_s=0.0)
+    limits = Limits(max_restarts_without_progress=3, first_delay_s=0.0)
 
     async def main() -> None:
         failures: list[BaseException] = []
@@ -367,7 +367,7 @@ def test_while_the_parent_is_busy_the_worker_goes_on_stepping() -> None:
 
 
 def test_an_idle_worker_may_be_killed_any_number_of_times() -> None:
-    limits = Limits(max_fruitless=2)
+    limits = Limits(max_restarts_without_progress=2)
 
     async def main() -> None:
         async with served(limits=limits) as model:
@@ -380,7 +380,7 @@ def test_an_idle_worker_may_be_killed_any_number_of_times() -> None:
 
 
 def test_clients_who_give_up_do_not_make_a_hopeless_worker_look_alive() -> None:
-    limits = Limits(max_fruitless=3, first_delay_s=0.0)
+    limits = Limits(max_restarts_without_progress=3, first_delay_s=0.0)
 
     async def main() -> None:
         supervisor = Supervisor(

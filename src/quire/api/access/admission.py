@@ -1,4 +1,4 @@
-"""What all doors share: the models, who is inside, and whether anybody new is let in.
+"""What all routes share: the models, the open requests, and whether a new one is admitted.
 
 A place is taken before a body is read and given back when the last byte is sent, so a flood is turned away for the
 price of its headers. Who gets one, and who has to give one up, is a matter of shares: see `room`. Bodies that are still
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
-from quire.api.access.capacity import RoomBook
+from quire.api.access.capacity import CapacityBook
 from quire.api.access.origins import Origins
-from quire.api.access.request_record import Visit
+from quire.api.access.request_record import RequestRecord
 from quire.api.access.text_work import TextWork
 from quire.api.http.body import Receive, declared_bytes, read_body
-from quire.api.http.errors import Refusal, refusal_of
+from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.models import Models
 from quire.client.text_pool import TextPool
@@ -32,10 +32,10 @@ NOT_NOW = (429, 503)
 
 
 @dataclass(frozen=True, slots=True)
-class DoorSettings:
-    """What an operator decides about the doors."""
+class AdmissionSettings:
+    """What an operator decides about admission."""
 
-    max_inside: int = 1024
+    max_open_requests: int = 1024
     """Requests between their first and their last byte, all models together."""
     queue: int | None = None
     """Requests that may wait in an engine's queue, where that is known."""
@@ -43,18 +43,18 @@ class DoorSettings:
     """Which web pages may use the server."""
 
 
-class Doors:
+class Admission:
     """The one thing every route reaches. On one event loop."""
 
-    def __init__(self, models: Models, metrics: Metrics, settings: DoorSettings | None = None) -> None:
+    def __init__(self, models: Models, metrics: Metrics, settings: AdmissionSettings | None = None) -> None:
         self.models = models
         self.metrics = metrics
-        self.settings = settings or DoorSettings()
-        self.inside: dict[str, tuple[Visit, Caller]] = {}
+        self.settings = settings or AdmissionSettings()
+        self.open_requests: dict[str, tuple[RequestRecord, Caller]] = {}
         self.is_draining = False
         self._emptied = asyncio.Event()
         queue = self.settings.queue
-        self.room = RoomBook(self.settings.max_inside, None if queue is None else Bounds.of_queue(queue))
+        self.room = CapacityBook(self.settings.max_open_requests, None if queue is None else Bounds.of_queue(queue))
         self._arriving: Counter[str] = Counter()
         """Bodies that are still coming, by tenant."""
         self._text_pool = TextPool()
@@ -65,9 +65,9 @@ class Doors:
         return not self.is_draining and self.models.is_ready
 
     @contextmanager
-    def place(self, visit: Visit, caller: Caller) -> Iterator[None]:
+    def admit(self, record: RequestRecord, caller: Caller) -> Iterator[None]:
         """Be inside, or be told why not. Who is inside already stays."""
-        if visit.request_id in self.inside:
+        if record.request_id in self.open_requests:
             yield
             return
         if self.is_draining:
@@ -75,29 +75,29 @@ class Doors:
         quota = caller.quota
         if quota.concurrent is not None and quota.num_open >= quota.concurrent:
             message = f"this key may have {quota.concurrent} requests at once, {quota.num_open} are open; wait for one"
-            raise Refusal(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
-        self.room.enter(visit, caller.tenant, self._visit)
+            raise ApiError(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
+        self.room.enter(record, caller.tenant, self._record)
         quota.num_open += 1
-        self.inside[visit.request_id] = (visit, caller)
+        self.open_requests[record.request_id] = (record, caller)
         self._emptied.clear()
         try:
             yield
         finally:
             quota.num_open -= 1
-            self.room.leave(visit)
-            del self.inside[visit.request_id]
-            if not self.inside:
+            self.room.leave(record)
+            del self.open_requests[record.request_id]
+            if not self.open_requests:
                 self._emptied.set()
 
     @contextmanager
     def arriving(self, caller: Caller) -> Iterator[None]:
         """While a body comes."""
-        most, tenant = self.settings.max_inside, caller.tenant
+        most, tenant = self.settings.max_open_requests, caller.tenant
         limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
         if self._arriving[tenant] >= limit:
             message = f"this key may send {limit} bodies at once, {self._arriving[tenant]} are coming; send them faster"
             # By then each of them has come, or was given up.
-            raise Refusal(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
+            raise ApiError(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
         self._arriving[tenant] += 1
         try:
             yield
@@ -110,28 +110,28 @@ class Doors:
         """Where this caller's text is worked on."""
         return TextWork(self._text_pool, caller.tenant)
 
-    async def body(self, visit: Visit, caller: Caller, receive: Receive, declared: bytes | None) -> bytes:
+    async def body(self, record: RequestRecord, caller: Caller, receive: Receive, declared: bytes | None) -> bytes:
         """All of a request's body. A key that has nothing left is told so before it is read."""
-        async with visit.entering():
+        async with record.entering():
             check_quota(caller, text_tokens(declared_bytes(declared), self.models))
             with self.arriving(caller):
                 return await read_body(receive, declared, self.text_work(caller).pause)
 
     @contextmanager
-    def billed(self, caller: Caller, visit: Visit, num_body_bytes: int) -> Iterator[Bill]:
+    def billed(self, caller: Caller, record: RequestRecord, num_body_bytes: int) -> Iterator[Bill]:
         """Charge for a body before it is looked at. What is told to come back later has cost nothing."""
         bill = opened_bill(caller, text_tokens(num_body_bytes, self.models))
         try:
             yield bill
         except Exception as error:
-            if refusal_of(error, visit.request_id).status in NOT_NOW:
+            if api_error_of(error, record.request_id).status in NOT_NOW:
                 bill.refund()
             raise
 
-    def check_room(self, visit: Visit, model: str, tenant: str, priority: PriorityClass) -> None:
+    def check_room(self, record: RequestRecord, model: str, tenant: str, priority: PriorityClass) -> None:
         """Turn away at once what the engine's queue, as it is seen from here, would turn away after its step."""
-        self.room.wait(visit, model, tenant, priority.value)
-        visit.model, visit.priority = model, priority.value
+        self.room.wait(record, model, tenant, priority.value)
+        record.model, record.priority = model, priority.value
 
     def full_for(self, tenant: str, priority: PriorityClass) -> CapacityError | None:
         """What this tenant and class is told, whichever model it asks for; None where one of them would take it."""
@@ -146,18 +146,18 @@ class Doors:
         """Whether somebody could be turned away, whichever model it asks for."""
         return not any(self.room.has_room_for_all(model.name) for model in self.models)
 
-    def told(self, visit: Visit, refusal: Refusal) -> None:
+    def told(self, record: RequestRecord, refusal: ApiError) -> None:
         """A refusal is about to be sent. When it says to come back is remembered."""
         if refusal.retry_after_s is not None:
-            self.room.told(visit, refusal.retry_after_s)
+            self.room.told(record, refusal.retry_after_s)
 
-    def _visit(self, request_id: str) -> Visit:
-        return self.inside[request_id][0]
+    def _record(self, request_id: str) -> RequestRecord:
+        return self.open_requests[request_id][0]
 
     async def drain(self, within_s: float, hurry: asyncio.Event) -> int:
         """Let nobody in, wait for those inside, then end what is left; how many had to be ended."""
         self.is_draining = True
-        if self.inside:
+        if self.open_requests:
             emptied = asyncio.ensure_future(self._emptied.wait())
             hurried = asyncio.ensure_future(hurry.wait())
             await asyncio.wait({emptied, hurried}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -166,14 +166,14 @@ class Doors:
         return self._end_all()
 
     def _end_all(self) -> int:
-        visits = [visit for visit, _ in self.inside.values()]
-        for visit in visits:
-            visit.end(_ended())
-        return len(visits)
+        records = [record for record, _ in self.open_requests.values()]
+        for record in records:
+            record.end(_ended())
+        return len(records)
 
     async def emptied(self, within_s: float) -> bool:
         """Whether everybody left in time."""
-        if self.inside:
+        if self.open_requests:
             try:
                 await asyncio.wait_for(self._emptied.wait(), within_s)
             except TimeoutError:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from quire.api.access.keys import Key, KeyRing
 from quire.api.access.quotas import Quota, Quotas, Terms
-from quire.api.http.errors import Refusal
+from quire.api.http.errors import ApiError
 from quire.core.request import PriorityClass
 
 NOBODY = "default"
@@ -50,8 +50,8 @@ async def require_key(request: Request) -> Caller:
     """Default deny."""
     gate: Gate = request.app.state.gate
     caller = gate.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
-    if (visit := request.scope.get("quire.visit")) is not None:
-        visit.tenant = caller.tenant
+    if (record := request.scope.get("quire.record")) is not None:
+        record.tenant = caller.tenant
     return caller
 
 
@@ -68,10 +68,10 @@ def _terms(key: Key) -> Terms:
     return Terms(key.requests_per_minute, key.tokens_per_minute, key.concurrent)
 
 
-def _unauthorized(*, is_missing: bool) -> Refusal:
+def _unauthorized(*, is_missing: bool) -> ApiError:
     message = (
         "an API key is needed, none given; send the header Authorization: Bearer KEY"
         if is_missing
         else "this API key is not known; check it, or ask who runs this server for one"
     )
-    return Refusal(401, "invalid_api_key", message, headers=(("www-authenticate", "Bearer"),))
+    return ApiError(401, "invalid_api_key", message, headers=(("www-authenticate", "Bearer"),))

@@ -15,7 +15,7 @@ from time import monotonic
 
 from quire.api.access.auth import Caller
 from quire.api.access.quotas import Quota
-from quire.api.http.errors import Refusal
+from quire.api.http.errors import ApiError
 from quire.api.models import Models
 
 TEXT_BYTES_PER_TOKEN = 8
@@ -63,7 +63,10 @@ def text_tokens(num_bytes: int, models: Models) -> int:
     that, and what a client is charged for a refused one is what the longest prompt that fits would have cost.
     """
     estimate = -(-num_bytes // TEXT_BYTES_PER_TOKEN)
-    longest = max((model.front.text.max_sequence_tokens for model in models if model.front is not None), default=None)
+    longest = max(
+        (model.engine_client.text.max_sequence_tokens for model in models if model.engine_client is not None),
+        default=None,
+    )
     return estimate if longest is None else min(estimate, longest)
 
 
@@ -74,7 +77,7 @@ def check_quota(caller: Caller, num_tokens: int) -> None:
         wait_s = bucket.wait_s(count, now_s) if bucket is not None else 0.0
         if bucket is not None and wait_s > 0:
             message = f"this key may use {bucket.per_minute} {what} a minute; try again in {wait_s:.0f} s"
-            raise Refusal(429, "rate_limit_exceeded", message, None, wait_s, rate_headers(caller))
+            raise ApiError(429, "rate_limit_exceeded", message, None, wait_s, rate_headers(caller))
 
 
 def opened_bill(caller: Caller, num_tokens: int) -> Bill:

@@ -3,16 +3,16 @@
 The rule is the core's (`core/shares.py`), here over other counts: everybody who is inside, and everybody who is on the
 way to an engine's queue or in it. The engine's own queue stays the judge; what it would turn away after its step is
 turned away here at once. Whatever a tenant is told about when to come back is a promise that is kept at all of them:
-whoever waits for the time comes in, through every door.
+a client that waits for the time is admitted, everywhere.
 """
 
 from collections.abc import Callable
 from math import ceil
 from time import monotonic
 
-from quire.api.access.request_record import Visit
+from quire.api.access.request_record import RequestRecord
 from quire.core.promises import Promises
-from quire.core.share_types import Ask, Bounds, NoRoom, Room
+from quire.core.share_types import Bounds, NoRoom, PlaceRequest, Room
 from quire.core.shares import Shares
 from quire.errors import DisplacedError
 
@@ -27,15 +27,15 @@ class QueueView:
 
     def __init__(self, bounds: Bounds) -> None:
         self.shares = Shares(bounds)
-        self._waiting: dict[str, Visit] = {}
+        self._waiting: dict[str, RequestRecord] = {}
         self._looked_s = 0.0
 
-    def judge(self, ask: Ask) -> Room | NoRoom:
+    def judge(self, ask: PlaceRequest) -> Room | NoRoom:
         """What it would tell somebody who asked. Changes nothing."""
         self._look(ask.now_s)
         return self.shares.judge(ask)
 
-    def enter(self, visit: Visit, ask: Ask) -> None:
+    def enter(self, record: RequestRecord, ask: PlaceRequest) -> None:
         """Be on the way to the queue. Raises QueueFullError or TenantShareError.
 
         Whose place it takes is for the engine to say.
@@ -45,16 +45,16 @@ class QueueView:
         if isinstance(room, NoRoom):
             raise room.error
         if room.is_promised:
-            self.shares.take_promised(visit.request_id, ask.tenant, ask.now_s)
+            self.shares.take_promised(record.request_id, ask.tenant, ask.now_s)
         else:
-            self.shares.take(visit.request_id, ask.tenant, ask.kind)
-        self._waiting[visit.request_id] = visit
+            self.shares.take(record.request_id, ask.tenant, ask.kind)
+        self._waiting[record.request_id] = record
 
-    def leave(self, visit: Visit, now_s: float) -> None:
+    def leave(self, record: RequestRecord, now_s: float) -> None:
         """It has begun, or it will not."""
-        if self._waiting.pop(visit.request_id, None) is not None:
-            self.shares.give_back(visit.request_id)
-            if visit.is_begun:
+        if self._waiting.pop(record.request_id, None) is not None:
+            self.shares.give_back(record.request_id)
+            if record.is_begun:
                 self.shares.left(now_s)
 
     def _look(self, now_s: float) -> None:
@@ -62,61 +62,61 @@ class QueueView:
         self.shares.advance(now_s)
         if now_s - self._looked_s > LOOK_AGAIN_S:
             self._looked_s = now_s
-            for visit in [one for one in self._waiting.values() if one.is_begun]:
-                self.leave(visit, now_s)
+            for record in [one for one in self._waiting.values() if one.is_begun]:
+                self.leave(record, now_s)
 
 
-class RoomBook:
+class CapacityBook:
     """Who is inside, who waits, and what tenants were told. On one event loop."""
 
-    def __init__(self, max_inside: int, queue: Bounds | None) -> None:
-        self._inside = Shares(Bounds(max_inside, (OPEN,), state="open"))
+    def __init__(self, max_open_requests: int, queue: Bounds | None) -> None:
+        self._open = Shares(Bounds(max_open_requests, (OPEN,), state="open"))
         self._bounds = queue
         self._views: dict[str, QueueView] = {}
         self._promises = Promises()
 
-    def enter(self, visit: Visit, tenant: str, find: Callable[[str], Visit]) -> None:
+    def enter(self, record: RequestRecord, tenant: str, find: Callable[[str], RequestRecord]) -> None:
         """Be inside, perhaps in the place of one who is found by its id. Raises QueueFullError or TenantShareError."""
         now_s = monotonic()
-        visit.is_promised = self._promises.come(tenant, now_s)
-        ask = Ask(tenant, OPEN, now_s, visit.is_promised)
-        room = self._inside.ask(ask)
+        record.is_promised = self._promises.come(tenant, now_s)
+        ask = PlaceRequest(tenant, OPEN, now_s, record.is_promised)
+        room = self._open.ask(ask)
         while isinstance(room, Room) and room.gives_up is not None and find(room.gives_up).state == "running":
             # What has begun is not broken off: it keeps its place, and another is looked for.
-            self._inside.settle(room.gives_up)
-            room = self._inside.judge(ask)
+            self._open.settle(room.gives_up)
+            room = self._open.judge(ask)
         if isinstance(room, NoRoom):
             raise room.error
         if room.gives_up is not None:
             self._displace(find(room.gives_up))
         if room.is_promised:
-            self._inside.take_promised(visit.request_id, tenant, now_s)
+            self._open.take_promised(record.request_id, tenant, now_s)
         else:
-            self._inside.take(visit.request_id, tenant, OPEN)
+            self._open.take(record.request_id, tenant, OPEN)
 
-    def _displace(self, visit: Visit) -> None:
-        retry_after_s = self._inside.retry_after_s(visit.tenant, OPEN)
-        self._inside.give_back(visit.request_id)
-        visit.end(DisplacedError(visit.tenant, retry_after_s))
+    def _displace(self, record: RequestRecord) -> None:
+        retry_after_s = self._open.retry_after_s(record.tenant, OPEN)
+        self._open.give_back(record.request_id)
+        record.end(DisplacedError(record.tenant, retry_after_s))
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, record: RequestRecord) -> None:
         """It is over."""
         now_s = monotonic()
-        if visit.request_id in self._inside:  # who was displaced has given it back before
-            self._inside.give_back(visit.request_id)
-            self._inside.left(now_s)
-        if visit.model in self._views:
-            self._views[visit.model].leave(visit, now_s)
+        if record.request_id in self._open:  # who was displaced has given it back before
+            self._open.give_back(record.request_id)
+            self._open.left(now_s)
+        if record.model in self._views:
+            self._views[record.model].leave(record, now_s)
 
-    def wait(self, visit: Visit, model: str, tenant: str, kind: str) -> None:
+    def wait(self, record: RequestRecord, model: str, tenant: str, kind: str) -> None:
         """Be on the way to a model's queue. Raises QueueFullError or TenantShareError."""
         if (view := self._view(model)) is not None:
-            view.enter(visit, Ask(tenant, kind, monotonic(), visit.is_promised))
+            view.enter(record, PlaceRequest(tenant, kind, monotonic(), record.is_promised))
 
     def judge(self, model: str, tenant: str, kind: str) -> NoRoom | None:
         """What somebody who was promised nothing would be told by a model's queue; None if it would be let in."""
         view = self._view(model)
-        room = None if view is None else view.judge(Ask(tenant, kind, monotonic()))
+        room = None if view is None else view.judge(PlaceRequest(tenant, kind, monotonic()))
         return room if isinstance(room, NoRoom) else None
 
     def has_room_for_all(self, model: str) -> bool:
@@ -124,10 +124,10 @@ class RoomBook:
         view = self._view(model)
         return view is None or view.shares.has_room_for_all
 
-    def told(self, visit: Visit, retry_after_s: float) -> None:
+    def told(self, record: RequestRecord, retry_after_s: float) -> None:
         """A tenant is about to be told when to come back. Whole seconds, as it is sent."""
-        if visit.tenant:
-            self._promises.tell(visit.tenant, monotonic(), max(1, ceil(retry_after_s)))
+        if record.tenant:
+            self._promises.tell(record.tenant, monotonic(), max(1, ceil(retry_after_s)))
 
     def _view(self, model: str) -> QueueView | None:
         if self._bounds is None:

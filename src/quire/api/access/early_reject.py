@@ -9,27 +9,27 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
-from quire.api.access.admission import Doors
+from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate
-from quire.api.access.request_record import Visit
+from quire.api.access.request_record import RequestRecord
 from quire.api.dialects.openai.fields import may_ask_for_a_class
 from quire.api.http.body import Receive
-from quire.api.http.errors import Refusal
+from quire.api.http.errors import ApiError
 from quire.api.http.headers import first_headers, header_text
 from quire.core.request import PriorityClass
 from quire.errors import CapacityError
 
 
-class Threshold:
+class EarlyReject:
     """Looks at requests that would have to wait."""
 
-    def __init__(self, doors: Doors, gate: Gate, queued_paths: Collection[str]) -> None:
-        self._doors = doors
+    def __init__(self, admission: Admission, gate: Gate, queued_paths: Collection[str]) -> None:
+        self._admission = admission
         self._gate = gate
         self._queued_paths = queued_paths
 
     @asynccontextmanager
-    async def passed(self, scope: Any, receive: Receive, visit: Visit) -> AsyncIterator[Receive]:
+    async def passed(self, scope: Any, receive: Receive, record: RequestRecord) -> AsyncIterator[Receive]:
         """Raise what the route would raise, or hand on what is still to be received.
 
         Whoever had to be looked at has a place from then on.
@@ -39,28 +39,28 @@ class Threshold:
             return
         headers = first_headers(scope["headers"])
         caller = self._gate.caller(header_text(headers, b"authorization"), header_text(headers, b"x-api-key"))
-        visit.tenant = caller.tenant
-        if caller.ceiling is PriorityClass.LOW or self._full(caller, visit) is None:
+        record.tenant = caller.tenant
+        if caller.ceiling is PriorityClass.LOW or self._full(caller, record) is None:
             yield receive
             return
-        with self._doors.place(visit, caller):
-            body = await self._doors.body(visit, caller, receive, headers.get(b"content-length"))
-            full = self._full(caller, visit)
+        with self._admission.admit(record, caller):
+            body = await self._admission.body(record, caller, receive, headers.get(b"content-length"))
+            full = self._full(caller, record)
             if full is not None and not may_ask_for_a_class(body, headers):
                 raise full
             yield _again(body, receive)
 
-    def told(self, visit: Visit, refusal: Refusal) -> None:
+    def told(self, record: RequestRecord, refusal: ApiError) -> None:
         """A refusal is about to be sent."""
-        self._doors.told(visit, refusal)
+        self._admission.told(record, refusal)
 
-    def _full(self, caller: Caller, visit: Visit) -> CapacityError | None:
+    def _full(self, caller: Caller, record: RequestRecord) -> CapacityError | None:
         """What this caller would be told; whoever comes at a time it was told to is told nothing."""
-        return None if visit.is_promised else self._doors.full_for(caller.tenant, PriorityClass.NORMAL)
+        return None if record.is_promised else self._admission.full_for(caller.tenant, PriorityClass.NORMAL)
 
     def _would_wait(self, scope: Any) -> bool:
         is_queued = scope["method"] == "POST" and scope["path"] in self._queued_paths
-        return is_queued and self._doors.is_full_for_somebody
+        return is_queued and self._admission.is_full_for_somebody
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

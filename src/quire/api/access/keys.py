@@ -151,7 +151,7 @@ def add_key(path: Path, name: str, **terms: Any) -> str:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """The key is refused from now on. An emptied file still locks the doors."""
+    """The key is refused from now on. An emptied file still asks for keys."""
     with _alone_with(path):
         keys = read_keys(path) or ()
         if not any(key.name == name for key in keys):
@@ -184,7 +184,7 @@ class _Seen:
 class KeyRing:
     """The keys in force. Without a file there are none, and whoever reaches the socket is let in.
 
-    Doors that were locked once stay locked: a file that vanishes lets nobody in.
+    Once keys were needed they stay needed: a file that vanishes lets no one in.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from quire.api.http.errors import Refusal, shortened
+from quire.api.http.errors import ApiError, shortened
 from quire.api.http.headers import header_text
 
 ANY = "*"
@@ -114,9 +114,9 @@ def _check_type(given: str | None) -> None:
     if given is None or given.partition(";")[0].strip().lower() == JSON:
         return
     message = f"without keys the header must be Content-Type: {JSON}, {shortened(given)} given; send it with the body"
-    raise Refusal(415, "unsupported_media_type", message)
+    raise ApiError(415, "unsupported_media_type", message)
 
 
-def _forbidden(what: str, why: str, flag: str) -> Refusal:
+def _forbidden(what: str, why: str, flag: str) -> ApiError:
     message = f"{why}: it has no keys, so foreign web pages are refused; start it with {flag}, or with keys"
-    return Refusal(403, f"{what}_not_allowed", message)
+    return ApiError(403, f"{what}_not_allowed", message)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from quire.client.client import Asked
+from quire.client.client import RequestHandle
 from quire.errors import DisplacedError, QuireError
-from quire.observe.metrics import Figures
+from quire.observe.metrics import ModelFigures
 
 
 @dataclass(slots=True)
-class Visit:
+class RequestRecord:
     """Filled in on the way; whatever is known when it ends is written down."""
 
     request_id: str
@@ -34,7 +34,7 @@ class Visit:
     """The code of what went wrong."""
     num_answers: int = 0
     max_tokens: int | None = None
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[RequestHandle] = field(default_factory=list)
     is_let_in: bool = False
     """An engine took all its prompts."""
     is_promised: bool = False
@@ -144,32 +144,32 @@ class Visit:
         }
 
 
-def figures_of(visit: Visit) -> Figures:
+def figures_of(record: RequestRecord) -> ModelFigures:
     """What the metrics want of a request that was let in."""
-    replies, now_s = [one.reply for one in visit.asked], monotonic()
+    replies, now_s = [one.reply for one in record.asked], monotonic()
     timings = [reply.timings_at(now_s) for reply in replies]
     firsts = [one.first_token_s for reply, one in zip(replies, timings, strict=True) if reply.num_tokens]
-    return Figures(
-        model=visit.model,
-        reason=_reason(visit),
-        num_prompt_tokens=visit.num_prompt_tokens,
-        num_cached_tokens=visit.num_cached_tokens,
-        num_output_tokens=visit.num_output_tokens,
+    return ModelFigures(
+        model=record.model,
+        reason=_reason(record),
+        num_prompt_tokens=record.num_prompt_tokens,
+        num_cached_tokens=record.num_cached_tokens,
+        num_output_tokens=record.num_output_tokens,
         num_longest_answer=max((reply.num_longest for reply in replies), default=0),
-        num_answers=visit.num_answers,
-        max_tokens=visit.max_tokens,
+        num_answers=record.num_answers,
+        max_tokens=record.max_tokens,
         num_preemptions=sum(reply.num_preemptions for reply in replies),
         queue_s=max((one.wait_s for one in timings), default=0.0),
         first_token_s=min(firsts, default=None),
-        total_s=now_s - visit.started_s,
+        total_s=now_s - record.started_s,
     )
 
 
-def _reason(visit: Visit) -> str:
+def _reason(record: RequestRecord) -> str:
     """As the field's metric labels it."""
-    if not visit.asked or not all(one.reply.is_answered for one in visit.asked):
+    if not record.asked or not all(one.reply.is_answered for one in record.asked):
         return "abort"
-    last = {piece.finish_reason for one in visit.asked for piece in one.reply.pieces if piece.finish_reason}
+    last = {piece.finish_reason for one in record.asked for piece in one.reply.pieces if piece.finish_reason}
     if "error" in last:
         return "error"
     return "length" if last <= {"length", "deadline"} else "stop"

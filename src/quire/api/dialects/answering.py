@@ -16,24 +16,24 @@ from typing import Any
 
 import msgspec
 
-from quire.api.access.admission import Doors
+from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill
-from quire.api.access.request_record import Visit, figures_of
+from quire.api.access.request_record import RequestRecord, figures_of
 from quire.api.access.text_work import TextWork
 from quire.api.asgi import ReaderStuckError
-from quire.api.dialects.body_answers import BodyAnswer, Call
-from quire.api.dialects.dialect import Addressed, Dialect, Question, usage
+from quire.api.dialects.body_answers import BodyAnswer, BodyRequest
+from quire.api.dialects.dialect import Dialect, GenerationRequest, Target, usage
 from quire.api.http.body import parse_object
-from quire.api.http.errors import Refusal, invalid, refusal_of
+from quire.api.http.errors import ApiError, api_error_of, invalid
 from quire.api.http.ids import new_id
-from quire.api.http.sse import DONE, Writer, error_event, event, send_json
+from quire.api.http.sse import DONE, SseWriter, error_event, event, send_json
 from quire.api.models import within_context
-from quire.client.client import Asked
+from quire.client.client import RequestHandle
 from quire.client.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply import Reply
-from quire.client.requests import How
-from quire.core.step import ASKED_FOR_NOTHING
+from quire.client.requests import RequestOptions
+from quire.core.step import UNSATISFIABLE
 
 LOG = logging.getLogger("quire.api")
 
@@ -41,80 +41,90 @@ LOG = logging.getLogger("quire.api")
 class Answering(BodyAnswer):
     """A question to a model, in any dialect."""
 
-    def __init__(self, doors: Doors, caller: Caller, dialect: Dialect) -> None:
-        super().__init__(doors, caller)
+    def __init__(self, admission: Admission, caller: Caller, dialect: Dialect) -> None:
+        super().__init__(admission, caller)
         self._dialect = dialect
 
-    async def answer(self, call: Call) -> None:
+    async def answer(self, call: BodyRequest) -> None:
         """Ask, and send what comes."""
-        visit = call.visit
-        async with visit.entering():
-            question = await self._question(call.body, call.headers, visit)
-        call.bill.settle(visit.num_answers, sum(len(ids) for ids in question.prompts))
-        clock = TokenClock(self._doors, visit, call.bill)
+        record = call.record
+        async with record.entering():
+            generation = await self._question(call.body, call.headers, record)
+        call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
+        clock = TokenClock(self._admission, record, call.bill)
         try:
-            async with visit.entering():
-                await self._ask(question, visit)
-            await self._send(question, call, clock)
+            async with record.entering():
+                await self._ask(generation, record)
+            await self._send(generation, call, clock)
         finally:
-            for asked in visit.asked:
+            for asked in record.asked:
                 asked.close()
             clock.count()
             # What the engine refused or displaced never ran: its zeros would make every latency look good.
-            if visit.is_let_in and not visit.is_displaced:
-                self._doors.metrics.observe(figures_of(visit))
+            if record.is_let_in and not record.is_displaced:
+                self._admission.metrics.observe(figures_of(record))
 
-    async def _question(self, body: bytes, headers: Mapping[bytes, bytes], visit: Visit) -> Question:
+    async def _question(self, body: bytes, headers: Mapping[bytes, bytes], record: RequestRecord) -> GenerationRequest:
         fields = await self._work.sized(len(body), lambda: self._dialect.parse(parse_object(body)))
-        to = self._dialect.addressed(fields, self._doors.models, self._caller, headers)
-        self._doors.check_room(visit, to.model.name, self._caller.tenant, to.priority)
-        question = await self._work.run(lambda: self._made(fields, to, visit))
-        visit.is_streamed, visit.max_tokens = question.stream.is_on, question.params.max_tokens
-        visit.num_answers = question.params.n * len(question.prompts)
-        return question
+        to = self._dialect.target(fields, self._admission.models, self._caller, headers)
+        self._admission.check_room(record, to.model.name, self._caller.tenant, to.priority)
+        generation = await self._work.run(lambda: self._made(fields, to, record))
+        record.is_streamed, record.max_tokens = generation.stream.is_on, generation.params.max_tokens
+        record.num_answers = generation.params.n * len(generation.prompts)
+        return generation
 
-    def _made(self, fields: Any, to: Addressed, visit: Visit) -> Question:
+    def _made(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
         """The question with the requests it comes to. Beside the event loop: lists in it may be long."""
         with within_context(to.model):
-            question = self._dialect.question(fields, to)
-            front, how = to.model.open(), to.how | How(is_promised=visit.is_promised)
-            return replace(question, requests=[front.request(ids, question.params, **how) for ids in question.prompts])
+            generation = self._dialect.generation(fields, to)
+            engine_client, options = to.model.open(), to.options | RequestOptions(is_promised=record.is_promised)
+            return replace(
+                generation,
+                requests=[engine_client.request(ids, generation.params, **options) for ids in generation.prompts],
+            )
 
-    async def _ask(self, question: Question, visit: Visit) -> None:
-        front = question.to.model.open()
-        with within_context(question.to.model):
-            for request in question.requests:
-                visit.asked.append(await front.submit(request, question.params))
-        visit.is_let_in = True
+    async def _ask(self, generation: GenerationRequest, record: RequestRecord) -> None:
+        engine_client = generation.to.model.open()
+        with within_context(generation.to.model):
+            for request in generation.requests:
+                record.asked.append(await engine_client.submit(request, generation.params))
+        record.is_let_in = True
 
-    async def _send(self, question: Question, call: Call, clock: "TokenClock") -> None:
-        if question.stream.is_on:
-            writer = Writer(call.send, self.limits())
-            await Streaming(question, call.visit, writer, clock, self._work).run()
+    async def _send(self, generation: GenerationRequest, call: BodyRequest, clock: "TokenClock") -> None:
+        if generation.stream.is_on:
+            writer = SseWriter(call.send, self.limits())
+            await Streaming(generation, call.record, writer, clock, self._work).run()
         else:
-            await self._send_whole(question, call, clock)
+            await self._send_whole(generation, call, clock)
 
-    async def _send_whole(self, question: Question, call: Call, clock: "TokenClock") -> None:
-        visit = call.visit
-        async for batch in batches(visit.asked):
+    async def _send_whole(self, generation: GenerationRequest, call: BodyRequest, clock: "TokenClock") -> None:
+        record = call.record
+        async for batch in stream_batches(record.asked):
             clock.tick(batch)
-            for place, piece in batch:
-                check(piece, visit.asked[place].reply)
-        num_bytes = sum(piece.num_bytes for asked in visit.asked for piece in asked.reply.pieces)
-        num_bytes += prompt_bytes(question, visit.num_prompt_tokens)
-        data = await self._work.sized(num_bytes, lambda: whole_answer(question, visit))
+            for prompt_index, piece in batch:
+                check_finish(piece, record.asked[prompt_index].reply)
+        num_bytes = sum(piece.num_bytes for asked in record.asked for piece in asked.reply.pieces)
+        num_bytes += prompt_bytes(generation, record.num_prompt_tokens)
+        data = await self._work.sized(num_bytes, lambda: whole_answer(generation, record))
         await send_json(call.send, 200, data, self.limits())
 
 
 class Streaming:
     """The answers to one question as chunks."""
 
-    def __init__(self, question: Question, visit: Visit, writer: Writer, clock: "TokenClock", work: TextWork) -> None:
-        self._question = question
-        self._visit = visit
+    def __init__(
+        self,
+        generation: GenerationRequest,
+        record: RequestRecord,
+        writer: SseWriter,
+        clock: "TokenClock",
+        work: TextWork,
+    ) -> None:
+        self._question = generation
+        self._record = record
         self._writer = writer
-        self._head = head_of(question, question.wording.chunk_name)
-        self._replies: list[Reply] = [asked.reply for asked in visit.asked]
+        self._head = head_of(generation, generation.writer.chunk_name)
+        self._replies: list[Reply] = [asked.reply for asked in record.asked]
         self._begun: set[int] = set()
         self._clock = clock
         self._work = work
@@ -122,7 +132,7 @@ class Streaming:
     async def run(self) -> None:
         """All chunks, then the end; an error after the first chunk is part of the stream."""
         try:
-            async for batch in batches(self._visit.asked):
+            async for batch in stream_batches(self._record.asked):
                 self._clock.tick(batch)
                 if data := await self._work.sized(self._num_bytes(batch), lambda: self._joined(batch)):  # noqa: B023
                     await self._writer.write(data)
@@ -132,30 +142,30 @@ class Streaming:
         except Exception as error:
             if not self._writer.is_open:
                 raise
-            refusal = refusal_of(error, self._visit.request_id)
+            refusal = api_error_of(error, self._record.request_id)
             if refusal.status == 500:
-                LOG.exception("stream %s broke", self._visit.request_id)
-            self._visit.error = refusal.code
+                LOG.exception("stream %s broke", self._record.request_id)
+            self._record.error = refusal.code
             await self._writer.write(error_event(refusal.body), is_last=True)
 
     def _num_bytes(self, batch: Sequence[tuple[int, Piece]]) -> int:
         """About how much there is to word."""
         num_bytes = sum(piece.num_bytes for _, piece in batch)
         if len(self._begun) < len(self._replies):
-            num_bytes += prompt_bytes(self._question, self._visit.num_prompt_tokens)
+            num_bytes += prompt_bytes(self._question, self._record.num_prompt_tokens)
         return num_bytes
 
     def _joined(self, batch: Sequence[tuple[int, Piece]]) -> bytes:
-        return b"".join([chunk for place, piece in batch for chunk in self._chunks(place, piece)])
+        return b"".join([chunk for prompt_index, piece in batch for chunk in self._chunks(prompt_index, piece)])
 
-    def _chunks(self, place: int, piece: Piece) -> list[bytes]:
-        check(piece, self._replies[place])
-        wording = self._question.wording
+    def _chunks(self, prompt_index: int, piece: Piece) -> list[bytes]:
+        check_finish(piece, self._replies[prompt_index])
+        writer = self._question.writer
         choices: list[dict[str, Any]] = []
-        if place not in self._begun:
-            self._begun.add(place)
-            choices += wording.opening(place, self._replies[place])
-        if (choice := wording.choice(place, piece)) is not None:
+        if prompt_index not in self._begun:
+            self._begun.add(prompt_index)
+            choices += writer.opening(prompt_index, self._replies[prompt_index])
+        if (choice := writer.choice(prompt_index, piece)) is not None:
             choices.append(choice)
         return [event({**self._head, "choices": [choice], **self._usage_field()}) for choice in choices]
 
@@ -175,13 +185,13 @@ class Streaming:
 
 
 class TokenClock:
-    """Tokens as they come: counted, charged, and how long they take to follow one another, as the doors see it."""
+    """Tokens as they come: counted, charged, and how long they take to follow one another, as the server sees it."""
 
-    def __init__(self, doors: Doors, visit: Visit, bill: Bill) -> None:
-        self._visit = visit
+    def __init__(self, admission: Admission, record: RequestRecord, bill: Bill) -> None:
+        self._record = record
         self._bill = bill
-        self._observe = doors.metrics.token_gap(visit.model)
-        self._produced = doors.metrics.tokens_produced(visit.model)
+        self._observe = admission.metrics.token_gap(record.model)
+        self._produced = admission.metrics.tokens_produced(record.model)
         self._num_counted = 0
         self._last_s: dict[tuple[int, int], float] = {}
         """Of each answer to each prompt."""
@@ -191,8 +201,8 @@ class TokenClock:
         self.count()
         now_s = monotonic()
         counts: Counter[tuple[int, int]] = Counter()
-        for place, piece in batch:
-            counts[place, piece.index] += len(piece.token_ids)
+        for prompt_index, piece in batch:
+            counts[prompt_index, piece.index] += len(piece.token_ids)
         for answer, count in counts.items():
             last_s = self._last_s.get(answer)
             if last_s is not None and count:
@@ -202,60 +212,60 @@ class TokenClock:
 
     def count(self) -> None:
         """Charge and count what came since the last time."""
-        num_tokens = self._visit.num_output_tokens
+        num_tokens = self._record.num_output_tokens
         self._produced(num_tokens - self._num_counted)
         self._num_counted = num_tokens
         self._bill.count_output(num_tokens)
 
 
-def whole_answer(question: Question, visit: Visit) -> bytes:
+def whole_answer(generation: GenerationRequest, record: RequestRecord) -> bytes:
     """All choices in one object."""
-    replies, wording = [asked.reply for asked in visit.asked], question.wording
-    choices = [choice for place, reply in enumerate(replies) for choice in wording.whole(place, reply)]
+    replies, writer = [asked.reply for asked in record.asked], generation.writer
+    choices = [choice for prompt_index, reply in enumerate(replies) for choice in writer.whole(prompt_index, reply)]
     told = {
-        **head_of(question, wording.object_name),
+        **head_of(generation, writer.object_name),
         "choices": choices,
-        "usage": usage(replies, shows_answers=question.shows_answers),
-        **wording.extras(replies),
+        "usage": usage(replies, shows_answers=generation.shows_answers),
+        **writer.extras(replies),
     }
     return msgspec.json.encode(told)
 
 
-def prompt_bytes(question: Question, num_prompt_tokens: int) -> int:
+def prompt_bytes(generation: GenerationRequest, num_prompt_tokens: int) -> int:
     """About how much there is to say of the prompts themselves."""
-    wanted = question.params.prompt_logprobs
-    return 0 if wanted is None else LOGPROB_BYTES * num_prompt_tokens * (1 + wanted) * question.params.n
+    wanted = generation.params.prompt_logprobs
+    return 0 if wanted is None else LOGPROB_BYTES * num_prompt_tokens * (1 + wanted) * generation.params.n
 
 
-def head_of(question: Question, object_name: str) -> dict[str, Any]:
+def head_of(generation: GenerationRequest, object_name: str) -> dict[str, Any]:
     """What the whole answer, or every chunk of it, begins with."""
     return {
-        "id": new_id(question.wording.id_prefix),
+        "id": new_id(generation.writer.id_prefix),
         "object": object_name,
         "created": int(time()),
-        "model": question.to.model.name,
+        "model": generation.to.model.name,
     }
 
 
-def check(piece: Piece, reply: Reply) -> None:
+def check_finish(piece: Piece, reply: Reply) -> None:
     """Some ends are no answers."""
-    if piece.error in ASKED_FOR_NOTHING:
+    if piece.error in UNSATISFIABLE:
         raise invalid(f"the request contradicts itself: {piece.error}")
     if piece.finish_reason == "error":
         LOG.error("a row failed: %s", piece.error)
-        raise Refusal(500, "model_error", "the model could not compute this request; ask in other words")
+        raise ApiError(500, "model_error", "the model could not compute this request; ask in other words")
     if piece.finish_reason == "deadline" and not reply.num_tokens:
-        raise Refusal(503, "request_timeout", "the request was not done in time; try again", retry_after_s=10)
+        raise ApiError(503, "request_timeout", "the request was not done in time; try again", retry_after_s=10)
 
 
-async def batches(asked: Sequence[Asked]) -> AsyncIterator[list[tuple[int, Piece]]]:
+async def stream_batches(asked: Sequence[RequestHandle]) -> AsyncIterator[list[tuple[int, Piece]]]:
     """All that came for any of the prompts, with each prompt's place, until all are answered."""
     ready = asyncio.Event()
     for one in asked:
         one.stream.wake(ready)
     while True:
         ready.clear()
-        batch = [(place, piece) for place, one in enumerate(asked) for piece in one.stream.take()]
+        batch = [(prompt_index, piece) for prompt_index, one in enumerate(asked) for piece in one.stream.take()]
         if batch:
             yield batch
         elif all(one.stream.is_over for one in asked):

@@ -13,25 +13,25 @@ from typing import Any
 
 from starlette.responses import Response
 
-from quire.api.access.admission import Doors
+from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, rate_headers
-from quire.api.access.request_record import Visit
+from quire.api.access.request_record import RequestRecord
 from quire.api.http.body import ClientGoneError, Receive, parse_object
 from quire.api.http.headers import first_headers
 from quire.api.http.sse import Send, send_json
 
-TextAnswer = Callable[[dict[str, Any], Doors, Caller], Awaitable[bytes]]
-"""The fields of a body, the doors and who asks, to the JSON that is sent."""
+TextAnswer = Callable[[dict[str, Any], Admission, Caller], Awaitable[bytes]]
+"""The fields of a body, the admission and the caller, to the JSON that is sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BodyRequest:
     """One request whose body is there and has been charged."""
 
     body: bytes
     headers: Mapping[bytes, bytes]
-    visit: Visit
+    record: RequestRecord
     bill: Bill
     send: Send
 
@@ -41,24 +41,24 @@ class BodyAnswer(Response):
 
     background = None
 
-    def __init__(self, doors: Doors, caller: Caller) -> None:
-        self._doors = doors
+    def __init__(self, admission: Admission, caller: Caller) -> None:
+        self._admission = admission
         self._caller = caller
-        self._work = doors.text_work(caller)
+        self._work = admission.text_work(caller)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer; whatever happens, nothing is left running."""
-        visit: Visit = scope["quire.visit"]
+        record: RequestRecord = scope["quire.record"]
         headers = first_headers(scope["headers"])
         try:
-            with self._doors.place(visit, self._caller):
-                body = await self._doors.body(visit, self._caller, receive, headers.get(b"content-length"))
-                with self._doors.billed(self._caller, visit, len(body)) as bill:
-                    await while_client_stays(receive, self.answer(Call(body, headers, visit, bill, send)))
+            with self._admission.admit(record, self._caller):
+                body = await self._admission.body(record, self._caller, receive, headers.get(b"content-length"))
+                with self._admission.billed(self._caller, record, len(body)) as bill:
+                    await while_client_stays(receive, self.answer(BodyRequest(body, headers, record, bill, send)))
         except ClientGoneError:
-            visit.is_cut = True
+            record.is_cut = True
 
-    async def answer(self, call: Call) -> None:
+    async def answer(self, call: BodyRequest) -> None:
         """Send the whole answer."""
         raise NotImplementedError
 
@@ -70,15 +70,15 @@ class BodyAnswer(Response):
 class TextAnswering(BodyAnswer):
     """Work without a model: it takes a place, and is charged for its bytes."""
 
-    def __init__(self, doors: Doors, caller: Caller, answer: TextAnswer) -> None:
-        super().__init__(doors, caller)
+    def __init__(self, admission: Admission, caller: Caller, answer: TextAnswer) -> None:
+        super().__init__(admission, caller)
         self._answer = answer
 
-    async def answer(self, call: Call) -> None:
+    async def answer(self, call: BodyRequest) -> None:
         """One JSON object."""
-        async with call.visit.entering():
+        async with call.record.entering():
             fields = await self._work.sized(len(call.body), lambda: parse_object(call.body))
-            data = await self._answer(fields, self._doors, self._caller)
+            data = await self._answer(fields, self._admission, self._caller)
         await send_json(call.send, 200, data, self.limits())
 
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quire.api.access.auth import Caller
-from quire.api.models import Model, Models
+from quire.api.models import ModelEntry, Models
 from quire.client.outputs import Piece
 from quire.client.params import SamplingParams
 from quire.client.reply import Reply
-from quire.client.requests import How
+from quire.client.requests import RequestOptions
 from quire.core.request import PriorityClass, Request
 
 
-class Wording(Protocol):
+class ResponseWriter(Protocol):
     """How one API words the answers to one question."""
 
     @property
@@ -35,15 +35,15 @@ class Wording(Protocol):
         """What a chunk calls itself."""
         ...
 
-    def opening(self, place: int, reply: Reply) -> Sequence[dict[str, Any]]:
+    def opening(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
         """Choices that come before a prompt's first piece."""
         ...
 
-    def choice(self, place: int, piece: Piece) -> dict[str, Any] | None:
+    def choice(self, prompt_index: int, piece: Piece) -> dict[str, Any] | None:
         """A piece as a choice of a chunk; None if it shows nothing."""
         ...
 
-    def whole(self, place: int, reply: Reply) -> Sequence[dict[str, Any]]:
+    def whole(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
         """A prompt's answers as choices."""
         ...
 
@@ -62,27 +62,27 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Addressed:
+class Target:
     """Which model is asked, by whom, how urgently."""
 
-    model: Model
-    how: How
+    model: ModelEntry
+    options: RequestOptions
 
     @property
     def priority(self) -> PriorityClass:
         """Its class."""
-        return PriorityClass(self.how.get("priority", PriorityClass.NORMAL))
+        return PriorityClass(self.options.get("priority", PriorityClass.NORMAL))
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class GenerationRequest:
     """Everything that has to be known to answer."""
 
-    to: Addressed
+    to: Target
     prompts: Sequence[list[int]]
     params: SamplingParams
     stream: StreamOptions
-    wording: Wording
+    writer: ResponseWriter
     requests: Sequence[Request] = ()
     """One for each prompt, once they are made."""
     shows_answers: bool = True
@@ -96,11 +96,11 @@ class Dialect(Protocol):
         """Valid fields of a body, or a refusal. Pure; may run beside the event loop."""
         ...
 
-    def addressed(self, fields: Any, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Addressed:
+    def target(self, fields: Any, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Target:
         """Whom these fields ask, and in whose name. Cheap: whoever finds the house full is told after this."""
         ...
 
-    def question(self, fields: Any, to: Addressed) -> Question:
+    def generation(self, fields: Any, to: Target) -> GenerationRequest:
         """What these fields ask, in tokens. Runs beside the event loop, however small it is."""
         ...
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from quire.api.http.errors import Refusal, invalid
+from quire.api.http.errors import ApiError, invalid
 from quire.api.http.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, ON_LOOP_BYTES
 
 Receive = Callable[[], Awaitable[Any]]
@@ -35,7 +35,7 @@ async def read_body(receive: Receive, declared: bytes | None, pause: Pause) -> b
             return await _read(receive, pause)
     except TimeoutError:
         message = f"a body must come within {BODY_S:g} s, this one did not; send it faster"
-        raise Refusal(408, "body_timeout", message) from None
+        raise ApiError(408, "body_timeout", message) from None
 
 
 async def _read(receive: Receive, pause: Pause) -> bytes:
@@ -54,10 +54,10 @@ async def _read(receive: Receive, pause: Pause) -> bytes:
             return b"".join(parts)
 
 
-def too_large(given: str) -> Refusal:
+def too_large(given: str) -> ApiError:
     """More bytes than a body may have."""
     message = f"a body may have {MAX_BODY_BYTES:,} bytes, {given} given; send less at once"
-    return Refusal(413, "request_too_large", message, headers=(("connection", "close"),))
+    return ApiError(413, "request_too_large", message, headers=(("connection", "close"),))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -122,11 +122,11 @@ def _check_depth(value: Any) -> None:
 
 
 def _children(value: Any) -> list[Any]:
-    inside = value.values() if isinstance(value, dict) else value
-    return [child for child in inside if isinstance(child, dict | list)]
+    open_requests = value.values() if isinstance(value, dict) else value
+    return [child for child in open_requests if isinstance(child, dict | list)]
 
 
-def _too_deep() -> Refusal:
+def _too_deep() -> ApiError:
     return invalid(f"JSON may be nested {MAX_JSON_DEPTH} deep, more given", code="invalid_json")
 
 

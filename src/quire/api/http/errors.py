@@ -35,7 +35,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 
 @dataclass(eq=False)
-class Refusal(Exception):  # noqa: N818 - it is what a client gets, not an error of ours
+class ApiError(Exception):
     """An answer that is not the one asked for."""
 
     status: int
@@ -71,25 +71,25 @@ class Refusal(Exception):  # noqa: N818 - it is what a client gets, not an error
             yield name.lower().encode("latin-1"), value.encode("latin-1")
 
 
-def invalid(message: str, param: str | None = None, code: str = "invalid_request") -> Refusal:
+def invalid(message: str, param: str | None = None, code: str = "invalid_request") -> ApiError:
     """Something in the request breaks a rule."""
-    return Refusal(400, code, message, param)
+    return ApiError(400, code, message, param)
 
 
-def unsupported(param: str, why: str) -> Refusal:
+def unsupported(param: str, why: str) -> ApiError:
     """What is not built is refused, never ignored."""
-    return Refusal(400, "unsupported_parameter", f"{param} is not supported: {why}; leave it out", param)
+    return ApiError(400, "unsupported_parameter", f"{param} is not supported: {why}; leave it out", param)
 
 
-def internal(request_id: str) -> Refusal:
+def internal(request_id: str) -> ApiError:
     """Not raised on purpose: the log knows more."""
-    return Refusal(500, "internal_error", f"the server made a mistake; its log has more under {request_id}")
+    return ApiError(500, "internal_error", f"the server made a mistake; its log has more under {request_id}")
 
 
-def refusal_of(error: Exception, request_id: str) -> Refusal:
+def api_error_of(error: Exception, request_id: str) -> ApiError:
     """What a client is told of an error."""
     match error:
-        case Refusal():
+        case ApiError():
             return error
         case InvalidParameterError():
             return invalid(str(error), _named_parameter(str(error)), "invalid_parameter")
@@ -104,21 +104,21 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
     return internal(request_id)
 
 
-def _not_now(error: QuireError) -> Refusal:
+def _not_now(error: QuireError) -> ApiError:
     """Nothing is wrong with the request: it comes at a bad time."""
     match error:
         case DisplacedError() | TenantShareError():
-            return Refusal(429, "rate_limit_exceeded", str(error), retry_after_s=error.retry_after_s)
+            return ApiError(429, "rate_limit_exceeded", str(error), retry_after_s=error.retry_after_s)
         case QueueFullError():
-            return Refusal(503, "server_overloaded", str(error), retry_after_s=error.retry_after_s)
+            return ApiError(503, "server_overloaded", str(error), retry_after_s=error.retry_after_s)
         case EngineDeadError():
             message = "the model's engine is not running; it is being seen to, try again"
-            return Refusal(503, "engine_dead", message, retry_after_s=DEAD_RETRY_S)
+            return ApiError(503, "engine_dead", message, retry_after_s=DEAD_RETRY_S)
         case StreamStuckError():
-            return Refusal(503, "reader_too_slow", str(error), retry_after_s=FULL_RETRY_S)
+            return ApiError(503, "reader_too_slow", str(error), retry_after_s=FULL_RETRY_S)
         case DrainingError():
-            return Refusal(503, "server_draining", str(error), retry_after_s=DEAD_RETRY_S)
-    return Refusal(503, "server_overloaded", str(error), retry_after_s=FULL_RETRY_S)
+            return ApiError(503, "server_draining", str(error), retry_after_s=DEAD_RETRY_S)
+    return ApiError(503, "server_overloaded", str(error), retry_after_s=FULL_RETRY_S)
 
 
 def shortened(given: object) -> str:

@@ -1,4 +1,4 @@
-"""Every bound of the doors, in one place. A client meets each of them as a sentence, never as a crash.
+"""Every bound of the API, in one place. A client meets each of them as a sentence, never as a crash.
 
 Bounds on what one answer may be (n, stop strings, log-probabilities, biases) belong to the engine's parameters and are
 named here again so that they can be read together.

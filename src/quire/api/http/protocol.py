@@ -15,9 +15,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.api.access.request_record import Visit
+from quire.api.access.request_record import RequestRecord
 from quire.api.http.descriptors import max_connections
-from quire.api.http.errors import Refusal
+from quire.api.http.errors import ApiError
 from quire.api.http.limits import (
     EVICTED_AT_ONCE,
     HEAD_S,
@@ -166,10 +166,10 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self) -> None:
         if self.transport.is_closing() or self._lingering is not None:
             return
-        refusal = Refusal(400, "invalid_http", "this is not a valid HTTP/1.1 request")
+        refusal = ApiError(400, "invalid_http", "this is not a valid HTTP/1.1 request")
         if self._is_head_too_large:
             message = f"the head of a request may have {MAX_HEAD_BYTES:,} bytes, more given"
-            refusal = Refusal(431, "head_too_large", message)
+            refusal = ApiError(431, "head_too_large", message)
         phrase = HTTPStatus(refusal.status).phrase.encode()
         lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, phrase), b"connection: close\r\n"]
         lines += [name + b": " + value + b"\r\n" for name, value in refusal.header_items()]
@@ -198,9 +198,9 @@ class Protocol(HttpToolsProtocol):
     def _blame_readers(self) -> None:
         """Whose answer was not taken: the log must not say that they left."""
         for cycle in self._cycles:
-            visit = cycle.scope.get("quire.visit")
-            if isinstance(visit, Visit) and not cycle.response_complete:
-                visit.error = "reader_too_slow"
+            record = cycle.scope.get("quire.record")
+            if isinstance(record, RequestRecord) and not cycle.response_complete:
+                record.error = "reader_too_slow"
 
     def _count(self, num_bytes: int) -> None:
         self._num_line_bytes += num_bytes

@@ -25,7 +25,7 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n" + DONE
 
 
-class Writer:
+class SseWriter:
     """A response in parts. The first part opens it."""
 
     def __init__(self, send: Send, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

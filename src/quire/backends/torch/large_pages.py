@@ -23,7 +23,7 @@ def whole_lines(num_bytes: int) -> int:
     return -(-num_bytes // LINE_BYTES) * LINE_BYTES
 
 
-class Shelf:
+class Arena:
     """Hands out pieces of large boards. A board lives as long as one of its pieces."""
 
     BOARD_BYTES = 64 << 20

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
 from quire.backends.torch import native
-from quire.backends.torch.large_pages import Shelf
+from quire.backends.torch.large_pages import Arena
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+PackedLinear = Callable[[torch.Tensor], torch.Tensor]
 
-SLAB_ROWS = 256
+CHUNK_ROWS = 256
 """Rows that a chain of products takes at once: what one makes is still in the cache when the next reads it."""
 PROBED_ROWS = (1, 2, 4, 8, 15, 16, 40, 64, 96)
 
@@ -37,7 +37,7 @@ class LinearKind:
     reason: str
     dtype: torch.dtype = torch.float32
     """How weights are held."""
-    _shelf: Shelf = field(default_factory=Shelf, compare=False, repr=False)
+    _arena: Arena = field(default_factory=Arena, compare=False, repr=False)
 
     @property
     def is_packed(self) -> bool:
@@ -49,20 +49,20 @@ class LinearKind:
         """The type of the rows that go in and come out."""
         return torch.float32 if self.is_packed else self.dtype
 
-    def slabs(self, num_rows: int) -> list[slice]:
+    def row_chunks(self, num_rows: int) -> list[slice]:
         """How this many padded rows are best cut for a chain of products."""
-        size = SLAB_ROWS if self.name == "native" else num_rows
+        size = CHUNK_ROWS if self.name == "native" else num_rows
         return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
     def padded(self, num_rows: int) -> int:
         """The row count that is computed for this many."""
         return num_rows if self.name == "native" else padded(num_rows)
 
-    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
+    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
         """A product with this weight ([out, in], in the rows' type) for rows padded by `padded`."""
         match self.name:
             case "native":
-                return native.PackedProduct(weight, bias, self.dtype, self._shelf)
+                return native.PackedProduct(weight, bias, self.dtype, self._arena)
             case "onednn":
                 return _onednn(weight, bias)
             case _:
@@ -102,7 +102,7 @@ def _probe_onednn() -> str | None:
 
 def _probed(
     name: str,
-    prepare: Callable[[torch.Tensor], Product],
+    prepare: Callable[[torch.Tensor], PackedLinear],
     counts: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
 ) -> str | None:
@@ -125,7 +125,7 @@ def _probed(
     return None
 
 
-def _onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+def _onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
     pack = torch.ops.mkldnn._reorder_linear_weight(weight)
     run = torch.ops.mkldnn._linear_pointwise
 

@@ -6,28 +6,28 @@ from contextlib import contextmanager
 import torch
 
 from quire.backends import memory_plan
-from quire.backends.loaded import Loaded, OnRead
+from quire.backends.loaded import LoadedRunner, OnRead
 from quire.backends.protocol import Capacity
 from quire.backends.torch.inputs import MAX_ROWS_OF_A_CALL, TILE_ROWS
 from quire.backends.torch.kv_store import KVStore, num_block_bytes
 from quire.backends.torch.linear import LinearKind, choose_kind
 from quire.backends.torch.models.decoder import Decoder
+from quire.backends.torch.models.decoder_config import is_decoder, read_shape
 from quire.backends.torch.models.model import Model
 from quire.backends.torch.models.rope import read_rope
-from quire.backends.torch.models.shape import is_decoder, read_shape
 from quire.backends.torch.native_ops import NativeOps, why_not_native
 from quire.backends.torch.ops import Ops, TorchOps
 from quire.backends.torch.runner import TorchRunner
 from quire.backends.torch.threads import use_threads
-from quire.backends.torch.weights import WeightReader
+from quire.backends.torch.weight_reader import WeightReader
 from quire.checkpoints import Checkpoint
 from quire.config import ModelSettings
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError
 
 
-def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> Loaded:
+def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
     """Load the model within the budget, or raise before anything is served."""
     if settings.device != "cpu" and not _has_device(settings.device):
         raise ConfigError(f"device must be one this torch can use, {settings.device!r} given; try cpu")
@@ -50,7 +50,7 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         num_kv_bytes=store.num_block_bytes,
     )
     layout = f"torch {settings.kv_dtype or settings.dtype}"
-    return Loaded(TorchRunner(model, store, capacity), plan, load_peak_bytes, layout, notes)
+    return LoadedRunner(TorchRunner(model, store, capacity), plan, load_peak_bytes, layout, notes)
 
 
 @torch.inference_mode()
@@ -148,7 +148,9 @@ def measure_step(model: Model, settings: ModelSettings, longest: int) -> int:
             WorkItem(1, (1,) * tail, longest - tail, table, None, (1,) * tail, 5),
         ]
     short = size * -(-MAX_ROWS_OF_A_CALL // (8 * settings.max_running))
-    params = SamplingParams(top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5)
+    params = ResolvedSampling(
+        top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5
+    )
     decoding = [
         WorkItem(at, (1,), position, table, Sampling(params, 1, 0, position + 1, 1, (1,) * (position + 1)), (), 0)
         for at in range(settings.max_running)

@@ -8,8 +8,8 @@ import torch
 from quire.backends.torch import native
 from quire.backends.torch.inputs import Batch
 from quire.backends.torch.kv_store import KVStore
+from quire.backends.torch.models.decoder_config import DecoderShape
 from quire.backends.torch.models.rope import Rope
-from quire.backends.torch.models.shape import DecoderShape
 from quire.backends.torch.ops import HeadNorms, StepOps
 
 
@@ -39,9 +39,9 @@ class NativeOps:
         """As many: a row's arithmetic is written out, and no other row is near it."""
         return num_rows
 
-    def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]) -> StepOps:
+    def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, row_chunks: Sequence[slice]) -> StepOps:
         """Places and tiles for all layers."""
-        return _NativeStep(self, batch, store, residual, slabs)
+        return _NativeStep(self, batch, store, residual, row_chunks)
 
     def layers_of(self, store: KVStore) -> native.StoreLayers:
         """Looked up once per store."""
@@ -52,10 +52,10 @@ class NativeOps:
 
 class _NativeStep:
     def __init__(
-        self, ops: NativeOps, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]
+        self, ops: NativeOps, batch: Batch, store: KVStore, residual: torch.Tensor, row_chunks: Sequence[slice]
     ) -> None:
         shape, layers = ops.shape, ops.layers_of(store)
-        num_rows, widest = len(residual), slabs[0].stop
+        num_rows, widest = len(residual), row_chunks[0].stop
         # One buffer each for the whole step: a layer, or a slab of it, is done with it before the next needs it.
         # Padding rows go through products as zeros, and through nothing else.
         normed = residual.new_zeros(num_rows, shape.hidden_size)
@@ -67,25 +67,25 @@ class _NativeStep:
         self._eps = shape.norm_eps
         self._by_layer = ops.by_layer
         # Only the last slab has padding.
-        cuts = [(rows, items.num_rows - rows.start) for rows in slabs]
+        cuts = [(rows, items.num_rows - rows.start) for rows in row_chunks]
         self._norms = [native.BoundNorm(residual[rows], normed[rows], shape.norm_eps, real) for rows, real in cuts]
         self._writes = [native.BoundRopeWrite(places.part(rows), layers, queries[rows], real) for rows, real in cuts]
         self._gates = [native.BoundSiluMul(gated[: rows.stop - rows.start], real) for rows, real in cuts]
         self._attention = native.BoundAttention(queries, layers, items, answers)
-        self._answers = [answers[rows].flatten(1) for rows in slabs]
+        self._answers = [answers[rows].flatten(1) for rows in row_chunks]
 
-    def norm(self, slab: int, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        return self._norms[slab](added, weight)
+    def norm(self, chunk: int, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        return self._norms[chunk](added, weight)
 
-    def write(self, at: int, slab: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
+    def write(self, at: int, chunk: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
         heads = None
         if norms.query_norm is not None and norms.key_norm is not None:
-            heads = native.HeadNorms(norms.query_norm, norms.key_norm, self._eps)
-        self._writes[slab](at, qkv, heads)
+            heads = native.HeadNormWeights(norms.query_norm, norms.key_norm, self._eps)
+        self._writes[chunk](at, qkv, heads)
 
     def attend(self, at: int) -> Sequence[torch.Tensor]:
         self._attention(at, self._by_layer[at])
         return self._answers
 
-    def silu_mul(self, slab: int, gate_up: torch.Tensor) -> torch.Tensor:
-        return self._gates[slab](gate_up)
+    def silu_mul(self, chunk: int, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gates[chunk](gate_up)

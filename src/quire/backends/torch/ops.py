@@ -17,8 +17,8 @@ from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.inputs import Batch, Tiler, TilesByWindow
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.linear import padded
+from quire.backends.torch.models.decoder_config import DecoderShape
 from quire.backends.torch.models.rope import Rope, rotate
-from quire.backends.torch.models.shape import DecoderShape
 
 
 class HeadNorms(Protocol):
@@ -38,11 +38,11 @@ class HeadNorms(Protocol):
 class StepOps(Protocol):
     """One step's operations."""
 
-    def norm(self, slab: int, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+    def norm(self, chunk: int, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         """The slab's residual += `added`, then its RMS norm."""
         ...
 
-    def write(self, at: int, slab: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
+    def write(self, at: int, chunk: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
         """Turn a slab's queries and keys, keep the queries, and put keys and values into the store."""
         ...
 
@@ -50,7 +50,7 @@ class StepOps(Protocol):
         """Answer the queries of all slabs: [row, all heads] for each slab."""
         ...
 
-    def silu_mul(self, slab: int, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, chunk: int, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of a slab's rows that hold both. What it returns lasts until the next slab's."""
         ...
 
@@ -62,7 +62,7 @@ class Ops(Protocol):
         """The row count with which a row's bits depend on that row alone."""
         ...
 
-    def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]) -> StepOps:
+    def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, row_chunks: Sequence[slice]) -> StepOps:
         """The operations of one step, whose rows ([row, hidden]) are cut like this."""
         ...
 
@@ -85,33 +85,33 @@ class TorchOps:
         """How the rows of a step meet their blocks."""
         return self._tiler.tiles(batch)
 
-    def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]) -> StepOps:
+    def begin(self, batch: Batch, store: KVStore, residual: torch.Tensor, row_chunks: Sequence[slice]) -> StepOps:
         """Angles and tiles for all layers."""
-        return _TorchStep(self, batch, store, residual, slabs)
+        return _TorchStep(self, batch, store, residual, row_chunks)
 
 
 class _TorchStep:
     def __init__(
-        self, ops: TorchOps, batch: Batch, store: KVStore, residual: torch.Tensor, slabs: Sequence[slice]
+        self, ops: TorchOps, batch: Batch, store: KVStore, residual: torch.Tensor, row_chunks: Sequence[slice]
     ) -> None:
         self._shape = ops.shape
         self._attention = ops.attention
         self._batch = batch
         self._store = store
-        self._slabs = slabs
-        self._residuals = [residual[rows] for rows in slabs]
+        self._row_chunks = row_chunks
+        self._residuals = [residual[rows] for rows in row_chunks]
         self._tiles = ops.tiles(batch)
         self._angles = ops.rope.angles(batch.positions)
         self._queries: list[torch.Tensor] = []
 
-    def norm(self, slab: int, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-        residual = self._residuals[slab]
+    def norm(self, chunk: int, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        residual = self._residuals[chunk]
         if added is not None:
             residual += added
         return _rms_norm(residual, weight, self._shape.norm_eps)
 
-    def write(self, at: int, slab: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
-        shape, rows = self._shape, self._slabs[slab]
+    def write(self, at: int, chunk: int, qkv: torch.Tensor, norms: HeadNorms) -> None:
+        shape, rows = self._shape, self._row_chunks[chunk]
         joined = qkv.view(len(qkv), -1, shape.head_size)
         queries, keys, values = torch.split(joined, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
         if norms.query_norm is not None and norms.key_norm is not None:
@@ -125,10 +125,10 @@ class _TorchStep:
         queries, self._queries = torch.cat(self._queries), []
         calls = self._tiles[self._shape.windows[at]]
         answers = attend(queries, self._store, at, calls, self._attention).flatten(1)
-        return [answers[rows] for rows in self._slabs]
+        return [answers[rows] for rows in self._row_chunks]
 
-    def silu_mul(self, slab: int, gate_up: torch.Tensor) -> torch.Tensor:
-        del slab
+    def silu_mul(self, chunk: int, gate_up: torch.Tensor) -> torch.Tensor:
+        del chunk
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from quire.backends.draws import uniform
 from quire.backends.torch import native
 from quire.backends.torch.token_lists import Mask, Numbers, RowLists, TokenLists
-from quire.core.step import ASKED_FOR_NOTHING, Sampling, TokenLogprobs
+from quire.core.step import UNSATISFIABLE, Sampling, TokenLogprobs
 from quire.errors import InvariantError
 
 NUM_CANDIDATES = 1024
@@ -193,9 +193,9 @@ def _choose_shifted(logits: torch.Tensor, rows: Sequence[_Row]) -> list[Choice]:
 
 def _choice(token_id: int, is_empty: bool, vocabulary_size: int) -> Choice:
     if is_empty:
-        return Choice(None, ASKED_FOR_NOTHING[0])
+        return Choice(None, UNSATISFIABLE[0])
     if token_id >= vocabulary_size:
-        return Choice(None, ASKED_FOR_NOTHING[1])
+        return Choice(None, UNSATISFIABLE[1])
     return Choice(token_id)
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import WorkItem
 
 Ids = NDArray[np.int64]
@@ -26,7 +26,7 @@ Mask = NDArray[np.bool_]
 class TokenLists:
     """The lists of one request's parameters, each made when it is first needed."""
 
-    def __init__(self, params: SamplingParams, vocabulary_size: int) -> None:
+    def __init__(self, params: ResolvedSampling, vocabulary_size: int) -> None:
         self.params = params
         self._vocabulary_size = vocabulary_size
 

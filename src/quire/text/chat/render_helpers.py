@@ -17,7 +17,7 @@ import msgspec
 
 from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
 from quire.text.chat import render_wire as wire
-from quire.text.chat.render_wire import Load, Render, ToServer
+from quire.text.chat.render_wire import LoadTemplate, Render, ToServer
 
 COMMAND = (sys.executable, "-m", "quire.text.chat.render_process")
 START_S = 60.0
@@ -138,8 +138,8 @@ atexit.register(IDLE.kill_all)
 class Helpers:
     """The helpers of one model, each with its template loaded. Safe from several threads."""
 
-    def __init__(self, load: Load) -> None:
-        self._load = wire.encode(load)
+    def __init__(self, load: LoadTemplate) -> None:
+        self._load = wire.encode_frame(load)
         self._changed = threading.Condition()
         self._num_helpers = 0
         """Those that are free, busy or being started."""
@@ -252,7 +252,7 @@ def _not_started(error: BaseException) -> BaseException:
 
 def _encoded(asked: Render) -> bytes:
     try:
-        return wire.encode(asked)
+        return wire.encode_frame(asked)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidTextError(
             f"a chat must be made of what JSON can say: {error}; send whole characters, numbers and lists"

@@ -15,7 +15,17 @@ from quire.errors import TemplateError
 from quire.text.chat import render_wire as wire
 from quire.text.chat.marked_text import MarkedText, concat, mark
 from quire.text.chat.metering import METER, Meter
-from quire.text.chat.render_wire import Broken, Hello, Load, Loaded, Refused, Render, Rendered, ToProcess, ToServer
+from quire.text.chat.render_wire import (
+    Broken,
+    Hello,
+    LoadTemplate,
+    Render,
+    Rendered,
+    TemplateLoaded,
+    TemplateRefused,
+    ToProcess,
+    ToServer,
+)
 from quire.text.chat.sandbox import TemplateSandbox
 
 MEMORY_BYTES = 512 * 1024 * 1024
@@ -28,13 +38,13 @@ PROBE = "quire-probe"
 class Program:
     """One compiled template."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: LoadTemplate) -> None:
         self._load = load
         self._template, self.own_text = TemplateSandbox().compiled(load.source)
 
-    def loaded(self) -> Loaded:
+    def loaded(self) -> TemplateLoaded:
         """What is known of it."""
-        return Loaded(self._finds_parts_only(), self.own_text)
+        return TemplateLoaded(self._finds_parts_only(), self.own_text)
 
     def render(self, asked: Render) -> Rendered:
         """The prompt. Raises TemplateError for whatever the template does wrong."""
@@ -101,25 +111,25 @@ class Renderer:
     def answer(self, message: ToProcess) -> ToServer:
         """What the server is told."""
         try:
-            if isinstance(message, Load):
+            if isinstance(message, LoadTemplate):
                 self._program = None
                 self._program = Program(message)
                 return self._program.loaded()
             if self._program is None:
-                return Refused("no template is loaded")
+                return TemplateRefused("no template is loaded")
             return self._program.render(message)
         except TemplateError as error:
-            return Refused(str(error))
+            return TemplateRefused(str(error))
         except Exception as error:  # a template may break the compiler in many ways
             line = getattr(error, "lineno", None)
             why = str(error) or type(error).__name__
             return Broken(f"the chat template does not compile{f' at line {line}' if line else ''}: {why}")
 
 
-def serve(end: socket.socket) -> None:
+def serve_renderer(end: socket.socket) -> None:
     """Answer until the other side has ended."""
     renderer = Renderer()
-    wire.send(end, wire.encode(Hello()))
+    wire.send(end, wire.encode_frame(Hello()))
     while True:
         try:
             message = wire.read_to_process(wire.receive(end))
@@ -131,11 +141,15 @@ def serve(end: socket.socket) -> None:
 
 def _encoded(answer: ToServer) -> bytes:
     try:
-        return wire.encode(answer)
+        return wire.encode_frame(answer)
     except UnicodeEncodeError:
-        return wire.encode(Refused("the model's chat template wrote half a character; use the completions endpoint"))
+        return wire.encode_frame(
+            TemplateRefused("the model's chat template wrote half a character; use the completions endpoint")
+        )
     except MemoryError:
-        return wire.encode(Refused(f"a chat template may use {MEMORY_BYTES:,} bytes, its prompt needs more"))
+        return wire.encode_frame(
+            TemplateRefused(f"a chat template may use {MEMORY_BYTES:,} bytes, its prompt needs more")
+        )
 
 
 def _bound_memory() -> None:
@@ -154,4 +168,4 @@ def _allow_time() -> None:
 
 if __name__ == "__main__":
     _bound_memory()
-    serve(socket.socket(fileno=0))
+    serve_renderer(socket.socket(fileno=0))

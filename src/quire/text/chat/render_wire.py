@@ -16,7 +16,7 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 LENGTH_BYTES = 4
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+class LoadTemplate(msgspec.Struct, frozen=True, tag=True):
     """Compile this template, and try what it shows."""
 
     source: str
@@ -41,7 +41,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """The process has started."""
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True):
+class TemplateLoaded(msgspec.Struct, frozen=True, tag=True):
     """The template can be used."""
 
     wants_parts: bool
@@ -58,7 +58,7 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
     """Spans (start, stop), in order."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class TemplateRefused(msgspec.Struct, frozen=True, tag=True):
     """The template refused the messages, or did too much work on them."""
 
     message: str
@@ -70,14 +70,14 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToProcess = Load | Render
-ToServer = Hello | Loaded | Rendered | Refused | Broken
+ToProcess = LoadTemplate | Render
+ToServer = Hello | TemplateLoaded | Rendered | TemplateRefused | Broken
 
 _to_process: msgspec.json.Decoder[ToProcess] = msgspec.json.Decoder(ToProcess)
 _to_server: msgspec.json.Decoder[ToServer] = msgspec.json.Decoder(ToServer)
 
 
-def encode(message: ToProcess | ToServer) -> bytes:
+def encode_frame(message: ToProcess | ToServer) -> bytes:
     """A message as it goes over the wire. Raises TypeError, ValueError or RecursionError for what JSON cannot say."""
     return msgspec.json.encode(message)
 

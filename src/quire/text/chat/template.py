@@ -18,7 +18,7 @@ from typing import Any, TypedDict, Unpack
 from quire.errors import CheckpointError, InvalidTextError, QuireError, TemplateError
 from quire.text.chat.messages import Message, prepare_messages
 from quire.text.chat.render_helpers import Helpers
-from quire.text.chat.render_wire import Broken, Load, Loaded, Refused, Render, Rendered
+from quire.text.chat.render_wire import Broken, LoadTemplate, Render, Rendered, TemplateLoaded, TemplateRefused
 
 MAX_SOURCE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 8_000_000
@@ -82,7 +82,7 @@ class ChatTemplate:
         self._now = now
         self._source = source
         self._special_tokens = dict(special_tokens)
-        self._helpers = Helpers(Load(source, self._special_tokens, max_output_chars, MAX_STEPS))
+        self._helpers = Helpers(LoadTemplate(source, self._special_tokens, max_output_chars, MAX_STEPS))
         self.close = weakref.finalize(self, self._helpers.close)
         """End its processes. They end, too, when nobody has the template any more."""
         self.failure: QuireError | None = None
@@ -116,15 +116,15 @@ class ChatTemplate:
         rendered = self._run(asked)
         return _cut_at_mark(rendered) if is_continued else rendered
 
-    def _load(self) -> Loaded:
+    def _load(self) -> TemplateLoaded:
         try:
             answer = self._helpers.load()
         except TemplateError as error:
             self.failure = error
-            return Loaded(wants_parts=False, own_text="")
+            return TemplateLoaded(wants_parts=False, own_text="")
         if isinstance(answer, Broken):
             raise CheckpointError(f"{answer.message}; give another file")
-        if not isinstance(answer, Loaded):
+        if not isinstance(answer, TemplateLoaded):
             raise CheckpointError(f"a chat template must be loaded, {answer!r} came of it; give another file")
         return answer
 
@@ -132,7 +132,9 @@ class ChatTemplate:
         answer = self._helpers.render(asked)
         if isinstance(answer, Rendered):
             return answer
-        raise TemplateError(answer.message if isinstance(answer, Refused) else f"no prompt came of it: {answer!r}")
+        raise TemplateError(
+            answer.message if isinstance(answer, TemplateRefused) else f"no prompt came of it: {answer!r}"
+        )
 
     def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:
         extra = dict(arguments.get("extra", {}))

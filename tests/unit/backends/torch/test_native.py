@@ -293,7 +293,7 @@ def test_rope_and_write(
     heads, kv_heads, slots_of_block = 6, 2, 16
     qkv = torch.randn(rows, (heads + kv_heads) * size + kv_heads * value_size)
     angle = torch.randn(rows, 1, size)
-    norms = native.HeadNorms(torch.randn(size), torch.randn(size), 1e-6) if has_norm else None
+    norms = native.HeadNormWeights(torch.randn(size), torch.randn(size), 1e-6) if has_norm else None
     blocks = 1 + torch.randperm(60)[:rows]
     slots = torch.randint(slots_of_block, (rows,))
     keys = torch.full((64, kv_heads, size, slots_of_block), NAN, dtype=dtype)

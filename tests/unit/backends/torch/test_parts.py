@@ -12,11 +12,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from quire.backends import memory_plan
 from quire.backends.torch import linear, native, threads
 from quire.backends.torch.kv_store import KVStore, LayerShape
-from quire.backends.torch.large_pages import Shelf
+from quire.backends.torch.large_pages import Arena
 from quire.backends.torch.linear import LinearKind, choose_kind, padded
 from quire.backends.torch.models.adapter import _any_shape
+from quire.backends.torch.models.decoder_config import windows_of
 from quire.backends.torch.models.rope import read_rope, rope_parameters
-from quire.backends.torch.models.shape import windows_of
 from quire.backends.torch.threads import physical_cores
 from quire.config import ModelSettings
 from quire.config.machine import share_of_memory_bytes
@@ -103,7 +103,7 @@ def test_a_missing_product_is_said_and_the_next_is_taken(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("wrong", ["numbers", "company", "operator"])
 def test_a_probe_finds_what_is_wrong(wrong: str) -> None:
-    def prepare(weight: torch.Tensor) -> linear.Product:
+    def prepare(weight: torch.Tensor) -> linear.PackedLinear:
         def product(rows: torch.Tensor) -> torch.Tensor:
             if wrong == "operator":
                 raise RuntimeError
@@ -166,12 +166,12 @@ def test_native_products_take_rows_that_lie_apart_and_refuse_others() -> None:
         with pytest.raises(ValueError, match="64 contiguous numbers"):
             product(rows)
     with pytest.raises(TypeError, match="float16"):
-        native.PackedProduct(torch.randn(4, 4), None, torch.float16, Shelf())
+        native.PackedProduct(torch.randn(4, 4), None, torch.float16, Arena())
 
 
 def test_a_shelf_hands_out_lines_that_do_not_overlap() -> None:
-    shelf = Shelf()
-    pieces = [shelf.take(size) for size in (1, 64, 100, Shelf.BOARD_BYTES + 1, 7)]
+    arena = Arena()
+    pieces = [arena.take(size) for size in (1, 64, 100, Arena.BOARD_BYTES + 1, 7)]
     spans = sorted((piece.data_ptr(), piece.data_ptr() + len(piece)) for piece in pieces)
     assert all(first % 64 == 0 for first, _ in spans)
     assert all(one[1] <= other[0] for one, other in pairwise(spans))
@@ -180,9 +180,9 @@ def test_a_shelf_hands_out_lines_that_do_not_overlap() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.name} {kind.dtype}")
 def test_slabs_cover_all_rows_and_change_nothing(kind: LinearKind) -> None:
     weight, rows = torch.randn(40, 24), torch.randn(kind.padded(700), 24)
-    product, slabs = kind.prepare(weight), kind.slabs(kind.padded(700))
-    assert torch.equal(torch.cat([product(rows[slab]) for slab in slabs]), product(rows))
-    assert len(slabs) == (1 if kind.name == "onednn" else 3)
+    product, row_chunks = kind.prepare(weight), kind.row_chunks(kind.padded(700))
+    assert torch.equal(torch.cat([product(rows[chunk]) for chunk in row_chunks]), product(rows))
+    assert len(row_chunks) == (1 if kind.name == "onednn" else 3)
 
 
 def test_padding_is_small_and_takes_few_sizes() -> None:

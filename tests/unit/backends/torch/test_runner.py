@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.backends.load import load
+from quire.backends.load import load_backend
 from quire.backends.protocol import Runner
 from quire.backends.torch import linear
 from quire.backends.torch.inputs import BatchMaker
@@ -21,7 +21,7 @@ from quire.backends.torch.models.model import Model
 from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
 from quire.config import Dtype, ModelSettings
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import RowResult, Sampling, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
 from tests.support import architectures
@@ -34,7 +34,7 @@ SETTINGS = ModelSettings(memory_bytes=8 << 30, block_size=8, max_step_tokens=64,
 def runner_of(name: str) -> Runner:
     # Blocks of 16 where native kernels can run, of 8 where plain torch must.
     settings = replace(SETTINGS, block_size=16) if name in architectures.NATIVE else SETTINGS
-    return load(resolve(str(architectures.directory(name))), settings).runner
+    return load_backend(resolve(str(architectures.directory(name))), settings).runner
 
 
 def greedy_item(sequence_id: int, tokens: list[int], blocks: tuple[int, ...], first: int = 0) -> WorkItem:
@@ -50,7 +50,7 @@ def run(runner: Runner, *items: WorkItem) -> dict[int, RowResult]:
 def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
     torch.manual_seed(5)
     prompts = [torch.randint(3, 131, (length,)).tolist() for length in (1, 2, 9, 40, 90)]
-    params = SamplingParams(temperature=0.0, max_tokens=12)
+    params = ResolvedSampling(temperature=0.0, max_tokens=12)
     asks = Machine(runner_of(name), max_running=4).run([Ask(prompt, params) for prompt in prompts])
     for ask in asks:
         ids = torch.tensor([ask.prompt])
@@ -123,24 +123,24 @@ def test_a_model_that_is_not_what_it_says_is_refused(
     tmp_path: Path, config: dict[str, Any], tensors: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(CheckpointError, match=words):
-        load(resolve(str(changed(tmp_path, "llama", config, tensors))), SETTINGS)
+        load_backend(resolve(str(changed(tmp_path, "llama", config, tensors))), SETTINGS)
 
 
 def test_bfloat16_weights_and_kv_run() -> None:
     settings = ModelSettings(memory_bytes=8 << 30, block_size=8, dtype="bfloat16", max_sequence_tokens=256)
-    loaded = load(resolve(str(architectures.directory("llama"))), settings)
+    loaded = load_backend(resolve(str(architectures.directory("llama"))), settings)
     assert "plain torch" in loaded.notes[0]
     assert "may depend on its company" in loaded.notes[1]
-    ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), SamplingParams(temperature=0.0, max_tokens=5)))
+    ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), ResolvedSampling(temperature=0.0, max_tokens=5)))
     assert len(ask.tokens) == 5
 
 
 def test_bfloat16_weights_without_products_for_them_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_probe_native", lambda _dtype: "no products here")
     settings = ModelSettings(memory_bytes=8 << 30, dtype="bfloat16", max_sequence_tokens=256)
-    loaded = load(resolve(str(architectures.directory("llama-native"))), settings)
+    loaded = load_backend(resolve(str(architectures.directory("llama-native"))), settings)
     assert [note.split(": ")[-1] for note in loaded.notes] == ["no products here"] * 2
-    ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), SamplingParams(temperature=0.0, max_tokens=5)))
+    ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), ResolvedSampling(temperature=0.0, max_tokens=5)))
     assert len(ask.tokens) == 5
 
 
@@ -184,8 +184,8 @@ def test_what_the_caller_makes_torchs_default_type_changes_nothing() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         torch.set_default_dtype(dtype)
         try:
-            loaded = load(resolve(str(architectures.directory("llama-native"))), settings)
-            asks = [Ask(list(range(3, 20)), SamplingParams(temperature=0.0, max_tokens=6))]
+            loaded = load_backend(resolve(str(architectures.directory("llama-native"))), settings)
+            asks = [Ask(list(range(3, 20)), ResolvedSampling(temperature=0.0, max_tokens=6))]
             found.append([ask.tokens for ask in Machine(loaded.runner).run(asks)])
         finally:
             torch.set_default_dtype(torch.float32)
@@ -193,12 +193,12 @@ def test_what_the_caller_makes_torchs_default_type_changes_nothing() -> None:
 
 
 def test_bfloat16_weights_on_the_fast_path_are_near_float32_and_the_same_in_company() -> None:
-    asks = [Ask(list(range(3 + at, 30 + at)), SamplingParams(temperature=0.0, max_tokens=9)) for at in range(5)]
+    asks = [Ask(list(range(3 + at, 30 + at)), ResolvedSampling(temperature=0.0, max_tokens=9)) for at in range(5)]
     found = {}
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     for dtype in dtypes:
         settings = ModelSettings(memory_bytes=8 << 30, dtype=dtype, max_sequence_tokens=256)
-        loaded = load(resolve(str(architectures.directory("llama-native"))), settings)
+        loaded = load_backend(resolve(str(architectures.directory("llama-native"))), settings)
         assert loaded.notes == ()
         alone = [Machine(loaded.runner).alone(ask) for ask in asks]
         together = Machine(loaded.runner).run(asks)
@@ -214,15 +214,15 @@ def test_bfloat16_weights_on_the_fast_path_are_near_float32_and_the_same_in_comp
 
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="cuda"):
-        load(resolve(str(architectures.directory("llama"))), ModelSettings(device="cuda"))
+        load_backend(resolve(str(architectures.directory("llama"))), ModelSettings(device="cuda"))
 
 
 def test_an_adapted_model_says_so() -> None:
-    assert "transformers" in load(resolve(str(architectures.directory("gemma2"))), SETTINGS).notes[0]
+    assert "transformers" in load_backend(resolve(str(architectures.directory("gemma2"))), SETTINGS).notes[0]
 
 
 def test_n_continuations_share_the_prompt_and_draw_their_own_tokens() -> None:
-    ask = Machine(runner_of("llama")).alone(Ask(list(range(3, 40)), SamplingParams(max_tokens=8), seed=5, n=4))
+    ask = Machine(runner_of("llama")).alone(Ask(list(range(3, 40)), ResolvedSampling(max_tokens=8), seed=5, n=4))
     assert len({tuple(tokens) for tokens in ask.answers.values()}) == 4
 
 

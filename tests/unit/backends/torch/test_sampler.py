@@ -11,7 +11,7 @@ import torch
 
 from quire.backends.torch import native, sampler
 from quire.backends.torch.sampler import NUM_CANDIDATES, Choice, choose, logprobs_of
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling
 from tests.support.plain_sampler import Row, SamplerSurvey, compare, random_sampling, survey
 
@@ -21,7 +21,7 @@ HUGE_SEED = 2**80
 
 
 def sampling(seed: int = 0, known: tuple[int, ...] = (0,), num_prompt_tokens: int = 1, **given: Any) -> Sampling:
-    return Sampling(SamplingParams(**given), seed, 0, len(known), num_prompt_tokens, known)
+    return Sampling(ResolvedSampling(**given), seed, 0, len(known), num_prompt_tokens, known)
 
 
 def greedy(logits: list[float], known: tuple[int, ...] = (0,), **given: Any) -> int | None:
@@ -214,7 +214,7 @@ def test_the_same_seed_gives_the_same_token(seed: int) -> None:
 
 
 def test_seed_continuation_and_position_each_change_the_draw() -> None:
-    params = SamplingParams()
+    params = ResolvedSampling()
     logits = torch.zeros(32, 1000)
     by_seed = [Sampling(params, at, 0, 5, 1, None) for at in range(32)]
     by_index = [Sampling(params, 0, at, 5, 1, None) for at in range(32)]
@@ -288,9 +288,9 @@ def test_vocabularies_beyond_the_candidates_come_out_as_the_plain_sampler_says(s
             Row(large_logits(random, shape, size), random_sampling(random, size)._replace(params=params), 5)
             for top_p in (1e-4, 0.3, 0.5, 0.7, 0.9, 0.999, 1.0)
             for params in (
-                SamplingParams(top_p=top_p),
-                SamplingParams(top_p=top_p, top_k=NUM_CANDIDATES + random.randint(-1, 1)),
-                SamplingParams(top_p=top_p, min_p=0.05, temperature=1.5, banned_token_ids=tuple(range(0, size, 3))),
+                ResolvedSampling(top_p=top_p),
+                ResolvedSampling(top_p=top_p, top_k=NUM_CANDIDATES + random.randint(-1, 1)),
+                ResolvedSampling(top_p=top_p, min_p=0.05, temperature=1.5, banned_token_ids=tuple(range(0, size, 3))),
             )
         ]
         compare(rows, torch.float32, found, f"{shape}, {size} tokens")

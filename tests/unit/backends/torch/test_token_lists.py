@@ -8,7 +8,7 @@ import torch
 
 from quire.backends.torch.sampler import choose
 from quire.backends.torch.token_lists import KeptLists, RowLists, TokenCounts, TokenLists
-from quire.core.request import SamplingParams
+from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling, WorkItem
 from tests.support.plain_sampler import random_sampling
 
@@ -16,11 +16,11 @@ SIZE = 6
 
 
 def struck(*, is_early: bool = False, **given: Any) -> list[int] | None:
-    mask = TokenLists(SamplingParams(**given), SIZE).struck(is_early=is_early)
+    mask = TokenLists(ResolvedSampling(**given), SIZE).struck(is_early=is_early)
     return None if mask is None else mask.nonzero()[0].tolist()
 
 
-def item(sequence_id: int, params: SamplingParams | None) -> WorkItem:
+def item(sequence_id: int, params: ResolvedSampling | None) -> WorkItem:
     sampling = None if params is None else Sampling(params, 0, 0, 1, 1, None)
     return WorkItem(sequence_id, (0,), 0, (1,), sampling, (), 0)
 
@@ -56,7 +56,7 @@ def test_counts_are_those_of_the_tokens_asked_about_however_they_follow_each_oth
 
 
 def test_a_sequence_keeps_its_lists_and_continuations_of_a_request_share_them() -> None:
-    kept, one, other = KeptLists(SIZE), SamplingParams(), SamplingParams()
+    kept, one, other = KeptLists(SIZE), ResolvedSampling(), ResolvedSampling()
     first = kept.of([item(1, one), item(2, one), item(3, other), item(4, None)])
     assert [row.lists.params for row in first] == [one, one, other]
     assert first[0].lists is first[1].lists
@@ -66,12 +66,12 @@ def test_a_sequence_keeps_its_lists_and_continuations_of_a_request_share_them() 
 
 
 def test_what_was_not_sampled_in_the_last_step_and_equal_parameters_of_another_are_made_anew() -> None:
-    kept, params = KeptLists(SIZE), SamplingParams()
+    kept, params = KeptLists(SIZE), ResolvedSampling()
     (first,) = kept.of([item(1, params)])
-    kept.of([item(2, SamplingParams())])
+    kept.of([item(2, ResolvedSampling())])
     (second,) = kept.of([item(1, params)])
     assert second.lists is not first.lists
-    (third,) = kept.of([item(1, SamplingParams())])
+    (third,) = kept.of([item(1, ResolvedSampling())])
     assert third.lists is not second.lists
 
 

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import Addressed, Question
+from quire.api.dialects.dialect import GenerationRequest, Target
 from quire.api.dialects.openai.fields import (
     check_room,
-    how,
+    options,
     refuse_added_tokens,
     refuse_to_explain_nothing,
-    refuse_what_is_not_built,
+    reject_unsupported,
     sampling_params,
     service_tier,
     stream_options,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs, within_bounds
-from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, TokenizeFields, read
+from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, TokenizeFields, parse_fields
 from quire.api.http.errors import invalid, unsupported
 from quire.api.models import Models
 from quire.client.outputs import Piece
@@ -29,7 +29,7 @@ FINISH = {"deadline": "length", "cancelled": "stop"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedChat:
     """A body that was read: its fields, and its messages as they came."""
 
     fields: ChatFields
@@ -39,33 +39,33 @@ class Asked:
 class Chat:
     """Makes questions out of chat bodies."""
 
-    def parse(self, body: dict[str, Any]) -> Asked:
+    def parse(self, body: dict[str, Any]) -> ParsedChat:
         """Valid fields, or a refusal."""
-        fields: ChatFields = read(ChatFields, body)
-        refuse_what_is_not_built(body)
+        fields: ChatFields = parse_fields(ChatFields, body)
+        reject_unsupported(body)
         if body.get("echo"):
             raise unsupported("echo", "a conversation is not repeated; /v1/completions can echo a prompt")
         refuse_added_tokens(body)
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_parameter")
-        return Asked(fields, body["messages"])
+        return ParsedChat(fields, body["messages"])
 
-    def addressed(self, asked: Asked, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Addressed:
+    def target(self, asked: ParsedChat, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Target:
         """Whom it asks, and in whose name."""
-        return Addressed(models.named(asked.fields.model), how(asked.fields, caller, headers))
+        return Target(models.named(asked.fields.model), options(asked.fields, caller, headers))
 
-    def question(self, asked: Asked, to: Addressed) -> Question:
+    def generation(self, asked: ParsedChat, to: Target) -> GenerationRequest:
         """What it asks, in tokens."""
-        fields, front = asked.fields, to.model.open()
+        fields, engine_client = asked.fields, to.model.open()
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
         refuse_to_explain_nothing(fields, params)
-        ids = front.text.chat(asked.messages, **template_arguments(fields))
+        ids = engine_client.text.chat(asked.messages, **template_arguments(fields))
         check_room(to.model, len(ids), limit)
-        names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        wording = ChatWording(names, service_tier(to.priority), bool(fields.logprobs), bool(fields.return_token_ids))
-        return within_bounds(Question(to, [ids], params, stream_options(fields), wording), num_prompt_times=1)
+        names = TokenNames(engine_client.text.tokenizer, bool(fields.return_tokens_as_token_ids))
+        writer = ChatWriter(names, service_tier(to.priority), bool(fields.logprobs), bool(fields.return_token_ids))
+        return within_bounds(GenerationRequest(to, [ids], params, stream_options(fields), writer), num_prompt_times=1)
 
 
 def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArguments:
@@ -86,7 +86,7 @@ def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArgum
 
 
 @dataclass(frozen=True, slots=True)
-class ChatWording:
+class ChatWriter:
     """How a chat's answers are worded."""
 
     names: TokenNames
@@ -97,7 +97,7 @@ class ChatWording:
     object_name: str = "chat.completion"
     chunk_name: str = "chat.completion.chunk"
 
-    def opening(self, place: int, reply: Reply) -> Sequence[dict[str, Any]]:
+    def opening(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
         """The role, for each answer."""
         delta = {"role": "assistant", "content": ""}
         return [
@@ -105,7 +105,7 @@ class ChatWording:
             for one in reply.request.continuations
         ]
 
-    def choice(self, place: int, piece: Piece) -> dict[str, Any] | None:
+    def choice(self, prompt_index: int, piece: Piece) -> dict[str, Any] | None:
         """What was added."""
         if not piece.text and not piece.finish_reason and not (self.with_logprobs or self.with_token_ids):
             return None
@@ -119,7 +119,7 @@ class ChatWording:
             told["stop_reason"] = piece.stop_reason
         return told | ({"token_ids": list(piece.token_ids)} if self.with_token_ids else {})
 
-    def whole(self, place: int, reply: Reply) -> Sequence[dict[str, Any]]:
+    def whole(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
         """All answers."""
         return [
             {

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import Addressed, Question
+from quire.api.dialects.dialect import GenerationRequest, Target
 from quire.api.dialects.openai.chat import finish_word
 from quire.api.dialects.openai.fields import (
     check_room,
-    how,
+    options,
     refuse_to_explain_nothing,
-    refuse_what_is_not_built,
+    reject_unsupported,
     sampling_params,
     stream_options,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, within_bounds
-from quire.api.dialects.openai.schemas import CompletionFields, Prompt, read
+from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_PROMPTS
 from quire.api.models import Models
@@ -33,23 +33,23 @@ class Completions:
 
     def parse(self, body: dict[str, Any]) -> CompletionFields:
         """Valid fields, or a refusal."""
-        fields: CompletionFields = read(CompletionFields, body)
-        refuse_what_is_not_built(body)
+        fields: CompletionFields = parse_fields(CompletionFields, body)
+        reject_unsupported(body)
         if not 0 < len(fields.prompts) <= MAX_PROMPTS or not all(len(one) for one in fields.prompts):
             raise invalid(f"prompt must hold 1 to {MAX_PROMPTS} prompts, none of them empty", "prompt")
         if fields.best_of not in (None, fields.n or 1):
             raise invalid(f"best_of must be equal to n, {fields.best_of} given; leave it out", "best_of")
         return fields
 
-    def addressed(
+    def target(
         self, fields: CompletionFields, models: Models, caller: Caller, headers: Mapping[bytes, bytes]
-    ) -> Addressed:
+    ) -> Target:
         """Whom it asks, and in whose name."""
-        return Addressed(models.named(fields.model), how(fields, caller, headers))
+        return Target(models.named(fields.model), options(fields, caller, headers))
 
-    def question(self, fields: CompletionFields, to: Addressed) -> Question:
+    def generation(self, fields: CompletionFields, to: Target) -> GenerationRequest:
         """What it asks, in tokens."""
-        front = to.model.open()
+        engine_client = to.model.open()
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
         # A prompt's own log-probabilities are asked for with an answer of none: one token is computed, and not shown.
         is_scored = limit == 0 and bool(fields.echo)
@@ -59,18 +59,18 @@ class Completions:
         params = sampling_params(fields, **settled)
         refuse_to_explain_nothing(fields, params)
         add = fields.add_special_tokens is not False
-        prompts = [_ids(front.text, prompt, add_special_tokens=add) for prompt in fields.prompts]
+        prompts = [_ids(engine_client.text, prompt, add_special_tokens=add) for prompt in fields.prompts]
         for ids in prompts:
             check_room(to.model, len(ids), params.max_tokens)
-        names = TokenNames(front.text.tokenizer, bool(fields.return_tokens_as_token_ids))
+        names = TokenNames(engine_client.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
-        wording = CompletionWording(names, fields, echoes, shows_answers=not is_scored)
-        question = Question(to, prompts, params, stream_options(fields), wording, shows_answers=not is_scored)
+        writer = CompletionWriter(names, fields, echoes, shows_answers=not is_scored)
+        generation = GenerationRequest(to, prompts, params, stream_options(fields), writer, shows_answers=not is_scored)
         num_forms = bool(fields.echo and fields.logprobs is not None) + (fields.prompt_logprobs is not None)
-        return within_bounds(question, num_prompt_times=params.n * num_forms)
+        return within_bounds(generation, num_prompt_times=params.n * num_forms)
 
 
-def _ids(text: TextModel, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+def _ids(text: TextModel, prompt: PromptField, *, add_special_tokens: bool) -> list[int]:
     if add_special_tokens or not isinstance(prompt, str):
         return text.prompt(prompt)
     return text.prompt(text.tokenizer.encode(prompt, add_special_tokens=False))
@@ -92,7 +92,7 @@ class _Prompt:
 
 
 @dataclass
-class CompletionWording:
+class CompletionWriter:
     """How completions are worded. Remembers how long each text is, because offsets are counted from its start."""
 
     names: TokenNames
@@ -104,36 +104,39 @@ class CompletionWording:
     chunk_name: str = "text_completion"
     _offsets: dict[int, int] = field(default_factory=dict)
 
-    def opening(self, place: int, reply: Reply) -> Sequence[dict[str, Any]]:
+    def opening(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
         """The prompt itself, if it is to be echoed."""
         if self.echoes is None:
             return ()
         logprobs, offset = self._logprobs(_prompt_entries(reply), 0)
-        indices = [self._index(place, one.index) for one in reply.request.continuations]
+        indices = [self._index(prompt_index, one.index) for one in reply.request.continuations]
         self._offsets |= dict.fromkeys(indices, offset)
-        return [self._told(index, self.echoes[place], logprobs, None) for index in indices]
+        return [self._told(index, self.echoes[prompt_index], logprobs, None) for index in indices]
 
-    def choice(self, place: int, piece: Piece) -> dict[str, Any] | None:
+    def choice(self, prompt_index: int, piece: Piece) -> dict[str, Any] | None:
         """What was added."""
         wants_tokens = self.fields.logprobs is not None or self.fields.return_token_ids
         if not piece.text and not piece.finish_reason and not wants_tokens:
             return None
-        index = self._index(place, piece.index)
+        index = self._index(prompt_index, piece.index)
         shown = piece.logprobs if self.shows_answers else ()
         text = piece.text if self.shows_answers else ""
         logprobs, self._offsets[index] = self._logprobs(shown, self._offsets.get(index, 0))
         return self._told(index, text, logprobs, piece)
 
-    def whole(self, place: int, reply: Reply) -> Sequence[dict[str, Any]]:
+    def whole(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
         """All answers to one prompt."""
-        prompt = self._prompt(place, reply)
-        return [self._whole(self._index(place, answer.index), prompt, answer) for answer in reply.completion().answers]
+        prompt = self._prompt(prompt_index, reply)
+        return [
+            self._whole(self._index(prompt_index, answer.index), prompt, answer)
+            for answer in reply.completion().answers
+        ]
 
     def extras(self, replies: Sequence[Reply]) -> Mapping[str, Any]:
         """Nothing else."""
         return {"system_fingerprint": None}
 
-    def _prompt(self, place: int, reply: Reply) -> "_Prompt":
+    def _prompt(self, prompt_index: int, reply: Reply) -> "_Prompt":
         """What every answer to a prompt says of it, worded once."""
         logprobs, offset = self._logprobs(_prompt_entries(reply) if self.echoes is not None else (), 0)
         more: dict[str, Any] = {}
@@ -141,7 +144,7 @@ class CompletionWording:
             more["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self.names)
         if self.fields.return_token_ids:
             more["prompt_token_ids"] = reply.request.prompt
-        return _Prompt(self.echoes[place] if self.echoes is not None else "", logprobs, offset, more)
+        return _Prompt(self.echoes[prompt_index] if self.echoes is not None else "", logprobs, offset, more)
 
     def _whole(self, index: int, prompt: "_Prompt", answer: Answer) -> dict[str, Any]:
         logprobs = prompt.logprobs
@@ -165,8 +168,8 @@ class CompletionWording:
             return None, offset
         return completion_logprobs(entries, self.names, offset)
 
-    def _index(self, place: int, index: int) -> int:
-        return place * (self.fields.n or 1) + index
+    def _index(self, prompt_index: int, index: int) -> int:
+        return prompt_index * (self.fields.n or 1) + index
 
 
 def _prompt_entries(reply: Reply) -> list[TokenLogprobs | int]:

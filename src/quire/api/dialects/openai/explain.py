@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 from pydantic import RootModel
 
-from quire.api.dialects.body_answers import BodyAnswer, Call
-from quire.api.dialects.dialect import Addressed, Dialect
+from quire.api.dialects.body_answers import BodyAnswer, BodyRequest
+from quire.api.dialects.dialect import Dialect, Target
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
 from quire.api.http.body import parse_object
 from quire.api.http.errors import invalid
 from quire.api.http.sse import send_json
-from quire.api.models import Model, Models, within_context
+from quire.api.models import ModelEntry, Models, within_context
 from quire.client.explanation import Difference, Explanation
 from quire.errors import CapacityError, EngineDeadError
 
@@ -32,29 +32,29 @@ class ExplainBody(RootModel[ChatFields | CompletionFields]):
 class Explaining(BodyAnswer):
     """Explains one prompt to whoever sent it."""
 
-    async def answer(self, call: Call) -> None:
+    async def answer(self, call: BodyRequest) -> None:
         """How much of a prompt would be found in the cache, and why the next token would not."""
-        models = self._doors.models
-        async with call.visit.entering():
+        models = self._admission.models
+        async with call.record.entering():
             body = await self._work.sized(len(call.body), lambda: parse_object(call.body))
             to, ids = await self._work.run(lambda: self._prompt(body, call.headers))
             call.bill.settle(1, len(ids))
-            found = await explained(to.model, models, ids, to.how["cache_group"])
-        told = {"object": "cache.explanation", "model": to.model.name, **worded(found)}
+            found = await explained(to.model, models, ids, to.options["cache_group"])
+        told = {"object": "cache.explanation", "model": to.model.name, **explanation_body(found)}
         await send_json(call.send, 200, msgspec.json.encode(told), self.limits())
 
-    def _prompt(self, body: dict[str, Any], headers: Mapping[bytes, bytes]) -> tuple[Addressed, list[int]]:
+    def _prompt(self, body: dict[str, Any], headers: Mapping[bytes, bytes]) -> tuple[Target, list[int]]:
         dialect: Dialect = Chat() if "messages" in body else Completions()
         fields = dialect.parse(body)
-        to = dialect.addressed(fields, self._doors.models, self._caller, headers)
+        to = dialect.target(fields, self._admission.models, self._caller, headers)
         with within_context(to.model):
-            question = dialect.question(fields, to)
-        if len(question.prompts) != 1:
-            raise invalid(f"one prompt is explained at a time, {len(question.prompts)} given; ask for each", "prompt")
-        return to, question.prompts[0]
+            generation = dialect.generation(fields, to)
+        if len(generation.prompts) != 1:
+            raise invalid(f"one prompt is explained at a time, {len(generation.prompts)} given; ask for each", "prompt")
+        return to, generation.prompts[0]
 
 
-async def explained(model: Model, models: Models, ids: list[int], cache_group: str) -> Explanation:
+async def explained(model: ModelEntry, models: Models, ids: list[int], cache_group: str) -> Explanation:
     """Why these tokens are not found; where nothing is, another model of this server may have them."""
     found = await model.open().explain_ids(ids, cache_group)
     if found.reason != "first_seen" or found.num_cached_tokens:
@@ -65,16 +65,16 @@ async def explained(model: Model, models: Models, ids: list[int], cache_group: s
     return found
 
 
-async def _has_cached(model: Model, ids: list[int], cache_group: str) -> bool:
+async def _has_cached(model: ModelEntry, ids: list[int], cache_group: str) -> bool:
     """Whether a model has the beginning of these very tokens for the same cache group. One that is away has nothing."""
-    if model.front is None or max(ids) >= model.front.text.vocabulary_size:
+    if model.engine_client is None or max(ids) >= model.engine_client.text.vocabulary_size:
         return False
     with suppress(CapacityError, EngineDeadError):
-        return (await model.front.explain_ids(ids, cache_group)).num_cached_tokens > 0
+        return (await model.engine_client.explain_ids(ids, cache_group)).num_cached_tokens > 0
     return False
 
 
-def worded(found: Explanation) -> dict[str, Any]:
+def explanation_body(found: Explanation) -> dict[str, Any]:
     """An explanation as the API words it."""
     return {
         "prompt_tokens": found.num_prompt_tokens,

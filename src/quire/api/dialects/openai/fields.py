@@ -9,9 +9,9 @@ from quire.api.dialects.dialect import StreamOptions
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.limits import MAX_SALT_CHARS, ON_LOOP_BYTES, REQUEST_S
-from quire.api.models import Model
+from quire.api.models import ModelEntry
 from quire.client.params import SamplingParams
-from quire.client.requests import How
+from quire.client.requests import RequestOptions
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 
@@ -64,7 +64,7 @@ def refuse_of(body: Mapping[str, Any], names: Iterable[str]) -> None:
             raise unsupported(name, NOT_BUILT[name])
 
 
-def refuse_what_is_not_built(body: Mapping[str, Any]) -> None:
+def reject_unsupported(body: Mapping[str, Any]) -> None:
     """Never ignore what would change the answer."""
     refuse_of(body, NOT_BUILT)
     if body.get("prompt_logprobs") is not None and body.get("stream"):
@@ -141,7 +141,7 @@ def _is_whole(header: bytes) -> bool:
     return header.removeprefix(b"-").isdigit() and len(header) < 12
 
 
-def how(fields: SamplingFields, caller: Caller, headers: Mapping[bytes, bytes]) -> How:
+def options(fields: SamplingFields, caller: Caller, headers: Mapping[bytes, bytes]) -> RequestOptions:
     """Who asks, how urgently, and with whom blocks are shared. Never above the key's ceiling."""
     wanted = asked_class(fields, headers.get(CLASS_HEADER))
     priority = max(wanted, caller.ceiling, key=URGENCY.__getitem__)
@@ -168,7 +168,7 @@ def service_tier(priority: PriorityClass) -> str:
     return {PriorityClass.HIGH: "priority", PriorityClass.LOW: "flex"}.get(priority, "default")
 
 
-def check_room(model: Model, num_prompt_tokens: int, max_tokens: int | None) -> None:
+def check_room(model: ModelEntry, num_prompt_tokens: int, max_tokens: int | None) -> None:
     """Prompt and answer must fit; nothing is shortened in silence."""
     limit = model.open().text.max_sequence_tokens
     if num_prompt_tokens + (max_tokens or 1) <= limit:

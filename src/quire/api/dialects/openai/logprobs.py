@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.api.dialects.dialect import Question
+from quire.api.dialects.dialect import GenerationRequest
 from quire.api.http.errors import invalid
 from quire.api.http.limits import LEAST_LOGPROB, MAX_ANSWER_LOGPROBS
 from quire.client.text_model import Tokenizer
@@ -15,18 +15,18 @@ from quire.core.step import TokenLogprobs
 _ENCODER = msgspec.json.Encoder()
 
 
-def within_bounds(question: Question, num_prompt_times: int) -> Question:
+def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> GenerationRequest:
     """The question, or a refusal: how many log-probabilities an answer will hold is known before anything is computed.
 
     Those of a prompt are said so many times. Those of answers that are streamed are gone when the next ones come.
     """
-    params, limit = question.params, question.to.model.open().text.max_sequence_tokens
+    params, limit = generation.params, generation.to.model.open().text.max_sequence_tokens
     num_of_prompt = 0 if params.prompt_logprobs is None else num_prompt_times * (1 + params.prompt_logprobs)
-    num_of_answer = 0 if params.logprobs is None or question.stream.is_on else params.n * (1 + params.logprobs)
-    lengths = [(len(ids), min(params.max_tokens or limit, limit - len(ids))) for ids in question.prompts]
+    num_of_answer = 0 if params.logprobs is None or generation.stream.is_on else params.n * (1 + params.logprobs)
+    lengths = [(len(ids), min(params.max_tokens or limit, limit - len(ids))) for ids in generation.prompts]
     count = sum(num_of_prompt * num_prompt + num_of_answer * num_answer for num_prompt, num_answer in lengths)
     if count <= MAX_ANSWER_LOGPROBS:
-        return question
+        return generation
     raise invalid(
         f"an answer may hold {MAX_ANSWER_LOGPROBS} log-probabilities, every alternative counted, for each of n answers "
         f"to each prompt; {count} are asked for. Ask for fewer alternatives, a smaller n, a lower max_tokens, or fewer "

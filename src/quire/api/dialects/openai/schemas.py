@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from quire.api.http.errors import Refusal, invalid
+from quire.api.http.errors import ApiError, invalid
 from quire.api.http.limits import MAX_MESSAGES, MAX_PROMPTS
 from quire.client.params import MAX_BIASES
 
@@ -74,20 +74,20 @@ class ContentPart(Loose):
     text: str | None = None
 
 
-class Message(Loose):
+class ChatMessage(Loose):
     """One message of a conversation."""
 
     role: str
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+ChatMessages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class TemplateFields(Loose):
     """What a chat template may be told."""
 
-    messages: Messages
+    messages: ChatMessages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: Objects | None = None
@@ -103,7 +103,7 @@ class ChatFields(SamplingFields, TemplateFields):
     top_logprobs: int | None = None
 
 
-Prompt = str | list[int]
+PromptField = str | list[int]
 
 
 class CompletionFields(SamplingFields):
@@ -116,7 +116,7 @@ class CompletionFields(SamplingFields):
     best_of: int | None = None
 
     @property
-    def prompts(self) -> list[Prompt]:
+    def prompts(self) -> list[PromptField]:
         """One or several."""
         given = self.prompt
         if isinstance(given, str):
@@ -131,7 +131,7 @@ class TokenizeFields(Loose):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Messages | None = None
+    messages: ChatMessages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -148,7 +148,7 @@ class DetokenizeFields(Loose):
     tokens: Ints
 
 
-def read(shape: type[Any], body: dict[str, Any]) -> Any:
+def parse_fields(shape: type[Any], body: dict[str, Any]) -> Any:
     """The fields of a body, or what is wrong with the first of them."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not all(type(one) is int for one in prompt):
@@ -162,7 +162,7 @@ def read(shape: type[Any], body: dict[str, Any]) -> Any:
         raise _first(error) from None
 
 
-def _first(error: ValidationError) -> Refusal:
+def _first(error: ValidationError) -> ApiError:
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
     # Branches of a union follow the field's name; they mean nothing to a client.
     name = str(found["loc"][0]) if found["loc"] else "body"

@@ -8,35 +8,35 @@ from typing import Any
 
 import msgspec
 
-from quire.api.access.admission import Doors
+from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.dialects.openai.chat import template_arguments
 from quire.api.dialects.openai.fields import OF_PROMPTS, refuse_added_tokens, refuse_of
-from quire.api.dialects.openai.schemas import DetokenizeFields, TokenizeFields, read
+from quire.api.dialects.openai.schemas import DetokenizeFields, TokenizeFields, parse_fields
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_DETOKENIZE_TOKENS
 from quire.api.models import Models, within_context
 from quire.client.text_model import TextModel
 
 
-async def tokenize(body: dict[str, Any], doors: Doors, caller: Caller) -> bytes:
+async def tokenize(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
     """The ids of a prompt or of a conversation."""
-    return await _worded(_tokenized, body, doors, caller)
+    return await _worded(_tokenized, body, admission, caller)
 
 
-async def detokenize(body: dict[str, Any], doors: Doors, caller: Caller) -> bytes:
+async def detokenize(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
     """The text of some ids."""
-    return await _worded(_detokenized, body, doors, caller)
+    return await _worded(_detokenized, body, admission, caller)
 
 
 async def _worded(
-    make: Callable[[dict[str, Any], Models], dict[str, Any]], body: dict[str, Any], doors: Doors, caller: Caller
+    make: Callable[[dict[str, Any], Models], dict[str, Any]], body: dict[str, Any], admission: Admission, caller: Caller
 ) -> bytes:
-    return await doors.text_work(caller).run(lambda: msgspec.json.encode(make(body, doors.models)))
+    return await admission.text_work(caller).run(lambda: msgspec.json.encode(make(body, admission.models)))
 
 
 def _tokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
-    fields: TokenizeFields = read(TokenizeFields, body)
+    fields: TokenizeFields = parse_fields(TokenizeFields, body)
     refuse_of(body, OF_PROMPTS)
     model = models.named(fields.model)
     text = model.open().text
@@ -51,7 +51,7 @@ def _tokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
 
 
 def _detokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
-    fields: DetokenizeFields = read(DetokenizeFields, body)
+    fields: DetokenizeFields = parse_fields(DetokenizeFields, body)
     text = models.named(fields.model).open().text
     if len(fields.tokens) > MAX_DETOKENIZE_TOKENS:
         raise invalid(f"detokenize takes {MAX_DETOKENIZE_TOKENS} tokens, {len(fields.tokens)} given", "tokens")

@@ -17,9 +17,9 @@ import torch
 from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.inputs import Batch, BatchMaker, Tiler, TilesByWindow
 from quire.backends.torch.kv_store import KVStore, LayerShape
-from quire.backends.torch.linear import LinearKind, Product, padded
+from quire.backends.torch.linear import LinearKind, PackedLinear, padded
+from quire.backends.torch.models.decoder_config import windows_of
 from quire.backends.torch.models.model import Computed
-from quire.backends.torch.models.shape import windows_of
 from quire.core.step import WorkItem
 from quire.errors import CheckpointError
 
@@ -190,7 +190,7 @@ def _pack_products(model: "PreTrainedModel", linear: LinearKind) -> None:
                 module.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
 
 
-def _any_shape(product: Product, linear: LinearKind) -> Product:
+def _any_shape(product: PackedLinear, linear: LinearKind) -> PackedLinear:
     """Flatten to rows, and pad them to a number that is computed like all others."""
 
     def forward(values: torch.Tensor) -> torch.Tensor:

@@ -12,11 +12,11 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
 from quire.backends.torch.inputs import Batch
 from quire.backends.torch.kv_store import KVStore, LayerShape
-from quire.backends.torch.linear import LinearKind, Product
+from quire.backends.torch.linear import LinearKind, PackedLinear
+from quire.backends.torch.models.decoder_config import DecoderShape
 from quire.backends.torch.models.model import Computed
-from quire.backends.torch.models.shape import DecoderShape
 from quire.backends.torch.ops import Ops
-from quire.backends.torch.weights import WeightReader
+from quire.backends.torch.weight_reader import WeightReader
 from quire.errors import CheckpointError
 
 HEAD = "lm_head.weight"
@@ -27,13 +27,13 @@ class Layer:
     """One layer's weights, ready to be used."""
 
     input_norm: torch.Tensor
-    qkv: Product
+    qkv: PackedLinear
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    out: Product
+    out: PackedLinear
     post_norm: torch.Tensor
-    gate_up: Product
-    down: Product
+    gate_up: PackedLinear
+    down: PackedLinear
 
 
 class Decoder:
@@ -66,16 +66,16 @@ class Decoder:
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
         """Write the rows' KV, and return the logits of the wanted rows."""
         residual = F.embedding(batch.tokens, self._embedding).to(self._linear.row_dtype)
-        slabs = self._linear.slabs(len(residual))
-        ops = self._ops.begin(batch, store, residual, slabs)
-        added: list[torch.Tensor | None] = [None] * len(slabs)
+        row_chunks = self._linear.row_chunks(len(residual))
+        ops = self._ops.begin(batch, store, residual, row_chunks)
+        added: list[torch.Tensor | None] = [None] * len(row_chunks)
         for at, layer in enumerate(self._layers):
-            for slab in range(len(slabs)):
-                ops.write(at, slab, layer.qkv(ops.norm(slab, added[slab], layer.input_norm)), layer)
-            for slab, answers in enumerate(ops.attend(at)):
-                normed = ops.norm(slab, layer.out(answers), layer.post_norm)
-                added[slab] = layer.down(ops.silu_mul(slab, layer.gate_up(normed)))
-        hidden = torch.cat([ops.norm(slab, one, self._norm) for slab, one in enumerate(added)])
+            for chunk in range(len(row_chunks)):
+                ops.write(at, chunk, layer.qkv(ops.norm(chunk, added[chunk], layer.input_norm)), layer)
+            for chunk, answers in enumerate(ops.attend(at)):
+                normed = ops.norm(chunk, layer.out(answers), layer.post_norm)
+                added[chunk] = layer.down(ops.silu_mul(chunk, layer.gate_up(normed)))
+        hidden = torch.cat([ops.norm(chunk, one, self._norm) for chunk, one in enumerate(added)])
         return Computed(torch.isfinite(hidden).all(dim=-1), self._logits(hidden[wanted]))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ class Decoder:
         filled = F.pad(hidden, (0, 0, 0, self._linear.padded(num_rows) - num_rows))
         return self._head(filled)[:num_rows].float()
 
-    def _read_embedding(self, reader: WeightReader) -> tuple[torch.Tensor, Product | None]:
+    def _read_embedding(self, reader: WeightReader) -> tuple[torch.Tensor, PackedLinear | None]:
         """And the head, if it is the same numbers: no larger tensor is held while others are read."""
         shape = self._shape
         whole = reader.read("model.embed_tokens.weight", (shape.vocabulary_size, shape.hidden_size))
@@ -110,7 +110,7 @@ class Decoder:
             down=self._product(reader, [f"{prefix}mlp.down_proj"], (hidden,), shape.intermediate_size),
         )
 
-    def _product(self, reader: WeightReader, names: Sequence[str], sizes: Sequence[int], num_in: int) -> Product:
+    def _product(self, reader: WeightReader, names: Sequence[str], sizes: Sequence[int], num_in: int) -> PackedLinear:
         weight = reader.read_joined([f"{name}.weight" for name in names], [(size, num_in) for size in sizes])
         bias = None
         if reader.has(f"{names[0]}.bias"):

@@ -44,7 +44,7 @@ def add_rms_norm(
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
+class HeadNormWeights:
     """Weights of the norms of each query and key head, [key size]."""
 
     query: torch.Tensor
@@ -89,7 +89,7 @@ class BoundRopeWrite:
             torch.get_num_threads(),
         )
 
-    def __call__(self, at: int, qkv: torch.Tensor, norms: HeadNorms | None) -> None:
+    def __call__(self, at: int, qkv: torch.Tensor, norms: HeadNormWeights | None) -> None:
         """Into layer `at` of the store."""
         if qkv.shape != self._shape or qkv.stride(1) != 1 or qkv.dtype != torch.float32:
             raise ValueError(f"qkv is {layout(qkv)}: {self._shape[1]} numbers side by side for each row are wanted")
@@ -104,7 +104,7 @@ class BoundRopeWrite:
 def rope_write(
     qkv: torch.Tensor,
     places: Places,
-    norms: HeadNorms | None,
+    norms: HeadNormWeights | None,
     keys: torch.Tensor,
     values: torch.Tensor,
     queries: torch.Tensor,

@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.backends.torch.large_pages import Shelf
+from quire.backends.torch.large_pages import Arena
 from quire.backends.torch.native import extension
 from quire.backends.torch.native.tensors import address_of, check_dense, check_floats, layout
 
@@ -18,14 +18,14 @@ class PackedProduct:
 
     __slots__ = ("_bias", "_call", "_head", "_num_in", "_num_out", "_packed")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, shelf: Shelf) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, arena: Arena) -> None:
         weight = weight.contiguous()
         check_floats(weight)
         if dtype not in WEIGHT_TYPES:
             raise TypeError(f"weights are packed as float32 or bfloat16, not as {dtype}")
         self._num_out, self._num_in = weight.shape
         kernels, sizes, num_threads = extension.kernels(), (self._num_out, self._num_in), torch.get_num_threads()
-        self._packed = shelf.take(kernels.packed_bytes(WEIGHT_TYPES[dtype], *sizes))
+        self._packed = arena.take(kernels.packed_bytes(WEIGHT_TYPES[dtype], *sizes))
         self._bias = None if bias is None else bias.contiguous()
         kernels.pack(WEIGHT_TYPES[dtype], weight.data_ptr(), *sizes, self._packed.data_ptr(), num_threads)
         bias_at = 0 if self._bias is None else address_of(self._bias, (self._num_out,))

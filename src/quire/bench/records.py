@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.compare import Comparison
-from quire.bench.machine import machine
+from quire.bench.machine_info import machine
 from quire.bench.measures import Objective, measured
 from quire.bench.outcome import Run
 from quire.bench.pace import Pace
@@ -158,7 +158,7 @@ def save(path: Path, content: Record) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; give another place to --save") from error
 
 
-def read(path: Path) -> Record:
+def read_record(path: Path) -> Record:
     """A record from a file."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:

@@ -11,12 +11,12 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quire.api.access.admission import Doors, DoorSettings
+from quire.api.access.admission import Admission, AdmissionSettings
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing
 from quire.api.app import make_asgi
-from quire.api.models import Model, Models
-from quire.api.server import Closing, listen, make_server, serve
+from quire.api.models import ModelEntry, Models
+from quire.api.server import Shutdown, listen, make_server, serve_app
 from quire.client.async_engine import AsyncEngine
 from quire.client.opening import OpenedModel
 from quire.core import invariants
@@ -32,8 +32,8 @@ class House:
     """A server that runs, seen from a test's thread."""
 
     port: int
-    doors: Doors
-    closing: Closing
+    admission: Admission
+    shutdown: Shutdown
     loop: asyncio.AbstractEventLoop
     opened: dict[str, OpenedModel]
     thread: threading.Thread | None = None
@@ -63,12 +63,14 @@ class House:
 
     def wait_until_asked(self, num_requests: int) -> None:
         """So many are inside, and the model of each is known: it is counted among those who wait for that."""
-        inside = self.doors.inside
-        self.wait_until(lambda: len(inside) == num_requests and all(visit.model for visit, _ in inside.values()))
+        open_requests = self.admission.open_requests
+        self.wait_until(
+            lambda: len(open_requests) == num_requests and all(record.model for record, _ in open_requests.values())
+        )
 
     def wait_until_free(self, within_s: float = PATIENCE_S) -> None:
         """No request lives and no block is held."""
-        self.wait_until(lambda: not self.doors.inside, within_s)
+        self.wait_until(lambda: not self.admission.open_requests, within_s)
         for opened in self.opened.values():
             engine = opened.engine
             self.wait_until(lambda e=engine: not e.has_work, within_s)  # type: ignore[misc]
@@ -82,7 +84,7 @@ class House:
 
     def states(self) -> list[str]:
         """Where those inside are."""
-        return [visit.state for visit, _ in self.doors.inside.values()]
+        return [record.state for record, _ in self.admission.open_requests.values()]
 
     def num_tasks(self) -> int:
         """Tasks of the server's loop; to be asked on it."""
@@ -145,7 +147,7 @@ def house(
     *,
     models: dict[str, OpenedModel] | None = None,
     keys_file: Path | None = None,
-    settings: DoorSettings | None = None,
+    settings: AdmissionSettings | None = None,
     drain_s: float = 5.0,
     send_buffer_bytes: int | None = None,
     is_checked: bool = True,
@@ -159,17 +161,17 @@ def house(
     async def live() -> None:
         async with AsyncExitStack() as stack:
             fronts = {name: await stack.enter_async_context(AsyncEngine(one)) for name, one in opened.items()}
-            named = Models([Model(name, front=front) for name, front in fronts.items()])
-            doors = Doors(named, Metrics(), settings)
-            closing = Closing(doors, drain_s)
+            named = Models([ModelEntry(name, engine_client=engine_client) for name, engine_client in fronts.items()])
+            admission = Admission(named, Metrics(), settings)
+            shutdown = Shutdown(admission, drain_s)
             listener = listen("127.0.0.1", 0)
             if send_buffer_bytes is not None:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-            here = House(listener.getsockname()[1], doors, closing, asyncio.get_running_loop(), opened)
+            here = House(listener.getsockname()[1], admission, shutdown, asyncio.get_running_loop(), opened)
             made.append(here)
             started.set()
-            app = make_asgi(doors, Gate(KeyRing(keys_file)))
-            here.results.append(await serve([(make_server(app), listener)], closing))
+            app = make_asgi(admission, Gate(KeyRing(keys_file)))
+            here.results.append(await serve_app([(make_server(app), listener)], shutdown))
 
     def run() -> None:
         try:
@@ -195,7 +197,7 @@ def house(
         raise
     finally:
         if thread.is_alive():
-            here.loop.call_soon_threadsafe(here.closing.ask)
+            here.loop.call_soon_threadsafe(here.shutdown.request)
         thread.join(PATIENCE_S)
         assert not failed
         assert not thread.is_alive()

@@ -13,9 +13,9 @@ from typing import Any
 
 import aiohttp
 
-from quire.bench.calls import Call
-from quire.bench.events import DONE, Event, EventSplitter, UnreadableError, Usage, read_event
+from quire.bench.calls import HttpCall
 from quire.bench.outcome import BROKEN, CONNECT, EMPTY, SERVER, TIMEOUT, UNREADABLE, Outcome
+from quire.bench.sse_reader import DONE, EventSplitter, SseEvent, UnreadableError, Usage, read_event
 from quire.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -25,7 +25,7 @@ DETAIL_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerAddress:
     """Where it is and how to be let in."""
 
     url: str
@@ -69,7 +69,7 @@ class _Answer:
     error: str | None = None
     is_done: bool = False
 
-    def take(self, event: Event, now_s: float) -> None:
+    def take(self, event: SseEvent, now_s: float) -> None:
         if event.piece:
             self.pieces.append(event.piece)
             self.token_s.append(now_s)
@@ -91,7 +91,7 @@ class _Answer:
 class Client:
     """Connections to one server. Enter it on an event loop."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerAddress) -> None:
         self.server = server
         self._session: aiohttp.ClientSession | None = None
 
@@ -114,7 +114,7 @@ class Client:
     ) -> None:
         await self._opened().close()
 
-    async def ask(self, call: Call, due_s: float | None = None) -> Outcome:
+    async def ask(self, call: HttpCall, due_s: float | None = None) -> Outcome:
         """Send one call and read its answer to the end. Whatever goes wrong is in the outcome."""
         answer = _Answer()
         sent_s = perf_counter()
@@ -166,7 +166,7 @@ class Client:
                 continue
             return _chosen(cards, model, self.server.url)
 
-    async def _read(self, call: Call, answer: _Answer) -> None:
+    async def _read(self, call: HttpCall, answer: _Answer) -> None:
         splitter = EventSplitter()
         async with self._opened().post(f"{self.server.url}{call.path}", data=call.body) as response:
             if response.status != 200:

@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Protocol
 
-from quire.bench.calls import Call, CallMaker
+from quire.bench.calls import CallMaker, HttpCall
 from quire.bench.outcome import Outcome, Run
 from quire.bench.pace import Pace
 from quire.workload.visits import Visit
 
-Ask = Callable[[Call, float], Awaitable[Outcome]]
+SendCall = Callable[[HttpCall, float], Awaitable[Outcome]]
 """Sends a call that was due at a moment."""
 Watch = Callable[[Outcome], None]
 """Told of each outcome as it comes."""
 
 
-class Clock(Protocol):
+class RunClock(Protocol):
     """Seconds, and how to wait for them."""
 
     def now_s(self) -> float:
@@ -43,10 +43,12 @@ class RealClock:
         await asyncio.sleep(max(0.0, moment_s - perf_counter()))
 
 
-class Load:
+class LoadRun:
     """Visits under a pace, once."""
 
-    def __init__(self, maker: CallMaker, ask: Ask, watch: Watch = lambda _: None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, maker: CallMaker, ask: SendCall, watch: Watch = lambda _: None, clock: RunClock | None = None
+    ) -> None:
         self._maker = maker
         self._ask = ask
         self._watch = watch
@@ -68,12 +70,12 @@ class Load:
         ended_s = max((one.ended_s for one in self._outcomes), default=started_s)
         return Run(started_s, ended_s, tuple(self._outcomes))
 
-    async def _client(self, waiting: Iterator[tuple[Visit, Call]]) -> None:
+    async def _client(self, waiting: Iterator[tuple[Visit, HttpCall]]) -> None:
         """One client of a closed loop: visit after visit."""
         for visit, first in waiting:
             await self._visit(visit, first, self._clock.now_s())
 
-    async def _arrive(self, firsts: Iterable[tuple[Visit, Call]], pace: Pace, started_s: float) -> None:
+    async def _arrive(self, firsts: Iterable[tuple[Visit, HttpCall]], pace: Pace, started_s: float) -> None:
         places = asyncio.Semaphore(pace.concurrency) if pace.concurrency else None
         async with asyncio.TaskGroup() as group:
             for (visit, first), moment_s in zip(firsts, pace.moments_s or (), strict=True):
@@ -81,14 +83,14 @@ class Load:
                 await self._clock.sleep_until(due_s)
                 group.create_task(self._within(places, visit, first, due_s))
 
-    async def _within(self, places: asyncio.Semaphore | None, visit: Visit, first: Call, due_s: float) -> None:
+    async def _within(self, places: asyncio.Semaphore | None, visit: Visit, first: HttpCall, due_s: float) -> None:
         if places is None:
             await self._visit(visit, first, due_s)
             return
         async with places:
             await self._visit(visit, first, due_s)
 
-    async def _visit(self, visit: Visit, first: Call, due_s: float) -> None:
+    async def _visit(self, visit: Visit, first: HttpCall, due_s: float) -> None:
         """Turn after turn, as long as answers come; a client without an answer has nothing to go on from."""
         answers: list[str] = []
         call = first

@@ -10,8 +10,8 @@ from quire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class DoorsSettings:
-    """What an operator decides about the doors of a server."""
+class ServerSettings:
+    """What an operator decides about a server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -20,7 +20,7 @@ class DoorsSettings:
     admin_socket: Path | None = None
     """None: admin-PORT.sock in a runtime folder of quire's own."""
     drain_s: float = 30.0
-    max_inside: int = 1024
+    max_open_requests: int = 1024
     allow_host: str | None = None
     """Names, with commas between."""
     allow_origin: str | None = None
@@ -58,7 +58,7 @@ class DoorsSettings:
         return expanded(base, "name the file with --keys-file") / "quire" / "keys.json"
 
     def check_keys_file(self) -> None:
-        """A keys file that somebody named must be there: a typing error must not open the doors."""
+        """A keys file that was named must be there: a typing error must not let everyone in."""
         if self.keys_file is not None and not self.keys_path().exists():
             raise ConfigError(
                 f"keys_file must name a file that is there, {self.keys_path()} is not; "
@@ -72,9 +72,9 @@ class DoorsSettings:
         base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_STATE_HOME") or "~/.local/state"
         return expanded(base, "name the socket with --admin-socket") / "quire" / f"admin-{port}.sock"
 
-    def check_lock(self, *, has_keys: bool, is_open_on_purpose: bool) -> None:
+    def check_lock(self, *, has_keys: bool, allow_no_keys: bool) -> None:
         """Refuse to let a network in without keys, unless somebody wants exactly that."""
-        if not (self.is_loopback or has_keys or is_open_on_purpose):
+        if not (self.is_loopback or has_keys or allow_no_keys):
             raise ConfigError(
                 f"host {self.host} lets other machines in, and there are no keys; make one with: quire keys add NAME, "
                 "listen on 127.0.0.1, or say --insecure-no-keys if a lock of your own stands before this server"

@@ -19,7 +19,7 @@ DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorLocation:
     """Where a tensor is and what it looks like."""
 
     file: Path
@@ -33,7 +33,7 @@ class WeightReader:
     def __init__(self, files: Sequence[Path], dtype: torch.dtype, on_read: Callable[[int], None]) -> None:
         self._dtype = dtype
         self._on_read = on_read
-        self._unread: dict[str, Place] = {}
+        self._unread: dict[str, TensorLocation] = {}
         for file in files:
             self._unread |= _places(file)
 
@@ -96,7 +96,7 @@ class WeightReader:
             self._on_read((end - first) * row_bytes)
 
 
-def _places(file: Path) -> dict[str, Place]:
+def _places(file: Path) -> dict[str, TensorLocation]:
     try:
         with safe_open(file, framework="pt") as opened:
             found = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
@@ -109,4 +109,4 @@ def _places(file: Path) -> dict[str, Place]:
                 f"weights must be of type {', '.join(DTYPES)}, {name!r} in {file.name} is {dtype}; "
                 "take a checkpoint that is not quantised, or its GGUF"
             )
-    return {name: Place(file, shape, DTYPES[dtype]) for name, (shape, dtype) in places.items()}
+    return {name: TensorLocation(file, shape, DTYPES[dtype]) for name, (shape, dtype) in places.items()}

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def opened(model: str, settings: "Settings") -> "Iterator[LLM]":
     """The model, ready to be asked; closed at the end."""
     from quire.checkpoints import resolve
-    from quire.checkpoints.progress import shown
+    from quire.checkpoints.progress import show_progress
     from quire.cli.background import in_background
     from quire.client.llm import LLM
     from quire.client.opening import open_model
 
-    with shown() as progress:
+    with show_progress() as progress:
         checkpoint = in_background(lambda tell: resolve(model, progress=tell), progress).result()
         loaded = open_model(checkpoint, settings.model, serving=settings.serving, progress=progress)
     for line in (loaded.line, *loaded.notes):

@@ -51,7 +51,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SseEvent:
     """What one event of a stream says. An empty piece carries no token."""
 
     piece: str = ""
@@ -60,14 +60,14 @@ class Event:
     error: str | None = None
 
 
-def read_event(data: bytes) -> Event:
+def read_event(data: bytes) -> SseEvent:
     """One chunk of a completion or a chat completion."""
     try:
         fields = json.loads(data)
         if fields.get("error"):
-            return Event(error=_message(fields["error"]))
+            return SseEvent(error=_message(fields["error"]))
         choices: Any = fields.get("choices") or ({},)
-        return Event(_piece(choices[0]), choices[0].get("finish_reason"), _usage(fields.get("usage")))
+        return SseEvent(_piece(choices[0]), choices[0].get("finish_reason"), _usage(fields.get("usage")))
     except (ValueError, AttributeError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise UnreadableError(f"not an event of a completion: {data[:200]!r}") from error
 
