@@ -13,8 +13,8 @@ from functools import partial
 import torch
 
 from quire.backends.torch.linear import LinearKind, PackedLinear
+from quire.backends.torch.measured_roof import Bare
 from quire.backends.torch.models.decoder_config import DecoderShape
-from quire.bench.roof import Bare
 
 Prepare = Callable[[torch.Tensor], PackedLinear]
 

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
 import time
 from importlib import metadata
 from pathlib import Path
@@ -53,3 +54,8 @@ def _cpu_line(name: str) -> str:
 
 def _versions(*packages: str) -> dict[str, str]:
     return {package: metadata.version(package) for package in packages}
+
+
+def wrapped(prose: str) -> list[str]:
+    """A paragraph as it stands in a document: lines of at most 100 characters, links in one piece."""
+    return textwrap.wrap(prose, 100, break_long_words=False, break_on_hyphens=False)

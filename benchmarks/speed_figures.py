@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from benchmarks.record import PROOF_RESULTS, ROOT
+from benchmarks.record import PROOF_RESULTS, ROOT, wrapped
 
 PAGE = ROOT / "docs" / "concepts" / "speed.md"
 BEGIN, END = "<!-- figures: python -m benchmarks.speed_figures -->", "<!-- end of figures -->"
@@ -45,7 +45,7 @@ def table(record: dict[str, Any]) -> str:
         f"{found['perplexity_change_bf16']:+.2%}. "
         "Everything: [results/proof-native.json](../../proofs/results/proof-native.json)."
     )
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", *wrapped(told)])
 
 
 def with_table(page: str, record: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import PROOF_RESULTS, RESULTS, ROOT
+from benchmarks.record import PROOF_RESULTS, RESULTS, ROOT, wrapped
 
 PAGES = ("README.md", "docs/guides/bench.md", "docs/guides/peers.md")
 MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -197,7 +197,8 @@ def _made(record: Mapping[str, Any], what: str) -> str:
     machine = record["machine"]
     where = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
     with_what = f" with {', '.join(record['installed'])}" if record.get("installed") else ""
-    return f"{what}: {record['date']}, commit {record['commit'][:10]}, {where}{with_what}.\n"
+    told = f"{what}: {record['date']}, commit {record['commit'][:10]}, {where}{with_what}."
+    return "\n".join(wrapped(told)) + "\n"
 
 
 def _picture(name: str) -> str:

@@ -1,8 +1,11 @@
 """A backend by name, imported only when it is asked for."""
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from quire.backends.loaded import LoadedRunner, OnRead
+from quire.backends.roof import Roof
 from quire.checkpoints import Checkpoint
 from quire.config import ModelSettings
 from quire.errors import ConfigError
@@ -22,3 +25,10 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     if on_read is None:
         return torch_load.load(checkpoint, settings)
     return torch_load.load(checkpoint, settings, on_read)
+
+
+def roof_of(config: Mapping[str, Any], settings: ModelSettings) -> Roof:
+    """The roof of a model that these settings run, by the backend that runs it."""
+    from quire.backends.torch.measured_roof import TorchRoof  # noqa: PLC0415 - seconds of import, paid when used
+
+    return TorchRoof.of(config, settings.dtype, settings.device)

@@ -14,8 +14,9 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
 
+from quire.backends.load import roof_of
+from quire.backends.roof import Roof, RoofPoint
 from quire.bench.machine_info import machine
-from quire.bench.roof import Roof, RoofPoint
 from quire.checkpoints import Progress, resolve
 from quire.client.llm import LLM
 from quire.client.opening import OpenedModel, open_model
@@ -140,8 +141,7 @@ class EngineBench:
         opened = open_model(model, settings.model, serving=settings.serving, progress=progress)
         roof = None
         if load.has_roof:
-            dtypes = (settings.model.dtype, settings.model.device)
-            roof = Roof.of(resolve(model, progress=progress).config, *dtypes)
+            roof = roof_of(resolve(model, progress=progress).config, settings.model)
         return cls(opened, load, roof, Path(model).name)
 
     def __enter__(self) -> "EngineBench":

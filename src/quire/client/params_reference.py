@@ -8,22 +8,26 @@ from quire.client.params import SamplingParams
 HEAD = """\
 # Sampling parameters
 
-Made from the code by `python -m quire.client.params_reference > docs/reference/sampling.md`; a test compares.
+Made from the code by `python -m quire.client.params_reference > docs/reference/sampling.md`; a test
+compares.
 
-`quire.SamplingParams` takes these by name. What is None is taken from the model's `generation_config.json`, and where
-that says nothing it is neutral. A value outside its range is refused before anything is queued.
+`quire.SamplingParams` takes these by name. What is None is taken from the model's
+`generation_config.json`, and where that says nothing it is neutral. A value outside its range is
+refused before anything is queued.
 
 | name | default | range | what it does |
 |---|---|---|---|
 """
 
 TAIL = """
-In this order: penalties, bias and bans, then temperature, min-p, top-k, top-p, and one draw. Log-probabilities are of
-the raw logits. A seed, the number of the answer and the position name the random number that is drawn, so the same seed
-gives the same tokens alone, in a batch, after a preemption and in another process.
+In this order: penalties, bias and bans, then temperature, min-p, top-k, top-p, and one draw.
+Log-probabilities are of the raw logits. A seed, the number of the answer and the position name the
+random number that is drawn, so the same seed gives the same tokens alone, in a batch, after a
+preemption and in another process.
 
-Lists of tokens may name the whole vocabulary: they are made ready once for a request. `quire serve` bounds how many
-log-probabilities one answer may hold (262,144, every alternative counted) before anything is computed.
+Lists of tokens may name the whole vocabulary: they are made ready once for a request. `quire serve`
+bounds how many log-probabilities one answer may hold (262,144, every alternative counted) before
+anything is computed.
 """
 
 

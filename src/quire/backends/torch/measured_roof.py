@@ -1,10 +1,6 @@
-"""The fastest a decode step could be on this machine, measured beside the step itself.
+"""The roof of a model whose products are packed: the products alone, and a sum over memory for its bandwidth.
 
-    bare    the products of a step alone, by the fastest packed operator at exactly these rows (two for one)
-    roof    bare + KV bytes / bandwidth, the best native sum over 1 GiB
-
-Each is timed interleaved with the step in one process, because a machine drifts; figures are medians. Asked by
-`bench/engine.py` only; knows the torch backend's packed products, and imports torch when it is used.
+Each is timed interleaved with the step in one process, because a machine drifts; figures are medians.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
+
+import torch
+
+from quire.backends.roof import RoofPoint
+from quire.backends.torch import native
+from quire.backends.torch.linear import LinearKind
+from quire.backends.torch.models.decoder_config import is_decoder, read_shape
 
 READ_BYTES = 1 << 30
 
@@ -21,28 +24,15 @@ PrepareCall = Callable[[Any], Callable[[Any], object]]
 
 
 @dataclass(frozen=True, slots=True)
-class RoofPoint:
-    """Medians, in seconds."""
-
-    step_s: float
-    bare_s: float
-    roof_s: float
-    bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Roof:
-    """What a model's products cost alone, or why that cannot be said."""
+class TorchRoof:
+    """Of one model."""
 
     shape: Any
     reason: str = ""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], dtype: str, device: str) -> "Roof":
+    def of(cls, config: Mapping[str, Any], dtype: str, device: str) -> "TorchRoof":
         """For the model of this config."""
-        from quire.backends.torch import native  # noqa: PLC0415 - seconds of import
-        from quire.backends.torch.models.decoder_config import is_decoder, read_shape  # noqa: PLC0415
-
         if not is_decoder(config):
             return cls(None, "the model runs through transformers' own modules")
         if dtype != "float32" or device != "cpu":
@@ -53,11 +43,6 @@ class Roof:
 
     def beside(self, step: Work, num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
         """The step and its roof, interleaved."""
-        import torch  # noqa: PLC0415
-
-        from quire.backends.torch import native  # noqa: PLC0415
-        from quire.backends.torch.linear import LinearKind  # noqa: PLC0415
-
         data = torch.ones(READ_BYTES // 4)
         rows = max(2, num_rows)
         prepares = {name: LinearKind(name, "").prepare for name in ("native", "onednn")}
@@ -81,15 +66,13 @@ def interleaved_calls(calls: Mapping[str, Work], num_rounds: int) -> dict[str, f
 class Bare:
     """The products of a step at exactly this many rows, and nothing else: all layers, then the head of some rows.
 
-    `parts` takes the layers' rows so many times, as a step does that is cut into slabs. Weights are prepared as they
-    are told: those of the layers, and that of the head.
+    `parts` takes the layers' rows so many times, as a step does that is cut into chunks of rows. Weights of the layers
+    and of the head are prepared by the two functions.
     """
 
     def __init__(
         self, shape: Any, num_rows: int, head_rows: int, prepare: PrepareCall, prepare_head: PrepareCall, parts: int = 1
     ) -> None:
-        import torch  # noqa: PLC0415
-
         hidden, wide = shape.hidden_size, shape.intermediate_size
         qkv = shape.query_size + 2 * shape.kv_size
         sizes = ((qkv, hidden), (hidden, shape.query_size), (2 * wide, hidden), (hidden, wide))
