@@ -1,6 +1,7 @@
 """What a person sees."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quire import __version__, cli
+from quire.config import SETTINGS, Group
 from quire.core.scheduler import Scheduler
 
 
@@ -67,3 +69,18 @@ def test_help_imports_nothing_heavy() -> None:
     code = "import sys, quire.cli; print(sorted({'quire.sim', 'quire.core', 'rich', 'torch'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent)
     assert out.stdout.strip() == "[]", out.stderr
+
+
+def test_serve_shows_the_ten_options_that_matter_first_and_the_others_in_groups() -> None:
+    code, out, _ = run("serve", "--help")
+    _, *sections = re.split(r"\n(?=[A-Z][A-Za-z ]*:\n)", out)
+    headings = [section.partition(":")[0].strip() for section in sections]
+    assert code == 0
+    assert headings[:2] == ["Arguments", "Options"]
+    assert set(headings[2:6]) == {group.value for group in Group}
+    flags = [re.findall(r"^  (--[a-z-]+)", section, re.MULTILINE) for section in sections]
+    assert len(flags[1]) == 11  # ten, and --help
+    assert {"--memory", "--host", "--port", "--keys-file"} <= set(flags[1])
+    everywhere = [flag for section in flags for flag in section]
+    assert sorted(everywhere) == sorted(set(everywhere))
+    assert {setting.flag for setting in SETTINGS} <= set(everywhere)

@@ -13,6 +13,7 @@ from quire.cli.config import config_app
 from quire.cli.explain import EPILOG as EXPLAIN_EPILOG
 from quire.cli.explain import explain
 from quire.cli.generate import generate
+from quire.cli.grouped_help import GroupedCommand
 from quire.cli.info import EPILOG as INFO_EPILOG
 from quire.cli.info import info
 from quire.cli.keys import keys_app
@@ -32,15 +33,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(epilog=SERVE_EPILOG)(serve)
+app.command(epilog=SERVE_EPILOG, cls=GroupedCommand)(serve)
 app.add_typer(keys_app)
 app.command(epilog=MODELS_EPILOG)(models)
 app.command(epilog=INFO_EPILOG)(info)
 app.add_typer(config_app)
-app.command(epilog="Examples: quire generate model.gguf 'Once upon a time'; echo hello | quire generate model.gguf -")(
-    generate
-)
-app.command(epilog="Examples: quire chat model.gguf; quire chat --url http://127.0.0.1:8000")(chat)
+app.command(
+    epilog="Examples: quire generate model.gguf 'Once upon a time'; echo hello | quire generate model.gguf -",
+    cls=GroupedCommand,
+)(generate)
+app.command(
+    epilog="Examples: quire chat model.gguf; quire chat --url http://127.0.0.1:8000",
+    cls=GroupedCommand,
+)(chat)
 app.command(epilog=EXPLAIN_EPILOG)(explain)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
 app.add_typer(

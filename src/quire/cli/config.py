@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire.cli.grouped_help import GroupedCommand
 from quire.cli.settings_flags import with_all_settings
 from quire.config import SETTINGS, Settings
 
@@ -31,7 +32,7 @@ Examples:
 PATH_EPILOG = "\b\nExamples:\n  quire config path\n  QUIRE_CONFIG=~/other.toml quire config path"
 
 
-@config_app.command(epilog=SHOW_EPILOG)
+@config_app.command(epilog=SHOW_EPILOG, cls=GroupedCommand)
 @with_all_settings
 def show(
     settings: Settings,

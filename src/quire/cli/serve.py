@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from quire.cli.settings_flags import with_all_settings
-from quire.config import Settings
+from quire.config import Group, Settings
 from quire.config.home import expanded
 from quire.errors import ConfigError
 
@@ -26,7 +26,12 @@ def serve(
         list[str] | None, typer.Option(help="What clients call a model; once for each MODEL, in their order.")
     ] = None,
     insecure_no_keys: Annotated[
-        bool, typer.Option("--insecure-no-keys", help="Let other machines in without keys. Anybody can use the server.")
+        bool,
+        typer.Option(
+            "--insecure-no-keys",
+            help="Let other machines in without keys. Anybody can use the server.",
+            rich_help_panel=Group.SERVER.value,
+        ),
     ] = False,
 ) -> None:
     """Serve models over HTTP, with the API that OpenAI clients speak."""

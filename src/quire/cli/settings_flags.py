@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from quire.config import SETTINGS, Setting, Settings, load_settings
+from quire.cli.grouped_help import COMMON
+from quire.config import SETTINGS, Group, Setting, Settings, load_settings
 
 FILE_HELP = "Read this TOML file and look for no other."
 
@@ -18,11 +19,11 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     @with_settings
     def generate(settings: Settings, model: Annotated[str, typer.Argument()]) -> None: ...
     """
-    return _with_flags(command, [setting for setting in SETTINGS if not setting.is_of_server])
+    return _with_flags(command, [setting for setting in SETTINGS if setting.group is not Group.SERVER])
 
 
 def with_all_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The same with those of a server."""
+    """The same with those of the server as well."""
     return _with_flags(command, SETTINGS)
 
 
@@ -48,7 +49,8 @@ def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Calla
 
 def _parameter(setting: Setting) -> inspect.Parameter:
     told = f"{setting.help} Default: {setting.default_text}."
-    option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=told)
+    panel = COMMON if setting.is_common else setting.group.value
+    option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=told, rich_help_panel=panel)
     kind: Any = list[str] if setting.kind.is_list else str
     return _keyword(setting.name, Annotated[kind | None, option])
 

@@ -1,9 +1,9 @@
 """Settings: frozen, checked once, then handed down as values. The only reader of flags, environment and TOML.
 
     table.py       every setting, once           kinds.py    what a value may be
-    load.py        flag > environment > file     files.py    which file is read
-    model_settings.py, scheduling.py, server_settings.py   what is handed down
-    reference.py   the page in docs/reference
+    sources.py     flag > environment > file     files.py    which file is read
+    model_settings.py, scheduling.py, server.py  the dataclasses handed down
+    settings_reference.py                        the page in docs/reference
 
 May import errors and the standard library. Nothing below reads flags or the environment.
 """
@@ -12,12 +12,13 @@ from quire.config.model_settings import MEMORY_SHARE, Dtype, ModelSettings
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
 from quire.config.sources import Resolved, Settings, load_settings
-from quire.config.table import SETTINGS, Setting
+from quire.config.table import SETTINGS, Group, Setting
 
 __all__ = [
     "MEMORY_SHARE",
     "SETTINGS",
     "Dtype",
+    "Group",
     "ModelSettings",
     "Resolved",
     "ServerSettings",

@@ -62,9 +62,9 @@ def choice(*words: str) -> Kind:
     return Kind("NAME", f"one of {', '.join(words)}", lambda given: words[words.index(_text(given))])
 
 
-def text(rule: str, pattern: str) -> Kind:
+def text(rule: str, pattern: str, metavar: str = "NAME") -> Kind:
     """A word of a certain form."""
-    return Kind("NAME", rule, lambda given: _matching(_text(given), pattern))
+    return Kind(metavar, rule, lambda given: _matching(_text(given), pattern))
 
 
 def several(metavar: str, rule: str, pattern: str) -> Kind:

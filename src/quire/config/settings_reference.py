@@ -4,46 +4,56 @@
 """
 
 import sys
+import textwrap
 
-from quire.config.table import SETTINGS, Setting
+from quire.config.table import SETTINGS, Group, Setting
 
+WIDTH = 100
 HEAD = """\
 # Settings
 
 <!-- Made from src/quire/config/table.py: python -m quire.config.settings_reference > docs/reference/settings.md -->
 
-Every setting has one name in three spellings: `max_running` in a TOML file, `QUIRE_MAX_RUNNING` in the environment,
-`--max-running` on the command line. A flag beats the environment, the environment beats the file, the file beats the
-default. `quire config show` prints the settings in force and where each came from.
+Every setting has one name in three spellings: `max_running` in a TOML file, `QUIRE_MAX_RUNNING` in
+the environment, `--max-running` on the command line. A flag beats the environment, the environment
+beats the file, the file beats the default. `quire config show` prints the settings in force and
+where each came from.
 
-One file is read: the one `--config` names, else the one `$QUIRE_CONFIG` names, else `quire.toml` in the current folder,
-else `$XDG_CONFIG_HOME/quire/config.toml` (`~/.config/quire/config.toml`). `quire config path` shows which. It is flat:
+One file is read: the one `--config` names, else the one `$QUIRE_CONFIG` names, else `quire.toml` in
+the current folder, else `$XDG_CONFIG_HOME/quire/config.toml` (`~/.config/quire/config.toml`).
+`quire config path` shows which. It is flat:
 
 ```toml
 memory = "4GiB"
 max_running = 32
 ```
 
-A name that is no setting is an error, in the file and, where it begins with `QUIRE_`, in the environment. The variables
-that Kubernetes sets for a service called quire are left alone. An empty variable counts as not set.
+A name that is no setting is an error, in the file and, where it begins with `QUIRE_`, in the
+environment. The variables that Kubernetes sets for a service called quire are left alone. An empty
+variable counts as not set.
 
 """
 
 TAIL = """\
-Other variables: `QUIRE_CONFIG` names the file that is read, `QUIRE_CACHE` the folder where quire keeps converted
-[models](../guides/models.md). `QUIRE_FAULTS` breaks a server on purpose, for tests, and is refused without
-`QUIRE_TESTING=1`.
+Other variables: `QUIRE_CONFIG` names the file that is read, `QUIRE_CACHE` the folder where quire
+keeps converted [models](../guides/models.md). `QUIRE_FAULTS` breaks a server on purpose, for tests,
+and is refused without `QUIRE_TESTING=1`.
 """
 
 
 def settings_page() -> str:
     """The page as it should stand in docs/reference/settings.md."""
-    heading = "| setting | default | what it does |\n|---|---|---|\n"
+    return HEAD + "\n".join(_group(group) for group in Group) + "\n" + TAIL
+
+
+def _group(group: Group) -> str:
+    ours = [setting for setting in SETTINGS if setting.group is group]
     rows = "".join(
         f"| [`{setting.name}`](#{setting.name}) | {setting.default_text} | {_first_sentence(setting)} |\n"
-        for setting in SETTINGS
+        for setting in ours
     )
-    return HEAD + heading + rows + "\n" + "\n".join(_section(setting) for setting in SETTINGS) + "\n" + TAIL
+    table = f"## {group.value}\n\n| setting | default | what it does |\n|---|---|---|\n{rows}"
+    return "\n".join([table, *(_section(setting) for setting in ours)])
 
 
 def _first_sentence(setting: Setting) -> str:
@@ -51,13 +61,22 @@ def _first_sentence(setting: Setting) -> str:
 
 
 def _section(setting: Setting) -> str:
-    return (
-        f"## {setting.name}\n\n{setting.help}\n\n"
-        f"- It must be {setting.kind.rule}.\n"
-        f"- Default: {setting.default_text}.\n"
-        f"- `{_toml(setting)}` in a file, `{setting.variable}={setting.example}` in the environment, "
-        f"`{setting.flag} {setting.example}` as a flag.\n"
+    spellings = (
+        f"`{_toml(setting)}` in a file, `{setting.variable}={setting.example}` in the environment, "
+        f"`{setting.flag} {setting.example}` as a flag."
     )
+    points = (f"It must be {setting.kind.rule}.", f"Default: {setting.default_text}.", spellings)
+    return "\n".join([f"### {setting.name}", "", _wrapped(setting.help), "", *map(_point, points), ""])
+
+
+def _wrapped(sentences: str, first: str = "", rest: str = "") -> str:
+    return textwrap.fill(
+        sentences, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _point(sentence: str) -> str:
+    return _wrapped(sentence, "- ", "  ")
 
 
 def _toml(setting: Setting) -> str:

@@ -118,19 +118,13 @@ def _resolved(setting: Setting, layers: Iterable[Mapping[str, _Given]]) -> Resol
 
 def _checked(shape: type[Any], values: Mapping[str, Resolved]) -> Any:
     """The settings of one shape; a rule between several names where each of them came from."""
-    ours = [setting for setting in SETTINGS if _shape_of(setting) is shape]
+    ours = [setting for setting in SETTINGS if setting.group.feeds is shape]
     try:
-        return shape(**{setting.model_field or setting.name: values[setting.name].value for setting in ours})
+        return shape(**{setting.field_name: values[setting.name].value for setting in ours})
     except ConfigError as error:
         named = [setting.name for setting in ours if re.search(rf"\b{setting.name}\b", str(error))]
         sources = ", ".join(f"{name} by {values[name].source}" for name in named)
         raise ConfigError(f"{error} (given: {sources})") from error
-
-
-def _shape_of(setting: Setting) -> type[Any]:
-    if setting.model_field:
-        return ModelSettings
-    return ServerSettings if setting.is_of_server else ServingSettings
 
 
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:

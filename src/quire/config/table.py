@@ -1,6 +1,8 @@
 """Every setting, once. Flags, variables, TOML keys, help and the reference page all come from this table."""
 
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 from quire.config.kinds import FILE_PATH, SIZE, Kind, Value, choice, power_of_two, seconds, several, text, whole_number
 from quire.config.model_settings import ModelSettings
@@ -16,10 +18,25 @@ MAX_STUCK_STEP_S = 3_600.0
 _MODEL, _SERVING, _SERVER = ModelSettings(), ServingSettings(), ServerSettings()
 
 
+class Group(Enum):
+    """What a setting is about: its heading in help and reference, and the class of settings it goes into."""
+
+    MODEL = "Model"
+    SCHEDULING = "Scheduling"
+    KV_EVENTS = "KV cache and events"
+    SERVER = "Server"
+
+    @property
+    def feeds(self) -> type[Any]:
+        """The dataclass whose fields its settings are. Only a server reads those of the last group."""
+        return {Group.MODEL: ModelSettings, Group.SERVER: ServerSettings}.get(self, ServingSettings)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One thing a person may set: its name here is its key in TOML."""
 
+    group: Group
     name: str
     kind: Kind
     default: Value
@@ -28,10 +45,15 @@ class Setting:
     """A value as it is written on a command line."""
     unset: str = ""
     """What happens without a value; only where the default is None."""
-    model_field: str = ""
-    """Which field of ModelSettings it sets; if none, it sets the field of its own name in another shape."""
-    is_of_server: bool = False
-    """That shape is DoorsSettings, and only a server reads it; else it is ServingSettings."""
+    field: str = ""
+    """The field it sets, where that has another name."""
+    is_common: bool = False
+    """Shown first in help."""
+
+    @property
+    def field_name(self) -> str:
+        """The field of `group.feeds` that it sets."""
+        return self.field or self.name
 
     @property
     def flag(self) -> str:
@@ -55,151 +77,157 @@ class Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
-        "memory", SIZE, _MODEL.memory_bytes,
+        Group.MODEL, "memory", SIZE, _MODEL.memory_bytes,
         "Memory the whole process may hold: libraries, weights, steps and the KV pool. A share such as 50% is what the "
         "process holds at start and that share of what is free then. Several models share it: each gets what its "
         "weights take on disk, and an equal part of the rest.",
-        "4GiB", "half of what is free at start", "memory_bytes",
+        "4GiB", "half of what is free at start", field="memory_bytes", is_common=True,
     ),
     Setting(
-        "block_size", power_of_two(1024), _MODEL.block_size,
+        Group.MODEL, "block_size", power_of_two(1024), _MODEL.block_size,
         "Tokens in one block of KV memory. Smaller blocks share more of a prompt, larger ones cost less to keep.",
-        "16", model_field="block_size",
+        "16",
     ),
     Setting(
-        "max_model_len", whole_number(2, 1 << 30), _MODEL.max_sequence_tokens,
+        Group.MODEL, "max_model_len", whole_number(2, 1 << 30), _MODEL.max_sequence_tokens,
         "Tokens in the longest sequence, prompt and answer together.",
-        "8192", "what the model was made for, or what the KV pool holds if that is less", "max_sequence_tokens",
+        "8192", "what the model was made for, or what the KV pool holds if that is less",
+        field="max_sequence_tokens", is_common=True,
     ),
     Setting(
-        "max_step_tokens", whole_number(2, 1 << 20), _MODEL.max_step_tokens,
+        Group.MODEL, "max_step_tokens", whole_number(2, 1 << 20), _MODEL.max_step_tokens,
         "Tokens computed in one step, at least max_running + block_size. More makes long prompts quicker and every "
         "other answer less smooth.",
-        "512", model_field="max_step_tokens",
+        "512",
     ),
     Setting(
-        "max_running", whole_number(1, 1 << 16), _MODEL.max_running,
-        "Sequences that run at once.", "32", model_field="max_running",
+        Group.MODEL, "max_running", whole_number(1, 1 << 16), _MODEL.max_running,
+        "Sequences that run at once.", "32", is_common=True,
     ),
     Setting(
-        "dtype", choice("float32", "bfloat16", "float16"), _MODEL.dtype,
+        Group.MODEL, "dtype", choice("float32", "bfloat16", "float16"), _MODEL.dtype,
         "How weights are held. bfloat16 takes half the memory and, where the processor has tile registers, much less "
         "time; sums are float32 all the same. On the fast path an answer is the same bit for bit, alone or in company, "
         "in both.",
-        "bfloat16", model_field="dtype",
+        "bfloat16", is_common=True,
     ),
     Setting(
-        "kv_dtype", choice("float32", "bfloat16", "float16"), _MODEL.kv_dtype,
+        Group.MODEL, "kv_dtype", choice("float32", "bfloat16", "float16"), _MODEL.kv_dtype,
         "How keys and values are held. bfloat16 halves what a token takes and what a step reads.",
-        "bfloat16", "as dtype", "kv_dtype",
+        "bfloat16", "as dtype",
     ),
     Setting(
-        "device", text("cpu, cuda, mps, or one of several such as cuda:1", r"(cpu|mps|cuda)(:[0-9]{1,3})?"),
+        Group.MODEL, "device",
+        text("cpu, cuda, mps, or one of several such as cuda:1", r"(cpu|mps|cuda)(:[0-9]{1,3})?"),
         _MODEL.device,
         "Where the model runs. cpu is tested; cuda and mps are not.",
-        "cpu", model_field="device",
+        "cpu",
     ),
     Setting(
-        "threads", whole_number(1, 4096), _MODEL.num_threads,
-        "Threads that compute.", "4", "one per physical core", "num_threads",
+        Group.MODEL, "threads", whole_number(1, 4096), _MODEL.num_threads,
+        "Threads that compute.", "4", "one per physical core", field="num_threads", is_common=True,
     ),
     Setting(
-        "head_start_high_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_high_s,
+        Group.SCHEDULING, "head_start_high_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_high_s,
         "Seconds by which a HIGH request counts as having come earlier than it did.",
         "120",
     ),
     Setting(
-        "head_start_normal_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_normal_s,
+        Group.SCHEDULING, "head_start_normal_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_normal_s,
         "Seconds by which a NORMAL request counts as having come earlier than it did; no more than for HIGH.", "30",
     ),
     Setting(
-        "head_start_low_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_low_s,
+        Group.SCHEDULING, "head_start_low_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_low_s,
         "Seconds by which a LOW request counts as having come earlier than it did; no more than for NORMAL.", "0",
     ),
     Setting(
-        "queue", whole_number(1, 1_000_000), _SERVING.queue,
+        Group.SCHEDULING, "queue", whole_number(1, 1_000_000), _SERVING.queue,
         "Requests that may wait; keys share them, and one more is turned away and told to come back.", "2048",
     ),
     Setting(
-        "stuck_step_s", seconds(MAX_STUCK_STEP_S), _SERVING.stuck_step_s,
+        Group.SCHEDULING, "stuck_step_s", seconds(MAX_STUCK_STEP_S), _SERVING.stuck_step_s,
         "Seconds a step may take before its worker is replaced; what ran goes on in the new one.", "60",
     ),
     Setting(
-        "kv_key_file", FILE_PATH, _SERVING.kv_key_file,
+        Group.KV_EVENTS, "kv_key_file", FILE_PATH, _SERVING.kv_key_file,
         "A file of 32 secret bytes, readable by its owner alone, that names blocks. Replicas with the same file agree "
         "on names, and names outlive a restart. A relative path starts where quire is started.",
         "~/.config/quire/kv.key", "a new secret at every start",
     ),
     Setting(
-        "kv_events", text("an address such as tcp://127.0.0.1:5557", ENDPOINT), _SERVING.kv_events,
-        "ZMQ endpoint that publishes KV-cache events, in vLLM's format. A second model takes the next port.",
+        Group.KV_EVENTS, "kv_events", text("an address such as tcp://127.0.0.1:5557", ENDPOINT, "ADDRESS"),
+        _SERVING.kv_events,
+        "ZMQ endpoint that publishes KV-cache events in vLLM's format. A second model takes the next port.",
         "tcp://127.0.0.1:5557", "nowhere",
     ),
     Setting(
-        "kv_events_replay", text("an address such as tcp://127.0.0.1:5558", ENDPOINT), _SERVING.kv_events_replay,
-        "Where routers ask for announcements they missed.",
+        Group.KV_EVENTS, "kv_events_replay", text("an address such as tcp://127.0.0.1:5558", ENDPOINT, "ADDRESS"),
+        _SERVING.kv_events_replay,
+        "ZMQ endpoint where routers ask for events they missed.",
         "tcp://127.0.0.1:5558", "nowhere",
     ),
     Setting(
-        "kv_events_topic", text("1 to 200 plain characters", r"[\x20-\x7e]{1,200}"), _SERVING.kv_events_topic,
-        "The first frame of every announcement; some routers want it to say who speaks.", "kv@pod-1@model", "empty",
+        Group.KV_EVENTS, "kv_events_topic", text("1 to 200 plain characters", r"[\x20-\x7e]{1,200}"),
+        _SERVING.kv_events_topic,
+        "The first frame of every event; some routers want it to name the sender.", "kv@pod-1@model", "empty",
     ),
     Setting(
-        "kv_events_encoding", choice("map", "array"), _SERVING.kv_events_encoding,
-        "How announcements are written; array suits readers of before mid-2026.", "array",
+        Group.KV_EVENTS, "kv_events_encoding", choice("map", "array"), _SERVING.kv_events_encoding,
+        "How events are written; array suits readers of before mid-2026.", "array",
     ),
     Setting(
-        "host", text("a host name or an address", r"[A-Za-z0-9._:-]{1,253}"), _SERVER.host,
-        "Address to listen on. Beyond this machine only with keys.", "0.0.0.0", is_of_server=True,  # noqa: S104
+        Group.SERVER, "host", text("a host name or an address", r"[A-Za-z0-9._:-]{1,253}", "HOST"), _SERVER.host,
+        "Address to listen on. Beyond this machine only with keys.", "0.0.0.0", is_common=True,  # noqa: S104
     ),
     Setting(
-        "port", whole_number(0, 65535), _SERVER.port, "Port to listen on; 0 takes a free one.", "8080",
-        is_of_server=True,
+        Group.SERVER, "port", whole_number(0, 65535), _SERVER.port, "Port to listen on; 0 takes a free one.",
+        "8080", is_common=True,
     ),
     Setting(
-        "allow_host",
+        Group.SERVER, "allow_host",
         several("NAMES", "names or addresses without ports, with commas between, or * for any", HOST_NAME),
         _SERVER.allow_host,
         "Names in the Host header by which a server without keys is known, beside localhost and the address it listens "
         "on. Any other is refused, because a web page may have made its own name point here. With keys every Host is "
         "taken.",
-        "box.local,192.168.1.5", "none", is_of_server=True,
+        "box.local,192.168.1.5", "none",
     ),
     Setting(
-        "allow_origin",
+        Group.SERVER, "allow_origin",
         several("ORIGINS", "origins such as https://chat.example.com, with commas between, or * for any", ORIGIN),
         _SERVER.allow_origin,
         "Origins whose web pages may use the server: they get CORS headers. Without keys requests from all others are "
         "refused, unless the page came from this server.",
-        "http://localhost:3000", "none", is_of_server=True,
+        "http://localhost:3000", "none",
     ),
     Setting(
-        "keys_file", FILE_PATH, _SERVER.keys_file,
+        Group.SERVER, "keys_file", FILE_PATH, _SERVER.keys_file,
         "The file that quire keys writes. Once it is there, every route but /health and /ready needs a key.",
-        "~/.config/quire/keys.json", "keys.json in the configuration folder, if it is there", is_of_server=True,
+        "~/.config/quire/keys.json", "keys.json in the configuration folder, if it is there", is_common=True,
     ),
     Setting(
-        "admin_socket", FILE_PATH, _SERVER.admin_socket,
+        Group.SERVER, "admin_socket", FILE_PATH, _SERVER.admin_socket,
         "Unix socket for the operator: statistics, requests, draining. Its folder must be its owner's alone.",
-        "/run/quire/admin.sock", "admin-PORT.sock in quire's runtime folder", is_of_server=True,
+        "/run/quire/admin.sock", "admin-PORT.sock in quire's runtime folder",
     ),
     Setting(
-        "drain_s", seconds(86_400.0), _SERVER.drain_s,
-        "Seconds that requests may take to finish once the server is asked to end.", "60", is_of_server=True,
+        Group.SERVER, "drain_s", seconds(86_400.0), _SERVER.drain_s,
+        "Seconds that requests may take to finish once the server is asked to end.", "60",
     ),
     Setting(
-        "max_open_requests", whole_number(1, 1_000_000), _SERVER.max_open_requests,
+        Group.SERVER, "max_open_requests", whole_number(1, 1_000_000), _SERVER.max_open_requests,
         "Requests that may be open at once, from their first byte to their last; keys share them, and one more is "
         "turned away unread.",
-        "4096", is_of_server=True,
+        "4096",
     ),
     Setting(
-        "log_format", choice("plain", "json"), _SERVER.log_format,
-        "How log lines are written: for people or for machines.", "json", is_of_server=True,
+        Group.SERVER, "log_format", choice("plain", "json"), _SERVER.log_format,
+        "How log lines are written: for people or for machines.", "json",
     ),
     Setting(
-        "metrics_prefix", text("a word of letters and digits", r"[a-z][a-z0-9_]{0,31}"), _SERVER.metrics_prefix,
-        "What names of metrics begin with. Dashboards made for vLLM expect vllm.", "quire", is_of_server=True,
+        Group.SERVER, "metrics_prefix", text("a word of letters and digits", r"[a-z][a-z0-9_]{0,31}"),
+        _SERVER.metrics_prefix,
+        "What names of metrics begin with. Dashboards made for vLLM expect vllm.", "quire",
     ),
 )  # fmt: skip
 

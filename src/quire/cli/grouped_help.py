@@ -1,0 +1,29 @@
+"""Help in groups: the few options that most people set come first, the others under the heading of what they are about.
+
+Plain text, because help is read by pipes and pagers too.
+"""
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+COMMON = "Options"
+"""The heading of options that belong to no group, and of those that matter most."""
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose options have headings: an option's `rich_help_panel` names its own."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, then each group under its heading, in the order in which they first appear."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], COMMON: []}
+        for parameter in self.get_params(ctx):
+            is_argument = parameter.param_type_name == "argument"
+            heading = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or COMMON
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(heading, []).append(record)
+        for heading, records in groups.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
