@@ -8,7 +8,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup check lint types contracts test fix size model native-sanitize profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house
+.PHONY: help setup lock check lint types contracts test fix size model native-sanitize profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -17,6 +17,10 @@ setup:  ## make .venv and install quire with what developers need
 	python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
 	.venv/bin/python -m pip install --quiet --editable '.[dev,torch]'
+
+lock:  ## write what is installed here to .ci/constraints.txt, which CI installs
+	mkdir -p build; { sed -n '/^#/p' .ci/constraints.txt; $(PYTHON) -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\).*/\1/'; } > build/constraints.txt
+	mv build/constraints.txt .ci/constraints.txt
 
 check: lint types contracts test  ## everything CI checks
 
