@@ -242,7 +242,7 @@ class Ledger:
                 return self._take_prompt_logprobs(entry, event)
             case Preempted():
                 return [event]
-            case Replayed():
+            case _:
                 raise MessageError(f"{event.request_id}: a worker does not know of the one before it")
 
     def _take_token(self, entry: LedgerEntry, event: Token) -> list[RequestEvent]:

@@ -304,9 +304,14 @@ class Supervisor:
                 self._plan.progress(label, done_bytes, total_bytes)
             case Ready():
                 self._begin(session, message)
-            case Failed(kind, text):
-                session.reason = f"failed: {kind}: {text}"
-                session.error = _PERMANENT[kind](text) if kind in _PERMANENT else None
+            case _:
+                self._fail(session, message)
+
+    @staticmethod
+    def _fail(session: WorkerSession, failed: Failed) -> None:
+        session.reason = f"failed: {failed.kind}: {failed.message}"
+        permanent = _PERMANENT.get(failed.kind)
+        session.error = None if permanent is None else permanent(failed.message)
 
     def _take(self, message: Stepped) -> None:
         told: list[RequestEvent] = []

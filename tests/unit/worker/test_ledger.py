@@ -1,0 +1,55 @@
+"""What a worker says that cannot be is an error; what it refuses late is the end of one request."""
+
+import pytest
+
+from quire.core.events import Finished, PromptLogprobs, Replayed, RequestEvent, SequenceFinished, Token
+from quire.core.request import FinishReason, Request
+from quire.core.step import TokenLogprobs
+from quire.engine.engine import ModelIdentity
+from quire.errors import MessageError, QueueFullError
+from quire.worker.ledger import Ledger
+
+REQUEST = Request("a", (1, 2, 3), ModelIdentity("model", "layout").namespace(4, "group"), 0.0)
+LOGPROBS = TokenLogprobs(1, -1.0, 1, ())
+LIES: dict[str, tuple[RequestEvent, str]] = {
+    "an answer that was not asked for": (Token("a", 7, 0.0, 1, 1, None), "not open"),
+    "a token too early": (Token("a", 0, 0.0, 1, 5, None), "came as number 5"),
+    "a token beyond the vocabulary": (Token("a", 0, 0.0, 10, 1, None), "the vocabulary has 10"),
+    "an end that nobody asked for": (
+        SequenceFinished("a", 0, 0.0, FinishReason.CANCELLED, 0, None, None),
+        "nobody cancelled it",
+    ),
+    "the end of all before the end of one": (Finished("a", 0.0, 3, 0, 0), "finished before all its answers did"),
+    "a prompt's log-probabilities out of order": (PromptLogprobs("a", 2, (LOGPROBS,)), "out of order"),
+    "what came before its own life": (Replayed("a", 0.0), "does not know of the one before it"),
+}
+
+
+def ledger() -> Ledger:
+    """With one request that a worker has taken."""
+    books = Ledger(vocabulary_size=10)
+    books.add(REQUEST, lambda _error: None)
+    books.due()
+    books.taken("a")
+    return books
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_cannot_be_is_an_error(name: str) -> None:
+    event, complaint = LIES[name]
+    with pytest.raises(MessageError, match=complaint):
+        ledger().take([event], {}, [])
+
+
+def test_more_cached_tokens_than_the_prompt_has_are_an_error() -> None:
+    with pytest.raises(MessageError, match="4 of 3 prompt tokens"):
+        ledger().take([], {"a": 4}, [])
+
+
+def test_a_request_that_was_taken_and_is_refused_by_the_next_worker_ends_with_the_reason() -> None:
+    books = ledger()
+    events = books.refused("a", QueueFullError(1, 1), 2.0)
+    assert [type(event) for event in events] == [SequenceFinished, Finished]
+    assert isinstance(events[0], SequenceFinished)
+    assert events[0].reason is FinishReason.ERROR
+    assert not books.entries
