@@ -120,7 +120,7 @@ def slow_connection(here: House, **more: Any) -> socket.socket:
     return wire
 
 
-@pytest.mark.parametrize("who", ["entrance", "protocol"])
+@pytest.mark.parametrize("who", ["asgi", "http.protocol"])
 def test_a_reader_that_takes_nothing_is_cut_and_others_are_not(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that waits too long, or a look at the connection: whoever sees it first, the log says why."""
     lines: list[dict[str, Any]] = []

@@ -37,7 +37,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> EngineBench:
 def test_batching_and_the_prefix_cache_give_what_they_are_for(
     bench: EngineBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for clock in ("bench.engine.perf_counter", "engine.llm.monotonic", "engine.asking.monotonic"):
+    for clock in ("bench.engine.perf_counter", "client.llm.monotonic", "client.requests.monotonic"):
         monkeypatch.setattr(f"quire.{clock}", time.process_time)
     with bench:
         result = bench.run(lambda _: None)

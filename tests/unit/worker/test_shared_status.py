@@ -11,10 +11,10 @@ from quire.worker.shared_status import Flight, SharedStatus
 
 DIE = """
 import os, sys
-from quire.worker.shared_status import FlightPage
-page = FlightPage(int(sys.argv[1]))
-page.beat(12.5)
-page.name(["a", "b"])
+from quire.worker.shared_status import SharedStatus
+status = SharedStatus(int(sys.argv[1]))
+status.beat(12.5)
+status.name(["a", "b"])
 os.abort()
 """
 

@@ -392,7 +392,7 @@ def test_what_does_not_fit_is_refused() -> None:
 _OTHER_BUILD = """
 import json, sys, torch
 from quire.backends.torch import native
-from quire.backends.torch.large_pages import Shelf
+from quire.backends.torch.large_pages import Arena
 from tests.unit.backends.torch.test_native import World, close
 world = World(num_heads=8, num_kv_heads=2, key_size=40, value_size=72, block_size=16, window=50)
 for past, rows in ((0, 30), (70, 1), (90, 3)):
@@ -404,7 +404,7 @@ weight, bias, rows = (torch.randn(*size).bfloat16().float() for size in ((97, 70
 right = rows.double() @ weight.double().T + bias.double()
 wrong = {}
 for dtype in (torch.float32, torch.bfloat16):
-    product = native.PackedProduct(weight, bias, dtype, Shelf())
+    product = native.PackedProduct(weight, bias, dtype, Arena())
     whole = product(rows)
     wrong[str(dtype)] = float((whole - right).abs().max())
     if not all(torch.equal(product(rows[at : at + n]), whole[at : at + n]) for at in (0, 3) for n in range(40)):
