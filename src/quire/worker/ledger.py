@@ -243,7 +243,7 @@ class Ledger:
             case Preempted():
                 return [event]
             case _:
-                raise MessageError(f"{event.request_id}: a worker does not know of the one before it")
+                raise _unexpected(event)
 
     def _take_token(self, entry: LedgerEntry, event: Token) -> list[RequestEvent]:
         if event.sequence_index in entry.dropped:
@@ -385,3 +385,8 @@ class Ledger:
 def _pardoned(entry: LedgerEntry) -> int:
     """A suspect that has not run since stays one; all others begin anew."""
     return entry.num_strikes if entry.is_suspect and entry.place is RequestState.HELD else 0
+
+
+def _unexpected(event: Replayed) -> MessageError:
+    """Only the ledger makes such events. A kind of event that is not handled above is a type error here."""
+    return MessageError(f"{event.request_id}: a worker does not know of the one before it")
