@@ -1,13 +1,14 @@
 """`make proof-all`: every proof, each in a process of its own, and one table of the rows that do not hold.
 
-`--only` takes names of proofs, and `regressions`: rows that held at the commit `HELD` and do not now.
+`--only` takes names of proofs; `regressions`, rows that held at the commit `HELD` and do not now; and `turn about`, the
+native path's speed over that commit's.
 """
 
 import sys
 
 from benchmarks.record import say
 from proofs.proof import Proof, Section, run, section
-from proofs.regressions import MODULES, Outcome, outcome_of, regressions
+from proofs.regressions import MODULES, Outcome, native_speed, outcome_of, regressions
 
 HELD = "e75fa43"
 """The commit whose rows must still hold."""
@@ -32,9 +33,15 @@ def rows_lost(proof: Proof) -> None:
     regressions(proof, HELD, OUTCOMES, proof.scale)
 
 
+@section("turn about")
+def timed_rows(proof: Proof) -> None:
+    """The native path is as fast as it was."""
+    native_speed(proof, HELD)
+
+
 def main() -> int:
     """Run them, print the table, and return the exit code."""
-    code = run("all", *map(whole, MODULES), rows_lost)
+    code = run("all", *map(whole, MODULES), rows_lost, timed_rows)
     num_broken = sum(len(outcome.broken) for outcome in OUTCOMES.values())
     say(f"rows that do not hold, in {len(OUTCOMES)} proofs: {num_broken}")
     for name, outcome in OUTCOMES.items():

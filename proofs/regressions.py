@@ -9,6 +9,7 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean, median
 
 from benchmarks.record import say
 from proofs.before import HERE, Checkout, checked_out
@@ -25,8 +26,19 @@ PROOFS: Mapping[str, str] = {
     "native": "proofs.native",
 }
 """Every proof by the name of its target and its record, but for those that run the others."""
-MODULES: Mapping[str, str] = {**PROOFS, "findings": "proofs.findings"}
+MODULES: Mapping[str, str] = {**PROOFS, "findings": "proofs.findings", "house": "proofs.house"}
 ROUNDS = 3
+TIMED = (
+    "near the roof",
+    "the host's share",
+    "prefill",
+    "a shared prefix",
+    "sixteen at once",
+    "keys and values in bf16",
+)
+"""Sections of proof-native whose rows are ratios of times."""
+LOWER_IS_BETTER = frozenset({"host_share"})
+MIN_SPEED = 0.98
 TIMEOUT_S = {"quick": 3600.0, "full": 6 * 3600.0}
 
 
@@ -44,11 +56,12 @@ class Outcome:
         return key in self.figures and key not in self.broken
 
 
-def outcome_of(name: str, scale: str = "quick", checkout: Checkout = HERE) -> Outcome:
-    """Run a proof in this commit, or in another that is checked out."""
+def outcome_of(name: str, scale: str = "quick", checkout: Checkout = HERE, only: Sequence[str] = ()) -> Outcome:
+    """Run a proof, or some sections of it, in this commit or in another that is checked out."""
     say(f"  proof-{name}{'' if checkout is HERE else ' of the commit before'} ...")
     module = MODULES[name] if checkout.has(MODULES[name]) else f"benchmarks.proof_{name}"  # where they stood once
-    return read_outcome(name, checkout.run(["-m", module, "--scale", scale], TIMEOUT_S[scale]))
+    words = ["-m", module, "--scale", scale, "--only", ",".join(only)]
+    return read_outcome(name, checkout.run(words, TIMEOUT_S[scale]))
 
 
 def regressions(proof: Proof, commit: str, outcomes: Mapping[str, Outcome], scale: str = "quick") -> None:
@@ -63,6 +76,27 @@ def regressions(proof: Proof, commit: str, outcomes: Mapping[str, Outcome], scal
         say(f"  regressed: {row}")
     proof.at_least("regression_proofs", len(outcomes), 1, "else nothing was compared")
     proof.equals("regressions", len(lost), 0)
+
+
+def native_speed(proof: Proof, commit: str) -> None:
+    """Report the timed rows of proof-native over those of the commit before, run turn about."""
+    with checked_out(commit) as before:
+        pairs = [
+            tuple(outcome_of("native", "quick", checkout, TIMED) for checkout in (before, HERE)) for _ in range(ROUNDS)
+        ]
+    ratios = speed_ratios([(there.figures, here.figures) for there, here in pairs])
+    for key, ratio in ratios.items():
+        say(f"    {key:24} {ratio:.3f}")
+    proof.at_least("native_speed_rows", len(ratios), 12, "else rows are missing")
+    proof.at_least("native_speed", geometric_mean(ratios.values()), MIN_SPEED, "geometric mean over the commit before")
+
+
+def speed_ratios(pairs: Sequence[tuple[Mapping[str, Figure], Mapping[str, Figure]]]) -> dict[str, float]:
+    """For each timed row that every run has: median here over median there, above 1 where this commit is quicker."""
+    runs = [figures for pair in pairs for figures in pair]
+    keys = [key for key in runs[0] if f"{key}_spread" in runs[0] and all(key in run for run in runs)]
+    found = {key: median(here[key] for _, here in pairs) / median(there[key] for there, _ in pairs) for key in keys}
+    return {key: 1.0 / ratio if key in LOWER_IS_BETTER else ratio for key, ratio in found.items()}
 
 
 def _lost(name: str, keys: frozenset[str], before: Checkout, scale: str) -> list[str]:
