@@ -15,7 +15,7 @@ from math import inf
 
 from quire.core.deadlines import Deadlines
 from quire.core.digests import Namespace
-from quire.core.events import Admitted, Preempted, RequestEvent
+from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.placement import Placement
 from quire.core.policy import check_request, chunk_length, finish_reason, victims_for, will_compute
@@ -84,7 +84,7 @@ class Scheduler:
         reasons = [finish_reason(sequence, self.config.max_sequence_tokens) for sequence in sequences]
         unfinished = [sequence for sequence, reason in zip(sequences, reasons, strict=True) if reason is None]
         leader = unfinished[0] if unfinished else sequences[0]
-        self.live[request.request_id] = Live(request, sequences, leader, len(sequences))
+        self.live[request.request_id] = Live(request, sequences, leader, len(sequences), has_begun=request.has_begun)
         self.queue.enter(request.tenant, len(sequences))
         if unfinished:
             leader.siblings = unfinished[1:]
@@ -306,6 +306,8 @@ class Scheduler:
                 self._events.append(report)
         if (sequence.request.request_id, sequence.index) in self._cancelled:
             return
+        if row.token_ids:
+            self._tell_first_token(self.live[sequence.request.request_id])
         for at, token_id in enumerate(row.token_ids):
             sequence.tokens.append(token_id)
             self._events.append(token_event(sequence, row, at, self._now_s))
@@ -314,6 +316,12 @@ class Scheduler:
         reason = finish_reason(sequence, self.config.max_sequence_tokens) if row.token_ids else None
         if reason is not None:
             self._finish(sequence, reason)
+
+    def _tell_first_token(self, live: Live) -> None:
+        """Only now is it known what of the prompt had to be computed: a block may be found on the way."""
+        if not live.has_begun:
+            live.has_begun = True
+            self._events.append(FirstToken(live.request.request_id, self._now_s, live.leader.num_cached_tokens))
 
     def _fork_if_due(self, sequence: Sequence) -> None:
         """At the prompt's last token the siblings branch off, each to compute that token for itself."""

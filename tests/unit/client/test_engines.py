@@ -17,11 +17,12 @@ from quire.client.params import SamplingParams
 from quire.client.requests import make_request
 from quire.client.stream import Stream
 from quire.core import invariants
-from quire.core.events import RequestEvent, Token
+from quire.core.events import Refused, RequestEvent, Token
 from quire.core.request import PriorityClass
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
+from quire.engine.commands import Close
 from quire.engine.engine import Clock
-from quire.engine.loop import EngineLoop, _Close
+from quire.engine.loop import EngineThread
 from quire.errors import (
     ConfigError,
     DisplacedError,
@@ -200,15 +201,15 @@ def test_a_dead_engine_tells_everybody_who_waits_and_who_comes_later() -> None:
 
 def test_a_request_that_comes_too_late_for_the_last_step_is_refused_and_not_forgotten() -> None:
     opened = talker()
-    heard: list[object] = []
-    stepper = EngineLoop(opened.engine, lambda _events: None, lambda _error: None)
+    heard: list[RequestEvent] = []
+    stepper = EngineThread(opened.engine, heard.extend, lambda _error: None)
     request = make_request(opened.face, opened.text.prompt("hello"), PARAMS)
-    stepper._commands.put(_Close())
-    stepper.submit(request, heard.append)
+    stepper._commands.put(Close())
+    stepper.submit(request)
     stepper.start()
     stepper._thread.join()
-    stepper.submit(request, heard.append)
-    assert [type(one) for one in heard] == [EngineDeadError, EngineDeadError]
+    stepper.submit(request)
+    assert [type(one.error) for one in heard if isinstance(one, Refused)] == [EngineDeadError] * 2
 
 
 def test_a_deadline_ends_a_request_with_what_it_has() -> None:

@@ -77,7 +77,7 @@ def test_explains_are_bounded_while_a_step_holds_them_up() -> None:
             running = asyncio.create_task(engine.generate(TEXT, SHORT))
             await asyncio.to_thread(runner.is_waiting.wait, PATIENCE_S)
             waiting = [asyncio.create_task(engine.explain(TEXT)) for _ in range(client.MAX_EXPLAINS)]
-            while engine._num_explains < client.MAX_EXPLAINS:
+            while len(engine._questions) < client.MAX_EXPLAINS:
                 await asyncio.sleep(0)
             gone = waiting.pop()
             gone.cancel()
@@ -116,7 +116,7 @@ def test_a_worker_answers_and_one_that_dies_leaves_nobody_waiting() -> None:
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
             asked = asyncio.create_task(model.explain(TEXT))
-            while not model.supervisor._explains:
+            while not model.supervisor._questions:
                 await asyncio.sleep(0)
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError, match="ask again"):

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from quire.config import ModelSettings
+from quire.core.events import Explained, Queued, RequestEvent
+from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import ModelIdentity
 from quire.errors import EngineDeadError, MessageError
@@ -81,8 +83,11 @@ def test_progress_is_handed_on_and_a_worker_that_is_ready_while_draining_changes
 
 
 def test_an_answer_to_a_question_that_was_not_asked_is_an_error() -> None:
-    questions = CacheQuestions()
-    number = questions.add(lambda _found: None)
-    questions.take(number)
+    questions, answer = CacheQuestions(), Explained("q1", Divergence(0, MissReason.DIVERGED))
+    questions.add("q1")
+    told: list[RequestEvent] = []
+    assert questions.take([Queued("r1"), answer], told) == [Queued("r1")]
+    assert told == [answer]
+    assert len(questions) == 0
     with pytest.raises(MessageError, match="nobody asked"):
-        questions.take(number)
+        questions.take([answer], told)

@@ -53,9 +53,9 @@ class Answering(BodyAnswer):
         call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
         clock = TokenClock(self._admission, record, call.bill)
         try:
-            async with record.entering():
-                await self._ask(generation, record)
-            await self._send(generation, call, clock)
+            self._ask(generation, record)
+            with within_context(generation.to.model):
+                await self._send(generation, call, clock)
         finally:
             for asked in record.asked:
                 asked.close()
@@ -83,12 +83,11 @@ class Answering(BodyAnswer):
                 requests=[engine_client.request(ids, generation.params, **options) for ids in generation.prompts],
             )
 
-    async def _ask(self, generation: GenerationRequest, record: RequestRecord) -> None:
+    @staticmethod
+    def _ask(generation: GenerationRequest, record: RequestRecord) -> None:
         engine_client = generation.to.model.open()
-        with within_context(generation.to.model):
-            for request in generation.requests:
-                record.asked.append(await engine_client.submit(request, generation.params))
-        record.is_let_in = True
+        for request in generation.requests:
+            record.asked.append(engine_client.submit(request, generation.params))
 
     async def _send(self, generation: GenerationRequest, call: BodyRequest, clock: "TokenClock") -> None:
         if generation.stream.is_on:
