@@ -129,7 +129,7 @@ async def modules_of_a_worker() -> list[str]:
         supervisor = Supervisor(plan, on_events, on_failure)
         ready = await supervisor.start()
         try:
-            params, namespace = CoreParams(max_tokens=4), ready.identity.namespace(ready.block_size, "house")
+            params, namespace = CoreParams(max_tokens=4), ready.info.namespace("house")
             supervisor.submit(Request("a", (5, 6, 7), namespace, 0.0, params))
             await done
         finally:

@@ -172,7 +172,11 @@ def _serving(checkout: Checkout, folder: Path) -> Iterator[int]:
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen(words, env=environment, cwd=checkout.root, stdout=log, stderr=log)
     try:
-        _wait_ready(port, process)
+        try:
+            _wait_ready(port, process)
+        except RuntimeError:
+            say((folder / "log.txt").read_text()[-2000:])
+            raise
         yield port
     finally:
         process.send_signal(signal.SIGTERM)

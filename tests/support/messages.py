@@ -20,7 +20,7 @@ from quire.core.request import Continuation, FinishReason, PriorityClass, Reques
 from quire.core.step import TokenLogprobs
 from quire.core.waiting_queue import QueueConfig
 from quire.engine import commands
-from quire.engine.engine import ModelIdentity
+from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.worker import messages
 from quire.worker.messages import Stepped, WorkerLoad
 
@@ -71,7 +71,7 @@ TO_WORKER = [
 ]
 TO_PARENT = [
     messages.LoadProgress("loading", 1, 2),
-    messages.Ready(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",)),
+    messages.Ready(ModelInfo(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",))),
     messages.Failed("ConfigError", "why"),
     Stepped(tuple(EVENTS), WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8))),
 ]

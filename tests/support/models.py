@@ -97,7 +97,7 @@ class Machine:
             Request(
                 name,
                 tuple(ask.prompt),
-                self.engine.namespace("group"),
+                self.engine.info.namespace("group"),
                 self.now_s,
                 ask.params,
                 ask.seed,

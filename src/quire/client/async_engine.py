@@ -30,7 +30,7 @@ class AsyncEngine(EngineClient):
         if isinstance(opened, str):
             opened = await asyncio.to_thread(open_model, opened, self._settings)
         self._thread = EngineThread(opened.engine, self._on_events, self._on_failure)
-        self._port, self._face = self._thread, opened.face
+        self._port, self._text = self._thread, opened.text
         self._thread.start()
         return self
 
@@ -38,8 +38,8 @@ class AsyncEngine(EngineClient):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._face is not None:
-                self._face.text.close()
+            if self._text is not None:
+                self._text.close()
             if self._thread is not None:
                 await asyncio.shield(asyncio.to_thread(self._thread.close))
         finally:

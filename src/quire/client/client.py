@@ -10,6 +10,7 @@ heard on the event loop.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Unpack
 from uuid import uuid4
@@ -21,7 +22,7 @@ from quire.client.params import SamplingParams
 from quire.client.reply import Reply
 from quire.client.requests import DEFAULT_TENANT, RequestOptions, checked_name, make_request
 from quire.client.stream import Stream
-from quire.client.text_model import Messages, ModelFace, TextModel
+from quire.client.text_model import Messages, TextModel
 from quire.client.text_pool import TextPool
 from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.prefix_tree import Divergence
@@ -37,6 +38,23 @@ MAX_EXPLAINS = 16
 
 class ChatArguments(TemplateArguments, RequestOptions, total=False):
     """What a template takes, and what may be said of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine counts about itself, as far as it can tell from here."""
+
+    num_blocks: int = 0
+    block_size: int = 0
+    kv_usage: float = 0.0
+    """Share of blocks in use, 0 to 1."""
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_restarts: int = 0
+    step_sizes: tuple[tuple[str, int], ...] = ()
+    """Steps that computed at most so many tokens, bound after bound."""
+    num_step_tokens: int = 0
 
 
 class RequestHandle:
@@ -76,7 +94,7 @@ class EngineClient:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: EnginePort | None = None
-        self._face: ModelFace | None = None
+        self._text: TextModel | None = None
         self._live: LiveReplies[RequestHandle] = LiveReplies(self._cancel_answer)
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
@@ -85,18 +103,21 @@ class EngineClient:
 
     @property
     def text(self) -> TextModel:
-        """The model's words: tokenizer, template, ends."""
-        return self.face.text
-
-    @property
-    def line(self) -> str:
-        """How much fits in how much memory."""
-        return self.face.line
-
-    @property
-    def face(self) -> ModelFace:
-        """What is known of the model."""
+        """The model's words: tokenizer, template, ends; and what is known of it."""
         return self._started()[1]
+
+    @property
+    def is_ready(self) -> bool:
+        """It would answer now."""
+        return self.is_alive
+
+    def stats(self) -> EngineStats | None:
+        """What its engine counts; None if it cannot tell."""
+        return None
+
+    def clear_cache(self) -> None:
+        """Forget every cached block that nobody uses."""
+        self._started()[0].clear_cache()
 
     @property
     def num_open(self) -> int:
@@ -152,14 +173,14 @@ class EngineClient:
 
     def request(self, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]) -> Request:
         """A prompt's tokens as a request. Looks at every token of every list: long ones beside the event loop."""
-        return make_request(self.face, ids, params, **options)
+        return make_request(self.text, ids, params, **options)
 
     def submit(self, request: Request, params: SamplingParams) -> RequestHandle:
         """Submit what `request` made of these parameters."""
         self._check_alive()
-        port, face = self._started()
+        port, text = self._started()
         stream = Stream(request.request_id, port.cancel)
-        asked = RequestHandle(Reply(request, params, face.text.tokenizer), stream, self._live.forget)
+        asked = RequestHandle(Reply(request, params, text.tokenizer), stream, self._live.forget)
         self._live.add(asked)
         port.submit(request)
         return asked
@@ -174,20 +195,20 @@ class EngineClient:
 
     async def explain_ids(self, ids: Sequence[int], cache_group: str) -> Explanation:
         """The same of a prompt's tokens, within a cache group."""
-        port, face = self._started()
+        port, text = self._started()
         if self._failure is not None:
             raise self._failure
         if len(self._questions) >= MAX_EXPLAINS:
             raise CapacityError(
                 f"a model explains {MAX_EXPLAINS} prompts at once, {len(self._questions)} are waiting; try again later"
             )
-        namespace, question_id = face.namespace(cache_group), uuid4().hex
+        namespace, question_id = text.info.namespace(cache_group), uuid4().hex
         answer = self._questions[question_id] = asyncio.get_running_loop().create_future()
         port.explain(question_id, namespace, tuple(ids))
         found = await asyncio.shield(answer)
         if isinstance(found, QuireError):
             raise found
-        return explanation(face.text.tokenizer, namespace, ids, found, monotonic())
+        return explanation(text.tokenizer, namespace, ids, found, monotonic())
 
     async def chat_ids(
         self, messages: Messages, tenant: str = DEFAULT_TENANT, **arguments: Unpack[TemplateArguments]
@@ -221,11 +242,11 @@ class EngineClient:
         if self._failure is not None:
             raise self._failure
 
-    def _started(self) -> tuple[EnginePort, ModelFace]:
-        if self._port is None or self._face is None:
+    def _started(self) -> tuple[EnginePort, TextModel]:
+        if self._port is None or self._text is None:
             name = type(self).__name__
             raise ConfigError(f"an {name} must be entered first: async with {name}(model) as engine")
-        return self._port, self._face
+        return self._port, self._text
 
     # -- what a port says, on any thread -------------------------------------------------------------------------------
 

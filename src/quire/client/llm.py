@@ -68,12 +68,12 @@ class LLM:
     @property
     def line(self) -> str:
         """How much fits in how much memory."""
-        return self._opened.line
+        return self._opened.text.info.line
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the person who loaded the model should know."""
-        return self._opened.notes
+        return self._opened.text.notes
 
     def generate(
         self,
@@ -133,7 +133,7 @@ class LLM:
     def explain(self, prompt: str | Sequence[int]) -> Explanation:
         """How much of a prompt is cached, and why the next token is not. Nothing is computed."""
         ids = self.text.prompt(prompt)
-        namespace = self._opened.face.namespace(DEFAULT_TENANT)
+        namespace = self.text.info.namespace(DEFAULT_TENANT)
         found = self._opened.engine.explain(namespace, tuple(ids))
         return explanation(self.text.tokenizer, namespace, ids, found, monotonic())
 
@@ -170,7 +170,7 @@ class LLM:
         return [reply.completion() for reply in replies]
 
     def _ask(self, ids: list[int], params: SamplingParams) -> Reply:
-        return Reply(make_request(self._opened.face, ids, params), params, self.text.tokenizer)
+        return Reply(make_request(self.text, ids, params), params, self.text.tokenizer)
 
     def _submit_more(self, waiting: deque[Reply]) -> None:
         while waiting and len(self._live) < MAX_OPEN:

@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 from uuid import uuid4
 
 from quire.client.params import SamplingParams
-from quire.client.text_model import ModelFace
+from quire.client.text_model import TextModel
 from quire.core.request import Continuation, PriorityClass, Request
 from quire.errors import InvalidParameterError
 
@@ -32,7 +32,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 def make_request(
-    model: ModelFace, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]
+    model: TextModel, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]
 ) -> Request:
     """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded."""
     strange = sorted(set(options) - RequestOptions.__annotations__.keys())
@@ -48,9 +48,9 @@ def make_request(
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.namespace(checked_name("cache_group", options.get("cache_group", tenant))),
+        namespace=model.info.namespace(checked_name("cache_group", options.get("cache_group", tenant))),
         arrival_s=now_s,
-        params=model.text.settle(params, len(ids)),
+        params=model.settle(params, len(ids)),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
         tenant=tenant,
         priority=_priority(options.get("priority", PriorityClass.NORMAL)),

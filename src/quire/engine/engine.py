@@ -41,6 +41,25 @@ class ModelIdentity:
         return Namespace(FORMAT_VERSION, self.fingerprint, adapter, self.kv_layout, block_size, cache_group)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What those need to know of a model who ask it, wherever it runs."""
+
+    identity: ModelIdentity
+    block_size: int
+    num_blocks: int
+    vocabulary_size: int
+    max_sequence_tokens: int
+    line: str = ""
+    """How much fits in how much memory."""
+    notes: tuple[str, ...] = ()
+    """What the person who loaded it should know."""
+
+    def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
+        """The namespace of a tenant's blocks on this model."""
+        return self.identity.namespace(self.block_size, cache_group, adapter)
+
+
 class Engine:
     """One model's requests. Not safe for threads: whoever owns it steps it."""
 
@@ -56,16 +75,18 @@ class Engine:
         self.runner = runner
         self.memory = KVMemory(KVMemoryConfig(capacity.num_blocks, capacity.block_size), BlockHasher(key), emit)
         self.scheduler = Scheduler(config, self.memory)
-        self.identity = identity
+        self.info = ModelInfo(
+            identity,
+            capacity.block_size,
+            capacity.num_blocks,
+            capacity.vocabulary_size,
+            config.max_sequence_tokens,
+        )
 
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do or to tell."""
         return bool(self.scheduler.live) or self.scheduler.has_events
-
-    def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
-        """The namespace of a tenant's blocks on this model."""
-        return self.identity.namespace(self.memory.config.block_size, cache_group, adapter)
 
     def submit(self, request: Request) -> Queued | Refused:
         """Queue a request, or say why not and change nothing."""

@@ -99,6 +99,10 @@ class EngineThread:
         """End a request, or one of its answers alone, if it lives."""
         self._commands.put(Cancel(request_id, index))
 
+    def clear_cache(self) -> None:
+        """Forget every cached block that nobody uses."""
+        self._commands.put(ClearCache())
+
     def close(self) -> None:
         """Stop after the step in flight, and wait for it."""
         self._commands.put(Close())

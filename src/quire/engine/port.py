@@ -27,6 +27,10 @@ class EnginePort(Protocol):
         """End a request, or one of its answers alone, if it lives."""
         ...
 
+    def clear_cache(self) -> None:
+        """Forget every cached block that nobody uses."""
+        ...
+
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
         """Ask why a prompt is not in the cache: `Explained` or `Refused` is the one event of this id."""
         ...

@@ -15,7 +15,7 @@ from quire.config import ModelSettings
 from quire.core.events import RequestEvent
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.commands import Command
-from quire.engine.engine import ModelIdentity
+from quire.engine.engine import ModelInfo
 from quire.errors import MessageError, QuireError
 from quire.worker.kv_events import KVEventSettings
 
@@ -53,13 +53,7 @@ class LoadProgress(_Message, frozen=True):
 class Ready(_Message, frozen=True):
     """The model is loaded; from now on steps are made."""
 
-    identity: ModelIdentity
-    block_size: int
-    num_blocks: int
-    vocabulary_size: int
-    max_sequence_tokens: int
-    line: str
-    notes: tuple[str, ...]
+    info: ModelInfo
 
 
 class Failed(_Message, frozen=True):

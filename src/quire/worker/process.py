@@ -26,7 +26,7 @@ from quire.checkpoints import Progress, resolve
 from quire.core.events import KVEvent, RequestEvent
 from quire.engine.commands import Command
 from quire.engine.engine import Engine
-from quire.engine.loading import OpenedEngine, open_engine
+from quire.engine.loading import open_engine
 from quire.engine.loop import run_loop
 from quire.errors import InvariantError
 from quire.worker import messages
@@ -45,7 +45,7 @@ FAILED = 70
 """Exit code of a worker that could say why it ended."""
 
 Emit = Callable[[KVEvent], None]
-Opener = Callable[[Open, Progress, Emit | None], OpenedEngine]
+Opener = Callable[[Open, Progress, Emit | None], Engine]
 
 
 class Channel:
@@ -157,7 +157,7 @@ class Worker:
         )
 
 
-def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> OpenedEngine:
+def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> Engine:
     """The model the parent has resolved: a directory on this machine."""
     return open_engine(resolve(command.model), command.settings, command.queue, command.key, progress, emit)
 
@@ -218,10 +218,10 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         if command.kv_events is not None:
             publisher = KVEventPublisher(command.kv_events)
         opened = opener(command, progress, None if publisher is None else publisher.emit)
-        engine = with_faults(opened.engine, faults_from(os.environ), channel.put)
+        engine = with_faults(opened, faults_from(os.environ), channel.put)
         worker = Worker(engine, channel, status, publisher)
         status.beat(monotonic())
-        channel.send(_ready(opened))
+        channel.send(Ready(engine.info))
         worker.run()
     except Exception as error:
         # A broken promise, a device that is gone, no memory: the parent replaces us and asks again.
@@ -233,19 +233,6 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         if publisher is not None:
             publisher.close()
     return 0
-
-
-def _ready(opened: OpenedEngine) -> Ready:
-    engine, capacity = opened.engine, opened.engine.runner.capacity
-    return Ready(
-        engine.identity,
-        capacity.block_size,
-        capacity.num_blocks,
-        capacity.vocabulary_size,
-        engine.scheduler.config.max_sequence_tokens,
-        opened.line,
-        opened.notes,
-    )
 
 
 if __name__ == "__main__":

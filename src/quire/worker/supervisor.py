@@ -305,7 +305,7 @@ class Supervisor:
 
     def _begin(self, session: WorkerSession, ready: Ready) -> None:
         session.is_ready = True
-        self._ledger.vocabulary_size = ready.vocabulary_size
+        self._ledger.vocabulary_size = ready.info.vocabulary_size
         if self.state in (State.LOADING, State.RESTARTING):
             self.state = State.READY
         log.info("worker %d is ready; %d requests go on", session.process.pid, self.num_open)

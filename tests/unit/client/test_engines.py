@@ -11,7 +11,6 @@ import pytest
 import quire
 from quire.client.async_engine import AsyncEngine
 from quire.client.llm import LLM
-from quire.client.opening import OpenedModel
 from quire.client.outputs import Completion, Piece
 from quire.client.params import SamplingParams
 from quire.client.requests import make_request
@@ -134,9 +133,7 @@ def test_params_must_fit_the_prompts() -> None:
 
 def test_a_model_without_a_template_says_what_to_do() -> None:
     opened = talker()
-    bare = OpenedModel(
-        opened.engine, opened.text.__class__("x", opened.text.tokenizer, None, frozenset(), {}, 300, 512), "", ()
-    )
+    bare = replace(opened, text=replace(opened.text, template=None))
     with LLM(bare) as llm, pytest.raises(TemplateError, match="chat template"):
         llm.chat([{"role": "user", "content": "hello"}])
 
@@ -203,7 +200,7 @@ def test_a_request_that_comes_too_late_for_the_last_step_is_refused_and_not_forg
     opened = talker()
     heard: list[RequestEvent] = []
     stepper = EngineThread(opened.engine, heard.extend, lambda _error: None)
-    request = make_request(opened.face, opened.text.prompt("hello"), PARAMS)
+    request = make_request(opened.text, opened.text.prompt("hello"), PARAMS)
     stepper._commands.put(Close())
     stepper.submit(request)
     stepper.start()
@@ -377,7 +374,7 @@ def test_a_chat_can_be_streamed_and_carries_what_is_said_of_it() -> None:
 
 def test_a_tokenizer_that_knows_more_than_the_model_cannot_kill_the_engine() -> None:
     opened = talker()
-    narrow = replace(opened.text, vocabulary_size=5)
+    narrow = replace(opened.text, info=replace(opened.text.info, vocabulary_size=5))
     with LLM(replace(opened, text=narrow)) as llm, pytest.raises(InvalidParameterError, match="from 0 to 4"):
         llm.chat([{"role": "user", "content": "hello"}], PARAMS)
 
@@ -427,7 +424,7 @@ def test_a_bad_prompt_is_found_before_anything_is_computed() -> None:
 def test_times_are_read_after_the_step_that_made_a_token() -> None:
     clock = iter(range(1_000))
     opened = talker()
-    opened.engine.submit(make_request(opened.face, opened.text.prompt("hi"), PARAMS))
+    opened.engine.submit(make_request(opened.text, opened.text.prompt("hi"), PARAMS))
     events = opened.engine.step(lambda: float(next(clock)))
     assert [event.at_s for event in events if isinstance(event, Token)] == [1.0]
 
@@ -450,7 +447,7 @@ def test_an_engine_whose_owner_is_cancelled_still_tells_everybody() -> None:
 def test_a_prompt_that_was_displaced_is_an_error_to_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=2, class_reserve=0.0))
-    other = make_request(opened.face, [40], SamplingParams(max_tokens=1), tenant="other")
+    other = make_request(opened.text, [40], SamplingParams(max_tokens=1), tenant="other")
     with LLM(opened) as llm:
         really = opened.engine.step
 

@@ -9,7 +9,7 @@ from quire.config import ModelSettings
 from quire.core.events import Explained, Queued, RequestEvent
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.waiting_queue import QueueConfig
-from quire.engine.engine import ModelIdentity
+from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.errors import EngineDeadError, MessageError
 from quire.worker.cache_questions import CacheQuestions
 from quire.worker.messages import LoadProgress, Open, Ready
@@ -17,7 +17,7 @@ from quire.worker.supervisor import State, Supervisor
 from quire.worker.worker_plan import WorkerPlan
 
 OPEN = Open("no model", ModelSettings(), QueueConfig(), bytes(32), None)
-READY = Ready(ModelIdentity("model", "layout"), 4, 8, 10, 64, "a line", ())
+READY = Ready(ModelInfo(ModelIdentity("model", "layout"), 4, 8, 10, 64, "a line"))
 
 
 class Session:
