@@ -127,7 +127,7 @@ class Refused(_Message, frozen=True):
 
     request_id: str
     kind: str
-    details: tuple[str | int, ...]
+    details: tuple[str | int | None, ...]
 
     @classmethod
     def of(cls, request_id: str, error: QuireError) -> "Refused":
@@ -150,11 +150,12 @@ class Refused(_Message, frozen=True):
 
 _DETAILS: dict[type[QuireError], tuple[str, ...]] = {
     DuplicateRequestError: ("request_id",),
+    InvalidParameterError: ("message", "parameter"),
     QueueFullError: ("num_waiting", "limit", "retry_after_s"),
     TenantShareError: ("tenant", "num_waiting", "limit", "retry_after_s", "state"),
 }
 _REFUSALS: dict[str, type[QuireError]] = {
-    kind.__name__: kind for kind in (*_DETAILS, InvalidParameterError, RequestError, RequestTooLargeError)
+    kind.__name__: kind for kind in (*_DETAILS, RequestError, RequestTooLargeError)
 }
 
 

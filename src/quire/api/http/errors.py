@@ -92,7 +92,7 @@ def api_error_of(error: Exception, request_id: str) -> ApiError:
         case ApiError():
             return error
         case InvalidParameterError():
-            return invalid(str(error), _named_parameter(str(error)), "invalid_parameter")
+            return invalid(str(error), error.parameter, "invalid_parameter")
         case RequestTooLargeError():
             return invalid(str(error), code="context_length_exceeded")
         case RequestError():
@@ -125,12 +125,6 @@ def shortened(given: object) -> str:
     """A client's own value inside a message: not all of it."""
     shown = repr(given)
     return shown if len(shown) <= MAX_ECHOED_CHARS else f"{shown[:MAX_ECHOED_CHARS]}..."
-
-
-def _named_parameter(message: str) -> str | None:
-    """Messages of the engine begin with the parameter's name."""
-    found = re.match(r"([a-z_]+) (?:must|takes)", message)
-    return found[1] if found else None
 
 
 def _clean(message: str) -> str:
