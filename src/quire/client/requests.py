@@ -38,7 +38,8 @@ def make_request(
     strange = sorted(set(options) - RequestOptions.__annotations__.keys())
     if strange:
         raise InvalidParameterError(
-            f"unknown request option {strange[0]!r}; expected one of {', '.join(RequestOptions.__annotations__)}"
+            f"unknown request option {strange[0]!r}; expected one of {', '.join(RequestOptions.__annotations__)}",
+            strange[0],
         )
     now_s = monotonic()
     tenant, timeout_s = (
@@ -66,13 +67,14 @@ def _priority(value: object) -> PriorityClass:
         return PriorityClass(value)
     except ValueError:
         words = ", ".join(one.value for one in PriorityClass)
-        raise InvalidParameterError(f"priority must be one of {words}, {value!r} given") from None
+        raise InvalidParameterError(f"priority must be one of {words}, {value!r} given", "priority") from None
 
 
 def checked_name(what: str, value: object) -> str:
     """The name of a tenant or a cache group, or an error that says what it must be."""
     if not isinstance(value, str) or not value or not _is_text(value):
-        raise InvalidParameterError(f"{what} must be a text of whole characters that is not empty, {value!r} given")
+        message = f"{what} must be a text of whole characters that is not empty, {value!r} given"
+        raise InvalidParameterError(message, what)
     return value
 
 
@@ -88,5 +90,5 @@ def _timeout_s(value: object) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value < 0:
-        raise InvalidParameterError(f"timeout_s must be a number of seconds, 0 or more, {value!r} given")
+        raise InvalidParameterError(f"timeout_s must be a number of seconds, 0 or more, {value!r} given", "timeout_s")
     return float(value)

@@ -80,7 +80,7 @@ class Refused(_Event, frozen=True):
 
     kind: str
     """Name of the error."""
-    details: tuple[str | int, ...]
+    details: tuple[str | int | None, ...]
 
     @classmethod
     def of(cls, request_id: str, error: QuireError) -> "Refused":
@@ -103,6 +103,7 @@ class Refused(_Event, frozen=True):
 
 _DETAILS: dict[type[QuireError], tuple[str, ...]] = {
     DuplicateRequestError: ("request_id",),
+    InvalidParameterError: ("message", "parameter"),
     QueueFullError: ("num_waiting", "limit", "retry_after_s"),
     TenantShareError: ("tenant", "num_waiting", "limit", "retry_after_s", "state"),
 }
@@ -112,7 +113,6 @@ _REFUSALS: dict[str, type[QuireError]] = {
         *_DETAILS,
         DrainingError,
         EngineDeadError,
-        InvalidParameterError,
         RequestError,
         RequestTooLargeError,
     )

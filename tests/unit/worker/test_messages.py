@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from quire.core.events import Refused
 from quire.errors import (
     DuplicateRequestError,
+    InvalidParameterError,
     MessageError,
     QueueFullError,
     QuireError,
@@ -45,6 +46,8 @@ def test_events_keep_their_order_and_their_kinds() -> None:
         TenantShareError("someone", 3, 2, 9, "open"),
         DuplicateRequestError("a"),
         RequestTooLargeError("a request may have 4 tokens, 5 given"),
+        InvalidParameterError("top_p must be a number from 0.0 to 1.0, 2 given", "top_p"),
+        InvalidParameterError("a prompt must be a text or a list of token ids, 5 given"),
     ],
     ids=lambda one: type(one).__name__,
 )
