@@ -13,7 +13,7 @@ from quire.backends.protocol import Capacity
 from quire.core.events import Finished, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, Request
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.step import StepPlan, StepResult
+from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.engine.engine import Engine, ModelIdentity
 from quire.errors import MessageError, QuireError
 from quire.worker.ledger import Ledger
@@ -35,10 +35,10 @@ class DyingRunner(OracleRunner):
         super().__init__(Capacity(64, 4, 64, CONFIG.max_step_tokens, VOCABULARY, 32))
         self._dies = dies
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         if self._dies(plan):
             raise Crash
-        return super().run(plan)
+        return super().run(plan, masks)
 
 
 class Lives:
