@@ -173,8 +173,13 @@ MUTANTS = [
         "    if not is_enough(chosen):\n        return None\n",
         "    if not is_enough(chosen):\n        return chosen\n",
     ),
-    Mutant("stopped too early", POLICY, "if num_output > params.min_tokens and", "if"),
-    Mutant("one token too many", POLICY, "num_output >= params.max_tokens", "num_output > params.max_tokens"),
+    Mutant("stopped too early", POLICY, " and num_before + count > params.min_tokens:", ":"),
+    Mutant(
+        "one token too many",
+        POLICY,
+        "num_before + count >= params.max_tokens",
+        "num_before + count > params.max_tokens",
+    ),
     Mutant(
         "continuations are thought to share everything",
         POLICY,

@@ -22,8 +22,8 @@ MUTANTS = [
     Mutant(
         "a stop among several tokens is missed",
         POLICY,
-        "for count, token_id in enumerate(token_ids, 1):",
-        "for count, token_id in list(enumerate(token_ids, 1))[-1:]:",
+        "if token_id in params.stop_token_ids and",
+        "if count == len(token_ids) and token_id in params.stop_token_ids and",
     ),
     Mutant(
         "what follows a stop is said",

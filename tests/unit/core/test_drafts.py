@@ -107,6 +107,7 @@ def test_a_stop_among_several_tokens_ends_the_answer_there() -> None:
     (end,) = (event for event in server.log if isinstance(event, SequenceFinished))
     assert (end.reason, end.num_output_tokens) == (FinishReason.STOP, len(answer))
     assert not server.scheduler.live
+    assert server.scheduler.queue.tenants["default"].service == 11 + 4 * len(answer), "what was dropped costs nothing"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,15 @@ def test_guesses_take_no_block_that_somebody_needs(num_blocks: int, count: int, 
     plan = server.step()
     assert [item.num_drafts for item in plan.items] == [expected, 0]
     assert len(plan.items[1].token_ids) == 17
+    server.run()
+
+
+def test_guesses_of_one_leave_less_for_those_of_another() -> None:
+    server = Server(num_blocks=8, propose=up_to(9, wrong))
+    server.ask(range(3), 10)
+    server.ask(range(10, 13), 10)
+    server.ask(range(20, 33), 1)
+    assert [(item.num_true_tokens(1), item.num_drafts) for item in server.step().items] == [(3, 9), (3, 0), (13, 0)]
     server.run()
 
 
