@@ -25,7 +25,7 @@ from quire.backends.torch.runner import TorchRunner
 from quire.backends.torch.threads import use_threads
 from quire.config import Dtype, ModelSettings
 from quire.core.request import ResolvedSampling
-from quire.core.step import RowResult, StepPlan, StepResult, WorkItem
+from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
 from tests.support.models import Ask, Machine
 
 BLOCK = 32
@@ -103,8 +103,8 @@ class PrimedRunner:
 def _prime(runner: TorchRunner, store: KVStore) -> None:
     table, text = tuple(range(1, TEMPLATE_BLOCKS + 1)), real_text()[: TEMPLATE_BLOCKS * BLOCK]
     for first in range(0, len(text), MAX_STEP_TOKENS):
-        item = WorkItem(0, tuple(text[first : first + MAX_STEP_TOKENS]), first, table, None, (), 0)
-        runner.run(StepPlan(0, (), (item,), ()))
+        item = WorkItem(0, tuple(text[first : first + MAX_STEP_TOKENS]), first, table)
+        runner.run(StepPlan(0, (), (item,)))
     for tensor in (*store.keys, *store.values):
         for first in range(1 + TEMPLATE_BLOCKS, len(tensor), TEMPLATE_BLOCKS):
             rest = tensor[first : first + TEMPLATE_BLOCKS]
@@ -115,7 +115,7 @@ class _Filled:
     def __init__(self, plan: StepPlan) -> None:
         self._plan = plan
 
-    def wait(self) -> StepResult:
+    def wait(self, _masks: Masks = NO_MASKS) -> StepResult:
         rows = {
             item.sequence_id: RowResult(item.token_ids[-1:] if item.sampling is not None else ())
             for item in self._plan.items

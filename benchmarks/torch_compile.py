@@ -114,10 +114,7 @@ def _ours(count: int) -> Step:
     model = smollm2_model()
     each = -(-CONTEXT // BLOCK)
     store = make_store(model, count * each)
-    items = [
-        WorkItem(at, (5,), CONTEXT - 1, tuple(range(1 + at * each, 1 + (at + 1) * each)), None, (), 0)
-        for at in range(count)
-    ]
+    items = [WorkItem(at, (5,), CONTEXT - 1, tuple(range(1 + at * each, 1 + (at + 1) * each))) for at in range(count)]
     maker, nothing = BatchMaker(BLOCK, model.padded, torch.device("cpu")), torch.empty(0, dtype=torch.int64)
     return lambda: model.compute(maker.make(items), store, nothing)
 

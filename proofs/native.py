@@ -257,7 +257,7 @@ def _perplexity(model: Decoder, tokens: list[int], dtype: torch.dtype) -> float:
     losses = []
     for first in range(0, len(tokens) - 1, MAX_STEP_TOKENS):
         fed = tokens[first : min(first + MAX_STEP_TOKENS, len(tokens) - 1)]
-        batch = maker.make([WorkItem(0, tuple(fed), first, table, None, (), 0)])
+        batch = maker.make([WorkItem(0, tuple(fed), first, table)])
         logits = model.compute(batch, store, torch.arange(len(fed))).logits.double()
         targets = torch.tensor(tokens[first + 1 : first + 1 + len(fed)])
         losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))

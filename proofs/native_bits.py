@@ -80,7 +80,7 @@ class Life:
 
     def item(self, number: int, count: int) -> WorkItem:
         end = min(self.done + count, len(self.tokens))
-        return WorkItem(number, tuple(self.tokens[self.done : end]), self.done, tuple(self.blocks), None, (), 0)
+        return WorkItem(number, tuple(self.tokens[self.done : end]), self.done, tuple(self.blocks))
 
     def take(self, digests: list[bytes]) -> None:
         self.digests += digests

@@ -236,7 +236,7 @@ def test_parts_of_an_answer_reach_a_writer_as_what_they_are() -> None:
 
 
 def test_what_is_no_text_is_no_content_of_a_chat() -> None:
-    fields = ChatFields(messages=[{"role": "user", "content": "x"}])  # type: ignore[list-item]
+    fields = ChatFields.model_validate({"messages": [{"role": "user", "content": "x"}], "model": "m"})
     reply: Any = SimpleNamespace(request=SimpleNamespace(continuations=(Continuation(0),)))
     nobody: Any = None
     data = ChatWriter("m", fields, nobody, "default").pieces([reply], [(0, Piece(0, "x", part=part)) for part in PARTS])

@@ -11,7 +11,7 @@ from quire.backends.conformance_desk import ConformanceError
 from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
 from quire.core.request import ResolvedSampling
-from quire.core.step import BlockCopy, StepPlan, StepResult
+from quire.core.step import NO_MASKS, BlockCopy, Masks, Sampling, StepPlan, StepResult, WorkItem
 from quire.errors import InvariantError
 from tests.support.server import VOCABULARY, Server
 
@@ -31,8 +31,8 @@ class Broken(OracleRunner):
     bend_plan: Callable[[StepPlan], StepPlan] = staticmethod(lambda plan: plan)
     bend_result: Callable[[StepResult], StepResult] = staticmethod(lambda result: result)
 
-    def run(self, plan: StepPlan) -> StepResult:
-        return type(self).bend_result(super().run(type(self).bend_plan(plan)))
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
+        return type(self).bend_result(super().run(type(self).bend_plan(plan), masks))
 
 
 def bent(**functions: object) -> type[Broken]:
@@ -52,10 +52,12 @@ def with_blocks_in_order(plan: StepPlan) -> StepPlan:
 
 
 def one_position_late(plan: StepPlan) -> StepPlan:
-    def late(item_first: int) -> int:
-        return max(0, item_first - 1)
+    def late(item: WorkItem) -> WorkItem:
+        if item.first_position == 0:
+            return item
+        return item._replace(first_position=item.first_position - 1, token_ids=(*item.token_ids, item.token_ids[-1]))
 
-    return plan._replace(items=tuple(item._replace(first_position=late(item.first_position)) for item in plan.items))
+    return plan._replace(items=tuple(late(item) for item in plan.items))
 
 
 def with_the_first_seed(plan: StepPlan) -> StepPlan:
@@ -130,16 +132,94 @@ class Greedy(OracleRunner):
 class Scribbler(OracleRunner):
     """Leaves a mark in a block that is not its own."""
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         self.write_blocks([40], [bytes([plan.step % 256]) * 32])
-        return super().run(plan)
+        return super().run(plan, masks)
 
 
 class Timid(OracleRunner):
     """Promises more tokens in a step than it can do."""
 
-    def run(self, plan: StepPlan) -> StepResult:
-        return super().run(plan._replace(items=plan.items[:6]))
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
+        return super().run(plan._replace(items=plan.items[:6]), masks)
+
+
+def with_one_draw_for_all_positions(plan: StepPlan) -> StepPlan:
+    class OneDraw(WorkItem):
+        __slots__ = ()
+
+        def samplings(self) -> tuple[Sampling, ...]:
+            return (self.sampling,) * (self.num_drafts + 1) if self.sampling else ()
+
+    return plan._replace(items=tuple(OneDraw(*item) for item in plan.items))
+
+
+def without_drafts(plan: StepPlan) -> StepPlan:
+    def known(item: WorkItem) -> WorkItem:
+        return item._replace(token_ids=item.token_ids[: len(item.token_ids) - item.num_drafts])
+
+    return plan._replace(items=tuple(known(item) for item in plan.items))
+
+
+def with_scores_of_what_was_fed(plan: StepPlan) -> StepPlan:
+    items = [
+        item._replace(scoring=item.scoring._replace(first_position=item.first_position + 1)) if item.scoring else item
+        for item in plan.items
+    ]
+    return plan._replace(items=tuple(items))
+
+
+def without_hidden_states(result: StepResult) -> StepResult:
+    return result._replace(rows={key: row._replace(hidden_states=()) for key, row in result.rows.items()})
+
+
+def ending_at_stops(plan: StepPlan) -> StepPlan:
+    """Feeds no draft after a stop token: where a sequence ends is not the runner's to say."""
+
+    def cut(item: WorkItem) -> WorkItem:
+        if item.sampling is None:
+            return item
+        stops = [at for at, token_id in enumerate(item.drafts) if token_id in item.sampling.params.stop_token_ids]
+        num_cut = item.num_drafts - stops[0] if stops else 0
+        return item._replace(token_ids=item.token_ids[: len(item.token_ids) - num_cut])
+
+    return plan._replace(items=tuple(cut(item) for item in plan.items))
+
+
+class Lenient(OracleRunner):
+    """Takes any draft for right."""
+
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
+        result = super().run(plan, masks)
+        drafts = {item.sequence_id: item.drafts for item in plan.items}
+        rows = {
+            key: row._replace(token_ids=(*drafts[key], row.token_ids[-1])) if drafts[key] and not row.error else row
+            for key, row in result.rows.items()
+        }
+        return result._replace(rows=rows)
+
+
+class Maskless(OracleRunner):
+    """Does not look at masks."""
+
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
+        return super().run(plan)
+
+
+class FirstMask(OracleRunner):
+    """Takes the mask of the first position for all."""
+
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
+        return super().run(plan, {key: (rows[0],) * len(rows) for key, rows in masks.items()})
+
+
+class Strict(OracleRunner):
+    """A mask that allows nothing fails everybody."""
+
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
+        result = super().run(plan, masks)
+        error = next((row.error for row in result.rows.values() if row.error), None)
+        return result._replace(rows={key: row._replace(error=error) for key, row in result.rows.items()})
 
 
 class Forgetful(OracleRunner):
@@ -170,6 +250,15 @@ class Forgetful(OracleRunner):
         Scribbler,
         Timid,
         Forgetful,
+        bent(bend_plan=with_one_draw_for_all_positions),
+        bent(bend_plan=without_drafts),
+        bent(bend_plan=with_scores_of_what_was_fed),
+        bent(bend_plan=ending_at_stops),
+        bent(bend_result=without_hidden_states),
+        Lenient,
+        Maskless,
+        FirstMask,
+        Strict,
     ],
 )
 def test_a_runner_with_a_fault_fails_the_kit(runner: type[OracleRunner]) -> None:
@@ -186,7 +275,7 @@ def test_a_closed_runner_does_not_run() -> None:
     runner = OracleRunner(capacity())
     runner.close()
     with pytest.raises(InvariantError, match="closed"):
-        runner.start(StepPlan(1, (BlockCopy(1, 2),), (), ())).wait()
+        runner.start(StepPlan(1, (BlockCopy(1, 2),), ())).wait()
 
 
 def test_a_step_over_the_budget_is_refused() -> None:
@@ -205,10 +294,26 @@ def test_a_block_written_and_read_in_one_step_is_noticed() -> None:
     item = server.plan().items[0]
     twice = item._replace(sequence_id=2)
     with pytest.raises(InvariantError, match="written by two rows"):
-        runner.start(StepPlan(1, (), (item, twice), ())).wait()
+        runner.start(StepPlan(1, (), (item, twice))).wait()
     reader = item._replace(sequence_id=3, first_position=8, token_ids=(1,), block_ids=(*item.block_ids[:2], 9))
     with pytest.raises(InvariantError, match="read by another"):
-        runner.start(StepPlan(1, (), (item, reader), ())).wait()
+        runner.start(StepPlan(1, (), (item, reader))).wait()
+
+
+def test_a_mask_of_another_size_than_the_plan_and_the_vocabulary_is_a_bug() -> None:
+    server = Server(propose=lambda _sequence, _limit: (1, 2))
+    server.ask([1, 2, 3], 5)
+    plan = server.plan()
+    whole = b"\xff" * 7
+    for rows in ((whole,) * 2, (whole, whole, b"\xff" * 6), (whole,) * 4):
+        with pytest.raises(InvariantError, match="a mask needs 3 rows of 7 bytes for sequence 1"):
+            server.runner.start(plan).wait({1: rows})
+    assert server.runner.start(plan).wait({1: (whole,) * 3}) == server.runner.start(plan).wait()
+
+
+def test_an_oracle_without_a_choice_says_so() -> None:
+    params = ResolvedSampling(max_tokens=3, allowed_token_ids=(7,), banned_token_ids=(7,))
+    assert answer_alone([1, 2, 3], params, 1, VOCABULARY) == []
 
 
 def test_alone_means_alone() -> None:

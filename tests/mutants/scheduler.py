@@ -173,8 +173,13 @@ MUTANTS = [
         "    if not is_enough(chosen):\n        return None\n",
         "    if not is_enough(chosen):\n        return chosen\n",
     ),
-    Mutant("stopped too early", POLICY, "if num_output > params.min_tokens and", "if"),
-    Mutant("one token too many", POLICY, "num_output >= params.max_tokens", "num_output > params.max_tokens"),
+    Mutant("stopped too early", POLICY, " and num_before + count > params.min_tokens:", ":"),
+    Mutant(
+        "one token too many",
+        POLICY,
+        "num_before + count >= params.max_tokens",
+        "num_before + count > params.max_tokens",
+    ),
     Mutant(
         "continuations are thought to share everything",
         POLICY,
@@ -265,7 +270,7 @@ MUTANTS = [
     Mutant(
         "a cancelled continuation says another token",
         SCHEDULER,
-        "        if (sequence.request.request_id, sequence.index) in self._cancelled:\n",
+        "        if (request.request_id, sequence.index) in self._cancelled:\n",
         "        if False:\n",
     ),
     Mutant(
@@ -277,14 +282,14 @@ MUTANTS = [
     Mutant(
         "a leader past the fork point hands on what is its own",
         SCHEDULER,
-        "            self._fork_if_due(leader)\n",
+        "            self.placement.fork_if_due(leader)\n",
         "            pass\n",
     ),
     Mutant(
         "a failed row is committed",
         SCHEDULER,
         "self.memory.commit(table_of(sequence), 0)",
-        "self.memory.commit(table_of(sequence), num_tokens)",
+        "self.memory.commit(table_of(sequence), len(item.token_ids))",
     ),
     Mutant("what is computed again is charged again", ROWS, "- max(first, charged))", "- first)"),
     Mutant("own blocks count as cached", SCHEDULER, " and sequence.num_preemptions == 0:", ":"),
@@ -328,7 +333,6 @@ MUTANTS = [
         "self.memory.reopen(namespace) if head.num_preemptions else self",
         "self",
     ),
-    Mutant("the runner keeps what is over", SCHEDULER, "        self._dropped.append(sequence.sequence_id)\n", ""),
     Mutant("everybody is admitted at once", SCHEDULER, " and placement.reaches(head, needs):", ":"),
     Mutant(
         "a head that does not fit is started",
@@ -339,8 +343,8 @@ MUTANTS = [
     Mutant(
         "a complete answer is asked again",
         SCHEDULER,
-        "finish_reason(sequence, self.config.max_sequence_tokens) for sequence in sequences",
-        "None for sequence in sequences",
+        "taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations",
+        "None for _ in request.continuations",
     ),
     Mutant("who is not needed yields as well", POLICY, "            chosen = others\n", "            pass\n"),
     Mutant(

@@ -8,11 +8,12 @@ from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, 
 from quire.core.promises import Promises
 from quire.core.request import FinishReason, Request, ResolvedSampling
 from quire.core.scheduler import Scheduler
+from quire.core.step import WorkItem
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import ConfigError, InvariantError
 from quire.sim.deliveries import Deliveries
 from quire.sim.fault_plan import FaultRates
-from quire.sim.sim_config import SimConfig, configured
+from quire.sim.sim_config import CHAOTIC, SimConfig, configured
 from quire.sim.simulation import Simulation
 from quire.workload.scenarios import SCENARIOS
 from tests.support.shadow import namespace
@@ -23,6 +24,32 @@ def test_chaos_gives_every_client_what_it_would_have_got_alone(seed: int) -> Non
     report = Simulation(configured("chaos", seed, 150)).run()
     assert report.violations == [], report.replay
     assert report.totals.num_idle_steps == 0
+
+
+def test_chaos_with_guesses_gives_every_client_what_it_would_have_got_alone() -> None:
+    reports = [Simulation(configured("drafts", seed, 120)).run() for seed in range(16)]
+    assert [report.replay for report in reports if report.violations] == []
+    totals = [report.totals for report in reports]
+    assert sum(one.num_idle_steps for one in totals) == 0
+    num_accepted = sum(one.num_accepted_tokens for one in totals)
+    assert num_accepted > 1000
+    assert sum(one.num_draft_tokens for one in totals) - num_accepted > 1000
+
+
+def test_guesses_change_neither_the_server_nor_its_faults() -> None:
+    plain, guessing = configured("chaos", 5), configured("drafts", 5)
+    same_size = replace(guessing.shape, max_step_tokens=plain.shape.max_step_tokens)
+    assert (plain.shape, plain.faults, plain.guesser) == (same_size, guessing.faults, None)
+    assert guessing.guesser is not None
+
+
+@pytest.mark.parametrize("lie", ["committed", "accepted"])
+def test_a_wrong_guess_that_is_taken_for_true_is_found_out(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lie == "committed":
+        monkeypatch.setattr(WorkItem, "num_true_tokens", lambda item, _num_taken: len(item.token_ids))
+    else:
+        monkeypatch.setattr("quire.backends.oracle.accepted", lambda drafts, chosen: (*drafts, list(chosen)[-1]))
+    assert any(Simulation(configured("drafts", seed, 60)).run().violations for seed in range(6))
 
 
 def slow(seed: int) -> SimConfig:
@@ -56,7 +83,7 @@ def test_the_same_seed_gives_the_same_log(seed: int) -> None:
     assert Simulation(configured("chaos", seed + 1, 120)).run().log_digest not in digests
 
 
-@pytest.mark.parametrize("scenario", sorted(set(SCENARIOS) - {"chaos"}))
+@pytest.mark.parametrize("scenario", sorted(set(SCENARIOS) - set(CHAOTIC)))
 def test_every_scenario_runs_clean(scenario: str) -> None:
     report = Simulation(configured(scenario, 1, 60)).run()
     assert report.violations == []

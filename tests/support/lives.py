@@ -21,7 +21,7 @@ from quire.core.events import (
 )
 from quire.core.request import FinishReason, Request
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.step import StepPlan, StepResult
+from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.engine.commands import Cancel, Restore, Submit
 from quire.engine.engine import Engine, ModelIdentity
 from quire.errors import MessageError
@@ -43,10 +43,10 @@ class DyingRunner(OracleRunner):
         super().__init__(Capacity(64, 4, 64, CONFIG.max_step_tokens, VOCABULARY, 32))
         self._dies = dies
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         if self._dies(plan):
             raise Crash
-        return super().run(plan)
+        return super().run(plan, masks)
 
 
 class Lives:

@@ -45,16 +45,17 @@ class KVMemoryMachine(RuleBasedStateMachine):
         sequence.append(token)
 
     @precondition(lambda self: self.resting())
-    @rule(pick=PICK, num_tokens=st.integers(1, 40))
-    def reserve(self, pick: int, num_tokens: int) -> None:
+    @rule(pick=PICK, num_tokens=st.integers(1, 40), drafts=st.lists(TOKEN, max_size=6))
+    def reserve(self, pick: int, num_tokens: int, drafts: list[int]) -> None:
         sequence = self.resting()[pick % len(self.resting())]
         if sequence.num_uncomputed:
-            self.shadow.reserve(sequence, min(num_tokens, sequence.num_uncomputed))
+            reaches_the_end = num_tokens >= sequence.num_uncomputed
+            self.shadow.reserve(sequence, min(num_tokens, sequence.num_uncomputed), drafts if reaches_the_end else [])
 
     @precondition(lambda self: self.shadow.in_flight)
     @rule(pick=PICK, short=st.integers(0, 6), dies=st.booleans())
     def finish_row(self, pick: int, short: int, dies: bool) -> None:
-        """A row returns: whole, without its last few tokens, or with nothing at all."""
+        """A row returns: whole, without its last few tokens (drafts, it may be), or with nothing at all."""
         sequence = self.shadow.in_flight[pick % len(self.shadow.in_flight)]
         num_tokens = sequence.table.num_reserved - sequence.table.num_computed
         self.shadow.finish_row(sequence, max(0, num_tokens - short))

@@ -112,9 +112,15 @@ class RandomDriver:
                 self.shadow.memory.is_computing(sequence.table, sequence.tokens)
                 self.ops["hit"] += 1
             chunk = self.random.choice((1, self.shadow.config.block_size, sequence.num_uncomputed))
+            drafts = self._drafts() if chunk >= sequence.num_uncomputed else []
             self.ops["allocate"] += 1
-            if not self.shadow.reserve(sequence, min(chunk, sequence.num_uncomputed)):
+            if not self.shadow.reserve(sequence, min(chunk, sequence.num_uncomputed), drafts):
                 self.random.choice((self.preempt, self.cancel))()
+
+    def _drafts(self) -> list[int]:
+        """Guesses, now and then: a few, or enough for blocks of them."""
+        count = self.random.choice((0, 0, 0, 1, self.shadow.config.block_size + 1))
+        return [self.random.randrange(self.vocabulary) for _ in range(count)]
 
     def finish_rows(self) -> None:
         """Some rows return: whole, in part, or failed; and what was not accepted may come back as other tokens."""
@@ -122,7 +128,10 @@ class RandomDriver:
         for sequence in self.random.sample(rows, self.random.randint(0, len(rows))):
             num_tokens = sequence.table.num_reserved - sequence.table.num_computed
             dice = self.random.random()
-            if dice < 0.9:
+            if sequence.drafts and dice < 0.9:
+                self.shadow.finish_row(sequence, num_tokens - self.random.randint(0, len(sequence.drafts)))
+                self.ops["checked_drafts"] += 1
+            elif dice < 0.9:
                 self.shadow.finish_row(sequence, num_tokens)
                 self.ops["commit"] += 1
             else:

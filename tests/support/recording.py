@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.scheduler import Scheduler
-from quire.core.step import StepPlan, StepResult
+from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from tests.support.timed import TimedRunner
 
 DIARY = "ORACLE_DIARY"
@@ -38,25 +38,36 @@ class RecordingRunner(TimedRunner):
     """For the names of those it computes; handed in once there is one."""
 
     def keep(self, diary: Path) -> None:
+        self._running: dict[int, int] = {}
+        """Who ran in the last step, and how often each had been preempted."""
         self._death = death_of(diary)
         self._diary = os.open(diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         if self._death.exists():
             time.sleep(HEARD_S)
             self._death.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        result = super().run(plan)
+        result = super().run(plan, masks)
         names = {one.sequence_id: one for one in self.scheduler.running}
+        dropped = self._dropped({key: one.num_preemptions for key, one in names.items()})
         rows = [
             (item.sequence_id, names[item.sequence_id].request.seed, item.first_position, len(item.token_ids),
              names[item.sequence_id].num_prompt_tokens, item.sampling is not None)
             for item in plan.items if item.first_position < names[item.sequence_id].num_prompt_tokens
         ]  # fmt: skip
-        if rows or plan.dropped_sequence_ids:
-            line = json.dumps([time.monotonic(), os.getpid(), plan.dropped_sequence_ids, rows]) + "\n"
+        if rows or dropped:
+            line = json.dumps([time.monotonic(), os.getpid(), dropped, rows]) + "\n"
             os.write(self._diary, line.encode())
         return result
+
+    def _dropped(self, running: dict[int, int]) -> list[int]:
+        """Whom the scheduler let go of since the step before: who has ended, or was preempted and is or is not back."""
+        before, self._running = self._running, running
+        return [
+            *(key for key, count in before.items() if running.get(key) != count),
+            *(key for key, count in running.items() if count and key not in before),
+        ]
 
 
 @dataclass

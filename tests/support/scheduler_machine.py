@@ -10,10 +10,12 @@ from quire.core.request import PriorityClass
 from quire.core.step import StepPlan
 from quire.core.waiting_queue import QueueConfig
 from quire.errors import CapacityError, PinBudgetError, RequestTooLargeError
-from tests.support.server import Server
+from quire.sim.guesses import Guesser
+from tests.support.server import VOCABULARY, Server
 
 TOKEN = st.integers(0, 1)
 PICK = st.integers(0, 1_000_000)
+GUESSER = st.builds(Guesser, PICK, st.just(VOCABULARY), st.sampled_from((0.5, 0.95)), st.integers(1, 6))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -26,9 +28,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_bits=st.integers(0, 3),
         max_running=st.integers(1, 5),
         extra=st.integers(0, 20),
+        guesser=st.none() | GUESSER,
     )
-    def start(self, num_blocks: int, block_bits: int, max_running: int, extra: int) -> None:
+    def start(self, num_blocks: int, block_bits: int, max_running: int, extra: int, guesser: Guesser | None) -> None:
         size = 1 << block_bits
+        self.guesser = guesser
         self.settings = {"max_running": max_running, "max_step_tokens": max_running + size + extra}
         self.shape = (num_blocks, size)
         self.server = self.new_server()
@@ -37,11 +41,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def new_server(self) -> Server:
         queue = QueueConfig(max_requests=12, tenant_weights={"a": 1.0, "b": 2.0})
-        return Server(*self.shape, queue=queue, **self.settings)
+        return Server(*self.shape, propose=self.guesser, queue=queue, **self.settings)
 
     @rule(
         prompt=st.lists(TOKEN, min_size=1, max_size=24),
-        max_tokens=st.integers(1, 8),
+        max_tokens=st.integers(0, 8),
         n=st.integers(1, 3),
         priority=st.sampled_from(PriorityClass),
         tenant=st.sampled_from("ab"),

@@ -7,6 +7,7 @@ from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
 from quire.core import invariants
 from quire.core.digests import BlockHasher, Namespace
+from quire.core.drafts import Propose
 from quire.core.events import RequestEvent
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
@@ -23,11 +24,13 @@ PIN_SHARE = 0.25
 class Server:
     """One step takes one second. Every event is checked against what the request would get alone."""
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 4, **settings: object) -> None:
+    def __init__(
+        self, num_blocks: int = 64, block_size: int = 4, *, propose: Propose | None = None, **settings: object
+    ) -> None:
         config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 8, **settings})  # type: ignore[arg-type]
         self.namespace = Namespace(1, "oracle", "", "slots", block_size, "group")
         self.memory = KVMemory(KVMemoryConfig(num_blocks, block_size, PIN_SHARE), BlockHasher(bytes(32)))
-        self.scheduler = Scheduler(config, self.memory)
+        self.scheduler = Scheduler(config, self.memory, propose)
         capacity = Capacity(num_blocks, block_size, 1 << 30, config.max_step_tokens, VOCABULARY, 8 * block_size)
         self.runner = OracleRunner(capacity)
         self.ledger = Deliveries(VOCABULARY)

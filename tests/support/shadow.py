@@ -38,13 +38,15 @@ def namespace(block_size: int, cache_group: str = "group", adapter: str = "") ->
 class Shadowed:
     """A sequence as its client sees it: tokens, and what their KV must be."""
 
-    __slots__ = ("contents", "namespace", "table", "tokens")
+    __slots__ = ("contents", "drafts", "namespace", "table", "tokens")
 
     def __init__(self, namespace: Namespace, table: BlockTable, tokens: Sequence[int]) -> None:
         self.namespace = namespace
         self.table = table
         self.tokens: list[int] = []
         self.contents: list[int] = []
+        self.drafts: list[int] = []
+        """Guesses that the step in flight checks."""
         for token in tokens:
             self.append(token)
 
@@ -118,14 +120,14 @@ class ShadowedMemory:
         self.verify(sequence)
         return hit
 
-    def reserve(self, sequence: Shadowed, num_tokens: int) -> bool:
+    def reserve(self, sequence: Shadowed, num_tokens: int, drafts: Sequence[int] = ()) -> bool:
         """False when the pool is short; the memory must then be as before."""
         table, block_size = sequence.table, self.config.block_size
         before = (list(table.blocks), self.memory.num_free_blocks)
-        needed = self.memory.num_blocks_needed(table, num_tokens)
+        needed = self.memory.num_blocks_needed(table, num_tokens + len(drafts))
         copy, shortage = None, None
         try:
-            copy = self.memory.reserve(table, sequence.tokens, num_tokens)
+            copy = self.memory.reserve(table, sequence.tokens, num_tokens, drafts)
         except OutOfBlocksError as error:
             shortage = error
         if shortage is not None:
@@ -141,6 +143,7 @@ class ShadowedMemory:
         for block in fresh:
             # Whatever was there is gone: reading it before it is written must be noticed.
             self.device[block] = [-next(self._garbage)] * block_size
+        sequence.drafts = list(drafts)
         self.in_flight.append(sequence)
         return True
 
@@ -154,9 +157,12 @@ class ShadowedMemory:
                 self.release(sequence)
 
     def finish_row(self, sequence: Shadowed, num_tokens: int) -> None:
-        """One row returns: its first `num_tokens` are written, the rest is garbage."""
+        """One row returns: its first `num_tokens` are true, the rest is garbage. Drafts that were right are known."""
         table = sequence.table
         start, end = table.num_computed, table.num_reserved
+        for token in sequence.drafts[: max(0, start + num_tokens - len(sequence.tokens))]:
+            sequence.append(token)
+        sequence.drafts = []
         garbage = [-next(self._garbage) for _ in range(end - start - num_tokens)]
         self._write(table, start, sequence.contents[start : start + num_tokens] + garbage)
         self.memory.commit(table, num_tokens)

@@ -7,7 +7,7 @@ from quire.backends.protocol import Capacity
 from quire.client.opening import OpenedModel
 from quire.client.text_model import TextModel
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.step import StepPlan, StepResult
+from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.engine.engine import Engine, ModelIdentity, ModelInfo
 from quire.text.chat.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -23,10 +23,10 @@ class FailingRunner(OracleRunner):
         super().__init__(capacity)
         self._fails_at = fails_at
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         if plan.step >= self._fails_at:
             raise RuntimeError("the device is gone")
-        return super().run(plan)
+        return super().run(plan, masks)
 
 
 class PacedRunner(OracleRunner):
@@ -50,11 +50,11 @@ class PacedRunner(OracleRunner):
         self._is_free = True
         self.permits.release()
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         if not self._is_free and not self.permits.acquire(blocking=False):
             self.is_waiting.set()
             self.permits.acquire()
-        return super().run(plan)
+        return super().run(plan, masks)
 
 
 def paced_talker(**settings: int) -> tuple[OpenedModel, PacedRunner]:

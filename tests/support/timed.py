@@ -4,7 +4,7 @@ import time
 
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
-from quire.core.step import StepPlan, StepResult
+from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 
 
 class TimedRunner(OracleRunner):
@@ -14,7 +14,7 @@ class TimedRunner(OracleRunner):
         super().__init__(capacity)
         self._step_s = step_s
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         if self._step_s:
             time.sleep(self._step_s)
-        return super().run(plan)
+        return super().run(plan, masks)

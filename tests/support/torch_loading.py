@@ -20,8 +20,8 @@ def load_and_step(checkpoint: Checkpoint) -> None:
     """A model that was let in must also load and take a step, or be refused in words."""
     runner = load_backend(checkpoint, SMALL).runner
     sampling = Sampling(ResolvedSampling(), 1, 0, 2, 1, None)
-    item = WorkItem(1, (0, 0), 0, (1,), sampling, (), 0)
-    runner.start(StepPlan(1, (), (item,), ())).wait()
+    item = WorkItem(1, (0, 0), 0, (1,), sampling)
+    runner.start(StepPlan(1, (), (item,))).wait()
     runner.close()
 
 

@@ -8,6 +8,7 @@ alone. The runners need blocks of 4 tokens or more, and 48 blocks.
 from collections.abc import Callable, Sequence
 from random import Random
 
+from quire.backends import conformance_wanted
 from quire.backends.conformance_desk import (
     ConformanceError,
     Desk,
@@ -20,7 +21,7 @@ from quire.backends.conformance_desk import (
     require,
 )
 from quire.core.request import ResolvedSampling
-from quire.core.step import BlockCopy, StepPlan, WorkItem
+from quire.core.step import BlockCopy, Scoring, WorkItem
 
 
 def check_all(make_runner: MakeRunner) -> list[str]:
@@ -251,7 +252,8 @@ def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
         job = Job(1, len(tokens), ResolvedSampling(logprobs=2))
         for end in ends:
             item = job.item(tokens, [1, 2, 3], first, end)
-            made.append(item._replace(prompt_targets=tuple(tokens[first + 1 : end + 1]), num_prompt_alternatives=1))
+            targets = tuple(tokens[first + 1 : end + 1])
+            made.append(item._replace(scoring=Scoring(first + 1, targets, 1) if targets else None))
             first = end
         return made
 
@@ -263,19 +265,18 @@ def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
     require(company == whole, f"alone {whole}, in company {company}")
     desk = Desk(make_runner)
     parts = [desk.run([item])[1] for item in items(desk, [4, 8, 9])]
-    joined = tuple(entry for part in parts for entry in part.prompt_logprobs)
-    require(joined == whole.prompt_logprobs, f"whole {whole.prompt_logprobs}, in chunks {joined}")
+    joined = tuple(entry for part in parts for entry in part.scores)
+    require(joined == whole.scores, f"whole {whole.scores}, in chunks {joined}")
     require(parts[-1].logprobs == whole.logprobs, f"whole {whole.logprobs}, in chunks {parts[-1].logprobs}")
 
 
-def a_dropped_sequence_leaves_nothing_behind(make_runner: MakeRunner) -> None:
-    """An id that was dropped may come back as another sequence."""
+def a_sequence_leaves_nothing_behind(make_runner: MakeRunner) -> None:
+    """An id may come back as another sequence."""
     desk = Desk(make_runner)
     first, second = prompt_of(desk, 6, 1), prompt_of(desk, 7, 2)
     expected = Desk(make_runner).feed(second, [3, 4], [7], job_for(1, second)).token_ids
     desk.feed(first, [1, 2], [6], job_for(1, first))
-    item = job_for(1, second).item(second, [3, 4], 0, 7)
-    row = desk.runner.start(StepPlan(99, (), (item,), (1,))).wait().rows[1]
+    row = desk.run([job_for(1, second).item(second, [3, 4], 0, 7)])[1]
     require(row.token_ids == expected, f"expected {expected}, after another of the same id {row.token_ids}")
 
 
@@ -284,13 +285,13 @@ def logprobs_come_as_asked(make_runner: MakeRunner) -> None:
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 5)
     item = Job(1, len(tokens), ResolvedSampling(logprobs=2)).item(tokens, [1, 2, 3, 4, 5], 0, len(tokens))
-    row = desk.run([item._replace(prompt_targets=tuple(tokens[1:]), num_prompt_alternatives=1)])[1]
+    row = desk.run([item._replace(scoring=Scoring(1, tuple(tokens[1:]), 1))])[1]
     require(len(row.logprobs) == 1, f"{len(row.logprobs)} logprobs for one token")
     require(row.logprobs[0].token_id == row.token_ids[0], "the logprob is of another token")
     require(len(row.logprobs[0].alternatives) == 2, f"{len(row.logprobs[0].alternatives)} alternatives, 2 wanted")
-    targets = [entry.token_id for entry in row.prompt_logprobs]
-    require(targets == list(tokens[1:]), f"prompt logprobs of {targets}, wanted {tokens[1:]}")
-    values = [entry.logprob for entry in (*row.logprobs, *row.prompt_logprobs)]
+    targets = [entry.token_id for entry in row.scores]
+    require(targets == list(tokens[1:]), f"scores of {targets}, wanted {tokens[1:]}")
+    values = [entry.logprob for entry in (*row.logprobs, *row.scores)]
     require(all(value <= 0.0 for value in values), f"a log-probability above 0: {values}")
 
 
@@ -319,8 +320,9 @@ CHECKS: tuple[Callable[[MakeRunner], None], ...] = (
     the_largest_step_runs,
     a_step_leaves_other_blocks_alone,
     logprobs_do_not_depend_on_company,
-    a_dropped_sequence_leaves_nothing_behind,
+    a_sequence_leaves_nothing_behind,
     stop_tokens_wait_for_min_tokens,
     logprobs_come_as_asked,
     closing_twice_does_nothing,
+    *conformance_wanted.CHECKS,
 )

@@ -5,7 +5,7 @@ from random import Random
 
 from quire.backends.protocol import Runner
 from quire.core.request import ResolvedSampling
-from quire.core.step import BlockCopy, RowResult, Sampling, StepPlan, WorkItem
+from quire.core.step import NO_MASKS, BlockCopy, Masks, RowResult, Sampling, StepPlan, WorkItem
 from quire.errors import QuireError
 
 MakeRunner = Callable[[], Runner]
@@ -25,14 +25,23 @@ class Desk:
         is_enough = self.capacity.block_size >= 4 and self.capacity.num_blocks >= 48
         require(is_enough, f"the kit needs 48 blocks of 4 tokens or more, the runner has {self.capacity}")
 
-    def run(self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = ()) -> dict[int, RowResult]:
+    def run(
+        self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = (), masks: Masks = NO_MASKS
+    ) -> dict[int, RowResult]:
+        """One step in which no row fails."""
+        rows = self.try_run(items, copies, masks)
+        errors = [row.error for row in rows.values() if row.error is not None]
+        require(not errors, f"a row failed: {errors}")
+        return rows
+
+    def try_run(
+        self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = (), masks: Masks = NO_MASKS
+    ) -> dict[int, RowResult]:
         """One step; the answer must be to this plan and to all of it."""
         self._step += 1
-        result = self.runner.start(StepPlan(self._step, tuple(copies), tuple(items), ())).wait()
+        result = self.runner.start(StepPlan(self._step, tuple(copies), tuple(items))).wait(masks)
         require(result.step == self._step, f"step {self._step} was answered as step {result.step}")
         require(result.rows.keys() == {item.sequence_id for item in items}, "rows and items differ")
-        errors = [row.error for row in result.rows.values() if row.error is not None]
-        require(not errors, f"a row failed: {errors}")
         return result.rows
 
     def feed(self, tokens: Sequence[int], blocks: Sequence[int], sizes: Sequence[int], job: "Job") -> RowResult:
@@ -70,13 +79,15 @@ class Job:
         self.params = params
         self.seed = seed
 
-    def item(self, tokens: Sequence[int], blocks: Sequence[int], first: int, end: int) -> WorkItem:
-        """Feed tokens[first:end]; sample if nothing is known beyond."""
+    def item(
+        self, tokens: Sequence[int], blocks: Sequence[int], first: int, end: int, drafts: Sequence[int] = ()
+    ) -> WorkItem:
+        """Feed tokens[first:end], and drafts behind them; sample if nothing is known beyond."""
         sampling = None
         if end == len(tokens):
             known = tuple(tokens) if self.params.needs_known_tokens else None
             sampling = Sampling(self.params, self.seed, self.index, end, self.num_prompt, known)
-        return WorkItem(self.sequence_id, tuple(tokens[first:end]), first, tuple(blocks), sampling, (), 0)
+        return WorkItem(self.sequence_id, (*tokens[first:end], *drafts), first, tuple(blocks), sampling)
 
 
 def require(holds: bool, message: str) -> None:

@@ -1,9 +1,9 @@
 """A runner without tensors that notices every wrong block.
 
 Each KV slot holds a 64-bit value made from its token, its position and the slot before it, which is read *through the
-block table*. The next token is a hash of every slot up to the sequence's length, read the same way, and of the sampling
-parameters. So a block that is stale, aliased, unwritten or foreign, a position off by one, a wrong seed or a lost
-penalty changes the text at once, and what a real model would show by luck is shown by equality.
+block table*. The next token is a hash of every slot before it, read the same way, and of the sampling parameters. So a
+block that is stale, aliased, unwritten or foreign, a position off by one, a wrong seed or a lost penalty changes the
+text at once, and what a real model would show by luck is shown by equality.
 
 `answer_alone` is the same model without blocks, batches or caches: what every request must get.
 """
@@ -14,12 +14,24 @@ from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 
+from quire.backends.acceptance import accepted, masks_of
 from quire.backends.protocol import Capacity, PendingStep
 from quire.core.request import ResolvedSampling
-from quire.core.step import RowResult, Sampling, StepPlan, StepResult, TokenLogprobs, WorkItem
+from quire.core.step import (
+    NO_MASKS,
+    UNSATISFIABLE,
+    Masks,
+    RowResult,
+    Sampling,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    WorkItem,
+)
 from quire.errors import InvariantError
 
 SLOT_BYTES = 8
+HIDDEN_BYTES = 32
 MASK = (1 << 64) - 1
 
 
@@ -37,8 +49,10 @@ def _encoded(params: ResolvedSampling) -> bytes:
     return repr(replace(params, temperature=0.0, top_k=0) if is_greedy else params).encode()
 
 
-def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int) -> int:
-    """The token that follows these slots: a pure function of them and of everything sampling may depend on."""
+def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int, mask: bytes | None = None) -> int | None:
+    """The token that follows these slots: a pure function of them and of everything sampling may depend on. None if
+    every token is forbidden.
+    """
     params = sampling.params
     is_greedy = params.temperature == 0.0 or params.top_k == 1
     state = blake2b(slots, digest_size=8)
@@ -51,9 +65,10 @@ def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int) -> int:
     for attempt in range(len(candidates)):
         token_id = candidates[(start + attempt) % len(candidates)]
         is_too_early = sampling.num_output_tokens < params.min_tokens and token_id in params.stop_token_ids
-        if not is_too_early and token_id not in params.banned_token_ids:
+        is_masked = mask is not None and not mask[token_id // 8] >> token_id % 8 & 1
+        if not is_too_early and not is_masked and token_id not in params.banned_token_ids:
             return token_id
-    return candidates[start % len(candidates)]
+    return None
 
 
 def answer_alone(
@@ -61,13 +76,15 @@ def answer_alone(
 ) -> list[int]:
     """What the oracle answers with nobody else around: no blocks, no chunks, no cache."""
     slots, tokens, value = array("Q"), list(prompt), 0
-    for position, token_id in enumerate(tokens):
-        value = slot_value(value, token_id, position)
+    for position, known_id in enumerate(tokens):
+        value = slot_value(value, known_id, position)
         slots.append(value)
     while len(tokens) - len(prompt) < params.max_tokens:
         known = tuple(tokens) if params.needs_known_tokens else None
         sampling = Sampling(params, seed, sequence_index, len(tokens), len(prompt), known)
         token_id = next_token(slots.tobytes(), sampling, vocabulary_size)
+        if token_id is None:
+            break
         tokens.append(token_id)
         if len(tokens) - len(prompt) > params.min_tokens and token_id in params.stop_token_ids:
             break
@@ -97,7 +114,7 @@ class OracleRunner:
         """The oracle computes when it is waited for."""
         return _OracleStep(self, plan)
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         """Copies first, then every row."""
         if self._is_closed:
             raise InvariantError("the runner is closed")
@@ -109,7 +126,7 @@ class OracleRunner:
             self._blocks[copy.dst] = self._blocks[copy.src][:]
         for item in plan.items:
             self._write(item)
-        return StepResult(plan.step, {item.sequence_id: self._row(item) for item in plan.items})
+        return StepResult(plan.step, {item.sequence_id: self._row(item, masks) for item in plan.items})
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
         """A block is its slots, each 8 bytes, in the machine's own order."""
@@ -148,24 +165,43 @@ class OracleRunner:
             blocks[table[position // size]][position % size] = value
             position += 1
 
-    def _row(self, item: WorkItem) -> RowResult:
-        slots = self._slots(item, item.first_position + len(item.token_ids))
-        prompt_logprobs = tuple(
-            self._logprobs(slots[: SLOT_BYTES * (item.first_position + at + 1)], target, item.num_prompt_alternatives)
-            for at, target in enumerate(item.prompt_targets)
-        )
-        sampling = item.sampling
-        if sampling is None:
-            return RowResult((), (), prompt_logprobs)
-        token_id = next_token(slots, sampling, self._capacity.vocabulary_size)
+    def _row(self, item: WorkItem, masks: Masks) -> RowResult:
+        hidden = tuple(self._hidden(item, position) for position in item.hidden_positions)
+        if item.sampling is None:
+            return RowResult((), (), self._scores(item), hidden)
+        size = self._capacity.vocabulary_size
+        rows = zip(item.samplings(), masks_of(masks, item, size), strict=True)
+        chosen = (next_token(self._slots(item, one.position), one, size, mask) for one, mask in rows)
+        tokens = accepted(item.drafts, chosen)
+        if not tokens:
+            return RowResult(error=UNSATISFIABLE[0])
+        return RowResult(tokens, self._chosen_logprobs(item, item.sampling, tokens), self._scores(item), hidden)
+
+    def _chosen_logprobs(self, item: WorkItem, sampling: Sampling, tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
         wanted = sampling.params.logprobs
-        logprobs = () if wanted is None else (self._logprobs(slots, token_id, wanted),)
-        return RowResult((token_id,), logprobs, prompt_logprobs)
+        if wanted is None:
+            return ()
+        return tuple(
+            self._logprobs(self._slots(item, position), token_id, wanted)
+            for position, token_id in enumerate(tokens, sampling.position)
+        )
+
+    def _scores(self, item: WorkItem) -> tuple[TokenLogprobs, ...]:
+        scoring = item.scoring
+        if scoring is None:
+            return ()
+        first, token_ids = scoring.first_position, scoring.token_ids
+        slots = self._slots(item, first + len(token_ids) - 1)
+        return tuple(
+            self._logprobs(slots[: SLOT_BYTES * (first + at)], token_id, scoring.num_alternatives)
+            for at, token_id in enumerate(token_ids)
+        )
+
+    def _hidden(self, item: WorkItem, position: int) -> bytes:
+        return blake2b(self._slots(item, position + 1), digest_size=HIDDEN_BYTES).digest()
 
     def _slots(self, item: WorkItem, length: int) -> bytes:
-        """Every slot of the sequence up to its length, through its block table and never beyond."""
-        if item.sampling is None and not item.prompt_targets:
-            return b""
+        """Every slot of the sequence below this length, through its block table and never beyond."""
         num_blocks = -(-length // self._capacity.block_size)
         joined = b"".join([self._blocks[block].tobytes() for block in item.block_ids[:num_blocks]])
         return joined[: length * SLOT_BYTES]
@@ -183,5 +219,5 @@ class _OracleStep:
         self._runner = runner
         self._plan = plan
 
-    def wait(self) -> StepResult:
-        return self._runner.run(self._plan)
+    def wait(self, masks: Masks = NO_MASKS) -> StepResult:
+        return self._runner.run(self._plan, masks)

@@ -1,14 +1,14 @@
 """The contract between the core and whatever computes. A runner executes plans; it keeps no other state than KV.
 
 `start` gives something to wait for, so that a runner may compute while others work; the engine waits for it at once,
-and one step is in flight at a time.
+and one step is in flight at a time. Masks are handed to `wait`, so that they can be made while the step runs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.core.step import StepPlan, StepResult
+from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,19 @@ class Capacity:
 class PendingStep(Protocol):
     """A step on its way."""
 
-    def wait(self) -> StepResult:
-        """Block until the step is done. A row that failed carries its error; a step that failed raises."""
+    def wait(self, masks: Masks = NO_MASKS) -> StepResult:
+        """Block until the step is done; tokens are chosen among those the masks allow. A row that failed carries its
+        error; a step that failed raises.
+        """
         ...
 
 
 class Runner(Protocol):
-    """Computes steps. Every row's result depends on that row alone: its tokens, its blocks, its parameters."""
+    """Computes steps. Every row's result depends on that row alone: its tokens, its blocks, its parameters, its mask.
+
+    Drafts change nothing but how many tokens come at once: one that is not the token that would have been chosen in its
+    place ends the row's result, and what was written for it may be overwritten by the next step.
+    """
 
     @property
     def capacity(self) -> Capacity:

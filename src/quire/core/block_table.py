@@ -5,8 +5,9 @@
                                           ▲     ▲
                                num_computed     num_reserved
 
-Slots below `num_computed` hold true KV. Slots from there to `num_reserved` are being written by the step in flight;
-at rest the two are equal. A table is opened, changed and released by `KVMemory` alone; others read it.
+Slots below `num_computed` hold true KV. Slots from there to `num_reserved` are being written by the step in flight, the
+last of them perhaps for drafts that turn out wrong; at rest the two are equal. A table is opened, changed and released
+by `KVMemory` alone; others read it.
 """
 
 from array import array

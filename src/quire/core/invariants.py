@@ -182,7 +182,7 @@ def _check_table(memory: KVMemory, table: BlockTable) -> None:
     pool, tree, block_size = memory.pool, memory.tree, memory.config.block_size
     name = f"table {table.table_id}"
     num_needed = num_blocks_for(table.num_reserved, block_size)
-    _require(len(table.blocks) >= num_needed, f"{name}: {len(table.blocks)} blocks for {table.num_reserved} tokens")
+    _require(len(table.blocks) == num_needed, f"{name}: {len(table.blocks)} blocks for {table.num_reserved} tokens")
     _require(table.num_computed <= table.num_reserved, f"{name}: computed beyond what was reserved")
     _require(len(set(table.blocks)) == len(table.blocks), f"{name}: holds a block twice")
     _require(table.is_in_flight or table.copy_source is None, f"{name}: holds a copy source at rest")

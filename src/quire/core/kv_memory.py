@@ -5,9 +5,10 @@
               └─────────┴── again, as tokens become known ──┘
 
 `match` takes the cached blocks and holds them, in one operation. `reserve` gets blocks for the tokens the next step
-will compute. `commit` tells what the step has written; only then do full blocks get names, so a block is visible only
-when it is true. `release` gives everything back, last block first. Nothing here touches KV data: where a shared block
-must be written, `reserve` plans the copy and the runner makes it.
+will compute, drafts among them. `commit` tells how much of that the step has made true; only then do full blocks get
+names, so a block is visible only when it is true, and blocks that came to nothing are given back. `release` gives
+everything back, last block first. Nothing here touches KV data: where a shared block must be written, `reserve` plans
+the copy and the runner makes it.
 
 Time is handed in by `advance`, never read.
 """
@@ -104,23 +105,27 @@ class KVMemory:
         end = num_blocks_for(table.num_computed + num_tokens, self.config.block_size)
         return max(0, end - len(table.blocks)) + (self._block_to_copy(table) is not None)
 
-    def reserve(self, table: BlockTable, tokens: Sequence[int], num_tokens: int) -> BlockCopy | None:
-        """Get blocks for the next `num_tokens` of the known `tokens`; returns the copy to make first, if any.
+    def reserve(
+        self, table: BlockTable, tokens: Sequence[int], num_tokens: int, drafts: Sequence[int] = ()
+    ) -> BlockCopy | None:
+        """Get blocks for the next `num_tokens` of the known `tokens`, and for `drafts` behind the last of them; returns
+        the copy to make first, if any.
 
         The table is in flight until `commit`. Raises OutOfBlocksError, with nothing changed, if the pool is short.
         """
         self._check_open(table)
-        end = table.num_computed + num_tokens
-        if table.is_in_flight or num_tokens < 1 or end > len(tokens):
+        start, num_known, block_size = table.num_computed, len(tokens), self.config.block_size
+        known_end = start + num_tokens
+        if table.num_reserved > start or num_tokens < 1 or known_end > num_known or (drafts and known_end < num_known):
             raise InvariantError(
-                f"reserve: table {table.table_id} must be at rest and [{table.num_computed}, {end}) lie within the "
-                f"{len(tokens)} known tokens"
+                f"reserve: table {table.table_id} must be at rest, [{start}, {known_end}) lie within the {num_known} "
+                f"known tokens, and {len(drafts)} drafts behind the last of them"
             )
-        block_size = self.config.block_size
-        first_full, num_full = table.num_computed // block_size, end // block_size
+        end = known_end + len(drafts)
+        first_full, num_certain, num_full = start // block_size, known_end // block_size, end // block_size
         self._forget_guesses(table)
         if table.is_naming and num_full > first_full:
-            self._extend_digests(table, tokens, num_full)
+            self._extend_digests(table, [*tokens, *drafts] if drafts else tokens, num_full)
         source = self._block_to_copy(table)
         num_taken = max(0, num_blocks_for(end, block_size) - len(table.blocks)) + (source is not None)
         taken = self._take(num_taken) if num_taken else []
@@ -132,11 +137,9 @@ class KVMemory:
             table.blocks[first_full] = copy.dst
             self._counters.num_block_copies += 1
         table.blocks += taken
-        if table.is_naming and num_full > first_full:
-            table.in_flight_digests = table.digests[first_full:num_full]
-            in_flight = self.in_flight
-            for digest in table.in_flight_digests:
-                in_flight[digest] = in_flight.get(digest, 0) + 1
+        if table.is_naming and num_certain > first_full:
+            # A block that holds drafts may come to nothing: nobody is told to wait for it.
+            self._enter_flight(table, table.digests[first_full:num_certain])
         table.num_reserved = end
         # A query counts once the sequence goes on with what it found; one that did not fit will ask again.
         self._counters.query_tokens += table.query_tokens
@@ -145,16 +148,18 @@ class KVMemory:
         return copy
 
     def commit(self, table: BlockTable, num_tokens: int) -> None:
-        """The step has returned and wrote the first `num_tokens` of what was reserved: 0 if the row failed.
+        """The step has returned, and the first `num_tokens` of what was reserved are true: 0 if the row failed, fewer
+        than all if drafts were wrong.
 
         Blocks that are now full get their names. Where an equal block is named already, the table takes that one and
-        gives up its own. Blocks of a failed row are never named.
+        gives up its own. Blocks of a failed row, or with a wrong draft in them, are never named; those that hold
+        nothing else are given back.
         """
         self._check_open(table)
-        if not 0 <= num_tokens <= table.num_reserved - table.num_computed or not table.is_in_flight:
+        num_in_flight = table.num_reserved - table.num_computed
+        if not 0 <= num_tokens <= num_in_flight or not num_in_flight:
             raise InvariantError(
-                f"commit: table {table.table_id} has {table.num_reserved - table.num_computed} tokens in flight, "
-                f"{num_tokens} given"
+                f"commit: table {table.table_id} has {num_in_flight} tokens in flight, {num_tokens} given"
             )
         self._check_exclusive(table)
         if table.in_flight_digests:
@@ -168,6 +173,8 @@ class KVMemory:
         num_full = table.num_computed // self.config.block_size
         if table.is_naming and num_full > first_full:
             self._name_blocks(table, first_full, num_full)
+        if num_tokens < num_in_flight:
+            self._give_back_unused(table)
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """A second table over the first `num_tokens` computed tokens: every block shared, none copied.
@@ -269,6 +276,19 @@ class KVMemory:
     def _check_open(self, table: BlockTable) -> None:
         if self.tables.get(table.table_id) is not table:
             raise InvariantError(f"table {table.table_id} is not open in this memory: released, or another memory's")
+
+    def _give_back_unused(self, table: BlockTable) -> None:
+        """Let go of the blocks that hold no computed token: kept, they would be a guess's hold on the pool."""
+        num_used = num_blocks_for(table.num_computed, self.config.block_size)
+        unused = table.blocks[num_used:]
+        del table.blocks[num_used:]
+        self.pool.release(reversed(unused))
+
+    def _enter_flight(self, table: BlockTable, digests: list[bytes]) -> None:
+        table.in_flight_digests = digests
+        in_flight = self.in_flight
+        for digest in digests:
+            in_flight[digest] = in_flight.get(digest, 0) + 1
 
     def _leave_flight(self, table: BlockTable) -> None:
         in_flight = self.in_flight

@@ -1,15 +1,16 @@
 """Who runs, and whether one more fits: places, this step's tokens, and blocks.
 
-Counts only: the scheduler decides whom to ask for, and whom to make yield.
+The scheduler decides whom to ask for, and whom to make yield.
 """
 
 from bisect import bisect_left, insort
 from collections import Counter
 
 from quire.core.block_table import num_blocks_for
+from quire.core.digests import Namespace
 from quire.core.kv_memory import KVMemory
-from quire.core.policy import may_displace
-from quire.core.request import Sequence, table_of
+from quire.core.policy import may_displace, will_compute
+from quire.core.request import Sequence, SequenceStatus, table_of
 from quire.core.scheduler_config import Blocked, Needs, SchedulerConfig
 from quire.errors import InvariantError
 
@@ -30,11 +31,21 @@ class Placement:
     def add(self, sequence: Sequence) -> None:
         """It runs from now on; its siblings have their places as well."""
         self.num_places += 1 + len(sequence.siblings)
-        self.add_forked(sequence)
-
-    def add_forked(self, sequence: Sequence) -> None:
-        """It runs from now on, in the place it had as a sibling."""
         insort(self.running, sequence, key=_urgency)
+
+    def fork_if_due(self, sequence: Sequence) -> None:
+        """At the prompt's last token its siblings branch off, each to compute that token for itself. They run from now
+        on, in the places they had.
+        """
+        point, table = sequence.fork_point, table_of(sequence)
+        if point is None or table.num_computed < point:
+            return
+        siblings, sequence.siblings = sequence.siblings, []
+        for sibling in siblings:
+            sibling.table = self._memory.fork(table, point)
+            sibling.num_charged = point
+            sibling.move(SequenceStatus.RUNNING)
+            insort(self.running, sibling, key=_urgency)
 
     def remove(self, sequence: Sequence) -> None:
         """It runs no more; the places of it and its siblings are free."""
@@ -102,6 +113,10 @@ class Placement:
             num_shared = (sequence.num_prompt_tokens - 1) // block_size
             num_blocks += sum(num_blocks_for(len(one.tokens), block_size) - num_shared for one in sequence.siblings)
         return num_blocks
+
+    def will_compute(self, namespace: Namespace, tokens: list[int], besides: Sequence | None) -> bool:
+        """Whether somebody who runs, `besides` aside, knows these tokens and has not computed all of them yet."""
+        return any(will_compute(one, namespace, tokens) for one in self.running if one is not besides)
 
     def _num_freed_by(self, victims: list[Sequence]) -> int:
         """Blocks that nobody holds once all of these have let go."""

@@ -3,14 +3,14 @@
 No state, no side effects: each can be read, tested and argued about alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from quire.core.block_table import num_blocks_for
 from quire.core.digests import Namespace
 from quire.core.kv_config import KVMemoryConfig
-from quire.core.request import FinishReason, PriorityClass, Request, Sequence
+from quire.core.request import FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
 from quire.core.scheduler_config import SchedulerConfig
-from quire.errors import RequestTooLargeError
+from quire.errors import InvalidParameterError, RequestTooLargeError
 
 RANK = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 PROTECTED_AFTER = 3
@@ -60,16 +60,22 @@ def victims_for(
     return chosen
 
 
-def finish_reason(sequence: Sequence, max_sequence_tokens: int) -> FinishReason | None:
-    """Whether the last token ended the sequence. Limits count from the client's prompt, whatever happened since."""
-    params, num_output = sequence.request.params, sequence.num_output_tokens
-    if num_output == 0:
-        return None
-    if num_output > params.min_tokens and sequence.tokens[-1] in params.stop_token_ids:
-        return FinishReason.STOP
-    if num_output >= params.max_tokens or len(sequence.tokens) >= max_sequence_tokens:
-        return FinishReason.LENGTH
-    return None
+def taken_tokens(
+    params: ResolvedSampling, token_ids: Collection[int], num_before: int, room: int
+) -> tuple[int, FinishReason | None]:
+    """How many of these tokens a sequence takes in, chosen one after the other, and why the last of them ends it.
+
+    The first that ends the sequence is the last it takes. `num_before` tokens were produced before them, counted from
+    the client's prompt, whatever happened since; there is room for so many more.
+    """
+    count = 0
+    for token_id in token_ids:
+        count += 1
+        if token_id in params.stop_token_ids and num_before + count > params.min_tokens:
+            return count, FinishReason.STOP
+        if num_before + count >= params.max_tokens or count >= room:
+            return count, FinishReason.LENGTH
+    return count, None
 
 
 def blocks_to_finish_alone(request: Request, max_sequence_tokens: int, block_size: int) -> int:
@@ -95,16 +101,22 @@ def will_compute(sequence: Sequence, namespace: Namespace, tokens: list[int]) ->
 
 
 def check_request(request: Request, scheduler: SchedulerConfig, memory: KVMemoryConfig) -> None:
-    """Refuse what could never finish: no prompt, too long, too many continuations, or too large for the pool."""
+    """Refuse what could never finish: no prompt, too long, too many continuations, too large for the pool, or asked of
+    an adapter that is not there.
+    """
     limit, num_prompt, num_sequences = scheduler.max_sequence_tokens, len(request.prompt), len(request.continuations)
     if num_prompt == 0 or num_sequences == 0:
         raise RequestTooLargeError("a request needs at least one prompt token and one continuation; it has none")
-    if num_prompt >= limit:
+    if num_prompt + min(request.params.max_tokens, 1) > limit:
         raise RequestTooLargeError(f"a sequence may have {limit} tokens, the prompt alone has {num_prompt}; shorten it")
     if num_sequences > scheduler.max_running:
         raise RequestTooLargeError(
             f"{scheduler.max_running} sequences may run at once, {num_sequences} continuations are asked for; "
             "ask for fewer"
+        )
+    if request.adapter:
+        raise InvalidParameterError(
+            f"this model has no adapter named {request.adapter!r}, and none can be loaded yet; leave adapter out"
         )
     num_blocks = blocks_to_finish_alone(request, limit, memory.block_size)
     num_usable = memory.num_blocks - memory.pin_budget_blocks

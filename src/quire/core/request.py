@@ -58,7 +58,9 @@ class ResolvedSampling:
     """How tokens are chosen. Every value is valid: it was checked when the request was parsed."""
 
     max_tokens: int = 16
-    """How many tokens may be produced, counted from the end of the client's prompt."""
+    """How many tokens may be produced, counted from the end of the client's prompt. 0: it ends when its prompt is
+    computed.
+    """
     temperature: float = 1.0
     """0 takes the likeliest token."""
     top_k: int = 0
@@ -116,6 +118,11 @@ class Request:
     """Its tenant was told to come back at this time, or it was let in before: it is let in whatever waits."""
 
     @property
+    def adapter(self) -> str:
+        """The LoRA it is computed with, which is part of what its blocks are named by; empty is the model itself."""
+        return self.namespace.adapter
+
+    @property
     def has_begun(self) -> bool:
         """An engine before this one produced tokens of it."""
         return any(one.produced for one in self.continuations)
@@ -166,7 +173,7 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens whose KV is not there yet; at least one while it lives."""
+        """Known tokens whose KV is not there yet; at least one while it runs."""
         return len(self.tokens) - (self.table.num_computed if self.table is not None else 0)
 
     @property

@@ -3,27 +3,47 @@
 from quire.core.events import Finished, PromptLogprobs, SequenceFinished, Token
 from quire.core.request import FinishReason, Sequence, table_of
 from quire.core.scheduler_config import Live, SchedulerStats
-from quire.core.step import RowResult, Sampling, WorkItem
+from quire.core.step import RowResult, Sampling, Scoring, WorkItem
+from quire.errors import InvariantError
 
 
-def work_item(sequence: Sequence, num_tokens: int, *, reads_cache: bool) -> WorkItem:
-    """The next `num_tokens` of a running sequence; a token is sampled if they are the last it knows."""
+def work_item(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], *, reads_cache: bool) -> WorkItem:
+    """The next `num_tokens` of a running sequence, and drafts behind them; a token is sampled if they are the last it
+    knows and it may have another.
+    """
     table, tokens, request = table_of(sequence), sequence.tokens, sequence.request
     first, params = table.num_computed, request.params
     end = first + num_tokens
     sampling: Sampling | None = None
-    if end == len(tokens):
+    if end == len(tokens) and params.max_tokens:
         known = tuple(tokens) if params.needs_known_tokens else None
         sampling = Sampling(params, request.seed, sequence.index, end, sequence.num_prompt_tokens, known)
-    targets = () if reads_cache else request.prompt[first + 1 : end + 1]
-    fed, blocks = tuple(tokens[first:end]), tuple(table.blocks)
-    return WorkItem(sequence.sequence_id, fed, first, blocks, sampling, targets, params.prompt_logprobs or 0)
+    scoring: Scoring | None = None
+    if not reads_cache and (targets := request.prompt[first + 1 : end + 1]):
+        scoring = Scoring(first + 1, targets, params.prompt_logprobs or 0)
+    fed, blocks = tuple(tokens[first:end]) + drafts, tuple(table.blocks)
+    return WorkItem(sequence.sequence_id, fed, first, blocks, sampling, scoring, (), request.namespace.adapter)
 
 
-def count_row(stats: SchedulerStats, sequence: Sequence, item: WorkItem, num_output_tokens: int) -> int:
+def check_row(item: WorkItem, row: RowResult) -> None:
+    """Raise InvariantError unless the row answers its item: tokens where they were asked for, each but the last a draft
+    that was right.
+    """
+    tokens, drafts = row.token_ids, item.drafts
+    most = 0 if item.sampling is None else len(drafts) + 1
+    if not min(1, most) <= len(tokens) <= most or tokens[:-1] != drafts[: len(tokens) - 1]:
+        raise InvariantError(
+            f"apply: sequence {item.sequence_id} got {len(tokens)} tokens, {tokens}; after the drafts {drafts} there "
+            f"may be {most}, all but the last of them right"
+        )
+
+
+def count_row(
+    stats: SchedulerStats, sequence: Sequence, item: WorkItem, num_computed: int, num_output_tokens: int
+) -> int:
     """Add what was computed to the totals; returns how many prompt tokens were computed for the first time."""
     first, charged = item.first_position, sequence.num_charged
-    end = first + len(item.token_ids)
+    end = first + num_computed
     num_new_prompt = 0
     if first < sequence.num_prompt_tokens:
         num_new_prompt = max(0, min(end, sequence.num_prompt_tokens) - max(first, charged))
@@ -31,18 +51,22 @@ def count_row(stats: SchedulerStats, sequence: Sequence, item: WorkItem, num_out
         stats.num_recomputed_tokens += min(end, charged) - first
     stats.num_computed_tokens += end - first
     stats.num_output_tokens += num_output_tokens
+    if num_output_tokens > 1 or num_computed < len(item.token_ids):  # drafts came, or were wrong
+        num_drafts = item.num_drafts
+        stats.num_draft_tokens += num_drafts
+        stats.num_accepted_tokens += num_computed + num_drafts - len(item.token_ids)
     sequence.num_charged = max(charged, end)
     return num_new_prompt
 
 
-def prompt_report(live: Live, first: int, row: RowResult) -> PromptLogprobs | None:
-    """Each prompt position is reported once, however often it is computed."""
-    num_known = max(0, live.num_prompt_reported - first - 1)
-    fresh = row.prompt_logprobs[num_known:]
+def prompt_report(live: Live, first: int, row: RowResult) -> list[PromptLogprobs]:
+    """Scores of the prompt's tokens from position `first` on: each is reported once, however often it is computed."""
+    num_known = max(0, live.num_prompt_reported - first)
+    fresh = row.scores[num_known:]
     if not fresh:
-        return None
-    live.num_prompt_reported = first + 1 + num_known + len(fresh)
-    return PromptLogprobs(live.request.request_id, first + 1 + num_known, fresh)
+        return []
+    live.num_prompt_reported = first + num_known + len(fresh)
+    return [PromptLogprobs(live.request.request_id, first + num_known, fresh)]
 
 
 def token_event(sequence: Sequence, row: RowResult, at: int, now_s: float) -> Token:

@@ -8,20 +8,21 @@ continuations of one prompt: all are "some tokens not computed yet". There is no
 
 A step is planned in order of urgency. Whoever runs out of blocks makes the latest key yield, perhaps itself; so the
 most urgent sequence always gets on, and ends. Who needs a block that another writes in this very step waits for it and
-matches it at the next plan: N equal cold prompts are computed once.
+matches it at the next plan: N equal cold prompts are computed once. What a step has left may go to drafts (`drafts`).
 """
 
 from math import inf
 
 from quire.core.deadlines import Deadlines
 from quire.core.digests import Namespace
+from quire.core.drafts import DraftRoom, Propose
 from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.placement import Placement
-from quire.core.policy import check_request, chunk_length, finish_reason, victims_for, will_compute
+from quire.core.policy import check_request, chunk_length, taken_tokens, victims_for
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus, table_of
-from quire.core.rows import count_row, end_of_request, end_of_sequence, prompt_report, token_event, work_item
+from quire.core.rows import check_row, count_row, end_of_request, end_of_sequence, prompt_report, token_event, work_item
 from quire.core.scheduler_config import Live, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, StepPlan, StepResult, WorkItem
 from quire.core.waiting_queue import WaitingQueue
@@ -31,7 +32,7 @@ from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
 class Scheduler:
     """One model's sequences on one KV memory."""
 
-    def __init__(self, config: SchedulerConfig, memory: KVMemory) -> None:
+    def __init__(self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None) -> None:
         config.check(memory.config.block_size)
         self.config = config
         self.memory = memory
@@ -41,9 +42,9 @@ class Scheduler:
         self.live: dict[str, Live] = {}
         self.in_flight: StepPlan | None = None
         self.stats = SchedulerStats()
+        self.propose = propose
         self._planned: list[Sequence] = []
         self._deadlines = Deadlines()
-        self._dropped: list[int] = []
         self._cancelled: dict[tuple[str, int], None] = {}
         """Request and index of what ends when the step in flight has returned, in the order it was said."""
         self._events: list[RequestEvent] = []
@@ -81,7 +82,8 @@ class Scheduler:
             Sequence(first_id + at, request, one, self.queue.key(arrival_s, request.priority, first_id + at))
             for at, one in enumerate(request.continuations)
         ]
-        reasons = [finish_reason(sequence, self.config.max_sequence_tokens) for sequence in sequences]
+        room = self.config.max_sequence_tokens - len(request.prompt)
+        reasons = [taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations]
         unfinished = [sequence for sequence, reason in zip(sequences, reasons, strict=True) if reason is None]
         leader = unfinished[0] if unfinished else sequences[0]
         self.live[request.request_id] = Live(request, sequences, leader, len(sequences), has_begun=request.has_begun)
@@ -116,9 +118,7 @@ class Scheduler:
         end = found.num_cached_tokens + self.memory.config.block_size
         if found.reason is MissReason.TOO_SHORT:
             return found
-        wanted = list(prompt[:end])
-        others = (one for one in self.running if one is not besides)
-        is_computing = any(will_compute(one, namespace, wanted) for one in others)
+        is_computing = self.placement.will_compute(namespace, list(prompt[:end]), besides)
         return Divergence(found.num_cached_tokens, MissReason.COMPUTING) if is_computing else found
 
     def preempt_latest(self) -> None:
@@ -153,19 +153,22 @@ class Scheduler:
         # One token for everyone who needs just one; what is left goes in chunks to the others, most urgent first.
         running = [(sequence, sequence.num_uncomputed == 1) for sequence in self.running]
         budget = self.config.max_step_tokens - sum(is_single for _, is_single in running)
+        room = None if self.propose is None else DraftRoom(self.propose, self.placement, self.memory, self.config)
         for sequence, is_single in running:
             num_tokens = self._num_tokens_for(sequence, budget, is_single)
-            if num_tokens == 0 or not self._reserve(sequence, num_tokens, copies):
+            if num_tokens == 0:
+                continue
+            drafts = () if room is None else room.take(sequence, num_tokens)
+            if not self._reserve(sequence, num_tokens, drafts, copies):
                 continue
             if not is_single:
                 budget -= num_tokens
-            items.append(work_item(sequence, num_tokens, reads_cache=self._reads_cache(sequence)))
+            items.append(work_item(sequence, num_tokens, drafts, reads_cache=self._reads_cache(sequence)))
             planned.append(sequence)
 
-        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), tuple(self._dropped))
+        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items))
         if items:
             self.stats.num_steps += 1
-            self._dropped = []
             self.in_flight, self._planned = plan, planned
         return plan
 
@@ -216,7 +219,7 @@ class Scheduler:
             live.is_admitted = True
             self.queue.started(self._now_s)
             self._events.append(self._admitted(sequence))
-        self._fork_if_due(sequence)
+        self.placement.fork_if_due(sequence)
 
     def _admitted(self, sequence: Sequence) -> Admitted:
         request = sequence.request
@@ -237,7 +240,6 @@ class Scheduler:
         self.placement.remove(sequence)
         self.memory.release(table_of(sequence))
         sequence.table = None
-        self._dropped.append(sequence.sequence_id)
 
     # -- what it computes ----------------------------------------------------------------------------------------------
 
@@ -254,11 +256,11 @@ class Scheduler:
         is_waiting = sequence.num_uncomputed > 1 and self._reads_cache(sequence)
         return 0 if is_waiting and self.memory.is_computing(table, tokens) else num_tokens
 
-    def _reserve(self, sequence: Sequence, num_tokens: int, copies: list[BlockCopy]) -> bool:
+    def _reserve(self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], copies: list[BlockCopy]) -> bool:
         """Get blocks; while there are none the latest key yields. False if that is the sequence itself."""
         while sequence.table is not None:
             try:
-                copy = self.memory.reserve(sequence.table, sequence.tokens, num_tokens)
+                copy = self.memory.reserve(sequence.table, sequence.tokens, num_tokens, drafts)
             except OutOfBlocksError:
                 # In order of urgency the latest key has not been planned yet: nothing in flight is touched.
                 self._preempt(self.running[-1])
@@ -289,31 +291,34 @@ class Scheduler:
     # -- what came of it -----------------------------------------------------------------------------------------------
 
     def _apply_row(self, sequence: Sequence, item: WorkItem, row: RowResult) -> None:
-        num_tokens = len(item.token_ids)
         if row.error is not None:
             self.memory.commit(table_of(sequence), 0)
             self._finish(sequence, FinishReason.ERROR, row.error)
             return
+        request = sequence.request
         if len(row.token_ids) != (item.sampling is not None):
-            raise InvariantError(f"apply: sequence {item.sequence_id} got {len(row.token_ids)} tokens")
-        self.memory.commit(table_of(sequence), num_tokens)
-        num_new_prompt = count_row(self.stats, sequence, item, len(row.token_ids))
-        if num_new_prompt or row.token_ids:
-            self.queue.charge(sequence.request.tenant, num_new_prompt, len(row.token_ids))
-        if row.prompt_logprobs:
-            report = prompt_report(self.live[sequence.request.request_id], item.first_position, row)
-            if report is not None:
-                self._events.append(report)
-        if (sequence.request.request_id, sequence.index) in self._cancelled:
+            check_row(item, row)
+        num_known = len(sequence.tokens)
+        room = self.config.max_sequence_tokens - num_known
+        num_taken, reason = taken_tokens(request.params, row.token_ids, num_known - sequence.num_prompt_tokens, room)
+        num_computed = item.num_true_tokens(num_taken)
+        self.memory.commit(table_of(sequence), num_computed)
+        num_new_prompt = count_row(self.stats, sequence, item, num_computed, num_taken)
+        if num_new_prompt or num_taken:
+            self.queue.charge(request.tenant, num_new_prompt, num_taken)
+        if item.scoring is not None:
+            self._events += prompt_report(self.live[request.request_id], item.scoring.first_position, row)
+        if (request.request_id, sequence.index) in self._cancelled:
             return
-        if row.token_ids:
-            self._tell_first_token(self.live[sequence.request.request_id])
-        for at, token_id in enumerate(row.token_ids):
-            sequence.tokens.append(token_id)
+        if num_taken:
+            self._tell_first_token(self.live[request.request_id])
+        for at in range(num_taken):
+            sequence.tokens.append(row.token_ids[at])
             self._events.append(token_event(sequence, row, at, self._now_s))
         if sequence.siblings:
-            self._fork_if_due(sequence)
-        reason = finish_reason(sequence, self.config.max_sequence_tokens) if row.token_ids else None
+            self.placement.fork_if_due(sequence)
+        if num_taken == 0 and sequence.num_uncomputed == 0:
+            reason = FinishReason.LENGTH  # nothing but its prompt is wanted
         if reason is not None:
             self._finish(sequence, reason)
 
@@ -322,18 +327,6 @@ class Scheduler:
         if not live.has_begun:
             live.has_begun = True
             self._events.append(FirstToken(live.request.request_id, self._now_s, live.leader.num_cached_tokens))
-
-    def _fork_if_due(self, sequence: Sequence) -> None:
-        """At the prompt's last token the siblings branch off, each to compute that token for itself."""
-        point, table = sequence.fork_point, table_of(sequence)
-        if point is None or table.num_computed < point:
-            return
-        siblings, sequence.siblings = sequence.siblings, []
-        for sibling in siblings:
-            sibling.table = self.memory.fork(table, point)
-            sibling.num_charged = point
-            sibling.move(SequenceStatus.RUNNING)
-            self.placement.add_forked(sibling)
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 
@@ -365,7 +358,7 @@ class Scheduler:
         """
         leader = self.live[sequence.request.request_id].leader
         if sequence is leader and leader.table is not None:
-            self._fork_if_due(leader)
+            self.placement.fork_if_due(leader)
         if sequence is leader and leader.siblings:
             sequence = leader.siblings[0]
             leader.swap_answers(sequence)

@@ -63,6 +63,10 @@ class SchedulerStats:
     num_recomputed_tokens: int = 0
     """Of those, computed before by the same sequence: the price of preemption."""
     num_output_tokens: int = 0
+    num_draft_tokens: int = 0
+    """Fed as guesses beside the computed tokens."""
+    num_accepted_tokens: int = 0
+    """Of those, right: they are among the computed and the output tokens."""
     num_preemptions: int = 0
     num_finished: int = 0
 

@@ -2,8 +2,18 @@
 
 Plain data only: a plan must survive being logged, replayed and sent over a wire. Tokens and block ids are integers; no
 tensor ever appears. Named tuples, because hundreds are made in every step.
+
+An item feeds a run of tokens and says what is wanted at which of its positions:
+
+    fed          t4 t5 t6 │ g7 g8        known tokens, then drafts: guesses at what follows
+    positions     4  5  6    7  8
+    sampling             └─7─┴8─┴9       a token for 7 and, as far as the drafts are right, for 8 and 9
+    scoring          └─5                 the log-probability of a given token standing at 5
+    hidden               6               the last hidden state at 6
 """
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from quire.core.request import ResolvedSampling
@@ -17,14 +27,14 @@ class BlockCopy(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """Choose a token after the last one fed. A pure function of this, the logits row, and nothing else."""
+    """Choose the token at `position`. A pure function of this, the logits row, a mask, and nothing else."""
 
     params: ResolvedSampling
     seed: int
     sequence_index: int
     """Which continuation of its request: together with seed and position it names the one random number used."""
     position: int
-    """Where the chosen token will stand."""
+    """Where the chosen token will stand. What an item feeds from here on are drafts."""
     num_prompt_tokens: int
     known_tokens: tuple[int, ...] | None
     """All tokens before `position`, where the parameters need them; else None."""
@@ -34,21 +44,64 @@ class Sampling(NamedTuple):
         """How many tokens have been produced before this one."""
         return self.position - self.num_prompt_tokens
 
+    def after(self, drafts: tuple[int, ...]) -> "Sampling":
+        """The same request's next choice, were these drafts its tokens."""
+        known = None if self.known_tokens is None else self.known_tokens + drafts
+        return self._replace(position=self.position + len(drafts), known_tokens=known)
+
+
+class Scoring(NamedTuple):
+    """Report the log-probabilities of given tokens, each where it would stand."""
+
+    first_position: int
+    """Of the first of them; the others follow. All that stands before each of them is fed or computed."""
+    token_ids: tuple[int, ...]
+    num_alternatives: int
+    """How many of the likeliest tokens to report beside each."""
+
 
 class WorkItem(NamedTuple):
     """What one sequence does in a step: feed `token_ids` from `first_position` on, through its blocks."""
 
     sequence_id: int
     token_ids: tuple[int, ...]
+    """Known tokens, at least one; behind the last known one perhaps drafts."""
     first_position: int
     block_ids: tuple[int, ...]
     """Enough blocks to hold every position up to the last one fed. Nothing beyond that position may be read."""
-    sampling: Sampling | None
-    """None while tokens are still known beyond those fed."""
-    prompt_targets: tuple[int, ...]
-    """Prompt tokens that follow the first of the fed ones: report their log-probabilities. Empty reports nothing."""
-    num_prompt_alternatives: int
-    """How many alternatives to report beside each of them."""
+    sampling: Sampling | None = None
+    """Choose the token that follows the known ones, and one after each draft that is right. None: choose nothing."""
+    scoring: Scoring | None = None
+    hidden_positions: tuple[int, ...] = ()
+    """Fed positions whose last hidden state is wanted."""
+    adapter: str = ""
+    """The LoRA to compute with; empty is the model itself."""
+
+    @property
+    def num_drafts(self) -> int:
+        """How many of the tokens fed are guesses."""
+        return 0 if self.sampling is None else self.first_position + len(self.token_ids) - self.sampling.position
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The tokens fed that are guesses."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    def num_true_tokens(self, num_taken: int) -> int:
+        """How many of the tokens fed are the sequence's own, once it has taken this many of those chosen. The last of
+        these has not been fed; those before it have, as drafts.
+        """
+        if self.sampling is None:
+            return len(self.token_ids)
+        return self.sampling.position + num_taken - 1 - self.first_position
+
+    def samplings(self) -> tuple[Sampling, ...]:
+        """One for each position at which a token is to be chosen, each as if the drafts before it were known."""
+        first = self.sampling
+        if first is None:
+            return ()
+        drafts = self.token_ids[first.position - self.first_position :]
+        return (first, *(first.after(drafts[:count]) for count in range(1, len(drafts) + 1))) if drafts else (first,)
 
 
 class StepPlan(NamedTuple):
@@ -57,8 +110,12 @@ class StepPlan(NamedTuple):
     step: int
     copies: tuple[BlockCopy, ...]
     items: tuple[WorkItem, ...]
-    dropped_sequence_ids: tuple[int, ...]
-    """What a runner keeps for these sequences may be dropped: they ended, or begin again with other blocks."""
+
+
+Masks = Mapping[int, Sequence[bytes]]
+"""Sequence id -> for each position at which it samples, which tokens may be chosen there: bit t % 8 of byte t // 8 is
+set if token t may. Who has no entry may choose any."""
+NO_MASKS: Masks = MappingProxyType({})
 
 
 class TokenLogprobs(NamedTuple):
@@ -81,9 +138,13 @@ class RowResult(NamedTuple):
     """What one item came to."""
 
     token_ids: tuple[int, ...] = ()
-    """The tokens chosen: one where the item asked for sampling, none otherwise."""
+    """The tokens chosen. Where the item asked for sampling: the drafts that were right, and one more; else none."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of them, where the parameters ask for it."""
+    scores: tuple[TokenLogprobs, ...] = ()
+    """Of each token the item asked to be scored."""
+    hidden_states: tuple[bytes, ...] = ()
+    """One for each of the item's `hidden_positions`: float32 numbers, little-endian."""
     error: str | None = None
     """Why this row failed. Others are not touched by it, and what it wrote is never named."""
 

@@ -1,12 +1,16 @@
 """Which simulation a name and a seed stand for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from quire.errors import ConfigError
 from quire.sim.fault_plan import FaultRates
+from quire.sim.guesses import Guesser
 from quire.sim.server_size import ServerSize, small_shape
 from quire.workload.scenarios import SCENARIOS
+
+CHAOTIC = ("chaos", "drafts")
+"""Scenarios in which everything is drawn and everything goes wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +22,24 @@ class SimConfig:
     num_requests: int
     shape: ServerSize
     faults: FaultRates
+    guesser: Guesser | None = None
+    """Who proposes drafts, if anybody does."""
 
 
 def configured(scenario: str, seed: int, num_requests: int | None = None) -> SimConfig:
-    """The simulation a name and a seed stand for. Chaos draws its server and its faults; others are as they are."""
+    """The simulation a name and a seed stand for. Chaos draws its server and its faults, `drafts` somebody who guesses
+    as well; others are as they are.
+    """
     if scenario not in SCENARIOS:
         raise ConfigError(f"there is no scenario {scenario!r}; choose one of {', '.join(SCENARIOS)}")
-    if scenario != "chaos":
+    if scenario not in CHAOTIC:
         return SimConfig(scenario, seed, num_requests or 400, ServerSize(), FaultRates())
     random = Random(f"shape {seed}")
     drawn = int(200 * 10 ** random.random())  # drawn in any case: a given number must not change the server
-    return SimConfig(
-        scenario, seed, num_requests or drawn, small_shape(random, num_tenants=5), FaultRates.drawn(random)
-    )
+    shape, faults = small_shape(random, num_tenants=5), FaultRates.drawn(random)
+    config = SimConfig(scenario, seed, num_requests or drawn, shape, faults)
+    if scenario == "chaos":
+        return config
+    # Most of these servers have no room in a step for guesses: half of them get some.
+    wider = replace(shape, max_step_tokens=shape.max_step_tokens + Random(f"room {seed}").choice((0, 64)))
+    return replace(config, shape=wider, guesser=Guesser.drawn(seed, shape.vocabulary_size))

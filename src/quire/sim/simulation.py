@@ -4,6 +4,7 @@ Everything random comes from one seed, and every event goes into a digest: the s
 """
 
 from collections import Counter
+from dataclasses import replace
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from random import Random
@@ -27,7 +28,7 @@ from quire.errors import (
 from quire.sim.deliveries import Deliveries
 from quire.sim.fault_plan import FaultyOracle, RunnerCrashError
 from quire.sim.report import Report, Totals
-from quire.sim.sim_config import SimConfig
+from quire.sim.sim_config import CHAOTIC, SimConfig
 from quire.workload.scenarios import SCENARIOS
 from quire.workload.workload_request import WorkloadRequest
 
@@ -100,7 +101,7 @@ class Simulation:
         """A fresh worker: nothing survives from the one before."""
         shape = self.config.shape
         self.memory = KVMemory(shape.memory(), BlockHasher(bytes(32)))
-        self.scheduler = Scheduler(shape.scheduler(), self.memory)
+        self.scheduler = Scheduler(shape.scheduler(), self.memory, self.config.guesser)
         self._ran_before: set[int] = set()
         self.runner = FaultyOracle(OracleRunner(shape.capacity()), self.config.faults, self._random)
 
@@ -200,17 +201,20 @@ class Simulation:
         )
 
     def _params(self, ask: WorkloadRequest) -> ResolvedSampling:
-        if self.config.scenario != "chaos":
-            return ResolvedSampling(max_tokens=ask.max_tokens, stop_token_ids=frozenset({0}))
+        params = ResolvedSampling(max_tokens=ask.max_tokens, stop_token_ids=frozenset({0}))
+        if self.config.scenario not in CHAOTIC:
+            return params
         dice = Random(ask.seed)
-        return ResolvedSampling(
-            max_tokens=ask.max_tokens,
-            stop_token_ids=frozenset({0}),
+        params = replace(
+            params,
             min_tokens=dice.choice((0, 0, 2)),
             frequency_penalty=dice.choice((0.0, 0.0, 0.5)),
             logprobs=dice.choice((None, None, 2)),
             prompt_logprobs=dice.choice((None,) * 9 + (1,)),
         )
+        # Where drafts are, there are also requests that want nothing but their prompt.
+        is_answered = self.config.guesser is None or dice.random() < 0.9
+        return params if is_answered else replace(params, max_tokens=0)
 
     def _plan_misbehaviour(self, request: Request) -> None:
         faults, random = self.config.faults, self._random

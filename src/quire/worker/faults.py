@@ -17,7 +17,7 @@ import msgspec
 
 from quire.backends.protocol import PendingStep, Runner
 from quire.core.events import Queued
-from quire.core.step import RowResult, StepPlan, StepResult, WorkItem
+from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
 from quire.engine.engine import Engine
 from quire.errors import ConfigError, InvariantError
 from quire.worker import messages
@@ -129,7 +129,7 @@ class _Done:
     def __init__(self, result: StepResult) -> None:
         self._result = result
 
-    def wait(self) -> StepResult:
+    def wait(self, _masks: Masks = NO_MASKS) -> StepResult:
         return self._result
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from quire.client.params import SamplingParams
 from quire.client.requests import make_request
-from quire.client.text_model import ModelFace
 from quire.errors import InvalidParameterError
 from tests.support.talkers import talker
 
@@ -47,10 +46,8 @@ def test_a_rule_beyond_the_kind_of_value_names_its_parameter_too(given: dict[str
     "option", [{"priority": "now"}, {"tenant": ""}, {"cache_group": "\ud800"}, {"timeout_s": -1}, {"nonsense": 1}]
 )
 def test_an_option_of_a_request_is_named(option: dict[str, Any]) -> None:
-    nowhere: Any = lambda *_: None  # noqa: E731
-    face = ModelFace(talker().text, nowhere, "")
     with pytest.raises(InvalidParameterError) as told:
-        make_request(face, [1], SamplingParams(), **option)
+        make_request(talker().text, [1], SamplingParams(), **option)
     assert told.value.parameter == next(iter(option))
 
 

@@ -164,6 +164,42 @@ class TestNames:
         assert memory.divergence(SPACE, [1, 2, 3, 4, 5, 6, 9, 9, 0]).num_cached_tokens == 8
         assert memory.divergence(SPACE, [1, 2, 3, 4, 5, 6, 7, 8, 0]).num_cached_tokens == 4
 
+    def test_blocks_of_right_drafts_are_named_and_of_wrong_ones_given_back(self) -> None:
+        memory = KVMemory(KVMemoryConfig(8, 4), BlockHasher(KEY))
+        table = memory.open(SPACE)
+        memory.reserve(table, [1, 2, 3], 3, [4, 5, 6, 7, 8, 9])
+        assert (table.num_reserved, len(table.blocks)) == (9, 3)
+        memory.commit(table, 5)
+        invariants.check(memory)
+        assert (table.num_computed, len(table.blocks), memory.num_free_blocks) == (5, 2, 6)
+        assert memory.divergence(SPACE, [1, 2, 3, 4, 5, 6, 7, 8, 9]).num_cached_tokens == 4
+        memory.reserve(table, [1, 2, 3, 4, 5, 0], 1, [0, 0])
+        memory.commit(table, 3)
+        invariants.check(memory)
+        assert memory.divergence(SPACE, [1, 2, 3, 4, 5, 0, 0, 0, 9]).num_cached_tokens == 8
+        assert memory.divergence(SPACE, [1, 2, 3, 4, 5, 6, 7, 8, 9]).num_cached_tokens == 4
+
+    def test_nobody_waits_for_a_block_that_holds_a_guess(self) -> None:
+        memory = KVMemory(KVMemoryConfig(8, 4), BlockHasher(KEY))
+        writer, waiter = memory.open(SPACE), memory.open(SPACE)
+        memory.reserve(writer, [1, 2, 3, 4, 5], 5, [6, 7, 8])
+        assert memory.is_computing(waiter, [1, 2, 3, 4, 5])
+        assert len(memory.in_flight) == 1
+        invariants.check(memory)
+        memory.commit(writer, 8)
+        assert memory.match(waiter, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 8
+
+    def test_a_failed_row_gives_back_what_it_took_and_keeps_its_copy(self) -> None:
+        shadow = new_shadow()
+        sequence = computed(shadow, list(range(5)))
+        child = shadow.fork(sequence, 5)
+        child.append(7)
+        assert shadow.reserve(child, 1, [1, 2, 3])
+        shadow.finish_row(child, 0)
+        assert len(child.table.blocks) == 2
+        assert child.table.blocks[1] != sequence.table.blocks[1]
+        shadow.verify_all()
+
     def test_tokens_that_change_before_they_are_computed_are_named_as_what_they_became(self) -> None:
         for look in ("reserve", "match", "is_computing"):
             memory = KVMemory(KVMemoryConfig(4, 4), BlockHasher(KEY))
@@ -392,6 +428,12 @@ class TestMisuse:
         sequence = shadow.begin(SPACE, list(range(5)))
         with pytest.raises(InvariantError, match="5 known tokens"):
             shadow.memory.reserve(sequence.table, sequence.tokens, num_tokens)
+
+    def test_drafts_stand_behind_the_last_known_token_only(self) -> None:
+        shadow = new_shadow()
+        sequence = shadow.begin(SPACE, list(range(5)))
+        with pytest.raises(InvariantError, match=r"\[0, 4\) lie within the 5 known tokens, and 2 drafts behind"):
+            shadow.memory.reserve(sequence.table, sequence.tokens, 4, [1, 2])
 
     def test_no_more_is_committed_than_was_reserved(self) -> None:
         shadow = new_shadow()

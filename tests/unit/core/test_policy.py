@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.core.policy import blocks_to_finish_alone, chunk_length, finish_reason, may_displace, victims_for
+from quire.core.policy import blocks_to_finish_alone, chunk_length, may_displace, taken_tokens, victims_for
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
 from tests.support.shadow import namespace
 
@@ -92,8 +92,27 @@ def test_a_sequence_ends_by_a_stop_token_after_min_tokens_or_by_length(
     produced: tuple[int, ...], expected: FinishReason | None
 ) -> None:
     params = ResolvedSampling(max_tokens=4, min_tokens=2, stop_token_ids=frozenset({9}))
-    request = Request("r", (1, 9), namespace(4), 0.0, params)
-    assert finish_reason(Sequence(1, request, Continuation(0, produced), (0.0, 1)), 100) is expected
+    assert taken_tokens(params, produced, 0, 98) == (len(produced), expected)
+    if produced:
+        assert taken_tokens(params, produced[-1:], len(produced) - 1, 98) == (1, expected), "told one by one"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_before", "room", "expected"),
+    [
+        ((5, 9, 5), 1, 50, (2, FinishReason.STOP)),  # what follows a stop was never said
+        ((9, 9, 9), 0, 50, (2, FinishReason.STOP)),  # the first of them came before min_tokens
+        ((5, 5, 5), 2, 50, (2, FinishReason.LENGTH)),
+        ((5, 9, 5), 2, 50, (2, FinishReason.STOP)),  # the last token there may be, and a stop
+        ((5, 5, 5), 0, 2, (2, FinishReason.LENGTH)),
+        ((5, 5), 0, 50, (2, None)),
+    ],
+)
+def test_of_several_tokens_the_first_that_ends_the_sequence_is_the_last_it_takes(
+    tokens: tuple[int, ...], num_before: int, room: int, expected: tuple[int, FinishReason | None]
+) -> None:
+    params = ResolvedSampling(max_tokens=4, min_tokens=1, stop_token_ids=frozenset({9}))
+    assert taken_tokens(params, tokens, num_before, room) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,21 @@ from quire.backends.oracle import answer_alone
 from quire.core import invariants
 from quire.core.events import Admitted, Finished, FirstToken, Preempted, PromptLogprobs, SequenceFinished, Token
 from quire.core.policy import PROTECTED_AFTER
-from quire.core.request import FinishReason, PriorityClass, ResolvedSampling
+from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
+from quire.core.rows import work_item
 from quire.core.step import RowResult, StepResult
 from quire.core.waiting_queue import QueueConfig
 from quire.errors import (
     ConfigError,
     DuplicateRequestError,
+    InvalidParameterError,
     InvariantError,
     QueueFullError,
     RequestTooLargeError,
     TenantShareError,
 )
 from tests.support.server import Server
+from tests.support.shadow import namespace
 
 HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
 
@@ -108,7 +111,82 @@ class TestNoPhases:
     @pytest.mark.parametrize(("setting", "value"), [("max_running", 0), ("watermark", 1.0), ("max_sequence_tokens", 1)])
     def test_settings_out_of_range_are_refused(self, setting: str, value: float) -> None:
         with pytest.raises(ConfigError, match="given"):
-            Server(64, 4, **{setting: value})
+            Server(64, 4, **{setting: value})  # type: ignore[arg-type]
+
+
+class TestPromptsAlone:
+    """`max_tokens` 0: the prompt is computed, nothing is chosen, and that is the end."""
+
+    def test_a_request_for_its_prompt_alone_computes_no_token(self) -> None:
+        server = Server()
+        server.ask(range(1, 12), 0, prompt_logprobs=1)
+        plan = server.step()
+        assert [item.sampling for item in plan.items] == [None]
+        assert [type(event) for event in server.log] == [Admitted, PromptLogprobs, SequenceFinished, Finished]
+        assert ends(server) == {0: (FinishReason.LENGTH, 0)}
+        stats = server.scheduler.stats
+        assert (stats.num_steps, stats.num_computed_tokens, stats.num_output_tokens) == (1, 11, 0)
+        server.run()
+
+    def test_it_is_charged_for_its_prompt(self) -> None:
+        server = Server()
+        server.ask(range(1, 12), 0)
+        server.run()
+        assert server.scheduler.queue.tenants["default"].service == 11
+
+    def test_several_continuations_of_nothing_end_one_by_one(self) -> None:
+        server = Server()
+        server.ask(range(1, 12), 0, n=3, prompt_logprobs=0)
+        server.run()
+        assert ends(server) == dict.fromkeys(range(3), (FinishReason.LENGTH, 0))
+
+    def test_it_fills_the_cache_for_who_comes_next(self) -> None:
+        server = Server()
+        server.ask(range(1, 12), 0)
+        server.run()
+        server.ask(range(1, 12), 2)
+        server.run()
+        assert server.memory.stats().hit_tokens == 8
+
+    def test_it_ends_after_preemption_and_after_a_crash_as_well(self) -> None:
+        server = Server(max_step_tokens=12)
+        server.ask(range(1, 30), 0, prompt_logprobs=0)
+        server.step()
+        server.scheduler.preempt_latest()
+        server.run()
+        again = Server()
+        again.ask(range(1, 30), 0, produced=[()])
+        again.run()
+        assert ends(server) == ends(again) == {0: (FinishReason.LENGTH, 0)}
+
+    def test_it_may_be_as_long_as_a_sequence_may_be(self) -> None:
+        server = Server(max_sequence_tokens=11)
+        server.ask(range(11), 0)
+        server.run()
+        for num_prompt, max_tokens in ((11, 1), (12, 0)):
+            with pytest.raises(RequestTooLargeError, match=f"11 tokens, the prompt alone has {num_prompt}"):
+                server.ask(range(num_prompt), max_tokens)
+
+
+class TestAdapters:
+    def test_an_item_names_the_adapter_of_its_request(self) -> None:
+        server = Server()
+        server.ask([1, 2], 1)
+        assert [item.adapter for item in server.step().items] == [""]
+        sequence = Sequence(1, request_of(adapter="a"), Continuation(), (0.0, 1))
+        sequence.table = server.memory.open(sequence.request.namespace)
+        server.memory.reserve(sequence.table, sequence.tokens, 2)
+        assert work_item(sequence, 2, (), reads_cache=True).adapter == "a"
+
+    def test_an_adapter_that_is_not_there_is_refused_by_name(self) -> None:
+        server = Server()
+        with pytest.raises(InvalidParameterError, match=r"this model has no adapter named 'a'.*leave adapter out"):
+            server.scheduler.submit(request_of(adapter="a"))
+        assert not server.scheduler.live
+
+
+def request_of(adapter: str) -> Request:
+    return Request("r", (1, 2), namespace(4, adapter=adapter), 0.0)
 
 
 class TestStops:
@@ -632,15 +710,6 @@ class TestPressure:
         assert isinstance(finished, Finished)
         assert finished.num_cached_tokens == 0
 
-    def test_the_runner_is_told_whose_state_it_may_drop(self) -> None:
-        server = Server()
-        server.ask([1], 1)
-        server.ask([2], 9)
-        server.step()
-        server.scheduler.preempt_latest()
-        assert server.step().dropped_sequence_ids == (1, 2)
-        assert server.step().dropped_sequence_ids == ()
-
     def test_admission_leaves_the_watermark_free(self) -> None:
         server = Server(num_blocks=20, watermark=0.25, max_running=4)
         server.ask(range(20), 1)
@@ -947,7 +1016,7 @@ class TestChecks:
         sequence = server.scheduler.running[0]
         table, sequence.table = sequence.table, None
         with pytest.raises(InvariantError, match="has no blocks"):
-            server.scheduler._fork_if_due(sequence)
+            server.scheduler.placement.fork_if_due(sequence)
         sequence.table = table
         server.scheduler.live["r1"].sequences.append(sequence)
         with pytest.raises(InvariantError, match="nowhere, or in two places"):

@@ -287,8 +287,8 @@ def test_a_slow_build_takes_its_share_longer_for_every_step(monkeypatch: pytest.
     monkeypatch.setattr("quire.worker.faults.time", SimpleNamespace(perf_counter=ticks.__next__, sleep=slept_s.append))
     slow = FaultyRunner(talker().engine.runner, [Fault("slow", by=1.5, step=1)], lambda _: None)
     for step in range(3):
-        items = tuple(WorkItem(at, (0,), 0, (at + 1,), None, (), 0) for at in range(2))
-        slow.start(StepPlan(step, (), items, ())).wait()
+        items = tuple(WorkItem(at, (0,), 0, (at + 1,)) for at in range(2))
+        slow.start(StepPlan(step, (), items)).wait()
     assert slept_s == [0.0, 0.5, 0.5]
 
 

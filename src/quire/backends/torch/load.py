@@ -23,7 +23,7 @@ from quire.backends.torch.weight_reader import WeightReader
 from quire.checkpoints import Checkpoint
 from quire.config import ModelSettings
 from quire.core.request import ResolvedSampling
-from quire.core.step import Sampling, StepPlan, WorkItem
+from quire.core.step import Sampling, Scoring, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError
 
 
@@ -141,18 +141,15 @@ def measure_step(model: Model, settings: ModelSettings, longest: int) -> int:
     store = KVStore(model.kv_shapes, 1, size, _kv_dtype(settings), torch.device(settings.device))
     num_fed, tail = min(settings.max_step_tokens, longest), min(TILE_ROWS, longest)
     table = (1,) * -(-longest // size)
-    prompts = [WorkItem(0, (1,) * num_fed, 0, table, None, (1,) * num_fed, 5)]
+    prompts = [_scored(0, num_fed, 0, table)]
     if num_fed > tail:
-        prompts = [
-            WorkItem(0, (1,) * (num_fed - tail), 0, table, None, (1,) * (num_fed - tail), 5),
-            WorkItem(1, (1,) * tail, longest - tail, table, None, (1,) * tail, 5),
-        ]
+        prompts = [_scored(0, num_fed - tail, 0, table), _scored(1, tail, longest - tail, table)]
     short = size * -(-MAX_ROWS_OF_A_CALL // (8 * settings.max_running))
     params = ResolvedSampling(
         top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5
     )
     decoding = [
-        WorkItem(at, (1,), position, table, Sampling(params, 1, 0, position + 1, 1, (1,) * (position + 1)), (), 0)
+        WorkItem(at, (1,), position, table, Sampling(params, 1, 0, position + 1, 1, (1,) * (position + 1)))
         for at in range(settings.max_running)
         for position in [longest - 1 if at == 0 else min(longest, short) - 1]
     ]
@@ -160,9 +157,15 @@ def measure_step(model: Model, settings: ModelSettings, longest: int) -> int:
     runner = TorchRunner(model, store, capacity)
     memory_plan.forget_peak()
     before = memory_plan.resident_bytes()
-    runner.run(StepPlan(0, (), tuple(prompts), ()))
-    runner.run(StepPlan(1, (), tuple(decoding), ()))
+    runner.run(StepPlan(0, (), tuple(prompts)))
+    runner.run(StepPlan(1, (), tuple(decoding)))
     return max(0, memory_plan.peak_bytes() - before)
+
+
+def _scored(sequence_id: int, num_tokens: int, first: int, table: tuple[int, ...]) -> WorkItem:
+    """An item of which all is wanted that can be of a prompt."""
+    tokens = (1,) * num_tokens
+    return WorkItem(sequence_id, tokens, first, table, scoring=Scoring(first + 1, tokens, 5))
 
 
 @contextmanager

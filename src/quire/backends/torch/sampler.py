@@ -1,9 +1,9 @@
-"""Logits to tokens: a pure function of each row's logits, parameters, known tokens, seed and position.
+"""Logits to tokens: a pure function of each row's logits, parameters, known tokens, seed, position and mask.
 
 Everything after the raw logits happens in float64, in this order:
 
     penalties   repetition over all known tokens, presence and frequency over those produced
-    bias        logit_bias is added; tokens not allowed, banned, or stopping too early are struck out
+    bias        logit_bias is added; tokens not allowed, masked, banned, or stopping too early are struck out
     greedy      temperature 0 or top-k 1: the likeliest token, the smallest id among equals
     heat        logits / temperature
     min-p       tokens less likely than min_p times the likeliest are struck out
@@ -19,7 +19,7 @@ device's way to sum, nor on how many threads or rows a library sums with: sums r
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,14 +50,21 @@ class Choice:
     error: str | None = None
 
 
-def choose(logits: torch.Tensor, samplings: Sequence[Sampling], kept: Sequence[RowLists] | None = None) -> list[Choice]:
-    """One token for each row of `logits` ([row, vocabulary]), each by its own sampling.
+def choose(
+    logits: torch.Tensor,
+    samplings: Sequence[Sampling],
+    kept: Sequence[RowLists] | None = None,
+    masks: Sequence[bytes | None] | None = None,
+) -> list[Choice]:
+    """One token for each row of `logits` ([row, vocabulary]), each by its own sampling and among those its mask allows.
 
     What was kept for the rows saves work and changes nothing.
     """
     if kept is None:
         kept = [RowLists(TokenLists(one.params, logits.shape[1])) for one in samplings]
-    rows = [_Row(sampling, lists) for sampling, lists in zip(samplings, kept, strict=True)]
+    if masks is None:
+        masks = [None] * len(samplings)
+    rows = [_Row(sampling, lists, mask) for sampling, lists, mask in zip(samplings, kept, masks, strict=True)]
     likeliest, is_finite = _likeliest(logits)
     choices = [Choice(token_id) for token_id in likeliest]
     struck, shifted = [], []
@@ -137,12 +144,12 @@ def _likeliest_tokens(values: NDArray[Any], count: int) -> list[list[tuple[int, 
     return [pairs[first : min(first + count, end)] for first, end in zip(firsts, ends, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """What one row is asked, and what was kept for it."""
 
     sampling: Sampling
     kept: RowLists
+    mask: bytes | None
 
     @property
     def is_greedy(self) -> bool:
@@ -155,7 +162,8 @@ class _Row:
 
     @property
     def struck(self) -> Mask | None:
-        return self.kept.lists.struck(is_early=self.sampling.num_output_tokens < self.sampling.params.min_tokens)
+        struck = self.kept.lists.struck(is_early=self.sampling.num_output_tokens < self.sampling.params.min_tokens)
+        return struck if self.mask is None else self.kept.lists.masked(struck, self.mask)
 
     @property
     def known(self) -> tuple[int, ...]:

@@ -34,6 +34,12 @@ class TokenLists:
         """True for each token that may not be chosen; None if all may. Early: while stop tokens may not."""
         return self._early if is_early and self.params.stop_token_ids else self._always
 
+    def masked(self, struck: Mask | None, mask: bytes) -> Mask:
+        """The same with all tokens whose bit in the mask is not set: bit t % 8 of byte t // 8 is token t's."""
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=self._vocabulary_size, bitorder="little")
+        is_masked: Mask = bits == 0
+        return is_masked if struck is None else is_masked | struck
+
     @cached_property
     def biases(self) -> tuple[Ids, Numbers]:
         """Tokens, some perhaps more than once, and what is added to them."""
@@ -103,7 +109,7 @@ class KeptLists:
         self._rows: dict[int, RowLists] = {}
 
     def of(self, items: Iterable[WorkItem]) -> list[RowLists]:
-        """Those of each item that asks for a token, in their order; of all others nothing is kept."""
+        """Those of each item that asks for tokens, in their order; of all others nothing is kept."""
         # By identity: as long as lists are kept, so are their parameters, and no other object can have their address.
         made = {id(row.lists.params): row.lists for row in self._rows.values()}
         rows = {}

@@ -69,7 +69,7 @@ class Layer:
             table, whole = torch.tensor(blocks[at]), torch.arange(length)
             keys, values = self.keys(sequence, length), self.values(sequence, length)
             store.write(0, table[whole // self.block_size], whole % self.block_size, keys, values)
-            items.append(WorkItem(at, (0,) * (length - first), first, tuple(blocks[at]), None, (), 0))
+            items.append(WorkItem(at, (0,) * (length - first), first, tuple(blocks[at])))
             queries.append(self.queries(sequence, length)[first:])
         batch = BatchMaker(self.block_size, padded, CPU).make(items)
         tiler = Tiler(self.block_size, self.kv_shapes, (self.window,), self.group_size, CPU)

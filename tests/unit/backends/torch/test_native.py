@@ -80,7 +80,7 @@ class World:
         needed = -(-length // self.block_size) - len(shared)
         blocks = (*shared, *(self.free.pop() for _ in range(needed)))
         self.write(blocks, len(shared) * self.block_size, length)
-        item = WorkItem(len(self.items), (0,) * rows, past, blocks, None, (), 0)
+        item = WorkItem(len(self.items), (0,) * rows, past, blocks)
         self.items.append(item)
         self.queries.append(2 * torch.randn(rows, self.num_heads, self.key_size, generator=self.generator))
         return item

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,11 +22,11 @@ from quire.backends.torch.models.model import Model
 from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
 from quire.config import Dtype, ModelSettings
-from quire.core.request import ResolvedSampling
-from quire.core.step import RowResult, Sampling, StepPlan, WorkItem
+from quire.core.request import ResolvedSampling, Sequence
+from quire.core.step import RowResult, Sampling, Scoring, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
 from tests.support import architectures
-from tests.support.models import GREEDY, Ask, Machine, load_runner
+from tests.support.models import GREEDY, Ask, Machine, load_runner, random_params
 
 SETTINGS = ModelSettings(memory_bytes=8 << 30, block_size=8, max_step_tokens=64, max_running=8, max_sequence_tokens=256)
 
@@ -39,11 +40,11 @@ def runner_of(name: str) -> Runner:
 
 def greedy_item(sequence_id: int, tokens: list[int], blocks: tuple[int, ...], first: int = 0) -> WorkItem:
     sampling = Sampling(GREEDY, 0, 0, len(tokens), 1, None)
-    return WorkItem(sequence_id, tuple(tokens[first:]), first, blocks, sampling, (), 0)
+    return WorkItem(sequence_id, tuple(tokens[first:]), first, blocks, sampling)
 
 
 def run(runner: Runner, *items: WorkItem) -> dict[int, RowResult]:
-    return runner.start(StepPlan(1, (), items, ())).wait().rows
+    return runner.start(StepPlan(1, (), items)).wait().rows
 
 
 @pytest.mark.parametrize("name", [*architectures.MODELS])
@@ -76,8 +77,57 @@ def test_a_chunk_that_samples_nothing_fails_too() -> None:
     runner = load_runner(architectures.directory("llama"), memory_bytes=8 << 30, block_size=8, max_sequence_tokens=256)
     poison = torch.full((runner.capacity.num_kv_bytes // 4,), float("inf")).numpy().tobytes()
     runner.write_blocks([4], [poison])
-    row = run(runner, WorkItem(1, (5, 6, 7), 8, (4, 5), None, (), 0))[1]
+    row = run(runner, WorkItem(1, (5, 6, 7), 8, (4, 5)))[1]
     assert row.error == "the model's numbers are not finite"
+
+
+def test_a_draft_whose_row_is_not_finite_ends_the_tokens_before_it() -> None:
+    settings = {"memory_bytes": 8 << 30, "block_size": 16, "max_sequence_tokens": 256}
+    runner = load_runner(architectures.directory("llama-native"), **settings)
+    tokens = list(range(3, 12))
+    first = run(runner, greedy_item(1, tokens, (1, 2, 3)))[1].token_ids
+    second = run(runner, greedy_item(1, [*tokens, *first], (1, 2, 3), 9))[1].token_ids
+    with torch.inference_mode():
+        runner._opened()[0]._embedding[second[0]] = float("nan")  # type: ignore[attr-defined]
+    item = greedy_item(1, tokens, (1, 2, 3))
+    row = run(runner, item._replace(token_ids=(*tokens, *first, *second, 5)))[1]
+    assert (row.token_ids, row.error) == (first + second, None)
+    assert run(runner, greedy_item(1, [*tokens, *first, *second], (1, 2, 3), 10))[1].error is not None
+
+
+def test_hidden_states_are_those_of_transformers() -> None:
+    tokens = list(range(3, 33))
+    item = WorkItem(1, tuple(tokens), 0, (1, 2, 3, 4), hidden_positions=(0, 7, 29))
+    got = run(runner_of("qwen3"), item)[1].hidden_states
+    reference: Any = architectures.reference("qwen3")
+    with torch.inference_mode():
+        expected = reference.base_model(torch.tensor([tokens])).last_hidden_state[0, [0, 7, 29]]
+    found = torch.stack([torch.frombuffer(bytearray(one), dtype=torch.float32) for one in got])
+    assert torch.allclose(found, expected.float(), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-native"])
+def test_guesses_never_change_an_answer(name: str) -> None:
+    random = Random(7)
+
+    def asks() -> list[Ask]:
+        dice = Random(3)
+        return [Ask([dice.randrange(3, 90) for _ in range(dice.randint(1, 30))], random_params(dice, 12), seed=at, n=2)
+                for at in range(5)]  # fmt: skip
+
+    plain = Machine(runner_of(name)).run(asks())
+    answers = {(f"r{at}", index): tokens for at, ask in enumerate(plain) for index, tokens in ask.answers.items()}
+
+    def propose(sequence: Sequence, limit: int) -> tuple[int, ...]:
+        said = sequence.num_output_tokens
+        guess = answers[sequence.request.request_id, sequence.index][said : said + min(limit, random.randint(0, 4))]
+        return tuple(token if random.random() < 0.8 else 5 for token in guess)
+
+    machine = Machine(runner_of(name))
+    machine.engine.scheduler.propose = propose
+    assert [ask.answers for ask in machine.run(asks())] == [ask.answers for ask in plain]
+    stats = machine.engine.scheduler.stats
+    assert 20 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 def test_what_a_failed_row_left_in_a_block_does_not_reach_the_next_owner() -> None:
@@ -91,7 +141,7 @@ def test_what_a_failed_row_left_in_a_block_does_not_reach_the_next_owner() -> No
 def test_a_closed_runner_and_a_step_too_large_are_bugs() -> None:
     runner = load_runner(architectures.directory("llama"), memory_bytes=8 << 30, block_size=8, max_sequence_tokens=256)
     with pytest.raises(InvariantError, match="256 tokens, 300 given"):
-        run(runner, WorkItem(1, (1,) * 300, 0, tuple(range(1, 40)), None, (), 0))
+        run(runner, WorkItem(1, (1,) * 300, 0, tuple(range(1, 40))))
     runner.close()
     with pytest.raises(InvariantError, match="closed"):
         run(runner)
@@ -228,8 +278,8 @@ def test_n_continuations_share_the_prompt_and_draw_their_own_tokens() -> None:
 
 def test_prompt_logprobs_are_those_of_transformers() -> None:
     tokens = list(range(3, 33))
-    item = WorkItem(1, tuple(tokens), 0, (1, 2, 3, 4), None, tuple(tokens[1:]), 2)
-    got = run(runner_of("qwen3"), item)[1].prompt_logprobs
+    item = WorkItem(1, tuple(tokens), 0, (1, 2, 3, 4), scoring=Scoring(1, tuple(tokens[1:]), 2))
+    got = run(runner_of("qwen3"), item)[1].scores
     reference: Any = architectures.reference("qwen3")
     with torch.inference_mode():
         expected = torch.log_softmax(reference(torch.tensor([tokens])).logits[0].double(), dim=-1)

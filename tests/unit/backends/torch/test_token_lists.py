@@ -1,6 +1,7 @@
 """Lists of tokens made once, counts that grow: and that neither changes what is chosen."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -22,7 +23,7 @@ def struck(*, is_early: bool = False, **given: Any) -> list[int] | None:
 
 def item(sequence_id: int, params: ResolvedSampling | None) -> WorkItem:
     sampling = None if params is None else Sampling(params, 0, 0, 1, 1, None)
-    return WorkItem(sequence_id, (0,), 0, (1,), sampling, (), 0)
+    return WorkItem(sequence_id, (0,), 0, (1,), sampling)
 
 
 def test_without_lists_nothing_is_struck_out() -> None:
@@ -63,6 +64,23 @@ def test_a_sequence_keeps_its_lists_and_continuations_of_a_request_share_them() 
     assert first[0].lists is not first[2].lists
     assert kept.of([item(3, other), item(1, one)]) == [first[2], first[0]]
     assert kept.of([item(2, one)])[0].lists is first[0].lists
+
+
+def test_a_mask_allows_what_a_list_of_allowed_tokens_would() -> None:
+    random = Random(5)
+    for size in (2, 8, 17, 60):
+        logits = torch.randn(20, size, generator=torch.Generator().manual_seed(size))
+        rows = [random_sampling(random, size) for _ in range(20)]
+        rows = [row._replace(params=replace(row.params, allowed_token_ids=None)) for row in rows]
+        allowed = [tuple(sorted(random.sample(range(size), random.randint(0, size)))) for _ in rows]
+        masks = [bytes(sum(1 << at for at in range(8) if 8 * byte + at in one) for byte in range(-(-size // 8)))
+                 for one in allowed]  # fmt: skip
+        listed = [
+            row._replace(params=replace(row.params, allowed_token_ids=one))
+            for row, one in zip(rows, allowed, strict=True)
+        ]
+        assert choose(logits, rows, masks=masks) == choose(logits, listed)
+        assert choose(logits, rows, masks=[None] * len(rows)) == choose(logits, rows)
 
 
 def test_what_was_not_sampled_in_the_last_step_and_equal_parameters_of_another_are_made_anew() -> None:

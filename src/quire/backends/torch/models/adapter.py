@@ -74,7 +74,7 @@ class Adapter:
         return self._vocabulary_size
 
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
-        """Write the rows' KV, and return the logits of the wanted rows."""
+        """Write the rows' KV, and return the last hidden states, and the logits of the wanted rows."""
         tiles = self._tiler(store.block_size).tiles(batch)
         self._batch, self._store, self._tiles, self._answer = batch, store, tiles, self._answer_paged
         logits = self._run(batch.tokens, batch.positions, wanted)
@@ -82,7 +82,7 @@ class Adapter:
         self._batch = self._store = self._hidden = None
         if hidden is None:
             raise CheckpointError("the model returned no hidden state; quire cannot tell whether its rows are finite")
-        return Computed(torch.isfinite(hidden[0]).all(dim=-1), logits)
+        return Computed(torch.isfinite(hidden[0]).all(dim=-1), hidden[0], logits)
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
@@ -149,7 +149,7 @@ class Adapter:
                 f"{len(self._shapes)} do; models that share KV between layers or keep recurrent state are not run"
             )
         size = 8
-        item = WorkItem(0, tuple(tokens.tolist()), 0, (1, 2, 3), None, (), 0)
+        item = WorkItem(0, tuple(tokens.tolist()), 0, (1, 2, 3))
         store = KVStore(self.kv_shapes, 3, size, expected.dtype, torch.device("cpu"))
         batch = BatchMaker(size, self.padded, torch.device("cpu")).make([item])
         got = self.compute(batch, store, rows).logits

@@ -64,7 +64,7 @@ class Decoder:
         return max(self._linear.padded(num_rows), self._ops.padded(num_rows))
 
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
-        """Write the rows' KV, and return the logits of the wanted rows."""
+        """Write the rows' KV, and return the last hidden states, and the logits of the wanted rows."""
         residual = F.embedding(batch.tokens, self._embedding).to(self._linear.row_dtype)
         row_chunks = self._linear.row_chunks(len(residual))
         ops = self._ops.begin(batch, store, residual, row_chunks)
@@ -76,7 +76,7 @@ class Decoder:
                 normed = ops.norm(chunk, layer.out(answers), layer.post_norm)
                 added[chunk] = layer.down(ops.silu_mul(chunk, layer.gate_up(normed)))
         hidden = torch.cat([ops.norm(chunk, one, self._norm) for chunk, one in enumerate(added)])
-        return Computed(torch.isfinite(hidden).all(dim=-1), self._logits(hidden[wanted]))
+        return Computed(torch.isfinite(hidden).all(dim=-1), hidden, self._logits(hidden[wanted]))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         num_rows = len(hidden)

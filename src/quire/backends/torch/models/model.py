@@ -15,6 +15,8 @@ class Computed:
 
     is_finite: torch.Tensor
     """[row]: whether the row's last hidden state is. If not, what it wrote must not be used."""
+    hidden: torch.Tensor
+    """[row, hidden size]: the last hidden states, as the head gets them."""
     logits: torch.Tensor
     """[wanted row, vocabulary], float32."""
 
@@ -37,5 +39,5 @@ class Model(Protocol):
         ...
 
     def compute(self, batch: Batch, store: KVStore, wanted: torch.Tensor) -> Computed:
-        """Write the rows' KV, and return the logits of the wanted rows."""
+        """Write the rows' KV, and return the last hidden states, and the logits of the wanted rows."""
         ...
