@@ -7,7 +7,7 @@ no 400 invalid_request: …    an error; within a stream its last line is `broke
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from quire.api.dialects.answering import Answering
 from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.http.errors import ApiError, ErrorFormat, invalid
+from quire.api.http.headers import Headers
 from quire.api.models import Models
 from quire.client.outputs import Piece, ReasoningPart, TextPart
 from quire.client.params import SamplingParams
@@ -91,7 +92,7 @@ class Toy:
             raise invalid("say must be a text; send one", "say")
         return body
 
-    def target(self, fields: dict[str, Any], models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Target:
+    def target(self, fields: dict[str, Any], models: Models, caller: Caller, headers: Headers) -> Target:
         """Whom it asks."""
         return Target(models.named(fields.get("model")), {"tenant": caller.tenant})
 

@@ -8,7 +8,7 @@ reader that takes nothing for STUCK_S is cut here, whatever it was to be sent.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from quire.api.access.request_record import RequestRecord
 from quire.api.dialects.error_formats import SERVER_ERRORS, ErrorFormats
 from quire.api.http.body import ClientGoneError
 from quire.api.http.errors import ApiError, api_error_of
-from quire.api.http.headers import first_headers, header_text
+from quire.api.http.headers import Headers, first_headers
 from quire.api.http.ids import HARMLESS, new_id
 from quire.api.http.limits import MAX_HEADERS, STUCK_S
 from quire.api.http.sse import Send
@@ -45,7 +45,7 @@ class Pages:
     origins: Origins
     ring: KeyRing
 
-    def check(self, headers: Mapping[bytes, bytes]) -> None:
+    def check(self, headers: Headers) -> None:
         """Refuse what a foreign page could have sent, unless a key stands in its way."""
         if not self.ring.is_locked:
             self.origins.check(headers)
@@ -71,12 +71,13 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await _no_other(scope, receive, send)
             return
-        record = RequestRecord(new_id("req"), scope["method"], scope["path"][:200])
-        record.client_id = _client_id(scope)
+        headers = first_headers(scope["headers"])
+        record = RequestRecord(new_id("req"), scope["method"], scope["path"][:200], headers)
+        record.client_id = _client_id(headers)
         scope["quire.record"] = record
         scope["quire.errors"] = self._errors
         scope["quire.note"] = _unheard if self._early_reject is None else self._early_reject.told
-        told = RecordingSend(scope, send, self._cors(scope))
+        told = RecordingSend(scope, send, self._cors(headers))
         try:
             await self._answer(scope, receive, told, record)
         except ReaderStuckError:
@@ -108,12 +109,12 @@ class RequestMiddleware:
         except Exception as error:
             await told.refuse(error)
 
-    def _cors(self, scope: Any) -> list[tuple[bytes, bytes]]:
-        return [] if self._pages is None else [*self._pages.origins.cors(first_headers(scope["headers"]))]
+    def _cors(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        return [] if self._pages is None else [*self._pages.origins.cors(headers)]
 
     async def _is_page_served(self, scope: Any, told: "RecordingSend", pages: Pages) -> bool:
         """Refuse foreign pages; tell an allowed one what it may send, which is all it asked."""
-        method, headers = scope["method"], first_headers(scope["headers"])
+        method, headers = scope["method"], scope["quire.record"].headers
         pages.check(headers)
         if not pages.origins.is_preflight(method, headers):
             return False
@@ -208,8 +209,8 @@ def _nothing() -> None:
     """There is no connection to cut where there is no socket."""
 
 
-def _client_id(scope: Any) -> str:
-    given = header_text(first_headers(scope["headers"]), b"x-request-id") or ""
+def _client_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
     return given if HARMLESS.fullmatch(given) else ""
 
 

@@ -110,8 +110,9 @@ class Admission:
         """Where this caller's text is worked on."""
         return TextWork(self._text_pool, caller.tenant)
 
-    async def body(self, record: RequestRecord, caller: Caller, receive: Receive, declared: bytes | None) -> bytes:
+    async def body(self, record: RequestRecord, caller: Caller, receive: Receive) -> bytes:
         """All of a request's body. A key that has nothing left is told so before it is read."""
+        declared = record.headers.get("content-length")
         async with record.entering():
             check_quota(caller, text_tokens(declared_bytes(declared), self.models))
             with self.arriving(caller):

@@ -15,7 +15,6 @@ from quire.api.access.request_record import RequestRecord
 from quire.api.dialects.openai.fields import may_ask_for_a_class
 from quire.api.http.body import Receive
 from quire.api.http.errors import ApiError
-from quire.api.http.headers import first_headers, header_text
 from quire.core.request import PriorityClass
 from quire.errors import CapacityError
 
@@ -37,14 +36,14 @@ class EarlyReject:
         if not self._would_wait(scope):
             yield receive
             return
-        headers = first_headers(scope["headers"])
-        caller = self._gate.caller(header_text(headers, b"authorization"), header_text(headers, b"x-api-key"))
+        headers = record.headers
+        caller = self._gate.caller(headers.get("authorization"), headers.get("x-api-key"))
         record.tenant = caller.tenant
         if caller.ceiling is PriorityClass.LOW or self._full(caller, record) is None:
             yield receive
             return
         with self._admission.admit(record, caller):
-            body = await self._admission.body(record, caller, receive, headers.get(b"content-length"))
+            body = await self._admission.body(record, caller, receive)
             full = self._full(caller, record)
             if full is not None and not may_ask_for_a_class(body, headers):
                 raise full

@@ -12,11 +12,11 @@ else's name was made to point here, which is how a page would read answers as if
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quire.api.http.errors import ApiError, shortened
-from quire.api.http.headers import header_text
+from quire.api.http.headers import Headers
 
 ANY = "*"
 JSON = "application/json"
@@ -39,41 +39,41 @@ class Origins:
     allowed: frozenset[str] = frozenset()
     """Origins whose pages may use it; `*`: any."""
 
-    def check(self, headers: Mapping[bytes, bytes]) -> None:
+    def check(self, headers: Headers) -> None:
         """Refuse what a foreign page could have sent. For servers without keys."""
-        host = header_text(headers, b"host")
+        host = headers.get("host")
         if host is not None and not self._is_own(host):
             raise _forbidden("host", f"this server does not go by the Host {shortened(host)}", "--allow-host NAME")
-        origin = header_text(headers, b"origin")
+        origin = headers.get("origin")
         if origin is not None and not self.allows(origin) and not _is_same(origin, host):
             raise _forbidden("origin", f"pages of {shortened(origin)} may not use this server", "--allow-origin ORIGIN")
-        _check_type(header_text(headers, b"content-type"))
+        _check_type(headers.get("content-type"))
 
     def allows(self, origin: str) -> bool:
         """Whether its pages may use this server."""
         return ANY in self.allowed or origin.lower() in self.allowed
 
-    def cors(self, headers: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+    def cors(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
         """What an answer says to a browser; nothing to pages of origins that are not allowed.
 
         Never credentials: a key is sent by the page itself, and there is nothing here that a browser would add.
         """
         if self.allowed and ANY not in self.allowed:
             yield VARY
-        origin = header_text(headers, b"origin")
+        origin = headers.get("origin")
         if origin is not None and self.allows(origin):
             yield b"access-control-allow-origin", (ANY if ANY in self.allowed else origin).encode("latin-1")
             yield b"access-control-expose-headers", b"*"
 
-    def is_preflight(self, method: str, headers: Mapping[bytes, bytes]) -> bool:
+    def is_preflight(self, method: str, headers: Headers) -> bool:
         """A browser asks what an allowed page may send; it sends no key with that."""
-        origin = header_text(headers, b"origin")
-        is_asked = method == "OPTIONS" and b"access-control-request-method" in headers
+        origin = headers.get("origin")
+        is_asked = method == "OPTIONS" and "access-control-request-method" in headers
         return is_asked and origin is not None and self.allows(origin)
 
-    def preflight(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """What an allowed page may send: these methods, and whatever headers its client library has."""
-        asked = header_text(headers, b"access-control-request-headers") or ""
+        asked = headers.get("access-control-request-headers") or ""
         names = asked if HEADER_NAMES.fullmatch(asked) else USUAL_HEADERS
         return [
             (b"access-control-allow-methods", METHODS.encode()),

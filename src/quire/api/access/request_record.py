@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from quire.api.http.headers import Headers
 from quire.client.client import RequestHandle
 from quire.errors import DisplacedError, QuireError
 from quire.observe.metrics import ModelFigures
@@ -20,6 +21,7 @@ class RequestRecord:
     """Ours."""
     method: str
     path: str
+    headers: Headers = field(default_factory=dict)
     started_s: float = field(default_factory=monotonic)
     client_id: str = ""
     """The client's own name for it, if it is harmless."""

@@ -9,7 +9,7 @@ their status from all errors of a long queue or a long prompt.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -47,7 +47,7 @@ class Answering(BodyAnswer):
         """Ask, and send what comes."""
         record = call.record
         async with record.entering():
-            generation = await self._question(call.body, call.headers, record)
+            generation = await self._question(call.body, record)
         call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
         clock = TokenClock(self._admission, record, call.bill)
         try:
@@ -62,9 +62,9 @@ class Answering(BodyAnswer):
             if record.is_let_in and not record.is_displaced:
                 self._admission.metrics.observe(figures_of(record))
 
-    async def _question(self, body: bytes, headers: Mapping[bytes, bytes], record: RequestRecord) -> GenerationRequest:
+    async def _question(self, body: bytes, record: RequestRecord) -> GenerationRequest:
         fields = await self._work.sized(len(body), lambda: self._dialect.parse(parse_object(body)))
-        to = self._dialect.target(fields, self._admission.models, self._caller, headers)
+        to = self._dialect.target(fields, self._admission.models, self._caller, record.headers)
         self._admission.check_room(record, to.model.name, self._caller.tenant, to.priority)
         generation = await self._work.run(lambda: self._made(fields, to, record))
         record.is_streamed, record.max_tokens = generation.is_streamed, generation.params.max_tokens

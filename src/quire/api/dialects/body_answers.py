@@ -7,7 +7,7 @@ A route that takes a body makes one of these. `Answering` asks a model; `TextAns
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, rate_headers
 from quire.api.access.request_record import RequestRecord
 from quire.api.http.body import ClientGoneError, Receive, parse_object
-from quire.api.http.headers import first_headers
 from quire.api.http.sse import Send, send_whole
 
 TextAnswer = Callable[[dict[str, Any], Admission, Caller], Awaitable[bytes]]
@@ -30,7 +29,6 @@ class BodyRequest:
     """One request whose body is there and has been charged."""
 
     body: bytes
-    headers: Mapping[bytes, bytes]
     record: RequestRecord
     bill: Bill
     send: Send
@@ -49,12 +47,11 @@ class BodyAnswer(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer; whatever happens, nothing is left running."""
         record: RequestRecord = scope["quire.record"]
-        headers = first_headers(scope["headers"])
         try:
             with self._admission.admit(record, self._caller):
-                body = await self._admission.body(record, self._caller, receive, headers.get(b"content-length"))
+                body = await self._admission.body(record, self._caller, receive)
                 with self._admission.billed(self._caller, record, len(body)) as bill:
-                    await while_client_stays(receive, self.answer(BodyRequest(body, headers, record, bill, send)))
+                    await while_client_stays(receive, self.answer(BodyRequest(body, record, bill, send)))
         except ClientGoneError:
             record.is_cut = True
 

@@ -5,12 +5,13 @@ asks models and sends bytes, and never looks into them. How a dialect spells err
 in `error_formats.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quire.api.access.auth import Caller
 from quire.api.http.errors import ApiError
+from quire.api.http.headers import Headers
 from quire.api.models import ModelEntry, Models
 from quire.client.outputs import Piece
 from quire.client.params import SamplingParams
@@ -99,7 +100,7 @@ class Dialect(Protocol):
         """Valid fields of a body, or a refusal. Pure; may run beside the event loop."""
         ...
 
-    def target(self, fields: Any, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Target:
+    def target(self, fields: Any, models: Models, caller: Caller, headers: Headers) -> Target:
         """Whom these fields ask, and in whose name. Cheap: whoever finds the house full is told after this."""
         ...
 

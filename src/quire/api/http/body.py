@@ -21,15 +21,15 @@ class ClientGoneError(Exception):
     """Nobody is there to be answered."""
 
 
-def declared_bytes(declared: bytes | None) -> int:
+def declared_bytes(declared: str | None) -> int:
     """How long a body says it will be; 0 where it does not say."""
-    return int(declared[:20]) if declared is not None and declared.isdigit() else 0
+    return int(declared[:20]) if declared is not None and declared.isdecimal() else 0
 
 
-async def read_body(receive: Receive, declared: bytes | None, pause: Pause) -> bytes:
+async def read_body(receive: Receive, declared: str | None, pause: Pause) -> bytes:
     """All of it, or a refusal. Between parts of a large one there is a pause."""
-    if declared is not None and (not declared.isdigit() or int(declared[:20]) > MAX_BODY_BYTES):
-        raise too_large(declared.decode("latin-1")[:20])
+    if declared is not None and (not declared.isdecimal() or int(declared[:20]) > MAX_BODY_BYTES):
+        raise too_large(declared[:20])
     try:
         async with asyncio.timeout(BODY_S):
             return await _read(receive, pause)

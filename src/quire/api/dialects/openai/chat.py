@@ -19,6 +19,7 @@ from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt
 from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, TokenizeFields, parse_fields
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid, unsupported
+from quire.api.http.headers import Headers
 from quire.api.models import Models
 from quire.client.outputs import Answer, Piece, TextPart
 from quire.client.reply import Reply
@@ -47,7 +48,7 @@ class Chat:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_parameter")
         return ParsedChat(fields, body["messages"])
 
-    def target(self, asked: ParsedChat, models: Models, caller: Caller, headers: Mapping[bytes, bytes]) -> Target:
+    def target(self, asked: ParsedChat, models: Models, caller: Caller, headers: Headers) -> Target:
         """Whom it asks, and in whose name."""
         return Target(models.named(asked.fields.model), options(asked.fields, caller, headers))
 

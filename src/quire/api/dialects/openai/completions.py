@@ -1,6 +1,6 @@
 """`/v1/completions`: prompts as texts or token ids in, what follows them out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, 
 from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid
+from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_PROMPTS
 from quire.api.models import Models
 from quire.client.outputs import Answer, Piece, TextPart
@@ -40,9 +41,7 @@ class Completions:
             raise invalid(f"best_of must be equal to n, {fields.best_of} given; leave it out", "best_of")
         return fields
 
-    def target(
-        self, fields: CompletionFields, models: Models, caller: Caller, headers: Mapping[bytes, bytes]
-    ) -> Target:
+    def target(self, fields: CompletionFields, models: Models, caller: Caller, headers: Headers) -> Target:
         """Whom it asks, and in whose name."""
         return Target(models.named(fields.model), options(fields, caller, headers))
 

@@ -4,7 +4,6 @@ The body is read, addressed and tokenised by the dialect that would have answere
 the prompt that would have run, in the cache group it would have run in.
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
 from quire.api.http.body import parse_object
 from quire.api.http.errors import invalid
+from quire.api.http.headers import Headers
 from quire.api.http.sse import send_whole
 from quire.api.models import ModelEntry, Models, within_context
 from quire.client.explanation import Difference, Explanation
@@ -37,13 +37,13 @@ class Explaining(BodyAnswer):
         models = self._admission.models
         async with call.record.entering():
             body = await self._work.sized(len(call.body), lambda: parse_object(call.body))
-            to, ids = await self._work.run(lambda: self._prompt(body, call.headers))
+            to, ids = await self._work.run(lambda: self._prompt(body, call.record.headers))
             call.bill.settle(1, len(ids))
             found = await explained(to.model, models, ids, to.options["cache_group"])
         told = {"object": "cache.explanation", "model": to.model.name, **explanation_body(found)}
         await send_whole(call.send, msgspec.json.encode(told), self.limits())
 
-    def _prompt(self, body: dict[str, Any], headers: Mapping[bytes, bytes]) -> tuple[Target, list[int]]:
+    def _prompt(self, body: dict[str, Any], headers: Headers) -> tuple[Target, list[int]]:
         dialect: Dialect = Chat() if "messages" in body else Completions()
         fields = dialect.parse(body)
         to = dialect.target(fields, self._admission.models, self._caller, headers)

@@ -7,6 +7,7 @@ from typing import Any
 from quire.api.access.auth import Caller
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid, unsupported
+from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_SALT_CHARS, ON_LOOP_BYTES, REQUEST_S
 from quire.api.models import ModelEntry
 from quire.client.params import SamplingParams
@@ -16,7 +17,7 @@ from quire.errors import RequestTooLargeError
 
 URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 TIERS = {"priority": PriorityClass.HIGH, "flex": PriorityClass.LOW}
-CLASS_HEADER = b"x-vllm-priority"
+CLASS_HEADER = "x-vllm-priority"
 CLASS_WORDS = (b'"priority"', b'"service_tier"', b"\\u005", b"\\u006", b"\\u007")
 """A body without these asks for no class: JSON has no other way to spell the letters of those keys."""
 SAME_NAMES = (
@@ -110,7 +111,7 @@ def _biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
     return {int(name): bias for name, bias in given.items()}
 
 
-def asked_class(fields: SamplingFields, header: bytes | None) -> PriorityClass:
+def asked_class(fields: SamplingFields, header: str | None) -> PriorityClass:
     """Lower numbers are more urgent; a header beats the body, a number beats a tier."""
     number = fields.priority or 0
     if header is not None and _is_whole(header):
@@ -120,7 +121,7 @@ def asked_class(fields: SamplingFields, header: bytes | None) -> PriorityClass:
     return TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
 
 
-def may_ask_for_a_class(body: bytes, headers: Mapping[bytes, bytes]) -> bool:
+def may_ask_for_a_class(body: bytes, headers: Headers) -> bool:
     """Whether an unparsed request could ask for another class than the usual one. Certain only where it says no.
 
     A large body is not looked through here, on the event loop.
@@ -128,11 +129,11 @@ def may_ask_for_a_class(body: bytes, headers: Mapping[bytes, bytes]) -> bool:
     return len(body) > ON_LOOP_BYTES or CLASS_HEADER in headers or any(word in body for word in CLASS_WORDS)
 
 
-def _is_whole(header: bytes) -> bool:
-    return header.removeprefix(b"-").isdigit() and len(header) < 12
+def _is_whole(header: str) -> bool:
+    return header.removeprefix("-").isdecimal() and len(header) < 12
 
 
-def options(fields: SamplingFields, caller: Caller, headers: Mapping[bytes, bytes]) -> RequestOptions:
+def options(fields: SamplingFields, caller: Caller, headers: Headers) -> RequestOptions:
     """Who asks, how urgently, and with whom blocks are shared. Never above the key's ceiling."""
     wanted = asked_class(fields, headers.get(CLASS_HEADER))
     priority = max(wanted, caller.ceiling, key=URGENCY.__getitem__)
