@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
@@ -134,7 +135,7 @@ class ServedModel(EngineClient):
             raise
         self._port, self._ready = supervisor, ready
         notes = (*ready.notes, *text.notes)
-        self._face = ModelFace(text, lambda group: ready.identity.namespace(ready.block_size, group), ready.line, notes)
+        self._face = ModelFace(text, partial(ready.identity.namespace, ready.block_size), ready.line, notes)
         return self
 
     async def __aexit__(

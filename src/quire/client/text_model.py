@@ -1,8 +1,8 @@
 """A model as the parent process sees it: its words, its template, its ends, its own sampling settings. No tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 from quire.checkpoints import Checkpoint
 from quire.client.params import SamplingParams
@@ -133,13 +133,21 @@ class TextModel:
         return settled if params.max_tokens is not None or room < 1 else replace(settled, max_tokens=room)
 
 
+class NamespaceOf(Protocol):
+    """The namespace of a cache group's blocks, computed by the model itself or with an adapter."""
+
+    def __call__(self, cache_group: str, adapter: str = "") -> Namespace:
+        """Cheap: asked for every request."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFace:
     """A model as those see it who ask it, wherever it runs."""
 
     text: TextModel
-    namespace: Callable[[str], Namespace]
-    """Where a cache group's blocks are named."""
+    namespace: NamespaceOf
+    """Where blocks are named."""
     line: str
     """How much fits in how much memory."""
     notes: tuple[str, ...] = ()

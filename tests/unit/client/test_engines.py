@@ -345,7 +345,7 @@ def test_none_is_nothing_and_a_generator_is_read_once() -> None:
 
 @pytest.mark.parametrize("how", [
     {"priority": "urgent"}, {"tenant": ["a"]}, {"tenant": ""}, {"timeout_s": float("nan")}, {"timeout_s": -1},
-    {"timeout_s": True}, {"cache_group": 3}, {"nonsense": 1},
+    {"timeout_s": True}, {"cache_group": 3}, {"nonsense": 1}, {"adapter": 3}, {"adapter": "a"},
 ])  # fmt: skip
 def test_one_callers_mistake_is_told_to_that_caller_alone(how: dict[str, Any]) -> None:
     async def ask() -> Completion:
@@ -357,6 +357,16 @@ def test_one_callers_mistake_is_told_to_that_caller_alone(how: dict[str, Any]) -
             return await engine.generate("hi", PARAMS, priority="high", tenant="a")
 
     assert asyncio.run(ask()).num_output_tokens == 12
+
+
+def test_an_adapter_names_blocks_of_its_own_and_one_that_is_not_there_is_refused() -> None:
+    opened = talker()
+    ids = opened.text.prompt("hello")
+    plain, adapted = (make_request(opened.face, ids, PARAMS, adapter=name) for name in ("", "a"))
+    assert plain.namespace == make_request(opened.face, ids, PARAMS).namespace
+    assert (adapted.adapter, adapted.namespace.adapter) == ("a", "a")
+    with pytest.raises(InvalidParameterError, match="no adapter named 'a'"):
+        opened.engine.check(adapted)
 
 
 def test_a_chat_can_be_streamed_and_carries_what_is_said_of_it() -> None:
