@@ -318,6 +318,19 @@ def test_tokens_outside_the_vocabulary_are_refused(given: dict[str, object]) -> 
         llm.generate("hello", SamplingParams(**given))  # type: ignore[arg-type]
 
 
+def test_no_tokens_may_be_asked_for_where_the_prompts_own_logprobs_are_wanted() -> None:
+    opened = talker()
+    with LLM(opened) as llm:
+        (done,) = llm.generate(["hello"], SamplingParams(max_tokens=0, prompt_logprobs=1))
+        (answered,) = llm.generate(["hello"], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    assert (done.text, done.num_output_tokens, done.finish_reason) == ("", 0, "length")
+    assert len(done.prompt_logprobs) == len(done.prompt_token_ids) - 1
+    assert done.prompt_logprobs == answered.prompt_logprobs
+    assert opened.engine.scheduler.stats.num_output_tokens == 1
+    with pytest.raises(InvalidParameterError, match="max_tokens must be at least 1, or 0 with prompt_logprobs"):
+        SamplingParams(max_tokens=0)
+
+
 def test_the_models_own_settings_are_the_defaults() -> None:
     settled = SamplingParams(top_p=0.5).settle({"temperature": 0.2, "top_p": 0.9}, frozenset({3, 400}), 300)
     assert (settled.temperature, settled.top_p, settled.top_k) == (0.2, 0.5, 0)
