@@ -125,7 +125,8 @@ def _extract(commit: str, root: Path) -> None:
 
 def _add_native(commit: str, root: Path) -> None:
     """The kernels as they were: copied where their sources have not changed since, else built."""
-    same = subprocess.run(["git", "diff", "--quiet", commit, "--", "native"], cwd=ROOT).returncode == 0
+    sources = ("native/*.cpp", "native/*.hpp", "native/CMakeLists.txt")
+    same = subprocess.run(["git", "diff", "--quiet", commit, "--", *sources], cwd=ROOT).returncode == 0
     built = list((ROOT / "src" / "quire").glob("_native*.so"))
     if same and built:
         for module in built:

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from proofs import chat_samples
@@ -27,8 +28,12 @@ LONGEST = 1 << 20
 def text_model(job: dict[str, Any]) -> TextModel:
     tokenizer = Tokenizer(load_tokenizer(Path(job["tokenizer_file"])), 8 * LONGEST)
     template = ChatTemplate(job["template"], job["special_tokens"])
-    size = tokenizer.vocabulary_size
-    return TextModel(job["name"], tokenizer, template, frozenset({0}), {}, size, LONGEST)
+    sizes: dict[str, Any] = {"vocabulary_size": tokenizer.vocabulary_size, "max_sequence_tokens": LONGEST}
+    if "info" in TextModel.__dataclass_fields__:  # where a model's sizes stand today
+        sizes = {"info": SimpleNamespace(**sizes, notes=())}
+    return TextModel(
+        name=job["name"], tokenizer=tokenizer, template=template, eos_token_ids=frozenset({0}), defaults={}, **sizes
+    )
 
 
 def outcome(model: TextModel, chat: dict[str, Any]) -> list[int] | str:

@@ -27,7 +27,6 @@ from quire.core.events import Finished, RequestEvent
 from quire.core.request import Request
 from quire.core.request import ResolvedSampling as CoreParams
 from quire.core.waiting_queue import QueueConfig
-from quire.errors import QuireError
 from quire.worker.messages import Open
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import WorkerPlan
@@ -119,10 +118,6 @@ async def modules_of_a_worker() -> list[str]:
     def on_failure(error: BaseException) -> None:
         done.set_exception(error)
 
-    def on_answer(error: QuireError | None) -> None:
-        if error is not None:
-            done.set_exception(error)
-
     with TemporaryDirectory() as folder:
         report = Path(folder) / "modules"
         settings = ModelSettings(memory_bytes=4 << 30, block_size=32, max_sequence_tokens=256, num_threads=1)
@@ -134,8 +129,8 @@ async def modules_of_a_worker() -> list[str]:
         supervisor = Supervisor(plan, on_events, on_failure)
         ready = await supervisor.start()
         try:
-            params, namespace = CoreParams(max_tokens=4), ready.identity.namespace(ready.block_size, "house")
-            supervisor.submit(Request("a", (5, 6, 7), namespace, 0.0, params), on_answer)
+            params, namespace = CoreParams(max_tokens=4), ready.info.namespace("house")
+            supervisor.submit(Request("a", (5, 6, 7), namespace, 0.0, params))
             await done
         finally:
             await supervisor.close()

@@ -30,7 +30,7 @@ from quire.core.request import FinishReason
 from quire.errors import MessageError, QuireError
 from quire.worker.faults import KINDS, Fault, falls
 from quire.worker.ledger import POISON, Ledger
-from quire.worker.messages import Refused, Stepped, Taken, decode_to_parent, decode_to_worker, encode_message
+from quire.worker.messages import Stepped, decode_to_parent, decode_to_worker, encode_message
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import Limits
 from tests.support.messages import REQUEST, TO_PARENT, TO_WORKER
@@ -96,7 +96,7 @@ def question(random: Random, max_tokens: int, *, may_branch: bool = False) -> As
 async def answer(engine_client: EngineClient, ask: Ask) -> None:
     """Stream it, count its tokens, keep what came; what goes wrong is kept too."""
     try:
-        asked = await engine_client.ask(await engine_client.prompt_ids(ask.prompt), ask.params, **ask.how)
+        asked = engine_client.ask(await engine_client.prompt_ids(ask.prompt), ask.params, **ask.how)
         try:
             async for piece in asked:
                 ask.num_tokens += len(piece.token_ids)
@@ -410,15 +410,10 @@ class Books:
     def hear(self, data: bytes) -> None:
         message = decode_to_parent(data)
         if not self._ledger.entries:
-            self._ledger.add(replace(REQUEST, request_id="a"), lambda _error: None)
+            self._ledger.add(replace(REQUEST, request_id="a"))
             self._ledger.due()
-        match message:
-            case Stepped():
-                self._ledger.take(message.events, message.first_passes, [])
-            case Taken(request_id):
-                self._ledger.taken(request_id)
-            case Refused():
-                self._ledger.refused(message.request_id, message.error, 1.0)
+        if isinstance(message, Stepped):
+            self._ledger.take(message.events, [], 1.0)
 
 
 # -- speed and time ----------------------------------------------------------------------------------------------------

@@ -40,6 +40,11 @@ class InvariantError(QuireError):
 class ConfigError(QuireError, ValueError):
     """A setting breaks a rule. The message says the rule, the value given, and what to do."""
 
+    def __init__(self, message: str, settings: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.settings = settings
+        """The settings that the rule is about, by their names where it was checked; none where it is about others."""
+
 
 class CheckpointError(QuireError):
     """A model cannot be read: missing, damaged, or of a kind quire does not run. The message says what to do."""
@@ -59,6 +64,12 @@ class DuplicateRequestError(RequestError):
 
 class InvalidParameterError(RequestError):
     """A sampling parameter breaks its rule. The message says the rule, the limits and the value."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.parameter = parameter
+        """Its name; None where what is wrong has no name of its own, as a prompt that may be a conversation."""
 
 
 class InvalidTextError(RequestError):

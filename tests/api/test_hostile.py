@@ -245,7 +245,9 @@ def test_a_thousand_mangled_bodies_never_hurt_the_server(here: House) -> None:
 
 
 def test_an_error_never_tells_of_the_machine() -> None:
+    from quire.api.dialects.openai.error_body import error_body  # noqa: PLC0415
     from quire.api.http.errors import ApiError  # noqa: PLC0415
 
-    told = ApiError(400, "x", 'at 0x7f00deadbeef in File "/a/b/c/d.py" of site-packages/x, Traceback').body.decode()
+    error = ApiError(400, "x", 'at 0x7f00deadbeef in File "/a/b/c/d.py" of site-packages/x, Traceback')
+    told = error_body(error).decode()
     assert not re.search(r"0x[0-9a-f]{6}|Traceback|site-packages|/a/b", told)

@@ -17,7 +17,6 @@ from quire.api.http import limits
 from quire.api.http.descriptors import allow_many_connections, max_connections
 from quire.api.server import listen
 from quire.api.serving import Plan, run, set_aside_what_was_loaded
-from quire.cli.wiring import Supervised
 from quire.client.served import ServedModel
 from quire.config import Settings, load_settings
 from quire.errors import CheckpointError, ConfigError
@@ -158,10 +157,10 @@ def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
         loaded, statuses = asyncio.Event(), []
 
         @asynccontextmanager
-        async def slow(_name: str, _settings: Settings) -> AsyncIterator[tuple[ServedModel, Supervised]]:
+        async def slow(_name: str, _settings: Settings) -> AsyncIterator[ServedModel]:
             await loaded.wait()
             async with served() as engine_client:
-                yield engine_client, Supervised(engine_client)
+                yield engine_client
 
         running = asyncio.ensure_future(run(Plan({"oracle": "x"}, settings(tmp_path, port)), told.append, slow))
         path = str(tmp_path / "run" / "a.sock")
@@ -185,7 +184,7 @@ def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
     @asynccontextmanager
-    async def broken(_name: str, _settings: Settings) -> AsyncIterator[tuple[ServedModel, Supervised]]:
+    async def broken(_name: str, _settings: Settings) -> AsyncIterator[ServedModel]:
         raise CheckpointError("there is no such model")
         yield
 
@@ -202,10 +201,10 @@ def test_a_server_that_is_ended_while_it_loads_does_not_wait_for_the_model(tmp_p
         began = asyncio.Event()
 
         @asynccontextmanager
-        async def endless(_name: str, _settings: Settings) -> AsyncIterator[tuple[ServedModel, Supervised]]:
+        async def endless(_name: str, _settings: Settings) -> AsyncIterator[ServedModel]:
             began.set()
             await asyncio.Event().wait()
-            yield served(), Supervised(served())
+            yield served()
 
         running = asyncio.ensure_future(run(Plan({"x": "x"}, settings(tmp_path)), print, endless))
         await began.wait()

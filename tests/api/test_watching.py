@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from quire.api.http.errors import ApiError
-from quire.api.models import EngineStats, ModelEntry, Models
+from quire.api.models import ModelEntry, Models
+from quire.client.client import EngineStats
 from quire.observe import access_log
 from quire.observe.metrics import FIRST_TOKEN_S, GAP_S, PHASE_S, TOKENS, Metrics, ModelFigures, Picture, one_two_five
 from tests.support.local_api import House, house

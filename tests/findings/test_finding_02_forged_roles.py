@@ -1,6 +1,7 @@
 """Finding 2: names of special tokens in a client's text became the tokens, so that one message forged three."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,8 +33,13 @@ def here() -> Iterator[House]:
 @pytest.fixture(scope="module")
 def chatml() -> TextModel:
     tokenizer = Tokenizer(byte_level().library, 100_000)
-    size = tokenizer.vocabulary_size
-    return TextModel("chatml", tokenizer, ChatTemplate(CHATML, {}), frozenset({0}), {}, size, 10_000)
+    sizes: dict[str, Any] = {"vocabulary_size": tokenizer.vocabulary_size, "max_sequence_tokens": 10_000}
+    if "info" in TextModel.__dataclass_fields__:  # where a model's sizes stand today
+        sizes = {"info": SimpleNamespace(**sizes, notes=())}
+    template = ChatTemplate(CHATML, {})
+    return TextModel(
+        name="chatml", tokenizer=tokenizer, template=template, eos_token_ids=frozenset({0}), defaults={}, **sizes
+    )
 
 
 def controls(ids: list[int]) -> list[int]:

@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.events import Admitted, Finished, PromptLogprobs, Queued, Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling
 from quire.core.step import StepPlan
+from quire.engine.commands import Restore, Submit
 from quire.errors import MessageError, QueueFullError
 from quire.worker.ledger import POISON, Ledger
-from quire.worker.messages import Restore, Submit
 from tests.support.lives import CONFIG, IDENTITY, VOCABULARY, Lives, check_told
 
 POISON_SEED = 666
@@ -69,7 +69,7 @@ def test_whoever_dies_and_whenever_each_client_gets_what_it_would_get_alone(seed
         told = lives.told[one.request_id]
         check_told(one, told, whole=one.request_id not in cancelled | dropped)
         assert sum(isinstance(event, Admitted) for event in told) <= 1
-        assert lives.answers[one.request_id] == [None]
+        assert not any(isinstance(event, Refused) for event in lives.told[one.request_id])
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -199,15 +199,15 @@ def test_a_worker_that_ends_an_answer_twice_or_forgets_to_end_it_is_not_believed
     lives.drop("r1", 0)
     end = SequenceFinished("r1", 0, 5.0, FinishReason.CANCELLED, 2, None)
     told: list[RequestEvent] = []
-    lives.ledger.take([end], {}, told)
+    lives.ledger.take([end], told, 1.0)
     assert told == []
     with pytest.raises(MessageError, match="which is not open"):
-        lives.ledger.take([end], {}, told)
+        lives.ledger.take([end], told, 1.0)
     lives = begun()
     for index in range(3):
         lives.drop("r1", index)
     with pytest.raises(MessageError, match="before all its answers did"):
-        lives.ledger.take([Finished("r1", 5.0, 2, 0, 3)], {}, told)
+        lives.ledger.take([Finished("r1", 5.0, 2, 0, 3)], told, 1.0)
 
 
 def test_who_is_cancelled_while_no_worker_has_it_ends_when_that_happens() -> None:
@@ -245,8 +245,9 @@ def test_a_refusal_reaches_who_asked_and_nothing_is_kept() -> None:
     lives = Lives(Random(1))
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling()))
     lives.ledger.due()
-    lives.ledger.refused("r1", QueueFullError(3, 2), 1.0)
-    assert [type(answer) for answer in lives.answers["r1"]] == [QueueFullError]
+    refusal, told = Refused.of("r1", QueueFullError(3, 2)), list[RequestEvent]()
+    lives.ledger.take([refusal], told, 1.0)
+    assert told == [refusal]
     assert not lives.ledger.entries
 
 
@@ -261,7 +262,7 @@ def sent(lives: Lives) -> Ledger:
     """A ledger whose only request a worker has let in."""
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling(max_tokens=9)))
     lives.ledger.due()
-    lives.ledger.taken("r1")
+    lives.ledger.take([Queued("r1")], [], 0.0)
     return lives.ledger
 
 
@@ -269,7 +270,7 @@ def test_a_request_that_its_worker_displaced_is_over() -> None:
     ledger = sent(Lives(Random(1)))
     assert ledger.num_open_of == {"default": 1}
     told: list[RequestEvent] = []
-    ledger.take(displaced(1.0), {}, told)
+    ledger.take(displaced(1.0), told, 1.0)
     assert told == displaced(1.0)
     assert (ledger.entries, ledger.num_open_of) == ({}, {})
 
@@ -281,13 +282,13 @@ def test_a_worker_that_dies_before_it_could_tell_of_a_displacement_is_asked_agai
     assert isinstance(again, Restore)
     assert not again.request.is_promised, "nobody has seen anything of it: it may be displaced again"
     told: list[RequestEvent] = []
-    ledger.take(displaced(2.0), {}, told)
+    ledger.take(displaced(2.0), told, 1.0)
     assert told == displaced(2.0)
 
 
 def test_what_a_client_has_seen_keeps_its_place_in_the_next_worker() -> None:
     ledger = sent(Lives(Random(1)))
-    ledger.take([Admitted("r1", 1.0, 1.0, 0), Token("r1", 0, 1.0, 1, 1, None)], {}, [])
+    ledger.take([Admitted("r1", 1.0, 1.0, 0), Token("r1", 0, 1.0, 1, 1, None)], [], 1.0)
     ledger.crash(["r1"], 2.0)
     (again,) = ledger.due()
     assert isinstance(again, Restore)
@@ -305,7 +306,7 @@ def test_what_a_client_has_seen_keeps_its_place_in_the_next_worker() -> None:
 def test_a_worker_that_displaces_in_the_middle_of_an_answer_is_not_believed(events: list[RequestEvent]) -> None:
     ledger = sent(Lives(Random(1)))
     with pytest.raises(MessageError, match="displaced"):
-        ledger.take(events, {}, [])
+        ledger.take(events, [], 1.0)
 
 
 @pytest.mark.parametrize("name", ["stranger", "r1"])
@@ -313,7 +314,7 @@ def test_a_worker_that_speaks_of_what_it_was_not_given_is_not_believed(name: str
     lives = Lives(Random(1))
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling()))
     with pytest.raises(MessageError, match="was not given"):
-        lives.ledger.taken(name)
+        lives.ledger.take([Queued(name)], [], 0.0)
 
 
 def test_the_pool_of_these_tests_is_small_enough_to_preempt() -> None:

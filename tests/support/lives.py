@@ -10,14 +10,22 @@ from random import Random
 
 from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
-from quire.core.events import Finished, RequestEvent, SequenceFinished, Token
+from quire.core.events import (
+    Admitted,
+    Finished,
+    FirstToken,
+    Queued,
+    RequestEvent,
+    SequenceFinished,
+    Token,
+)
 from quire.core.request import FinishReason, Request
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
+from quire.engine.commands import Cancel, Restore, Submit
 from quire.engine.engine import Engine, ModelIdentity
-from quire.errors import MessageError, QuireError
+from quire.errors import MessageError
 from quire.worker.ledger import Ledger
-from quire.worker.messages import Cancel, Restore, Submit
 
 VOCABULARY = 5
 IDENTITY = ModelIdentity("oracle", "slots")
@@ -54,8 +62,6 @@ class Lives:
     ) -> None:
         self.ledger = Ledger(VOCABULARY)
         self.told: dict[str, list[RequestEvent]] = {}
-        self.answers: dict[str, list[QuireError | None]] = {}
-        """What each was told when it asked: once."""
         self.num_lies = 0
         self.num_lives = 1
         self.now_s = 0.0
@@ -67,8 +73,7 @@ class Lives:
 
     def submit(self, request: Request) -> None:
         self.told[request.request_id] = []
-        heard = self.answers[request.request_id] = []
-        self.ledger.add(request, heard.append)
+        self.ledger.add(request)
 
     def cancel(self, request_id: str) -> None:
         commands, events = self.ledger.cancel(request_id, self.now_s)
@@ -94,8 +99,7 @@ class Lives:
             self.crash(flying)
             return
         if events:
-            firsts = self._engine.first_passes(events)
-            self._outbox.append(lambda: self._hear(self._spoilt(events), firsts))
+            self._outbox.append(lambda: self._hear(self._spoilt(events)))
         for _ in range(self._random.randint(0, len(self._outbox))):
             try:
                 self._outbox.popleft()()
@@ -111,10 +115,10 @@ class Lives:
         at = self._random.randint(0, len(events))
         return [*events[:at], Token("stranger", 0, self.now_s, 1, 1, None), *events[at:]]
 
-    def _hear(self, events: list[RequestEvent], firsts: dict[str, int]) -> None:
+    def _hear(self, events: list[RequestEvent]) -> None:
         told: list[RequestEvent] = []
         try:
-            self.ledger.take(events, firsts, told)
+            self.ledger.take(events, told, self.now_s)
         finally:
             self._tell(told)
 
@@ -152,15 +156,8 @@ class Lives:
     def _obey(self, command: Submit | Restore | Cancel) -> None:
         match command:
             case Submit(request) | Restore(request):
-                name = request.request_id
-                enter = self._engine.submit if isinstance(command, Submit) else self._engine.restore
-                try:
-                    enter(request)
-                except QuireError as error:
-                    refusal = error
-                    self._outbox.append(lambda: self._tell(self.ledger.refused(name, refusal, self.now_s)))
-                else:
-                    self._outbox.append(lambda: self.ledger.taken(name))
+                entered = self._engine.submit(request) if isinstance(command, Submit) else self._engine.restore(request)
+                self._outbox.append(lambda: self._hear([entered]))
             case Cancel(request_id, index):
                 self._engine.cancel(request_id, index)
 
@@ -173,6 +170,12 @@ def check_told(request: Request, told: list[RequestEvent], *, whole: bool = True
     """What a client was told is what it gets alone, from the first event to the last, with nothing twice."""
     assert isinstance(told[-1], Finished)
     assert sum(isinstance(event, Finished) for event in told) == 1
+    assert [type(event) for event in told].count(Queued) <= 1
+    if any(isinstance(event, Token) for event in told):
+        kinds = [type(event) for event in told]
+        firsts = [kinds.index(kind) for kind in (Queued, Admitted, FirstToken, Token)]
+        assert firsts == sorted(firsts)
+        assert kinds.count(FirstToken) == 1
     num_output = 0
     for one in request.continuations:
         tokens = [event.token_id for event in told if isinstance(event, Token) and event.sequence_index == one.index]

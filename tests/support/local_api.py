@@ -151,6 +151,7 @@ def house(
     drain_s: float = 5.0,
     send_buffer_bytes: int | None = None,
     is_checked: bool = True,
+    make: Callable[[Admission, Gate], Any] = make_asgi,
 ) -> Iterator[House]:
     """A server for as long as the test runs; afterwards nothing is held."""
     opened = models if models is not None else {"oracle": talker()}
@@ -170,7 +171,7 @@ def house(
             here = House(listener.getsockname()[1], admission, shutdown, asyncio.get_running_loop(), opened)
             made.append(here)
             started.set()
-            app = make_asgi(admission, Gate(KeyRing(keys_file)))
+            app = make(admission, Gate(KeyRing(keys_file)))
             here.results.append(await serve_app([(make_server(app), listener)], shutdown))
 
     def run() -> None:

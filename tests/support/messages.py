@@ -2,14 +2,27 @@
 
 from quire.config import ModelSettings
 from quire.core.digests import Namespace
-from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.events import (
+    Admitted,
+    Explained,
+    Finished,
+    FirstToken,
+    Preempted,
+    PromptLogprobs,
+    Queued,
+    Refused,
+    RequestEvent,
+    SequenceFinished,
+    Token,
+)
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling
 from quire.core.step import TokenLogprobs
 from quire.core.waiting_queue import QueueConfig
-from quire.engine.engine import ModelIdentity
+from quire.engine import commands
+from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.worker import messages
-from quire.worker.messages import Refused, Stepped, WorkerLoad
+from quire.worker.messages import Stepped, WorkerLoad
 
 LOGPROBS = TokenLogprobs(7, -0.25, 1, ((7, -0.25), (9, -2.5)))
 REQUEST = Request(
@@ -32,6 +45,11 @@ REQUEST = Request(
     is_promised=True,
 )
 EVENTS: list[RequestEvent] = [
+    Queued("a"),
+    Refused("a", "QueueFullError", (5, 4)),
+    FirstToken("a", 1.5, 32),
+    Explained("q", Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace)),
+    Explained("q", Divergence(32, MissReason.EVICTED, evicted_at_s=1.5)),
     Admitted("a", 1.0, 0.5, 32),
     Admitted("a", 1.0, 0.5, 32, Divergence(32, MissReason.DIVERGED, 33, (5, 6))),
     PromptLogprobs("a", 1, (LOGPROBS,)),
@@ -44,20 +62,16 @@ EVENTS: list[RequestEvent] = [
 ]
 TO_WORKER = [
     messages.Open("model", ModelSettings(memory_bytes=1 << 30), QueueConfig(tenant_weights={"a": 2.0}), bytes(32)),
-    messages.Submit(REQUEST),
-    messages.Restore(REQUEST),
-    messages.Cancel("a"),
-    messages.Explain(7, REQUEST.namespace, (1, 2, 3)),
-    messages.ClearCache(),
-    messages.Close(),
+    commands.Submit(REQUEST),
+    commands.Restore(REQUEST),
+    commands.Cancel("a"),
+    commands.Explain("q", REQUEST.namespace, (1, 2, 3)),
+    commands.ClearCache(),
+    commands.Close(),
 ]
 TO_PARENT = [
     messages.LoadProgress("loading", 1, 2),
-    messages.Ready(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",)),
+    messages.Ready(ModelInfo(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",))),
     messages.Failed("ConfigError", "why"),
-    messages.Taken("a"),
-    Refused("a", "QueueFullError", (5, 4)),
-    messages.Explained(7, Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace)),
-    messages.Explained(8, Divergence(32, MissReason.EVICTED, evicted_at_s=1.5)),
-    Stepped.of(EVENTS, {"a": 32}, WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8))),
+    Stepped(tuple(EVENTS), WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8))),
 ]

@@ -12,7 +12,7 @@ from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
 from quire.config import ModelSettings
 from quire.core import invariants
-from quire.core.events import Finished, SequenceFinished, Token
+from quire.core.events import Finished, Refused, SequenceFinished, Token
 from quire.core.request import Continuation, Request, ResolvedSampling
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import StepPlan, TokenLogprobs
@@ -93,17 +93,19 @@ class Machine:
         self._asked[name] = ask
         ask.answers, ask.logprobs = {index: [] for index in range(ask.n)}, {index: [] for index in range(ask.n)}
         continuations = tuple(Continuation(index) for index in range(ask.n))
-        self.engine.submit(
+        told = self.engine.submit(
             Request(
                 name,
                 tuple(ask.prompt),
-                self.engine.namespace("group"),
+                self.engine.info.namespace("group"),
                 self.now_s,
                 ask.params,
                 ask.seed,
                 continuations=continuations,
             )
         )
+        if isinstance(told, Refused):
+            raise told.error
         return name
 
     def step(self) -> None:

@@ -23,7 +23,6 @@ from quire.api import asgi, serving
 from quire.api.http.limits import STUCK_S
 from quire.api.server import listen
 from quire.api.serving import Plan, run
-from quire.cli.wiring import Supervised
 from quire.client.served import ServedModel, Serving
 from quire.config import ModelSettings, Settings, load_settings
 from quire.engine.loading import queue_of
@@ -86,7 +85,7 @@ def options() -> argparse.ArgumentParser:
 
 def opener(given: argparse.Namespace) -> Any:
     @asynccontextmanager
-    async def opened(_name: str, settings: Settings) -> AsyncIterator[tuple[ServedModel, Supervised]]:
+    async def opened(_name: str, settings: Settings) -> AsyncIterator[ServedModel]:
         text = talker(max_sequence_tokens=given.sequence_tokens).text
         model = ModelSettings(
             memory_bytes=given.blocks,
@@ -103,7 +102,7 @@ def opener(given: argparse.Namespace) -> Any:
             step_s=given.step_s,
         )
         async with ServedModel(lambda: Serving(plan, lambda _ready: text)) as engine_client:
-            yield engine_client, Supervised(engine_client)
+            yield engine_client
 
     return opened
 

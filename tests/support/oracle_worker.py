@@ -6,6 +6,7 @@ python -m tests.support.oracle_worker SOCKET PAGE LEASH PARENT
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from quire.backends.protocol import Capacity
@@ -14,7 +15,6 @@ from quire.config import ModelSettings
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.loading import OpenedEngine
 from quire.errors import CheckpointError
 from quire.worker.kv_events import KVEventSettings
 from quire.worker.messages import Open
@@ -33,7 +33,7 @@ SETTINGS = ModelSettings(memory_bytes=512, block_size=4, max_step_tokens=256, ma
 """`memory_bytes` counts blocks here, and the model's name is the size of its vocabulary."""
 
 
-def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> OpenedEngine:
+def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Engine:
     settings = command.settings
     assert settings.memory_bytes is not None
     assert settings.max_sequence_tokens is not None
@@ -54,10 +54,11 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Opened
     kind = RecordingRunner if diary else TimedRunner
     runner = kind(capacity, float(os.environ.get(STEP_S, "0")))
     engine = Engine(runner, config, ModelIdentity("oracle", "slots"), command.key, emit)
+    engine.info = replace(engine.info, line="an oracle")
     if diary and isinstance(runner, RecordingRunner):
         runner.scheduler = engine.scheduler
         runner.keep(Path(diary))
-    return OpenedEngine(engine, "an oracle")
+    return engine
 
 
 def oracle_plan(

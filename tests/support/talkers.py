@@ -8,7 +8,7 @@ from quire.client.opening import OpenedModel
 from quire.client.text_model import TextModel
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
-from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.engine import Engine, ModelIdentity, ModelInfo
 from quire.text.chat.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.support.small_tokenizers import byte_level
@@ -74,5 +74,10 @@ def talker(num_blocks: int = 256, block_size: int = 4, *, fails_at: int | None =
     capacity = Capacity(num_blocks, block_size, longest, config.max_step_tokens, size, 8 * block_size)
     runner = OracleRunner(capacity) if fails_at is None else FailingRunner(capacity, fails_at)
     engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32))
-    text = TextModel("oracle", tokenizer, ChatTemplate(TEMPLATE, {}), frozenset({size - 1}), {}, size, longest)
-    return OpenedModel(engine, text, "an oracle", ())
+    text = TextModel("oracle", engine.info, tokenizer, ChatTemplate(TEMPLATE, {}), frozenset({size - 1}), {})
+    return OpenedModel(engine, text)
+
+
+def model_info(vocabulary_size: int, max_sequence_tokens: int) -> ModelInfo:
+    """Of a model that nobody has loaded."""
+    return ModelInfo(ModelIdentity("oracle", "slots"), 4, 64, vocabulary_size, max_sequence_tokens, "an oracle")

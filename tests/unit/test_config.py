@@ -245,6 +245,28 @@ def test_a_rule_between_settings_names_where_each_came_from(tmp_path: Path) -> N
     assert "max_step_tokens by default, max_running by flag --max-running" in message
 
 
+def test_an_error_carries_the_settings_that_its_rule_is_about(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as between:
+        load(tmp_path, flags={"max_running": 300})
+    assert between.value.settings == ("block_size", "max_step_tokens", "max_running")
+    with pytest.raises(ConfigError) as alone:
+        load(tmp_path, flags={"queue": "none"})
+    assert alone.value.settings == ("queue",)
+    with pytest.raises(ConfigError) as unknown:
+        load(tmp_path, flags={"memroy": "4GiB"})
+    assert unknown.value.settings == ()
+
+
+def test_a_setting_whose_field_has_another_name_is_named_as_people_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: ModelSettings) -> None:
+        raise ConfigError("no memory is enough", ("memory_bytes",))
+
+    monkeypatch.setattr(ModelSettings, "__post_init__", refuse)
+    assert refusal(tmp_path, QUIRE_MEMORY="4GiB").endswith("(given: memory by environment QUIRE_MEMORY)")
+
+
 def test_head_starts_must_fall_with_their_classes(tmp_path: Path) -> None:
     message = refusal(tmp_path, flags={"head_start_normal_s": 61})
     assert "head_start_high_s must be at least head_start_normal_s" in message

@@ -70,12 +70,8 @@ class _Desk:
         return _json({"ended": True})
 
     async def clear_cache(self, request: Request) -> Response:
-        clears = [model.clear_cache for model in self._admission.models]
-        if any(clear is None for clear in clears):
-            raise ApiError(501, "not_implemented", "this engine's cache cannot be reached from here; restart instead")
-        for clear in clears:
-            if clear is not None:
-                await clear()
+        for model in self._admission.models:
+            model.open().clear_cache()
         return _json({"cleared": True})
 
     async def drain(self, request: Request) -> Response:

@@ -19,6 +19,7 @@ from quire.api.access.early_reject import EarlyReject
 from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
 from quire.api.access.request_record import RequestRecord
+from quire.api.dialects.error_formats import SERVER_ERRORS, ErrorFormats
 from quire.api.http.body import ClientGoneError
 from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.headers import first_headers, header_text
@@ -53,10 +54,17 @@ class Pages:
 class RequestMiddleware:
     """Wraps an application."""
 
-    def __init__(self, app: Any, early_reject: EarlyReject | None = None, pages: Pages | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        early_reject: EarlyReject | None = None,
+        pages: Pages | None = None,
+        errors: ErrorFormats = SERVER_ERRORS,
+    ) -> None:
         self._app = app
         self._early_reject = early_reject
         self._pages = pages
+        self._errors = errors
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
@@ -66,14 +74,14 @@ class RequestMiddleware:
         record = RequestRecord(new_id("req"), scope["method"], scope["path"][:200])
         record.client_id = _client_id(scope)
         scope["quire.record"] = record
-        abort = scope.get("quire.abort", _nothing)
-        note = scope["quire.note"] = _unheard if self._early_reject is None else self._early_reject.told
-        told = RecordingSend(record, send, abort, note, self._cors(scope))
+        scope["quire.errors"] = self._errors
+        scope["quire.note"] = _unheard if self._early_reject is None else self._early_reject.told
+        told = RecordingSend(scope, send, self._cors(scope))
         try:
             await self._answer(scope, receive, told, record)
         except ReaderStuckError:
             record.is_cut, record.error = True, "reader_too_slow"
-            abort()
+            told.abort()
         except ClientGoneError:
             record.is_cut = True
         finally:
@@ -119,19 +127,13 @@ class RequestMiddleware:
 class RecordingSend:
     """Notes what is sent, and adds our name for the request to it."""
 
-    def __init__(
-        self,
-        record: RequestRecord,
-        send: Send,
-        abort: Callable[[], None],
-        note: Note,
-        always: Sequence[tuple[bytes, bytes]],
-    ) -> None:
+    def __init__(self, scope: Any, send: Send, always: Sequence[tuple[bytes, bytes]]) -> None:
         self._always = always
-        self._record = record
+        self._record: RequestRecord = scope["quire.record"]
         self._send = send
-        self._abort = abort
-        self._note = note
+        self._scope = scope
+        self.abort: Callable[[], None] = scope.get("quire.abort", _nothing)
+        """Cut the connection at once."""
         self.is_complete = False
         self._is_stuck = False
 
@@ -164,12 +166,12 @@ class RecordingSend:
         if self.is_complete:
             return
         if self._record.status:
-            self._abort()
+            self.abort()
             return
-        self._note(self._record, refusal)
+        headers, body = _error_answer(self._scope, refusal)
         await self.send(
-            {"type": "http.response.start", "status": refusal.status, "headers": [*refusal.header_items()]},
-            {"type": "http.response.body", "body": refusal.body, "more_body": False},
+            {"type": "http.response.start", "status": refusal.status, "headers": headers},
+            {"type": "http.response.body", "body": body, "more_body": False},
         )
 
 
@@ -178,10 +180,18 @@ async def error_response(request: Request, error: Exception) -> Response:
     record: RequestRecord = request.scope["quire.record"]
     refusal = api_error_of(error, record.request_id)
     record.error = refusal.code
-    request.scope["quire.note"](record, refusal)
-    response = Response(refusal.body, refusal.status)
-    response.raw_headers = list(refusal.header_items())
+    headers, body = _error_answer(request.scope, refusal)
+    response = Response(body, refusal.status)
+    response.raw_headers = headers
     return response
+
+
+def _error_answer(scope: Any, refusal: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body of a refusal, as the API of this path spells it; it is about to be sent."""
+    note: Note = scope["quire.note"]
+    note(scope["quire.record"], refusal)
+    errors: ErrorFormats = scope["quire.errors"]
+    return errors.at(scope["path"]).answer(refusal)
 
 
 def allowed_methods(request: Request) -> str:

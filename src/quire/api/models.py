@@ -1,56 +1,18 @@
 """The models that are served, by the name clients use. One may still be loading, or gone: its card is shown anyway.
 
-The API knows a model as an `EngineClient`. What it wants beyond that is an `EngineStatus`: whether the model can answer
-now, and what its worker counts. An engine in this process and a supervised worker both fit it.
+The API knows a model as an `EngineClient`: an engine in this process, or a supervised worker.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import time
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
-from quire.client.client import EngineClient
+from quire.client.client import EngineClient, EngineStats
 from quire.errors import EngineDeadError, RequestTooLargeError
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What an engine counts about itself, as far as it can tell from here."""
-
-    num_blocks: int = 0
-    block_size: int = 0
-    kv_usage: float = 0.0
-    """Share of blocks in use, 0 to 1."""
-    num_preemptions: int = 0
-    num_steps: int = 0
-    num_computed_tokens: int = 0
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    num_restarts: int = 0
-    step_sizes: tuple[tuple[str, int], ...] = ()
-    """Steps that computed at most so many tokens, bound after bound."""
-    num_step_tokens: int = 0
-
-
-@runtime_checkable
-class EngineStatus(Protocol):
-    """What stands behind a front and can be asked about."""
-
-    @property
-    def is_ready(self) -> bool:
-        """It would answer now."""
-        ...
-
-    def stats(self) -> EngineStats | None:
-        """What it counts; None if it cannot tell."""
-        ...
-
-    async def clear_cache(self) -> None:
-        """Forget every cached block that nobody uses."""
-        ...
 
 
 @dataclass(slots=True)
@@ -62,16 +24,11 @@ class ModelEntry:
     """What was loaded: a path or a hub id. Shown to nobody but its owner."""
     created: int = field(default_factory=lambda: int(time()))
     engine_client: EngineClient | None = None
-    engine_status: EngineStatus | None = None
-    clear_cache: Callable[[], Awaitable[None]] | None = None
-    """Forget all cached blocks, where that can be reached."""
 
     @property
     def is_ready(self) -> bool:
         """It would answer now."""
-        if self.engine_client is None or not self.engine_client.is_alive:
-            return False
-        return self.engine_status is None or self.engine_status.is_ready
+        return self.engine_client is not None and self.engine_client.is_alive and self.engine_client.is_ready
 
     @property
     def is_dead(self) -> bool:
@@ -89,7 +46,7 @@ class ModelEntry:
 
     def stats(self) -> EngineStats | None:
         """What its engine counts, if it can tell."""
-        return self.engine_status.stats() if self.engine_status is not None and self.engine_client is not None else None
+        return None if self.engine_client is None else self.engine_client.stats()
 
     def card(self) -> dict[str, Any]:
         """As `/v1/models` lists it."""

@@ -5,23 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from quire.api.dialects.openai.error_body import ERROR_SCHEMA
+
 REF = "#/components/schemas/{model}"
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
-}
 STATUSES = {
     "400": "Something breaks a rule; the message says which.",
     "401": "A key is needed.",
@@ -50,7 +36,7 @@ def with_bodies(schema: dict[str, Any], bodies: dict[str, type[BaseModel]]) -> d
     """The framework's description with the shapes of bodies put in."""
     whole = deepcopy(schema)
     parts = whole.setdefault("components", {}).setdefault("schemas", {})
-    parts["Error"] = ERROR
+    parts["Error"] = ERROR_SCHEMA
     whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, shape in bodies.items():
         own = shape.model_json_schema(ref_template=REF)

@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from quire.api.access.admission import Admission
+from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.http.limits import KEEP_ALIVE_S
 from quire.api.http.protocol import Protocol
 from quire.errors import ConfigError
@@ -35,11 +36,17 @@ class UvicornServer(uvicorn.Server):
         yield
 
 
+class ServerProtocol(Protocol):
+    """Connections of this server."""
+
+    error_format = SERVER_ERRORS.default
+
+
 def make_server(app: Any) -> UvicornServer:
     """A server for one application; sockets are handed to `serve_app`."""
     config = uvicorn.Config(
         app,
-        http=Protocol,
+        http=ServerProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -18,7 +18,7 @@ from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
 from quire.api.admin import make_admin
 from quire.api.app import make_asgi
-from quire.api.models import EngineStatus, ModelEntry, Models
+from quire.api.models import ModelEntry, Models
 from quire.api.server import Shutdown, UvicornServer, listen, listening_unix, make_server, serve_app
 from quire.client.client import EngineClient
 from quire.config import Settings
@@ -26,7 +26,7 @@ from quire.errors import ConfigError
 from quire.observe.metrics import Metrics
 
 Say = Callable[[str], None]
-OpenClient = Callable[[str, Settings], AbstractAsyncContextManager[tuple[EngineClient, EngineStatus]]]
+OpenClient = Callable[[str, Settings], AbstractAsyncContextManager[EngineClient]]
 """What is loaded and the settings, to a front and what is behind it, for as long as it is needed."""
 
 
@@ -79,8 +79,8 @@ class _Lines:
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         for model in models:
             if model.engine_client is not None:
-                self.say(f"{model.name}: {model.engine_client.line}")
-                for note in model.engine_client.face.notes:
+                self.say(f"{model.name}: {model.engine_client.text.info.line}")
+                for note in model.engine_client.text.notes:
                     self.say(note)
         name = next(iter(models)).name
         key = " -H 'Authorization: Bearer KEY'" if self.is_locked else ""
@@ -95,12 +95,7 @@ async def _load(admission: Admission, plan: Plan, opening: OpenClient) -> AsyncI
     """All models, one after the other; closed in the end."""
     async with AsyncExitStack() as stack:
         for model in admission.models:
-            engine_client, engine_status = await stack.enter_async_context(opening(model.root, plan.settings))
-            model.engine_status, model.engine_client, model.clear_cache = (
-                engine_status,
-                engine_client,
-                engine_status.clear_cache,
-            )
+            model.engine_client = await stack.enter_async_context(opening(model.root, plan.settings))
         yield admission.models
 
 

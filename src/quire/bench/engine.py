@@ -158,7 +158,7 @@ class EngineBench:
         say("batches, interleaved ...")
         rates, decodes = self._batches()
         prefill, miss, hit = self._prefix() if self._load.prefix_tokens else (self._prefill(), None, None)
-        notes: tuple[str, ...] = self._opened.notes
+        notes: tuple[str, ...] = self._opened.text.notes
         roofs: dict[int, RoofPoint] = {}
         if self._roof is not None and self._roof.reason:
             notes += (f"no roof: {self._roof.reason}",)
@@ -228,7 +228,7 @@ class EngineBench:
         longest = self._opened.text.max_sequence_tokens - self._load.prompt_tokens
         count = min(longest, num_reading + num_steps + 2)
         params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
-        requests = [make_request(self._opened.face, self._prompt(), params) for _ in range(batch)]
+        requests = [make_request(self._opened.text, self._prompt(), params) for _ in range(batch)]
         for request in requests:
             engine.submit(request)
         running = engine.scheduler.running

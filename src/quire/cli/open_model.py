@@ -24,7 +24,7 @@ def opened(model: str, settings: "Settings") -> "Iterator[LLM]":
     with show_progress() as progress:
         checkpoint = in_background(lambda tell: resolve(model, progress=tell), progress).result()
         loaded = open_model(checkpoint, settings.model, serving=settings.serving, progress=progress)
-    for line in (loaded.line, *loaded.notes):
+    for line in (loaded.text.info.line, *loaded.text.notes):
         typer.echo(line, err=True)
     with LLM(loaded) as llm:
         yield llm

@@ -11,7 +11,7 @@ from types import TracebackType
 from quire.client.client import EngineClient
 from quire.client.opening import OpenedModel, open_model
 from quire.config import ModelSettings
-from quire.engine.loop import EngineLoop
+from quire.engine.loop import EngineThread
 from quire.errors import EngineDeadError
 
 
@@ -22,25 +22,25 @@ class AsyncEngine(EngineClient):
         super().__init__()
         self._model = model
         self._settings = settings
-        self._engine_loop: EngineLoop | None = None
+        self._thread: EngineThread | None = None
 
     async def __aenter__(self) -> "AsyncEngine":
         self._loop = asyncio.get_running_loop()
         opened = self._model
         if isinstance(opened, str):
             opened = await asyncio.to_thread(open_model, opened, self._settings)
-        self._engine_loop = EngineLoop(opened.engine, self._on_events, self._on_failure)
-        self._port, self._face = self._engine_loop, opened.face
-        self._engine_loop.start()
+        self._thread = EngineThread(opened.engine, self._on_events, self._on_failure)
+        self._port, self._text = self._thread, opened.text
+        self._thread.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._face is not None:
-                self._face.text.close()
-            if self._engine_loop is not None:
-                await asyncio.shield(asyncio.to_thread(self._engine_loop.close))
+            if self._text is not None:
+                self._text.close()
+            if self._thread is not None:
+                await asyncio.shield(asyncio.to_thread(self._thread.close))
         finally:
             self._end_all(EngineDeadError("the engine was closed while requests were running"))

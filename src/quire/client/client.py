@@ -3,24 +3,28 @@
     generate · chat · stream ─► request ─► port (a thread that steps, or a supervised worker)
              pieces ◄─ reply ◄─ events ◄─┘
 
-A port may call back from any thread; what it says is heard on the event loop.
+Whatever becomes of a request comes as its events, that it was refused too. A port may tell them on any thread; they are
+heard on the event loop.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Unpack
+from uuid import uuid4
 
 from quire.client.explanation import Explanation, explanation
+from quire.client.live_replies import LiveReplies
 from quire.client.outputs import Completion, Piece
 from quire.client.params import SamplingParams
 from quire.client.reply import Reply
 from quire.client.requests import DEFAULT_TENANT, RequestOptions, checked_name, make_request
 from quire.client.stream import Stream
-from quire.client.text_model import Messages, ModelFace, TextModel
+from quire.client.text_model import Messages, TextModel
 from quire.client.text_pool import TextPool
-from quire.core.events import RequestEvent
+from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.engine.port import EnginePort
@@ -36,8 +40,26 @@ class ChatArguments(TemplateArguments, RequestOptions, total=False):
     """What a template takes, and what may be said of a request."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine counts about itself, as far as it can tell from here."""
+
+    num_blocks: int = 0
+    block_size: int = 0
+    kv_usage: float = 0.0
+    """Share of blocks in use, 0 to 1."""
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    num_restarts: int = 0
+    step_sizes: tuple[tuple[str, int], ...] = ()
+    """Steps that computed at most so many tokens, bound after bound."""
+    num_step_tokens: int = 0
+
+
 class RequestHandle:
-    """A request that was let in: its pieces as they come, then all of it. Close it, whatever happens."""
+    """A request that was submitted: its pieces as they come, then all of it; or why it was refused. Close it, whatever
+    happens."""
 
     def __init__(self, reply: Reply, stream: Stream, forget: Callable[[str], object]) -> None:
         self.reply = reply
@@ -46,6 +68,15 @@ class RequestHandle:
 
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self.stream
+
+    def take(self, pieces: list[Piece]) -> None:
+        """What has just come, for whoever reads."""
+        if self.reply.refusal is not None:
+            self.stream.end(self.reply.refusal)
+        elif pieces:
+            self.stream.put(pieces)
+        if self.reply.is_done:
+            self.stream.end()
 
     def completion(self) -> Completion:
         """The request with its answers, as far as they came."""
@@ -63,32 +94,35 @@ class EngineClient:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: EnginePort | None = None
-        self._face: ModelFace | None = None
-        self._open: dict[str, RequestHandle] = {}
+        self._text: TextModel | None = None
+        self._live: LiveReplies[RequestHandle] = LiveReplies(self._cancel_answer)
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
-        self._num_explains = 0
-        """Questions about the cache that have not been answered, whether or not anybody still waits."""
+        self._questions: dict[str, asyncio.Future[Divergence | QuireError]] = {}
+        """About the cache, and not answered yet, whether or not anybody still waits."""
 
     @property
     def text(self) -> TextModel:
-        """The model's words: tokenizer, template, ends."""
-        return self.face.text
-
-    @property
-    def line(self) -> str:
-        """How much fits in how much memory."""
-        return self.face.line
-
-    @property
-    def face(self) -> ModelFace:
-        """What is known of the model."""
+        """The model's words: tokenizer, template, ends; and what is known of it."""
         return self._started()[1]
 
     @property
+    def is_ready(self) -> bool:
+        """It would answer now."""
+        return self.is_alive
+
+    def stats(self) -> EngineStats | None:
+        """What its engine counts; None if it cannot tell."""
+        return None
+
+    def clear_cache(self) -> None:
+        """Forget every cached block that nobody uses."""
+        self._started()[0].clear_cache()
+
+    @property
     def num_open(self) -> int:
-        """Requests somebody waits for."""
-        return len(self._open)
+        """Requests that have not had their last event, and somebody waits for it."""
+        return len(self._live)
 
     @property
     def is_alive(self) -> bool:
@@ -122,45 +156,33 @@ class EngineClient:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Piece]:
         """The answer piece by piece. Leaving the loop early ends the request."""
-        asked = await self.ask(await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, **options)
+        asked = self.ask(await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, **options)
         try:
             async for piece in asked:
                 yield piece
         finally:
             asked.close()
 
-    async def ask(
+    def ask(
         self, ids: list[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> RequestHandle:
-        """Submit a prompt's tokens and wait until it is let in or refused."""
+        """Submit a prompt's tokens. Whether it is let in is told like everything that becomes of it."""
         self._check_alive()
         params = params or SamplingParams()
-        return await self.submit(self.request(ids, params, **options), params)
+        return self.submit(self.request(ids, params, **options), params)
 
     def request(self, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]) -> Request:
         """A prompt's tokens as a request. Looks at every token of every list: long ones beside the event loop."""
-        return make_request(self.face, ids, params, **options)
+        return make_request(self.text, ids, params, **options)
 
-    async def submit(self, request: Request, params: SamplingParams) -> RequestHandle:
-        """Submit what `request` made of these parameters, and wait until it is let in or refused."""
+    def submit(self, request: Request, params: SamplingParams) -> RequestHandle:
+        """Submit what `request` made of these parameters."""
         self._check_alive()
-        port, face = self._started()
+        port, text = self._started()
         stream = Stream(request.request_id, port.cancel)
-        asked = RequestHandle(
-            Reply(request, params, face.text.tokenizer), stream, lambda name: self._open.pop(name, None)
-        )
-        answer: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
-        self._open[request.request_id] = asked
-        try:
-            port.submit(request, lambda error: self._on_loop(_settle, answer, error))
-            error = await answer
-        except BaseException:
-            asked.close()
-            raise
-        if error is not None:
-            stream.end()
-            asked.close()
-            raise error
+        asked = RequestHandle(Reply(request, params, text.tokenizer), stream, self._live.forget)
+        self._live.add(asked)
+        port.submit(request)
         return asked
 
     async def explain(
@@ -173,21 +195,20 @@ class EngineClient:
 
     async def explain_ids(self, ids: Sequence[int], cache_group: str) -> Explanation:
         """The same of a prompt's tokens, within a cache group."""
-        port, face = self._started()
+        port, text = self._started()
         if self._failure is not None:
             raise self._failure
-        if self._num_explains >= MAX_EXPLAINS:
+        if len(self._questions) >= MAX_EXPLAINS:
             raise CapacityError(
-                f"a model explains {MAX_EXPLAINS} prompts at once, {self._num_explains} are waiting; try again later"
+                f"a model explains {MAX_EXPLAINS} prompts at once, {len(self._questions)} are waiting; try again later"
             )
-        namespace = face.namespace(cache_group)
-        answer: asyncio.Future[Divergence | QuireError] = asyncio.get_running_loop().create_future()
-        self._num_explains += 1
-        port.explain(namespace, tuple(ids), lambda found: self._on_loop(self._explained, answer, found))
-        found = await answer
+        namespace, question_id = text.info.namespace(cache_group), uuid4().hex
+        answer = self._questions[question_id] = asyncio.get_running_loop().create_future()
+        port.explain(question_id, namespace, tuple(ids))
+        found = await asyncio.shield(answer)
         if isinstance(found, QuireError):
             raise found
-        return explanation(face.text.tokenizer, namespace, ids, found, monotonic())
+        return explanation(text.tokenizer, namespace, ids, found, monotonic())
 
     async def chat_ids(
         self, messages: Messages, tenant: str = DEFAULT_TENANT, **arguments: Unpack[TemplateArguments]
@@ -202,7 +223,7 @@ class EngineClient:
     async def _whole(
         self, ids: list[int], params: SamplingParams | None, **options: Unpack[RequestOptions]
     ) -> Completion:
-        asked = await self.ask(ids, params, **options)
+        asked = self.ask(ids, params, **options)
         try:
             async for _ in asked:
                 pass
@@ -221,11 +242,11 @@ class EngineClient:
         if self._failure is not None:
             raise self._failure
 
-    def _started(self) -> tuple[EnginePort, ModelFace]:
-        if self._port is None or self._face is None:
+    def _started(self) -> tuple[EnginePort, TextModel]:
+        if self._port is None or self._text is None:
             name = type(self).__name__
             raise ConfigError(f"an {name} must be entered first: async with {name}(model) as engine")
-        return self._port, self._face
+        return self._port, self._text
 
     # -- what a port says, on any thread -------------------------------------------------------------------------------
 
@@ -244,31 +265,19 @@ class EngineClient:
     # -- on the event loop ---------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: Sequence[RequestEvent]) -> None:
-        by_request: dict[str, list[RequestEvent]] = {}
+        self._live.take(events)
+        if self._questions:
+            self._take_answers(events)
+
+    def _take_answers(self, events: Sequence[RequestEvent]) -> None:
         for event in events:
-            by_request.setdefault(event.request_id, []).append(event)
-        for request_id, own in by_request.items():
-            asked = self._open.get(request_id)
-            if asked is not None:
-                self._tell(asked, own)
+            question = self._questions.get(event.request_id)
+            if question is not None and isinstance(event, Explained | Refused):
+                del self._questions[event.request_id]
+                question.set_result(event.found if isinstance(event, Explained) else event.error)
 
-    def _tell(self, asked: RequestHandle, events: Sequence[RequestEvent]) -> None:
-        reply, stream = asked.reply, asked.stream
-        pieces = reply.take(events)
-        if reply.refusal is not None:
-            stream.end(reply.refusal)
-        elif pieces:
-            stream.put(pieces)
-        if reply.is_done:
-            stream.end()
-            return
-        for index in reply.take_stopped():
-            self._started()[0].cancel(stream.request_id, index)
-
-    def _explained(self, answer: "asyncio.Future[Divergence | QuireError]", found: Divergence | QuireError) -> None:
-        self._num_explains -= 1
-        if not answer.done():
-            answer.set_result(found)
+    def _cancel_answer(self, request_id: str, index: int) -> None:
+        self._started()[0].cancel(request_id, index)
 
     def _die(self, error: BaseException) -> None:
         self._failure = EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")
@@ -276,10 +285,8 @@ class EngineClient:
         self._end_all(self._failure)
 
     def _end_all(self, error: QuireError) -> None:
-        for asked in self._open.values():
+        for asked in self._live:
             asked.stream.end(error)
-
-
-def _settle(future: "asyncio.Future[QuireError | None]", error: QuireError | None) -> None:
-    if not future.done():
-        future.set_result(error)
+        questions, self._questions = self._questions, {}
+        for question in questions.values():
+            question.set_result(error)

@@ -15,6 +15,7 @@ from typing import Unpack
 
 from quire.checkpoints.progress import show_progress
 from quire.client.explanation import Explanation, explanation
+from quire.client.live_replies import LiveReplies
 from quire.client.opening import OpenedModel, open_model
 from quire.client.outputs import Completion, Piece
 from quire.client.params import SamplingParams
@@ -22,8 +23,8 @@ from quire.client.reply import Reply
 from quire.client.requests import DEFAULT_TENANT, make_request
 from quire.client.text_model import Messages, TextModel
 from quire.config import ModelSettings
-from quire.core.events import RequestEvent
-from quire.errors import CapacityError, ConfigError
+from quire.core.events import Refused
+from quire.errors import CapacityError, ConfigError, QuireError
 from quire.text.chat.template import TemplateArguments
 
 Ticked = Callable[[int, int], None]
@@ -32,12 +33,24 @@ MAX_OPEN = 256
 """Prompts handed to the engine at once; the rest wait here, not in its queue."""
 
 
+class _Unread:
+    """Whoever asked looks at the reply when it is done, or after each step."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+
+    def take(self, pieces: list[Piece]) -> None:
+        """They are in the reply. One that gave up its place will not be answered."""
+        if self.reply.refusal is not None:
+            raise self.reply.refusal
+
+
 class LLM:
     """A model in this process."""
 
     def __init__(self, model: str | OpenedModel, settings: ModelSettings | None = None) -> None:
         self._opened = _open(model, settings) if isinstance(model, str) else model
-        self._replies: dict[str, Reply] = {}
+        self._live: LiveReplies[_Unread] = LiveReplies(self._opened.engine.cancel)
 
     def __enter__(self) -> "LLM":
         return self
@@ -55,12 +68,12 @@ class LLM:
     @property
     def line(self) -> str:
         """How much fits in how much memory."""
-        return self._opened.line
+        return self._opened.text.info.line
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the person who loaded the model should know."""
-        return self._opened.notes
+        return self._opened.text.notes
 
     def generate(
         self,
@@ -97,8 +110,8 @@ class LLM:
         asked after every step, also while a long prompt brings no piece."""
         reply = self._ask(self.text.prompt(prompt), params or SamplingParams())
         try:
-            self._opened.engine.submit(reply.request)
-            self._replies[reply.request.request_id] = reply
+            if (error := self._submit(reply)) is not None:
+                raise error
             num_shown = 0
             while True:
                 # Others step the same engine while this one waits to be read: its pieces may be there already.
@@ -120,7 +133,7 @@ class LLM:
     def explain(self, prompt: str | Sequence[int]) -> Explanation:
         """How much of a prompt is cached, and why the next token is not. Nothing is computed."""
         ids = self.text.prompt(prompt)
-        namespace = self._opened.face.namespace(DEFAULT_TENANT)
+        namespace = self.text.info.namespace(DEFAULT_TENANT)
         found = self._opened.engine.explain(namespace, tuple(ids))
         return explanation(self.text.tokenizer, namespace, ids, found, monotonic())
 
@@ -157,39 +170,32 @@ class LLM:
         return [reply.completion() for reply in replies]
 
     def _ask(self, ids: list[int], params: SamplingParams) -> Reply:
-        return Reply(make_request(self._opened.face, ids, params), params, self.text.tokenizer)
+        return Reply(make_request(self.text, ids, params), params, self.text.tokenizer)
 
     def _submit_more(self, waiting: deque[Reply]) -> None:
-        while waiting and len(self._replies) < MAX_OPEN:
-            try:
-                self._opened.engine.submit(waiting[0].request)
-            except CapacityError:
-                if not self._replies:
-                    raise
+        while waiting and len(self._live) < MAX_OPEN:
+            error = self._submit(waiting[0])
+            if error is not None:
+                if not self._live or not isinstance(error, CapacityError):
+                    raise error
                 return
-            reply = waiting.popleft()
-            self._replies[reply.request.request_id] = reply
+            waiting.popleft()
+
+    def _submit(self, reply: Reply) -> QuireError | None:
+        """Why it was refused, if it was."""
+        told = self._opened.engine.submit(reply.request)
+        if isinstance(told, Refused):
+            return told.error
+        self._live.add(_Unread(reply))
+        self._live.take([told])
+        return None
 
     def _step(self) -> None:
         """One step; each reply takes what is its own."""
-        by_request: dict[str, list[RequestEvent]] = {}
-        for event in self._opened.engine.step(monotonic):
-            by_request.setdefault(event.request_id, []).append(event)
-        for request_id, events in by_request.items():
-            reply = self._replies.get(request_id)
-            if reply is None:
-                continue
-            reply.take(events)
-            if reply.is_done:
-                del self._replies[request_id]
-                if reply.refusal is not None:
-                    raise reply.refusal
-                continue
-            for index in reply.take_stopped():
-                self._opened.engine.cancel(request_id, index)
+        self._live.take(self._opened.engine.step(monotonic))
 
     def _forget(self, reply: Reply) -> None:
-        if self._replies.pop(reply.request.request_id, None) is not None:
+        if self._live.forget(reply.request.request_id):
             self._opened.engine.cancel(reply.request.request_id)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
-from quire.client.text_model import ModelFace, TextModel
+from quire.client.text_model import TextModel
 from quire.config import ModelSettings, ServingSettings
 from quire.engine.engine import Engine
 from quire.engine.loading import kv_key, open_engine, queue_of
@@ -15,14 +15,6 @@ class OpenedModel:
 
     engine: Engine
     text: TextModel
-    line: str
-    """How much fits in how much memory."""
-    notes: tuple[str, ...]
-
-    @property
-    def face(self) -> ModelFace:
-        """What whoever asks needs to know of it."""
-        return ModelFace(self.text, self.engine.namespace, self.line, self.notes)
 
 
 def open_model(
@@ -37,7 +29,5 @@ def open_model(
     """
     serving = serving or ServingSettings()
     checkpoint = resolve(model, progress=progress) if isinstance(model, str) else model
-    opened = open_engine(checkpoint, settings or ModelSettings(), queue_of(serving), kv_key(serving), progress)
-    engine = opened.engine
-    text = TextModel.of(checkpoint, engine.runner.capacity.vocabulary_size, engine.scheduler.config.max_sequence_tokens)
-    return OpenedModel(engine, text, opened.line, (*opened.notes, *text.notes))
+    engine = open_engine(checkpoint, settings or ModelSettings(), queue_of(serving), kv_key(serving), progress)
+    return OpenedModel(engine, TextModel.of(checkpoint, engine.info))

@@ -1,7 +1,9 @@
 """What comes back: pieces while a request runs, a completion when it is done."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 
 from quire.client.explanation import Explanation
 from quire.core.step import TokenLogprobs
@@ -13,12 +15,40 @@ LOGPROB_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
+class TextPart:
+    """What the answer says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """What the model thinks before it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """The arguments of one call, as the model writes them: JSON, never read and written again."""
+
+    call_index: int
+    """Which of the answer's calls, from 0."""
+    call_id: str
+    name: str
+
+
+Part = TextPart | ReasoningPart | ToolCallPart
+"""An answer is a row of parts, each as long as it likes. Where the part of a piece differs from the one before it, an
+API ends the one and begins the other: a call is announced by its first piece, with its id and name."""
+
+TEXT = TextPart()
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step added to one answer."""
+    """What one step added to one answer: characters, and of which of its parts."""
 
     index: int
     """Which of the n answers."""
-    text: str
+    delta: str
+    """Added to the part."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str | None = None
@@ -26,32 +56,45 @@ class Piece:
     stop_reason: str | int | None = None
     """The stop text, or the client's own stop token, that ended it."""
     error: str | None = None
+    part: Part = TEXT
+    num_bytes: int = field(init=False, repr=False, compare=False)
+    """About how much a client has yet to be sent; the same for pieces alone and joined."""
+
+    def __post_init__(self) -> None:
+        """Counted once: every piece is counted when it is put into its stream and when it is taken out."""
+        entries = sum([1 + len(entry.alternatives) for entry in self.logprobs]) if self.logprobs else 0
+        num_bytes = len(self.delta) * 2 + PIECE_BYTES * len(self.token_ids) + LOGPROB_BYTES * entries
+        object.__setattr__(self, "num_bytes", num_bytes)
 
     @property
-    def num_bytes(self) -> int:
-        """About how much a client has yet to be sent; the same for pieces alone and joined."""
-        entries = sum(1 + len(entry.alternatives) for entry in self.logprobs)
-        return len(self.text) * 2 + PIECE_BYTES * len(self.token_ids) + LOGPROB_BYTES * entries
+    def text(self) -> str:
+        """What it adds to what the answer says: nothing, where it is of another part."""
+        return self.delta if isinstance(self.part, TextPart) else ""
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """One piece for each answer with all that was added to it, in the order in which they first came."""
+    """One piece for all that was added in a row to the same part, answer by answer as they first came."""
     by_answer: dict[int, list[Piece]] = {}
     for piece in pieces:
         by_answer.setdefault(piece.index, []).append(piece)
-    return [own[0] if len(own) == 1 else _join(own) for own in by_answer.values()]
+    return [piece for own in by_answer.values() for piece in (own if len(own) == 1 else _by_part(own))]
 
 
-def _join(own: list[Piece]) -> Piece:
-    last = own[-1]
+def _by_part(own: list[Piece]) -> list[Piece]:
+    return [_join(list(run)) for _, run in groupby(own, key=attrgetter("part"))]
+
+
+def _join(run: list[Piece]) -> Piece:
+    last = run[-1]
     return Piece(
         index=last.index,
-        text="".join(piece.text for piece in own),
-        token_ids=tuple(token for piece in own for token in piece.token_ids),
-        logprobs=tuple(entry for piece in own for entry in piece.logprobs),
+        delta="".join([piece.delta for piece in run]),
+        token_ids=tuple([token for piece in run for token in piece.token_ids]),
+        logprobs=tuple([entry for piece in run for entry in piece.logprobs]),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,
+        part=last.part,
     )
 
 

@@ -72,25 +72,31 @@ class SamplingParams:
             _check(one.name, getattr(self, one.name), one.metadata)
         for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidParameterError(f"{name} must be true or false, {_some(getattr(self, name))} given")
+                given = _some(getattr(self, name))
+                raise InvalidParameterError(f"{name} must be true or false, {given} given", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InvalidParameterError("allowed_token_ids must hold at least one token, or be None to allow all")
+            raise InvalidParameterError(
+                "allowed_token_ids must hold at least one token, or be None to allow all", "allowed_token_ids"
+            )
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise InvalidParameterError(
-                "max_tokens must be at least 1, or 0 with prompt_logprobs; 0 given, and no prompt_logprobs"
+                "max_tokens must be at least 1, or 0 with prompt_logprobs; 0 given, and no prompt_logprobs",
+                "max_tokens",
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameterError(
-                f"min_tokens must be at most max_tokens, {self.min_tokens} and {self.max_tokens} given"
+                f"min_tokens must be at most max_tokens, {self.min_tokens} and {self.max_tokens} given", "min_tokens"
             )
         if len(self.stop) > MAX_STOPS or not all(_is_stop(text) for text in self.stop):
             raise InvalidParameterError(
-                f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {_some(self.stop)} given"
+                f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {_some(self.stop)} given",
+                "stop",
             )
         if len(self.logit_bias) > MAX_BIASES or not all(
             isfinite(bias) and abs(bias) <= 1000 for bias in self.logit_bias.values()
         ):
-            raise InvalidParameterError(f"logit_bias takes up to {MAX_BIASES} numbers between -1000 and 1000")
+            message = f"logit_bias takes up to {MAX_BIASES} numbers between -1000 and 1000"
+            raise InvalidParameterError(message, "logit_bias")
 
     def _freeze(self) -> None:
         """Lists of any kind become tuples, None an empty one, so that nobody can change or exhaust them later."""
@@ -102,7 +108,7 @@ class SamplingParams:
         given: Any = self.logit_bias
         bias = {} if given is None else given
         if not isinstance(bias, Mapping) or not all(isinstance(one, int | float) for one in bias.values()):
-            raise InvalidParameterError(f"logit_bias must map token ids to numbers, {_some(bias)} given")
+            raise InvalidParameterError(f"logit_bias must map token ids to numbers, {_some(bias)} given", "logit_bias")
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(bias)))
 
     def settle(self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int) -> CoreParams:
@@ -138,10 +144,10 @@ def _frozen(name: str, given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise InvalidParameterError(f"{name} must be a list, {_some(given)} given")
+        raise InvalidParameterError(f"{name} must be a list, {_some(given)} given", name)
     taken = tuple(dict.fromkeys(islice(given, MAX_LISTED + 1)))
     if len(taken) > MAX_LISTED:
-        raise InvalidParameterError(f"{name} takes up to {MAX_LISTED} entries, more given")
+        raise InvalidParameterError(f"{name} takes up to {MAX_LISTED} entries, more given", name)
     return taken
 
 
@@ -155,9 +161,9 @@ def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
-        raise InvalidParameterError(f"{name} must be a number from {low} to {high}, {_some(value)} given")
+        raise InvalidParameterError(f"{name} must be a number from {low} to {high}, {_some(value)} given", name)
     if isinstance(low, int) and not isinstance(value, int):
-        raise InvalidParameterError(f"{name} must be a whole number, {_some(value)} given")
+        raise InvalidParameterError(f"{name} must be a whole number, {_some(value)} given", name)
 
 
 def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
@@ -167,7 +173,7 @@ def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary_size:
             raise InvalidParameterError(
-                f"{name} must hold token ids from 0 to {vocabulary_size - 1}, {_some(token)} given"
+                f"{name} must hold token ids from 0 to {vocabulary_size - 1}, {_some(token)} given", name
             )
 
 

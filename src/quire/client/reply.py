@@ -12,9 +12,13 @@ from quire.client.outputs import Answer, Completion, Piece, Timings
 from quire.client.params import SamplingParams
 from quire.core.events import (
     Admitted,
+    Explained,
     Finished,
+    FirstToken,
     Preempted,
     PromptLogprobs,
+    Queued,
+    Refused,
     Replayed,
     RequestEvent,
     SequenceFinished,
@@ -22,7 +26,7 @@ from quire.core.events import (
 )
 from quire.core.request import FinishReason, Request
 from quire.core.step import TokenLogprobs
-from quire.errors import DisplacedError, QuireError
+from quire.errors import DisplacedError, InvariantError, QuireError
 from quire.text.answer_text import AnswerText
 from quire.text.tokenizer import Tokenizer
 
@@ -72,6 +76,8 @@ class Reply:
             )
             for one in request.continuations
         }
+        self.is_queued = False
+        """The engine has let it in."""
         self.is_done = False
         """The engine has said its last word."""
         self.pieces: list[Piece] = []
@@ -87,7 +93,7 @@ class Reply:
         """Counted by whoever asks again after a crash."""
         self._stopped: list[int] = []
         self.refusal: QuireError | None = None
-        """Why it ended without ever having run."""
+        """Why it was not let in, or ended without ever having run."""
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
 
@@ -159,10 +165,16 @@ class Reply:
     def _take(self, event: RequestEvent) -> list[Piece]:
         match event:
             case Token():
-                self._times.setdefault("first", event.at_s)
                 return self._token(event)
             case SequenceFinished():
                 return self._finish(event)
+            case FirstToken():
+                self._times["first"] = event.at_s
+                self.num_cached_tokens = event.num_cached_tokens
+            case Queued():
+                self.is_queued = True
+            case Refused():
+                self.refusal, self.is_done = event.error, True
             case Admitted():
                 self._times["admitted"] = event.at_s
                 self.num_cached_tokens = event.num_cached_tokens
@@ -173,6 +185,8 @@ class Reply:
                 self.num_replays += 1
             case PromptLogprobs():
                 self._prompt_logprobs += event.logprobs
+            case Explained():
+                raise InvariantError(f"{event.request_id} was asked to run, and only its cache was looked at")
             case Finished():
                 self._times["end"] = event.at_s
                 self.num_cached_tokens = event.num_cached_tokens

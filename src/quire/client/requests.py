@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 from uuid import uuid4
 
 from quire.client.params import SamplingParams
-from quire.client.text_model import ModelFace
+from quire.client.text_model import TextModel
 from quire.core.request import Continuation, PriorityClass, Request
 from quire.errors import InvalidParameterError
 
@@ -34,13 +34,14 @@ class RequestOptions(TypedDict, total=False):
 
 
 def make_request(
-    model: ModelFace, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]
+    model: TextModel, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]
 ) -> Request:
     """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded."""
     strange = sorted(set(options) - RequestOptions.__annotations__.keys())
     if strange:
         raise InvalidParameterError(
-            f"unknown request option {strange[0]!r}; expected one of {', '.join(RequestOptions.__annotations__)}"
+            f"unknown request option {strange[0]!r}; expected one of {', '.join(RequestOptions.__annotations__)}",
+            strange[0],
         )
     now_s = monotonic()
     tenant, timeout_s = (
@@ -50,11 +51,11 @@ def make_request(
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.namespace(
+        namespace=model.info.namespace(
             checked_name("cache_group", options.get("cache_group", tenant)), _adapter(options.get("adapter", ""))
         ),
         arrival_s=now_s,
-        params=model.text.settle(params, len(ids)),
+        params=model.settle(params, len(ids)),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
         tenant=tenant,
         priority=_priority(options.get("priority", PriorityClass.NORMAL)),
@@ -70,13 +71,14 @@ def _priority(value: object) -> PriorityClass:
         return PriorityClass(value)
     except ValueError:
         words = ", ".join(one.value for one in PriorityClass)
-        raise InvalidParameterError(f"priority must be one of {words}, {value!r} given") from None
+        raise InvalidParameterError(f"priority must be one of {words}, {value!r} given", "priority") from None
 
 
 def checked_name(what: str, value: object) -> str:
     """The name of a tenant, a cache group or an adapter, or an error that says what it must be."""
     if not isinstance(value, str) or not value or not _is_text(value):
-        raise InvalidParameterError(f"{what} must be a text of whole characters that is not empty, {value!r} given")
+        message = f"{what} must be a text of whole characters that is not empty, {value!r} given"
+        raise InvalidParameterError(message, what)
     return value
 
 
@@ -96,5 +98,5 @@ def _timeout_s(value: object) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value < 0:
-        raise InvalidParameterError(f"timeout_s must be a number of seconds, 0 or more, {value!r} given")
+        raise InvalidParameterError(f"timeout_s must be a number of seconds, 0 or more, {value!r} given", "timeout_s")
     return float(value)

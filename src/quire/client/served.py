@@ -9,12 +9,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import TracebackType
 
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
-from quire.client.client import EngineClient
-from quire.client.text_model import ModelFace, TextModel
+from quire.client.client import EngineClient, EngineStats
+from quire.client.text_model import TextModel
 from quire.config import ModelSettings, ServingSettings
 from quire.config.machine import share_of_memory_bytes
 from quire.config.model_settings import MEMORY_SHARE
@@ -102,7 +101,7 @@ def _weight_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _words_of(checkpoint: Checkpoint) -> Callable[[Ready], TextModel]:
-    return lambda ready: TextModel.of(checkpoint, ready.vocabulary_size, ready.max_sequence_tokens)
+    return lambda ready: TextModel.of(checkpoint, ready.info)
 
 
 def _kv_events(serving: ServingSettings) -> KVEventSettings | None:
@@ -120,7 +119,6 @@ class ServedModel(EngineClient):
         super().__init__()
         self._prepare = prepare
         self._supervisor: Supervisor | None = None
-        self._ready: Ready | None = None
 
     async def __aenter__(self) -> "ServedModel":
         self._loop = asyncio.get_running_loop()
@@ -128,22 +126,19 @@ class ServedModel(EngineClient):
         # Spawned here and not in a thread of a pool: a worker dies with the thread that spawned it.
         supervisor = self._supervisor = Supervisor(serving.plan, self._on_events, self._on_failure)
         try:
-            ready = await supervisor.start()
-            text = await asyncio.to_thread(serving.words, ready)
+            text = await asyncio.to_thread(serving.words, await supervisor.start())
         except BaseException:
             await supervisor.close()
             raise
-        self._port, self._ready = supervisor, ready
-        notes = (*ready.notes, *text.notes)
-        self._face = ModelFace(text, partial(ready.identity.namespace, ready.block_size), ready.line, notes)
+        self._port, self._text = supervisor, text
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._face is not None:
-                self._face.text.close()
+            if self._text is not None:
+                self._text.close()
             if self._supervisor is not None:
                 await asyncio.shield(self._supervisor.close())
         finally:
@@ -156,14 +151,6 @@ class ServedModel(EngineClient):
         if self._supervisor is None:
             raise EngineDeadError("the model has no worker; enter it first")
         return self._supervisor
-
-    @property
-    def ready(self) -> Ready:
-        """What the worker said of itself when it was ready."""
-        self._started()
-        if self._ready is None:
-            raise EngineDeadError("the model has no worker; enter it first")
-        return self._ready
 
     @property
     def is_ready(self) -> bool:
@@ -189,6 +176,21 @@ class ServedModel(EngineClient):
     def step_sizes(self) -> StepSizes:
         """What steps computed, of all workers so far."""
         return StepSizes() if self._supervisor is None else self._supervisor.step_sizes
+
+    def stats(self) -> EngineStats:
+        """What the worker said with its last step."""
+        info, load, sizes = self.text.info, self.load, self.step_sizes
+        return EngineStats(
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            kv_usage=load.num_used_blocks / info.num_blocks,
+            num_preemptions=load.num_preemptions,
+            num_steps=load.num_steps,
+            num_computed_tokens=load.num_computed_tokens,
+            num_restarts=self.num_restarts,
+            step_sizes=tuple(sizes.cumulative()),
+            num_step_tokens=sizes.num_tokens,
+        )
 
     async def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait until what runs has ended; false if it has not in time."""

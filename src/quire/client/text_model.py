@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 from quire.checkpoints import Checkpoint
 from quire.client.params import SamplingParams
-from quire.core.digests import Namespace
 from quire.core.request import ResolvedSampling as CoreParams
+from quire.engine.engine import ModelInfo
 from quire.errors import CheckpointError, InvalidParameterError, InvariantError, RequestTooLargeError
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.messages import num_text_bytes
@@ -29,12 +29,11 @@ class TextModel:
     """What turns words into requests."""
 
     name: str
+    info: ModelInfo
     tokenizer: Tokenizer
     template: ChatTemplate | None
     eos_token_ids: frozenset[int]
     defaults: Mapping[str, float | int]
-    vocabulary_size: int
-    max_sequence_tokens: int
     chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -43,27 +42,36 @@ class TextModel:
         object.__setattr__(self, "chat_tokenizer", encoder)
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, vocabulary_size: int, max_sequence_tokens: int) -> "TextModel":
-        """The text side of a checkpoint."""
+    def of(cls, checkpoint: Checkpoint, info: ModelInfo) -> "TextModel":
+        """The text side of a checkpoint that an engine has loaded."""
         if checkpoint.tokenizer_file is None:
             raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
-        max_bytes = MAX_BYTES_PER_TOKEN * max_sequence_tokens
+        max_bytes = MAX_BYTES_PER_TOKEN * info.max_sequence_tokens
         template = checkpoint.chat_template
         return cls(
             name=checkpoint.name,
-            tokenizer=Tokenizer.from_files(checkpoint.tokenizer_file, max_bytes, max_sequence_tokens),
+            info=info,
+            tokenizer=Tokenizer.from_files(checkpoint.tokenizer_file, max_bytes, info.max_sequence_tokens),
             template=None if template is None else ChatTemplate(template, checkpoint.special_tokens),
             eos_token_ids=checkpoint.eos_token_ids,
             defaults=checkpoint.generation_defaults,
-            vocabulary_size=vocabulary_size,
-            max_sequence_tokens=max_sequence_tokens,
         )
 
     @property
+    def vocabulary_size(self) -> int:
+        """Tokens the model has rows for."""
+        return self.info.vocabulary_size
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The longest prompt and answer together."""
+        return self.info.max_sequence_tokens
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        """What the operator should know: a template that had to be stopped."""
+        """What the operator should know of the model, and of a template that had to be stopped."""
         failure = None if self.template is None else self.template.failure
-        return () if failure is None else (str(failure),)
+        return self.info.notes if failure is None else (*self.info.notes, str(failure))
 
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt given as text or as ids already."""
@@ -131,23 +139,3 @@ class TextModel:
         settled = params.settle(self.defaults, self.eos_token_ids, self.vocabulary_size)
         room = self.max_sequence_tokens - num_prompt_tokens
         return settled if params.max_tokens is not None or room < 1 else replace(settled, max_tokens=room)
-
-
-class NamespaceOf(Protocol):
-    """The namespace of a cache group's blocks, computed by the model itself or with an adapter."""
-
-    def __call__(self, cache_group: str, adapter: str = "") -> Namespace:
-        """Cheap: asked for every request."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFace:
-    """A model as those see it who ask it, wherever it runs."""
-
-    text: TextModel
-    namespace: NamespaceOf
-    """Where blocks are named."""
-    line: str
-    """How much fits in how much memory."""
-    notes: tuple[str, ...] = ()

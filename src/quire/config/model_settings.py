@@ -39,13 +39,14 @@ class ModelSettings:
         if self.max_step_tokens < self.max_running + self.block_size:
             raise ConfigError(
                 f"max_step_tokens must be at least max_running + block_size = {self.max_running + self.block_size}, "
-                f"{self.max_step_tokens} given; raise it, or lower max_running"
+                f"{self.max_step_tokens} given; raise it, or lower max_running",
+                ("max_step_tokens", "max_running", "block_size"),
             )
         for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype or self.dtype)):
             if dtype not in ("float32", "bfloat16", "float16"):
-                raise ConfigError(f"{name} must be float32, bfloat16 or float16, {dtype!r} given")
+                raise ConfigError(f"{name} must be float32, bfloat16 or float16, {dtype!r} given", (name,))
 
 
 def _require_positive(name: str, value: int) -> None:
     if value < 1:
-        raise ConfigError(f"{name} must be at least 1, {value} given")
+        raise ConfigError(f"{name} must be at least 1, {value} given", (name,))

@@ -36,11 +36,12 @@ class ServingSettings:
             raise ConfigError(
                 "head_start_high_s must be at least head_start_normal_s, and that at least head_start_low_s, "
                 f"{self.head_start_high_s:g}, {self.head_start_normal_s:g} and {self.head_start_low_s:g} given; "
-                "equal ones make classes equal"
+                "equal ones make classes equal",
+                ("head_start_high_s", "head_start_normal_s", "head_start_low_s"),
             )
-
         if not self.stuck_step_s > 0:
-            raise ConfigError(f"stuck_step_s must be above 0, {self.stuck_step_s:g} given; 30 suits most machines")
+            message = f"stuck_step_s must be above 0, {self.stuck_step_s:g} given; 30 suits most machines"
+            raise ConfigError(message, ("stuck_step_s",))
 
     def read_kv_key(self) -> bytes | None:
         """The secret in `kv_key_file`, or None where there is no such file and each start makes its own."""
@@ -52,7 +53,8 @@ class ServingSettings:
                 mode = os.fstat(file.fileno()).st_mode
                 key = file.read(KEY_BYTES + 1) if stat.S_ISREG(mode) else b""
         except OSError as error:
-            raise ConfigError(f"kv_key_file {path} cannot be read: {error.strerror}; {_how_to_make(path)}") from error
+            message = f"kv_key_file {path} cannot be read: {error.strerror}; {_how_to_make(path)}"
+            raise ConfigError(message, ("kv_key_file",)) from error
         _check_key(path, mode, key)
         return key
 
@@ -61,11 +63,13 @@ def _check_key(path: Path, mode: int, key: bytes) -> None:
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(
             f"kv_key_file must be readable by its owner alone, {path} has mode {stat.S_IMODE(mode):04o}; "
-            f"run: chmod 600 {path}"
+            f"run: chmod 600 {path}",
+            ("kv_key_file",),
         )
     if len(key) != KEY_BYTES:
         size = "more" if len(key) > KEY_BYTES else str(len(key))
-        raise ConfigError(f"kv_key_file must hold {KEY_BYTES} bytes, {path} holds {size}; {_how_to_make(path)}")
+        message = f"kv_key_file must hold {KEY_BYTES} bytes, {path} holds {size}; {_how_to_make(path)}"
+        raise ConfigError(message, ("kv_key_file",))
 
 
 def _how_to_make(path: Path) -> str:

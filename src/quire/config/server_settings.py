@@ -62,7 +62,8 @@ class ServerSettings:
         if self.keys_file is not None and not self.keys_path().exists():
             raise ConfigError(
                 f"keys_file must name a file that is there, {self.keys_path()} is not; "
-                f"make it with: quire keys add NAME --keys-file {self.keys_path()}, or leave it out"
+                f"make it with: quire keys add NAME --keys-file {self.keys_path()}, or leave it out",
+                ("keys_file",),
             )
 
     def admin_path(self, port: int, environ: Mapping[str, str] = os.environ) -> Path:
@@ -77,5 +78,6 @@ class ServerSettings:
         if not (self.is_loopback or has_keys or allow_no_keys):
             raise ConfigError(
                 f"host {self.host} lets other machines in, and there are no keys; make one with: quire keys add NAME, "
-                "listen on 127.0.0.1, or say --insecure-no-keys if a lock of your own stands before this server"
+                "listen on 127.0.0.1, or say --insecure-no-keys if a lock of your own stands before this server",
+                ("host",),
             )

@@ -112,7 +112,8 @@ def _resolved(setting: Setting, layers: Iterable[Mapping[str, _Given]]) -> Resol
     except (ValueError, OverflowError) as error:
         raise ConfigError(
             f"{setting.name} must be {setting.kind.rule}; {_short(given.raw)} given by {given.source}; "
-            f"write for example {setting.example}"
+            f"write for example {setting.example}",
+            (setting.name,),
         ) from error
 
 
@@ -122,9 +123,9 @@ def _checked(shape: type[Any], values: Mapping[str, Resolved]) -> Any:
     try:
         return shape(**{setting.field_name: values[setting.name].value for setting in ours})
     except ConfigError as error:
-        named = [setting.name for setting in ours if re.search(rf"\b{setting.name}\b", str(error))]
+        named = tuple(setting.name for setting in ours if setting.field_name in error.settings)
         sources = ", ".join(f"{name} by {values[name].source}" for name in named)
-        raise ConfigError(f"{error} (given: {sources})") from error
+        raise ConfigError(f"{error} (given: {sources})", named) from error
 
 
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -1,7 +1,13 @@
-"""What happened, as plain frozen messages. The core emits them; streams, observers and publishers read them.
+"""What happened, as plain frozen messages. The engine emits them; streams, observers and publishers read them.
 
-A request's events are, in order: `Admitted`, then for each continuation `Token`s (perhaps `Preempted` between) and one
-`SequenceFinished`, and last of all exactly one `Finished`. One that ends in the queue has only the last two kinds.
+A request's events are, in order:
+
+    Refused                                                       it was not let in, and that was all
+    Queued ─► Admitted ─► FirstToken ─► Token … ─► SequenceFinished, one for each answer ─► Finished
+
+`Preempted` and `Replayed` may come in between, and `PromptLogprobs` before the first token. One that ends in the queue
+has no more than its first and its last two kinds. They cross between processes as they are: arrays that begin with
+their own name.
 
 The KV events carry everything the field's wire format asks for (block hashes in chain order, the parent, the
 tokens, the block size, and the adapter and cache group that entered the hash). A block's `BlockStored` always
@@ -9,11 +15,25 @@ comes before those of its children and before its own `BlockRemoved`.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
+
+import msgspec
 
 from quire.core.prefix_tree import Divergence
 from quire.core.request import FinishReason
 from quire.core.step import TokenLogprobs
+from quire.errors import (
+    DrainingError,
+    DuplicateRequestError,
+    EngineDeadError,
+    InvalidParameterError,
+    MessageError,
+    QueueFullError,
+    QuireError,
+    RequestError,
+    RequestTooLargeError,
+    TenantShareError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +65,63 @@ class AllBlocksCleared:
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class Admitted(NamedTuple):
-    """A request began to run for the first time."""
+class _Event(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True, gc=False):
+    """Hundreds are made in a step: they hold plain values, and nothing that could lead back to them."""
 
     request_id: str
+
+
+class Queued(_Event, frozen=True):
+    """A request was let in."""
+
+
+class Refused(_Event, frozen=True):
+    """A request was not let in, or nobody is there to run it: the only event of its id, or the last."""
+
+    kind: str
+    """Name of the error."""
+    details: tuple[str | int | None, ...]
+
+    @classmethod
+    def of(cls, request_id: str, error: QuireError) -> "Refused":
+        """How this error is told."""
+        names = _DETAILS.get(type(error))
+        details = (str(error),) if names is None else tuple(getattr(error, name) for name in names)
+        return cls(request_id, type(error).__name__, details)
+
+    @property
+    def error(self) -> QuireError:
+        """The same error, wherever it is read. Raises MessageError for one that nobody could have told."""
+        kind: Any = _REFUSALS.get(self.kind)
+        if kind is None:
+            raise MessageError(f"a request may be refused by {', '.join(_REFUSALS)}; by {self.kind!r} it was")
+        try:
+            return kind(*self.details)  # type: ignore[no-any-return]
+        except TypeError as error:
+            raise MessageError(f"{self.kind} was told with {len(self.details)} details: {error}") from error
+
+
+_DETAILS: dict[type[QuireError], tuple[str, ...]] = {
+    DuplicateRequestError: ("request_id",),
+    InvalidParameterError: ("message", "parameter"),
+    QueueFullError: ("num_waiting", "limit", "retry_after_s"),
+    TenantShareError: ("tenant", "num_waiting", "limit", "retry_after_s", "state"),
+}
+_REFUSALS: dict[str, type[QuireError]] = {
+    kind.__name__: kind
+    for kind in (
+        *_DETAILS,
+        DrainingError,
+        EngineDeadError,
+        RequestError,
+        RequestTooLargeError,
+    )
+}
+
+
+class Admitted(_Event, frozen=True):
+    """A request began to run for the first time."""
+
     at_s: float
     wait_s: float
     num_cached_tokens: int
@@ -56,10 +129,17 @@ class Admitted(NamedTuple):
     """Why the next token was not found in the cache at this moment, where the request wants to know."""
 
 
-class Token(NamedTuple):
+class FirstToken(_Event, frozen=True):
+    """The prompt is computed: the request's first token comes next."""
+
+    at_s: float
+    num_cached_tokens: int
+    """Prompt tokens that were not computed."""
+
+
+class Token(_Event, frozen=True):
     """One more token of one continuation."""
 
-    request_id: str
     sequence_index: int
     at_s: float
     token_id: int
@@ -68,26 +148,23 @@ class Token(NamedTuple):
     logprobs: TokenLogprobs | None
 
 
-class PromptLogprobs(NamedTuple):
+class PromptLogprobs(_Event, frozen=True):
     """Log-probabilities of a run of prompt tokens, in order; the prompt's first token has none."""
 
-    request_id: str
     first_position: int
     logprobs: tuple[TokenLogprobs, ...]
 
 
-class Preempted(NamedTuple):
+class Preempted(_Event, frozen=True):
     """A sequence gave up its place; it comes back with what it knows."""
 
-    request_id: str
     sequence_index: int
     at_s: float
 
 
-class SequenceFinished(NamedTuple):
+class SequenceFinished(_Event, frozen=True):
     """One continuation ended."""
 
-    request_id: str
     sequence_index: int
     at_s: float
     reason: FinishReason
@@ -97,22 +174,38 @@ class SequenceFinished(NamedTuple):
     """When to ask again, of one that was displaced."""
 
 
-class Finished(NamedTuple):
+class Finished(_Event, frozen=True):
     """The request ended: the last event of its id, and the only one of this kind."""
 
-    request_id: str
     at_s: float
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
 
 
-class Replayed(NamedTuple):
+class Replayed(_Event, frozen=True):
     """The worker that ran it is gone and another goes on with it. Told by whoever replaces workers, not by the core."""
 
-    request_id: str
     at_s: float
 
 
-RequestEvent = Admitted | Token | PromptLogprobs | Preempted | Replayed | SequenceFinished | Finished
+class Explained(_Event, frozen=True):
+    """The answer to a question about the cache, which has an id like a request."""
+
+    found: Divergence
+
+
+RequestEvent = (
+    Queued
+    | Refused
+    | Admitted
+    | FirstToken
+    | Token
+    | PromptLogprobs
+    | Preempted
+    | Replayed
+    | SequenceFinished
+    | Finished
+    | Explained
+)
 Event = KVEvent | RequestEvent

@@ -16,7 +16,7 @@ from math import inf
 from quire.core.deadlines import Deadlines
 from quire.core.digests import Namespace
 from quire.core.drafts import DraftRoom, Propose
-from quire.core.events import Admitted, Preempted, RequestEvent
+from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.placement import Placement
 from quire.core.policy import check_request, chunk_length, taken_tokens, victims_for
@@ -86,7 +86,7 @@ class Scheduler:
         reasons = [taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations]
         unfinished = [sequence for sequence, reason in zip(sequences, reasons, strict=True) if reason is None]
         leader = unfinished[0] if unfinished else sequences[0]
-        self.live[request.request_id] = Live(request, sequences, leader, len(sequences))
+        self.live[request.request_id] = Live(request, sequences, leader, len(sequences), has_begun=request.has_begun)
         self.queue.enter(request.tenant, len(sequences))
         if unfinished:
             leader.siblings = unfinished[1:]
@@ -310,6 +310,8 @@ class Scheduler:
             self._events += prompt_report(self.live[request.request_id], item.scoring.first_position, row)
         if (request.request_id, sequence.index) in self._cancelled:
             return
+        if num_taken:
+            self._tell_first_token(self.live[request.request_id])
         for at in range(num_taken):
             sequence.tokens.append(row.token_ids[at])
             self._events.append(token_event(sequence, row, at, self._now_s))
@@ -319,6 +321,12 @@ class Scheduler:
             reason = FinishReason.LENGTH  # nothing but its prompt is wanted
         if reason is not None:
             self._finish(sequence, reason)
+
+    def _tell_first_token(self, live: Live) -> None:
+        """Only now is it known what of the prompt had to be computed: a block may be found on the way."""
+        if not live.has_begun:
+            live.has_begun = True
+            self._events.append(FirstToken(live.request.request_id, self._now_s, live.leader.num_cached_tokens))
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 

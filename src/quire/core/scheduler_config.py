@@ -48,6 +48,8 @@ class Live:
     num_prompt_reported: int = 1
     """Prompt positions below this have had their log-probabilities reported; the first has none."""
     is_admitted: bool = False
+    has_begun: bool = False
+    """It has had its first token, perhaps from an engine before this one."""
     retry_after_s: int | None = None
     """What its client is told if it is displaced."""
 

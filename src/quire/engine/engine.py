@@ -5,12 +5,12 @@
 Text, streams, threads and processes are other rooms. The clock is handed in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.backends.protocol import Runner
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.events import KVEvent, RequestEvent, Token
+from quire.core.events import KVEvent, Queued, Refused, RequestEvent
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
 from quire.core.policy import check_request
@@ -19,7 +19,7 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
-from quire.errors import InvariantError
+from quire.errors import CapacityError, InvariantError, RequestError
 
 FORMAT_VERSION = 1
 
@@ -41,6 +41,25 @@ class ModelIdentity:
         return Namespace(FORMAT_VERSION, self.fingerprint, adapter, self.kv_layout, block_size, cache_group)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What those need to know of a model who ask it, wherever it runs."""
+
+    identity: ModelIdentity
+    block_size: int
+    num_blocks: int
+    vocabulary_size: int
+    max_sequence_tokens: int
+    line: str = ""
+    """How much fits in how much memory."""
+    notes: tuple[str, ...] = ()
+    """What the person who loaded it should know."""
+
+    def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
+        """The namespace of a tenant's blocks on this model."""
+        return self.identity.namespace(self.block_size, cache_group, adapter)
+
+
 class Engine:
     """One model's requests. Not safe for threads: whoever owns it steps it."""
 
@@ -56,28 +75,38 @@ class Engine:
         self.runner = runner
         self.memory = KVMemory(KVMemoryConfig(capacity.num_blocks, capacity.block_size), BlockHasher(key), emit)
         self.scheduler = Scheduler(config, self.memory)
-        self.identity = identity
+        self.info = ModelInfo(
+            identity,
+            capacity.block_size,
+            capacity.num_blocks,
+            capacity.vocabulary_size,
+            config.max_sequence_tokens,
+        )
 
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do or to tell."""
         return bool(self.scheduler.live) or self.scheduler.has_events
 
-    def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
-        """The namespace of a tenant's blocks on this model."""
-        return self.identity.namespace(self.memory.config.block_size, cache_group, adapter)
-
-    def submit(self, request: Request) -> None:
-        """Queue a request, or raise RequestError or CapacityError and change nothing."""
-        self.scheduler.submit(request)
+    def submit(self, request: Request) -> Queued | Refused:
+        """Queue a request, or say why not and change nothing."""
+        return self._entered(request, self.scheduler.submit)
 
     def check(self, request: Request) -> None:
         """Raise RequestError if this request could never be served, however empty the engine."""
         check_request(request, self.scheduler.config, self.memory.config)
 
-    def restore(self, request: Request) -> None:
+    def restore(self, request: Request) -> Queued | Refused:
         """Queue a request that an engine before this one had let in, with the tokens it had."""
-        self.scheduler.restore(request)
+        return self._entered(request, self.scheduler.restore)
+
+    @staticmethod
+    def _entered(request: Request, enter: Callable[[Request], None]) -> Queued | Refused:
+        try:
+            enter(request)
+        except (RequestError, CapacityError) as error:
+            return Refused.of(request.request_id, error)
+        return Queued(request.request_id)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone; its last events come with a later step. Unknown ids are none of
@@ -112,15 +141,6 @@ class Engine:
             for token_id in row.token_ids:
                 if not 0 <= token_id < size:
                     raise InvariantError(f"the runner chose token {token_id}, the vocabulary has {size}")
-
-    def first_passes(self, events: Sequence[RequestEvent]) -> dict[str, int]:
-        """Of each live request that had its first token: prompt tokens that were not computed."""
-        live = self.scheduler.live
-        return {
-            event.request_id: live[event.request_id].leader.num_cached_tokens
-            for event in events
-            if isinstance(event, Token) and event.num_output_tokens == 1 and event.request_id in live
-        }
 
     def _names_in(self, plan: StepPlan) -> list[str]:
         planned = {item.sequence_id for item in plan.items}

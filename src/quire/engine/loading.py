@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from quire.backends.load import load_backend
 from quire.checkpoints import Checkpoint, Progress, quiet
@@ -15,15 +15,6 @@ from quire.engine.engine import Engine, ModelIdentity
 from quire.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedEngine:
-    """An engine with its model loaded, and how much fits in how much memory."""
-
-    engine: Engine
-    line: str
-    notes: tuple[str, ...] = ()
-
-
 def open_engine(
     checkpoint: Checkpoint,
     settings: ModelSettings,
@@ -31,7 +22,7 @@ def open_engine(
     key: bytes,
     progress: Progress = quiet,
     emit: Callable[[KVEvent], None] | None = None,
-) -> OpenedEngine:
+) -> Engine:
     """Load a checkpoint's weights and build an engine on them. Raises CheckpointError or ConfigError.
 
     `emit` is told what becomes of cached blocks, in the middle of steps.
@@ -53,7 +44,9 @@ def open_engine(
     )
     identity = ModelIdentity(f"{checkpoint.fingerprint} {settings.dtype}", loaded.kv_layout)
     engine = Engine(loaded.runner, config, identity, key, emit)
-    return OpenedEngine(engine, f"{loaded.plan.line}; a request may have {longest:,} tokens", loaded.notes)
+    line = f"{loaded.plan.line}; a request may have {longest:,} tokens"
+    engine.info = replace(engine.info, line=line, notes=loaded.notes)
+    return engine
 
 
 def kv_key(serving: ServingSettings) -> bytes:

@@ -1,54 +1,83 @@
-"""The one thread that steps an engine. Others hand it commands and are told what happened.
+"""The loop that steps an engine, and the thread that runs it in this process. A worker runs the same loop.
 
-    callers ─► commands ─► [ drain · step · tell ] ─► listener, once per step
+    next command … ─► [ obey · step · tell ] ─► events, once for what was said and once for each step
 
-An idle engine sleeps on the command queue. What goes wrong in a step is a bug or the end of the device: the thread
-says so and ends; nothing is retried here. A command that comes too late for a step is refused, never forgotten.
+An idle loop waits for a command. What goes wrong in a step is a bug or the end of the device: the loop ends with it and
+nothing is retried here. A command that comes too late for a step is refused, never forgotten.
 """
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
+from typing import Protocol
 
 from quire.core.digests import Namespace
+from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.request import Request
+from quire.engine.commands import Cancel, ClearCache, Close, Command, Explain, Restore, Submit
 from quire.engine.engine import Engine
-from quire.engine.port import Answered, Listener, OnExplained, OnFailure
-from quire.errors import EngineDeadError, QuireError
+from quire.engine.port import Listener, OnFailure
+from quire.errors import EngineDeadError
 
 
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    request: Request
-    answered: Answered
+class LoopHost(Protocol):
+    """Where a loop's commands come from, and where what happened goes."""
+
+    def next_command(self, *, waits: bool) -> Command | None:
+        """The next one, or None if there is none; `waits` says that there is nothing to do meanwhile."""
+        ...
+
+    def began(self, request_ids: list[str]) -> None:
+        """These are about to be looked at or computed."""
+        ...
+
+    def tell(self, events: Sequence[RequestEvent]) -> None:
+        """What commands or a step brought, perhaps nothing."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    request_id: str
-    index: int | None
+def run_loop(engine: Engine, host: LoopHost) -> None:
+    """Obey and step until `Close`."""
+    while _obey_all(engine, host):
+        host.tell(engine.step(monotonic, host.began))
 
 
-@dataclass(frozen=True, slots=True)
-class _Explain:
-    namespace: Namespace
-    prompt: tuple[int, ...]
-    told: OnExplained
+def _obey_all(engine: Engine, host: LoopHost) -> bool:
+    """Carry out all commands that are there; false after the last one there will be."""
+    told: list[RequestEvent] = []
+    while (command := host.next_command(waits=not engine.has_work and not told)) is not None:
+        match command:
+            case Submit(request):
+                host.began([request.request_id])
+                told.append(engine.submit(request))
+            case Restore(request):
+                host.began([request.request_id])
+                told.append(engine.restore(request))
+            case Cancel(request_id, index):
+                engine.cancel(request_id, index)
+            case Explain(question_id, namespace, prompt):
+                told.append(Explained(question_id, engine.explain(namespace, prompt)))
+            case ClearCache():
+                engine.memory.clear()
+            case Close():
+                return False
+    if told:
+        host.tell(told)
+    return True
 
 
-class _Close:
-    """The last command."""
+class EngineThread:
+    """A port to an engine that a thread of its own steps, from `start` to `close`.
 
-
-class EngineLoop:
-    """Owns the engine from `start` to `close`. All callbacks run on its thread and must return at once."""
+    The listener runs on that thread, or on the caller's, and must return at once.
+    """
 
     def __init__(self, engine: Engine, listener: Listener, failed: OnFailure) -> None:
         self._engine = engine
         self._listener = listener
         self._failed = failed
-        self._commands: SimpleQueue[_Submit | _Cancel | _Explain | _Close] = SimpleQueue()
+        self._commands: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_over = False
         """Guarded by the lock: once true, no command is put into the queue."""
@@ -58,37 +87,54 @@ class EngineLoop:
         """Begin to step."""
         self._thread.start()
 
-    def submit(self, request: Request, answered: Answered) -> None:
-        """Queue a request; `answered` gets None, or why it was refused."""
-        with self._lock:
-            if not self._is_over:
-                self._commands.put(_Submit(request, answered))
-                return
-        answered(EngineDeadError("the engine has stopped; start it again"))
+    def submit(self, request: Request) -> None:
+        """Queue a request: `Queued` or `Refused` is its first event."""
+        self._put(Submit(request), request.request_id)
 
-    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: OnExplained) -> None:
+    def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
         """Ask why a prompt is not in the cache; answered between two steps."""
-        with self._lock:
-            if not self._is_over:
-                self._commands.put(_Explain(namespace, prompt, told))
-                return
-        told(EngineDeadError("the engine has stopped; start it again"))
+        self._put(Explain(question_id, namespace, prompt), question_id)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone, if it lives."""
-        self._commands.put(_Cancel(request_id, index))
+        self._commands.put(Cancel(request_id, index))
+
+    def clear_cache(self) -> None:
+        """Forget every cached block that nobody uses."""
+        self._commands.put(ClearCache())
 
     def close(self) -> None:
         """Stop after the step in flight, and wait for it."""
-        self._commands.put(_Close())
+        self._commands.put(Close())
         self._thread.join()
+
+    def _put(self, command: Command, request_id: str) -> None:
+        with self._lock:
+            if not self._is_over:
+                self._commands.put(command)
+                return
+        self._listener([Refused.of(request_id, EngineDeadError("the engine has stopped; start it again"))])
+
+    # -- on its own thread ---------------------------------------------------------------------------------------------
+
+    def next_command(self, *, waits: bool) -> Command | None:
+        """The next one, or None if there is none and there is something else to do."""
+        try:
+            return self._commands.get(block=waits)
+        except Empty:
+            return None
+
+    def began(self, request_ids: list[str]) -> None:
+        """Nobody asks: what ends this thread ends the engine."""
+
+    def tell(self, events: Sequence[RequestEvent]) -> None:
+        """Pass on what there is."""
+        if events:
+            self._listener(events)
 
     def _run(self) -> None:
         try:
-            while self._obey():
-                events = self._engine.step(monotonic)
-                if events:
-                    self._listener(events)
+            run_loop(self._engine, self)
         except BaseException as error:
             self._failed(error)
         finally:
@@ -98,49 +144,10 @@ class EngineLoop:
     def _refuse_the_rest(self) -> None:
         with self._lock:
             self._is_over = True
-        while True:
-            try:
-                command = self._commands.get(block=False)
-            except Empty:
-                return
-            if isinstance(command, _Submit):
-                command.answered(EngineDeadError("the engine stopped before it saw this request; ask again"))
-            elif isinstance(command, _Explain):
-                command.told(EngineDeadError("the engine stopped before it was asked; ask again"))
-
-    def _obey(self) -> bool:
-        """Carry out all commands that are there, waiting for one if there is nothing to do; false ends the thread."""
-        while True:
-            try:
-                command = self._commands.get(block=not self._engine.has_work)
-            except Empty:
-                return True
+        error = EngineDeadError("the engine stopped before it saw this request; ask again")
+        while (command := self.next_command(waits=False)) is not None:
             match command:
-                case _Submit():
-                    self._submit(command)
-                case _Cancel():
-                    self._engine.cancel(command.request_id, command.index)
-                case _Explain():
-                    self._explain(command)
-                case _Close():
-                    return False
-
-    def _explain(self, command: _Explain) -> None:
-        try:
-            found = self._engine.explain(command.namespace, command.prompt)
-        except Exception as error:
-            command.told(EngineDeadError(f"the engine could not look into its cache: {error!r}"))
-            raise
-        command.told(found)
-
-    def _submit(self, command: _Submit) -> None:
-        try:
-            self._engine.submit(command.request)
-        except QuireError as error:
-            command.answered(error)
-        except Exception as error:
-            # Whoever asked must hear of it, whatever it does to the engine.
-            command.answered(EngineDeadError(f"the engine could not take the request: {error!r}"))
-            raise
-        else:
-            command.answered(None)
+                case Submit(request):
+                    self._listener([Refused.of(request.request_id, error)])
+                case Explain(question_id):
+                    self._listener([Refused.of(question_id, error)])

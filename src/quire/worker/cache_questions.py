@@ -1,34 +1,38 @@
-"""Who waits for an answer about the worker's cache. Bounded by the client, which asks."""
+"""Questions about the worker's cache that have no answer yet. Bounded by the client, which asks."""
 
-from quire.engine.port import OnExplained
+from collections.abc import Sequence
+
+from quire.core.events import Explained, Refused, RequestEvent
 from quire.errors import EngineDeadError, MessageError
 
 
 class CacheQuestions:
-    """Questions by number, from asking to the answer or the worker's end."""
+    """Questions by their ids, from asking to the answer or the worker's end."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, OnExplained] = {}
-        self._num_asked = 0
+        self._open: dict[str, None] = {}
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._open)
 
-    def add(self, told: OnExplained) -> int:
-        """The number under which this question is sent."""
-        self._num_asked += 1
-        self._asked[self._num_asked] = told
-        return self._num_asked
+    def add(self, question_id: str) -> None:
+        """This one is sent."""
+        self._open[question_id] = None
 
-    def take(self, explain_id: int) -> OnExplained:
-        """Who asked this question; it is answered now."""
-        told = self._asked.pop(explain_id, None)
-        if told is None:
-            raise MessageError(f"the worker answers question {explain_id} about its cache, which nobody asked")
-        return told
+    def take(self, events: Sequence[RequestEvent], told: list[RequestEvent]) -> Sequence[RequestEvent]:
+        """Add answers among these events to `told`; the rest of them. Raises MessageError for one nobody asked for."""
+        answers = [event for event in events if isinstance(event, Explained)]
+        if not answers:
+            return events
+        for answer in answers:
+            if answer.request_id not in self._open:
+                raise MessageError(f"the worker answers question {answer.request_id[:64]!r}, which nobody asked")
+            del self._open[answer.request_id]
+        told += answers
+        return [event for event in events if not isinstance(event, Explained)]
 
-    def drop(self) -> None:
+    def drop(self) -> list[RequestEvent]:
         """Not asked again of the next worker: its cache is another one, and what ended this one may be the question."""
-        asked, self._asked = self._asked, {}
-        for told in asked.values():
-            told(EngineDeadError("the worker ended while it was asked about its cache; ask again"))
+        dropped, self._open = self._open, {}
+        error = EngineDeadError("the worker ended while it was asked about its cache; ask again")
+        return [Refused.of(question_id, error) for question_id in dropped]

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from quire.backends.protocol import PendingStep, Runner
+from quire.core.events import Queued
 from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
 from quire.engine.engine import Engine
 from quire.errors import ConfigError, InvariantError
@@ -199,7 +200,7 @@ def _garbage(runner: FaultyRunner, _item: WorkItem) -> None:
 
 def _stranger(runner: FaultyRunner, _item: WorkItem) -> None:
     """A message, but about somebody the parent never heard of."""
-    runner.speak(messages.encode_message(messages.Taken("stranger")))
+    runner.speak(messages.encode_message(messages.Stepped((Queued("stranger"),), messages.WorkerLoad())))
 
 
 def _fpe(_runner: FaultyRunner, _item: WorkItem) -> None:

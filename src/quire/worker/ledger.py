@@ -13,24 +13,29 @@ end; one that is in flight alone when the worker dies is ended with an error of 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from msgspec.structs import replace as event_with
+
 from quire.core.events import (
     Admitted,
+    Explained,
     Finished,
+    FirstToken,
     Preempted,
     PromptLogprobs,
+    Queued,
+    Refused,
     Replayed,
     RequestEvent,
     SequenceFinished,
     Token,
 )
 from quire.core.request import Continuation, FinishReason, Request
-from quire.engine.port import Answered
+from quire.engine.commands import Cancel, Restore, Submit
 from quire.errors import MessageError, QuireError
-from quire.worker.messages import Cancel, Restore, Submit
 
 STRIKES = 2
 """Consecutive crashes with no token between after which a request must run alone."""
@@ -53,8 +58,8 @@ class LedgerEntry:
     """One request, and all its client was told."""
 
     request: Request
-    answered: Answered | None
-    """Whom to tell that it was taken or refused; None once that is done."""
+    is_queued: bool = False
+    """A worker has let it in: it is not asked about room again."""
     place: RequestState = RequestState.HELD
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, FinishReason] = field(default_factory=dict)
@@ -66,11 +71,6 @@ class LedgerEntry:
     num_prompt_logprobs: int = 0
     is_cancelled: bool = False
     num_strikes: int = 0
-
-    @property
-    def is_taken(self) -> bool:
-        """A worker has let it in: it is not asked about room again."""
-        return self.answered is None
 
     @property
     def is_answered(self) -> bool:
@@ -113,10 +113,10 @@ class Ledger:
         self._alone: LedgerEntry | None = None
         """The suspect that runs now."""
 
-    def add(self, request: Request, answered: Answered) -> None:
+    def add(self, request: Request) -> None:
         """A client asks. Ids are the server's own and never come twice."""
         tokens: dict[int, list[int]] = {one.index: [] for one in request.continuations}
-        entry = LedgerEntry(request, answered, tokens=tokens)
+        entry = LedgerEntry(request, tokens=tokens)
         self.entries[request.request_id] = self._held[request.request_id] = entry
         self.num_open_of[request.tenant] += 1
 
@@ -124,13 +124,11 @@ class Ledger:
         """Those the worker has."""
         return tuple(name for name, entry in self.entries.items() if entry.place is not RequestState.HELD)
 
-    def abandon(self, error: QuireError) -> None:
+    def abandon(self, error: QuireError) -> list[RequestEvent]:
         """There will be no worker any more. Who waits to be let in is told; the streams of the others are not ours."""
         entries, self.entries, self._held = self.entries, {}, {}
         self.num_open_of.clear()
-        for entry in entries.values():
-            if entry.answered is not None:
-                entry.answered(error)
+        return [Refused.of(request_id, error) for request_id, entry in entries.items() if not entry.is_queued]
 
     # -- to the worker -------------------------------------------------------------------------------------------------
 
@@ -163,7 +161,7 @@ class Ledger:
     def _send(self, entry: LedgerEntry) -> Submit | Restore:
         entry.place = RequestState.SENT
         del self._held[entry.request.request_id]
-        return Restore(entry.again()) if entry.is_taken else Submit(entry.again())
+        return Restore(entry.again()) if entry.is_queued else Submit(entry.again())
 
     def cancel(self, request_id: str, now_s: float) -> tuple[list[Cancel], list[RequestEvent]]:
         """The client has gone: what to tell the worker, and what to tell the client's side if there is nobody to."""
@@ -191,35 +189,13 @@ class Ledger:
 
     # -- from the worker -----------------------------------------------------------------------------------------------
 
-    def taken(self, request_id: str) -> None:
-        """The worker has let it in."""
-        entry = self._known(request_id)
-        answered, entry.answered = entry.answered, None
-        if answered is not None:
-            answered(None)
+    def take(self, events: Sequence[RequestEvent], told: list[RequestEvent], now_s: float) -> None:
+        """Add to `told` what is new to the clients in what a worker said. Raises MessageError for what cannot be.
 
-    def refused(self, request_id: str, error: QuireError, now_s: float) -> list[RequestEvent]:
-        """The worker did not let it in. One that ran before has a client who is told so at the end of what he has."""
-        entry = self._known(request_id)
-        if entry.answered is None:
-            return self._end(entry, FinishReason.ERROR, now_s, str(error))
-        self._drop(entry)
-        self.num_progress += 1
-        entry.answered(error)
-        return []
-
-    def take(self, events: Sequence[RequestEvent], first_passes: Mapping[str, int], told: list[RequestEvent]) -> None:
-        """Add to `told` what is new to the clients in what a step brought. Raises MessageError for what cannot be.
-
-        What was added before that is entered in the books and must be told all the same. `first_passes` says of each
-        request that had its first token how many of its prompt tokens were not computed.
+        What was added before that is entered in the books and must be told all the same.
         """
         for event in events:
-            told += self._take(self._known(event.request_id), event)
-        for request_id, num_cached_tokens in first_passes.items():
-            entry = self.entries.get(request_id)
-            if entry is not None and entry.num_cached_tokens is None:
-                entry.num_cached_tokens = self._first_pass(entry, num_cached_tokens)
+            told += self._take(self._known(event.request_id), event, now_s)
 
     def _known(self, request_id: str) -> LedgerEntry:
         entry = self.entries.get(request_id)
@@ -227,7 +203,7 @@ class Ledger:
             raise MessageError(f"the worker speaks of {request_id[:64]!r}, which it was not given")
         return entry
 
-    def _take(self, entry: LedgerEntry, event: RequestEvent) -> list[RequestEvent]:
+    def _take(self, entry: LedgerEntry, event: RequestEvent, now_s: float) -> list[RequestEvent]:
         match event:
             case Token():
                 return self._take_token(entry, event)
@@ -235,15 +211,39 @@ class Ledger:
                 return self._take_end(entry, event)
             case Finished():
                 return self._take_finished(entry, event)
-            case Admitted():
-                first, entry.admitted = entry.admitted, entry.admitted or event
-                return [event] if first is None else []
+            case Refused():
+                return self._take_refusal(entry, event, now_s)
+            case Queued() | Admitted() | FirstToken():
+                return self._take_once(entry, event)
             case PromptLogprobs():
                 return self._take_prompt_logprobs(entry, event)
             case Preempted():
                 return [event]
             case _:
                 raise _unexpected(event)
+
+    def _take_refusal(self, entry: LedgerEntry, event: Refused, now_s: float) -> list[RequestEvent]:
+        """It was not let in. One that ran before has a client who is told so at the end of what he has."""
+        error = event.error
+        self.num_progress += 1
+        if any(entry.tokens.values()) or entry.ends:
+            return self._end(entry, FinishReason.ERROR, now_s, str(error))
+        self._drop(entry)
+        return [event]
+
+    def _take_once(self, entry: LedgerEntry, event: Queued | Admitted | FirstToken) -> list[RequestEvent]:
+        """How far it is. A worker that begins anew says it again; the client has heard it."""
+        match event:
+            case Queued():
+                is_news, entry.is_queued = not entry.is_queued, True
+            case Admitted():
+                is_news, entry.admitted = entry.admitted is None, entry.admitted or event
+            case FirstToken():
+                is_news = entry.num_cached_tokens is None
+                if is_news:
+                    entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
+                    event = event_with(event, num_cached_tokens=entry.num_cached_tokens)
+        return [event] if is_news else []
 
     def _take_token(self, entry: LedgerEntry, event: Token) -> list[RequestEvent]:
         if event.sequence_index in entry.dropped:
@@ -309,7 +309,7 @@ class Ledger:
         if end <= next_position:
             return []
         entry.num_prompt_logprobs = end - 1
-        return [event._replace(first_position=next_position, logprobs=event.logprobs[next_position - end :])]
+        return [event_with(event, first_position=next_position, logprobs=event.logprobs[next_position - end :])]
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class Ledger:
         told: list[RequestEvent] = []
         alone, self._alone = self._alone, None
         for entry in list(self.entries.values()):
-            was_there = entry.is_taken and entry.place is not RequestState.HELD
+            was_there = entry.is_queued and entry.place is not RequestState.HELD
             is_on_trial = entry is alone and entry.is_suspect
             entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
             self._hold(entry)
@@ -355,8 +355,6 @@ class Ledger:
             if index not in entry.ends
         ]
         self._drop(entry)
-        if entry.answered is not None:
-            entry.answered(None)
         return [*events, self._finished(entry, at_s)]
 
     @staticmethod
@@ -387,6 +385,6 @@ def _pardoned(entry: LedgerEntry) -> int:
     return entry.num_strikes if entry.is_suspect and entry.place is RequestState.HELD else 0
 
 
-def _unexpected(event: Replayed) -> MessageError:
-    """Only the ledger makes such events. A kind of event that is not handled above is a type error here."""
-    return MessageError(f"{event.request_id}: a worker does not know of the one before it")
+def _unexpected(event: Replayed | Explained) -> MessageError:
+    """Of a request, only the ledger makes such events. A kind that is not handled above is a type error here."""
+    return MessageError(f"{event.request_id}: a worker may not say {type(event).__name__} of a request")

@@ -1,6 +1,6 @@
-"""The process that owns a model: an inbox, the step loop, an outbox. Token ids in, events out.
+"""The process that owns a model: an inbox, the engine's loop, an outbox. Token ids in, events out.
 
-    parent ─► inbox ─► [ obey · beat · name · step · tell ] ─► outbox ─► parent
+    parent ─► inbox ─► [ beat · obey · name · step · tell ] ─► outbox ─► parent
 
 It names a step's requests before it runs them and beats from inside the loop, both on the shared status. It may die at
 any moment; whatever it cannot handle ends it, and its parent replaces it. It never outlives its parent.
@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import rmtree
 from time import monotonic, time
@@ -24,14 +24,15 @@ import zmq
 
 from quire.checkpoints import Progress, resolve
 from quire.core.events import KVEvent, RequestEvent
-from quire.core.request import Request
+from quire.engine.commands import Command
 from quire.engine.engine import Engine
-from quire.engine.loading import OpenedEngine, open_engine
-from quire.errors import InvariantError, QuireError
+from quire.engine.loading import open_engine
+from quire.engine.loop import run_loop
+from quire.errors import InvariantError
 from quire.worker import messages
 from quire.worker.faults import faults_from, with_faults
 from quire.worker.kv_events import KVEventPublisher
-from quire.worker.messages import Explained, Open, Ready, Refused, Stepped, Taken, ToParent, ToWorker, WorkerLoad
+from quire.worker.messages import Open, Ready, Stepped, ToParent, ToWorker, WorkerLoad
 from quire.worker.shared_status import SharedStatus
 
 IDLE_S = 0.25
@@ -44,7 +45,7 @@ FAILED = 70
 """Exit code of a worker that could say why it ended."""
 
 Emit = Callable[[KVEvent], None]
-Opener = Callable[[Open, Progress, Emit | None], OpenedEngine]
+Opener = Callable[[Open, Progress, Emit | None], Engine]
 
 
 class Channel:
@@ -89,7 +90,7 @@ class Channel:
 
 
 class Worker:
-    """Steps an engine and says what happened, until it is told to close."""
+    """Hosts the engine's loop: commands come from the channel, and what happened goes there."""
 
     def __init__(
         self, engine: Engine, channel: Channel, status: SharedStatus, publisher: KVEventPublisher | None
@@ -100,66 +101,46 @@ class Worker:
         self._publisher = publisher
         self._step_tokens: list[int] = []
         """Of steps that nobody was told of yet."""
+        self._num_steps = self._num_computed = 0
 
     def run(self) -> None:
-        """The loop."""
-        while self._obey():
-            self._status.beat(monotonic())
-            events = self._step()
-            self._status.clear_in_flight()
-            if events:
-                self._channel.send(Stepped.of(events, self._engine.first_passes(events), self._load()))
-            if self._publisher is not None:
-                self._publisher.publish(time())
-
-    def _step(self) -> list[RequestEvent]:
-        totals = self._engine.scheduler.stats
-        num_steps, num_tokens = totals.num_steps, totals.num_computed_tokens
-        events = self._engine.step(monotonic, self._status.name)
-        if totals.num_steps > num_steps:
-            self._step_tokens.append(totals.num_computed_tokens - num_tokens)
-        return events
+        """Until the parent closes it."""
+        run_loop(self._engine, self)
 
     def blame(self) -> None:
         """A step that was under way has named its requests; for anything else all who live are named."""
         if not self._status.read().request_ids:
             self._status.name([*self._engine.scheduler.live])
 
-    def _obey(self) -> bool:
-        """Carry out all commands that are there, waiting for one if there is nothing to do; false ends the loop."""
-        while True:
-            self._status.beat(monotonic())
-            self._channel.flush()
-            command = self._channel.receive(0.0 if self._engine.has_work else IDLE_S)
-            match command:
-                case None:
-                    return True
-                case messages.Submit(request):
-                    self._let_in(request, self._engine.submit)
-                case messages.Restore(request):
-                    self._let_in(request, self._engine.restore)
-                case messages.Cancel(request_id, index):
-                    self._engine.cancel(request_id, index)
-                case messages.Explain(explain_id, namespace, prompt):
-                    self._channel.send(Explained(explain_id, self._engine.explain(namespace, prompt)))
-                case messages.ClearCache():
-                    self._engine.memory.clear()
-                case messages.Close():
-                    return False
-                case Open():
-                    raise InvariantError("a worker is opened once, with its first message")
+    # -- what the loop asks of its host --------------------------------------------------------------------------------
 
-    def _let_in(self, request: Request, enter: Callable[[Request], None]) -> None:
-        self._status.name([request.request_id])
-        try:
-            enter(request)
-        except InvariantError:
-            raise
-        except QuireError as error:
-            self._channel.send(Refused.of(request.request_id, error))
-        else:
-            self._channel.send(Taken(request.request_id))
+    def next_command(self, *, waits: bool) -> Command | None:
+        """The next one, or None: if there is nothing to do, after a while."""
+        self._status.beat(monotonic())
+        self._channel.flush()
+        command = self._channel.receive(IDLE_S if waits else 0.0)
+        if isinstance(command, Open):
+            raise InvariantError("a worker is opened once, with its first message")
+        return command
+
+    def began(self, request_ids: list[str]) -> None:
+        """Name them: if this process dies now, they are asked first."""
+        self._status.name(request_ids)
+
+    def tell(self, events: Sequence[RequestEvent]) -> None:
+        """Nobody is in flight any more; the parent and those who follow the cache hear what happened."""
         self._status.clear_in_flight()
+        self._count_step()
+        if events:
+            self._channel.send(Stepped(tuple(events), self._load()))
+        if self._publisher is not None:
+            self._publisher.publish(time())
+
+    def _count_step(self) -> None:
+        totals = self._engine.scheduler.stats
+        if totals.num_steps > self._num_steps:
+            self._step_tokens.append(totals.num_computed_tokens - self._num_computed)
+            self._num_steps, self._num_computed = totals.num_steps, totals.num_computed_tokens
 
     def _load(self) -> WorkerLoad:
         scheduler, memory = self._engine.scheduler, self._engine.memory
@@ -176,7 +157,7 @@ class Worker:
         )
 
 
-def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> OpenedEngine:
+def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> Engine:
     """The model the parent has resolved: a directory on this machine."""
     return open_engine(resolve(command.model), command.settings, command.queue, command.key, progress, emit)
 
@@ -237,10 +218,10 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         if command.kv_events is not None:
             publisher = KVEventPublisher(command.kv_events)
         opened = opener(command, progress, None if publisher is None else publisher.emit)
-        engine = with_faults(opened.engine, faults_from(os.environ), channel.put)
+        engine = with_faults(opened, faults_from(os.environ), channel.put)
         worker = Worker(engine, channel, status, publisher)
         status.beat(monotonic())
-        channel.send(_ready(opened))
+        channel.send(Ready(engine.info))
         worker.run()
     except Exception as error:
         # A broken promise, a device that is gone, no memory: the parent replaces us and asks again.
@@ -252,19 +233,6 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         if publisher is not None:
             publisher.close()
     return 0
-
-
-def _ready(opened: OpenedEngine) -> Ready:
-    engine, capacity = opened.engine, opened.engine.runner.capacity
-    return Ready(
-        engine.identity,
-        capacity.block_size,
-        capacity.num_blocks,
-        capacity.vocabulary_size,
-        engine.scheduler.config.max_sequence_tokens,
-        opened.line,
-        opened.notes,
-    )
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ import zmq
 import zmq.asyncio
 
 from quire.core.digests import Namespace
-from quire.core.events import RequestEvent
+from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
 from quire.core.share_types import LEAST_PROMISED
-from quire.engine.port import Answered, Listener, OnExplained, OnFailure
+from quire.engine.commands import ClearCache, Close, Explain
+from quire.engine.port import Listener, OnFailure
 from quire.errors import (
     CheckpointError,
     ConfigError,
@@ -33,21 +34,7 @@ from quire.errors import (
 from quire.worker.cache_questions import CacheQuestions
 from quire.worker.handle import WorkerProcess
 from quire.worker.ledger import Ledger
-from quire.worker.messages import (
-    ClearCache,
-    Close,
-    Explain,
-    Explained,
-    Failed,
-    LoadProgress,
-    Ready,
-    Refused,
-    Stepped,
-    Taken,
-    ToParent,
-    ToWorker,
-    WorkerLoad,
-)
+from quire.worker.messages import Failed, LoadProgress, Ready, Stepped, ToParent, ToWorker, WorkerLoad
 from quire.worker.session import SessionEnd, WorkerSession
 from quire.worker.shared_status import Flight
 from quire.worker.step_sizes import StepSizes
@@ -83,7 +70,7 @@ class Supervisor:
         self._listener = listener
         self._failed = failed
         self._ledger = Ledger()
-        self._explains = CacheQuestions()
+        self._questions = CacheQuestions()
         self._session: WorkerSession | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._idle = asyncio.Event()
@@ -167,14 +154,14 @@ class Supervisor:
 
     # -- a port --------------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, answered: Answered) -> None:
-        """Queue a request; `answered` gets None, or why it was refused."""
+    def submit(self, request: Request) -> None:
+        """Queue a request: `Queued` or `Refused` is its first event."""
         try:
             self._check_room(request)
         except QuireError as error:
-            answered(error)
+            self._listener([Refused.of(request.request_id, error)])
             return
-        self._ledger.add(request, answered)
+        self._ledger.add(request)
         self._idle.clear()
         self._send_due()
 
@@ -188,12 +175,14 @@ class Supervisor:
         self._tell(events)
         self._send_due()
 
-    def explain(self, namespace: Namespace, prompt: tuple[int, ...], told: OnExplained) -> None:
+    def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
         """Ask why a prompt is not in the cache. A worker that dies takes the question with it: the asker is told."""
         if self._session is None or not self._session.is_ready:
-            told(EngineDeadError("there is no worker at this moment; ask again when one is ready"))
+            error = EngineDeadError("there is no worker at this moment; ask again when one is ready")
+            self._listener([Refused.of(question_id, error)])
             return
-        self._send([Explain(self._explains.add(told), namespace, prompt)])
+        self._questions.add(question_id)
+        self._send([Explain(question_id, namespace, prompt)])
 
     def clear_cache(self) -> None:
         """Forget every cached block that nobody uses."""
@@ -232,7 +221,7 @@ class Supervisor:
         while not self._closing.is_set():
             num_before = self._ledger.num_progress
             ending = await self._live_once()
-            self._explains.drop()
+            self._tell(self._questions.drop())
             is_idle = ending.was_ready and not self._ledger.entries
             has_moved = self._ledger.num_progress > num_before
             self._tell(self._ledger.crash(ending.request_ids, monotonic()))
@@ -256,8 +245,8 @@ class Supervisor:
         """There will be no other worker: the one way out of here."""
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
-        self._ledger.abandon(error)
-        self._explains.drop()
+        self._tell(self._ledger.abandon(error))
+        self._tell(self._questions.drop())
         self._look_idle()
         self._context.destroy(linger=0)
         if not self._closing.is_set():
@@ -293,13 +282,7 @@ class Supervisor:
             case Stepped():
                 self.load = message.load
                 self.step_sizes.take(message.load.step_tokens)
-                self._take(message)
-            case Taken(request_id):
-                self._ledger.taken(request_id)
-            case Refused(request_id):
-                self._tell(self._ledger.refused(request_id, message.error, session.heard_s))
-            case Explained(explain_id, found):
-                self._explains.take(explain_id)(found)
+                self._take(message, session.heard_s)
             case LoadProgress(label, done_bytes, total_bytes):
                 self._plan.progress(label, done_bytes, total_bytes)
             case Ready():
@@ -313,16 +296,16 @@ class Supervisor:
         permanent = _PERMANENT.get(failed.kind)
         session.error = None if permanent is None else permanent(failed.message)
 
-    def _take(self, message: Stepped) -> None:
+    def _take(self, message: Stepped, now_s: float) -> None:
         told: list[RequestEvent] = []
         try:
-            self._ledger.take(message.events, message.first_passes, told)
+            self._ledger.take(self._questions.take(message.events, told), told, now_s)
         finally:
             self._tell(told)
 
     def _begin(self, session: WorkerSession, ready: Ready) -> None:
         session.is_ready = True
-        self._ledger.vocabulary_size = ready.vocabulary_size
+        self._ledger.vocabulary_size = ready.info.vocabulary_size
         if self.state in (State.LOADING, State.RESTARTING):
             self.state = State.READY
         log.info("worker %d is ready; %d requests go on", session.process.pid, self.num_open)

@@ -11,17 +11,17 @@ import pytest
 import quire
 from quire.client.async_engine import AsyncEngine
 from quire.client.llm import LLM
-from quire.client.opening import OpenedModel
 from quire.client.outputs import Completion, Piece
 from quire.client.params import SamplingParams
 from quire.client.requests import make_request
 from quire.client.stream import Stream
 from quire.core import invariants
-from quire.core.events import RequestEvent, Token
+from quire.core.events import Refused, RequestEvent, Token
 from quire.core.request import PriorityClass
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
+from quire.engine.commands import Close
 from quire.engine.engine import Clock
-from quire.engine.loop import EngineLoop, _Close
+from quire.engine.loop import EngineThread
 from quire.errors import (
     ConfigError,
     DisplacedError,
@@ -133,9 +133,7 @@ def test_params_must_fit_the_prompts() -> None:
 
 def test_a_model_without_a_template_says_what_to_do() -> None:
     opened = talker()
-    bare = OpenedModel(
-        opened.engine, opened.text.__class__("x", opened.text.tokenizer, None, frozenset(), {}, 300, 512), "", ()
-    )
+    bare = replace(opened, text=replace(opened.text, template=None))
     with LLM(bare) as llm, pytest.raises(TemplateError, match="chat template"):
         llm.chat([{"role": "user", "content": "hello"}])
 
@@ -200,15 +198,15 @@ def test_a_dead_engine_tells_everybody_who_waits_and_who_comes_later() -> None:
 
 def test_a_request_that_comes_too_late_for_the_last_step_is_refused_and_not_forgotten() -> None:
     opened = talker()
-    heard: list[object] = []
-    stepper = EngineLoop(opened.engine, lambda _events: None, lambda _error: None)
-    request = make_request(opened.face, opened.text.prompt("hello"), PARAMS)
-    stepper._commands.put(_Close())
-    stepper.submit(request, heard.append)
+    heard: list[RequestEvent] = []
+    stepper = EngineThread(opened.engine, heard.extend, lambda _error: None)
+    request = make_request(opened.text, opened.text.prompt("hello"), PARAMS)
+    stepper._commands.put(Close())
+    stepper.submit(request)
     stepper.start()
     stepper._thread.join()
-    stepper.submit(request, heard.append)
-    assert [type(one) for one in heard] == [EngineDeadError, EngineDeadError]
+    stepper.submit(request)
+    assert [type(one.error) for one in heard if isinstance(one, Refused)] == [EngineDeadError] * 2
 
 
 def test_a_deadline_ends_a_request_with_what_it_has() -> None:
@@ -375,8 +373,8 @@ def test_one_callers_mistake_is_told_to_that_caller_alone(how: dict[str, Any]) -
 def test_an_adapter_names_blocks_of_its_own_and_one_that_is_not_there_is_refused() -> None:
     opened = talker()
     ids = opened.text.prompt("hello")
-    plain, adapted = (make_request(opened.face, ids, PARAMS, adapter=name) for name in ("", "a"))
-    assert plain.namespace == make_request(opened.face, ids, PARAMS).namespace
+    plain, adapted = (make_request(opened.text, ids, PARAMS, adapter=name) for name in ("", "a"))
+    assert plain.namespace == make_request(opened.text, ids, PARAMS).namespace
     assert (adapted.adapter, adapted.namespace.adapter) == ("a", "a")
     with pytest.raises(InvalidParameterError, match="no adapter named 'a'"):
         opened.engine.check(adapted)
@@ -399,7 +397,7 @@ def test_a_chat_can_be_streamed_and_carries_what_is_said_of_it() -> None:
 
 def test_a_tokenizer_that_knows_more_than_the_model_cannot_kill_the_engine() -> None:
     opened = talker()
-    narrow = replace(opened.text, vocabulary_size=5)
+    narrow = replace(opened.text, info=replace(opened.text.info, vocabulary_size=5))
     with LLM(replace(opened, text=narrow)) as llm, pytest.raises(InvalidParameterError, match="from 0 to 4"):
         llm.chat([{"role": "user", "content": "hello"}], PARAMS)
 
@@ -449,7 +447,7 @@ def test_a_bad_prompt_is_found_before_anything_is_computed() -> None:
 def test_times_are_read_after_the_step_that_made_a_token() -> None:
     clock = iter(range(1_000))
     opened = talker()
-    opened.engine.submit(make_request(opened.face, opened.text.prompt("hi"), PARAMS))
+    opened.engine.submit(make_request(opened.text, opened.text.prompt("hi"), PARAMS))
     events = opened.engine.step(lambda: float(next(clock)))
     assert [event.at_s for event in events if isinstance(event, Token)] == [1.0]
 
@@ -472,7 +470,7 @@ def test_an_engine_whose_owner_is_cancelled_still_tells_everybody() -> None:
 def test_a_prompt_that_was_displaced_is_an_error_to_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=2, class_reserve=0.0))
-    other = make_request(opened.face, [40], SamplingParams(max_tokens=1), tenant="other")
+    other = make_request(opened.text, [40], SamplingParams(max_tokens=1), tenant="other")
     with LLM(opened) as llm:
         really = opened.engine.step
 

@@ -77,7 +77,7 @@ def test_explains_are_bounded_while_a_step_holds_them_up() -> None:
             running = asyncio.create_task(engine.generate(TEXT, SHORT))
             await asyncio.to_thread(runner.is_waiting.wait, PATIENCE_S)
             waiting = [asyncio.create_task(engine.explain(TEXT)) for _ in range(client.MAX_EXPLAINS)]
-            while engine._num_explains < client.MAX_EXPLAINS:
+            while len(engine._questions) < client.MAX_EXPLAINS:
                 await asyncio.sleep(0)
             gone = waiting.pop()
             gone.cancel()
@@ -116,7 +116,7 @@ def test_a_worker_answers_and_one_that_dies_leaves_nobody_waiting() -> None:
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
             asked = asyncio.create_task(model.explain(TEXT))
-            while not model.supervisor._explains:
+            while not model.supervisor._questions:
                 await asyncio.sleep(0)
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError, match="ask again"):
@@ -133,7 +133,7 @@ def test_a_worker_answers_and_one_that_dies_leaves_nobody_waiting() -> None:
 @pytest.mark.parametrize("named", [{"model": "m2"}, {"adapter": "a2"}, {"kv_layout": "l2"}])
 def test_another_namespace_is_told_by_what_differs(named: dict[str, str]) -> None:
     opened = talker()
-    ours = opened.face.namespace("group")
+    ours = opened.text.info.namespace("group")
     other = replace(ours, **named)  # type: ignore[arg-type]
     part = next(iter(named)).replace("kv_layout", "format")
     assert differences(ours, other) == (part,)
@@ -146,6 +146,6 @@ def test_an_eviction_is_told_by_how_long_ago_it_was() -> None:
     opened = talker()
     for seconds, words in ((3.0, "3.0 s ago"), (90.0, "1.5 min ago"), (7200.0, "2.0 h ago")):
         found = Divergence(4, MissReason.EVICTED, evicted_at_s=100.0)
-        told = explanation(opened.text.tokenizer, opened.face.namespace("group"), [1] * 9, found, 100.0 + seconds)
+        told = explanation(opened.text.tokenizer, opened.text.info.namespace("group"), [1] * 9, found, 100.0 + seconds)
         assert told.evicted_s_ago == seconds
         assert words in told.sentence

@@ -10,6 +10,7 @@ from quire.errors import InvalidParameterError, InvalidTextError, RequestTooLarg
 from quire.text.chat.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.support.small_tokenizers import byte_level, id_of
+from tests.support.talkers import model_info
 
 LONGEST = 100
 CHATML = (
@@ -21,8 +22,8 @@ CHATML = (
 @pytest.fixture(scope="module")
 def model() -> Iterator[TextModel]:
     tokenizer = Tokenizer(byte_level().library, MAX_BYTES_PER_TOKEN * LONGEST, LONGEST)
-    size = tokenizer.vocabulary_size
-    made = TextModel("chatml", tokenizer, ChatTemplate(CHATML, {}), frozenset({0}), {}, size, LONGEST)
+    info = model_info(tokenizer.vocabulary_size, LONGEST)
+    made = TextModel("chatml", info, tokenizer, ChatTemplate(CHATML, {}), frozenset({0}), {})
     yield made
     made.close()
 
@@ -52,7 +53,7 @@ def test_nothing_and_too_much_are_refused(model: TextModel) -> None:
 
 
 def test_a_tokenizer_may_know_more_than_the_model_has_rows_for() -> None:
-    few = TextModel("few", Tokenizer(byte_level().library, 100), None, frozenset({0}), {}, 10, LONGEST)
+    few = TextModel("few", model_info(10, LONGEST), Tokenizer(byte_level().library, 100), None, frozenset({0}), {})
     with pytest.raises(InvalidParameterError, match="from 0 to 9"):
         few.prompt("<|im_end|>")
 

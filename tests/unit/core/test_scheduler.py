@@ -4,7 +4,7 @@ import pytest
 
 from quire.backends.oracle import answer_alone
 from quire.core import invariants
-from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, SequenceFinished, Token
+from quire.core.events import Admitted, Finished, FirstToken, Preempted, PromptLogprobs, SequenceFinished, Token
 from quire.core.policy import PROTECTED_AFTER
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
 from quire.core.rows import work_item
@@ -43,7 +43,7 @@ class TestNoPhases:
         server = Server()
         server.ask(range(1, 12), 7)
         server.run()
-        assert [type(event) for event in server.log] == [Admitted, *[Token] * 7, SequenceFinished, Finished]
+        assert [type(event) for event in server.log] == [Admitted, FirstToken, *[Token] * 7, SequenceFinished, Finished]
 
     def test_a_long_prompt_comes_in_chunks_that_end_on_block_borders(self) -> None:
         server = Server(max_step_tokens=14, max_running=8)

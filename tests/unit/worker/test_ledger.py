@@ -2,7 +2,19 @@
 
 import pytest
 
-from quire.core.events import Finished, PromptLogprobs, Replayed, RequestEvent, SequenceFinished, Token
+from quire.core.events import (
+    Explained,
+    Finished,
+    FirstToken,
+    PromptLogprobs,
+    Queued,
+    Refused,
+    Replayed,
+    RequestEvent,
+    SequenceFinished,
+    Token,
+)
+from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import FinishReason, Request
 from quire.core.step import TokenLogprobs
 from quire.engine.engine import ModelIdentity
@@ -21,16 +33,17 @@ LIES: dict[str, tuple[RequestEvent, str]] = {
     ),
     "the end of all before the end of one": (Finished("a", 0.0, 3, 0, 0), "finished before all its answers did"),
     "a prompt's log-probabilities out of order": (PromptLogprobs("a", 2, (LOGPROBS,)), "out of order"),
-    "what came before its own life": (Replayed("a", 0.0), "does not know of the one before it"),
+    "an answer to another question": (Explained("a", Divergence(0, MissReason.DIVERGED)), "may not say Explained"),
+    "what came before its own life": (Replayed("a", 0.0), "may not say Replayed"),
 }
 
 
 def ledger() -> Ledger:
     """With one request that a worker has taken."""
     books = Ledger(vocabulary_size=10)
-    books.add(REQUEST, lambda _error: None)
+    books.add(REQUEST)
     books.due()
-    books.taken("a")
+    books.take([Queued("a")], [], 0.0)
     return books
 
 
@@ -38,17 +51,20 @@ def ledger() -> Ledger:
 def test_what_cannot_be_is_an_error(name: str) -> None:
     event, complaint = LIES[name]
     with pytest.raises(MessageError, match=complaint):
-        ledger().take([event], {}, [])
+        ledger().take([event], [], 1.0)
 
 
 def test_more_cached_tokens_than_the_prompt_has_are_an_error() -> None:
     with pytest.raises(MessageError, match="4 of 3 prompt tokens"):
-        ledger().take([], {"a": 4}, [])
+        ledger().take([FirstToken("a", 0.0, 4)], [], 1.0)
 
 
-def test_a_request_that_was_taken_and_is_refused_by_the_next_worker_ends_with_the_reason() -> None:
-    books = ledger()
-    events = books.refused("a", QueueFullError(1, 1), 2.0)
+def test_a_request_that_began_and_is_refused_by_the_next_worker_ends_with_the_reason() -> None:
+    books, events = ledger(), list[RequestEvent]()
+    books.take([Token("a", 0, 1.0, 3, 1, None)], [], 1.0)
+    books.crash([], 1.5)
+    books.due()
+    books.take([Refused.of("a", QueueFullError(1, 1))], events, 2.0)
     assert [type(event) for event in events] == [SequenceFinished, Finished]
     assert isinstance(events[0], SequenceFinished)
     assert events[0].reason is FinishReason.ERROR

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.core.events import Refused
 from quire.errors import (
     DuplicateRequestError,
+    InvalidParameterError,
     MessageError,
     QueueFullError,
     QuireError,
@@ -16,7 +18,7 @@ from quire.errors import (
     TenantShareError,
 )
 from quire.worker import messages
-from quire.worker.messages import Refused, Stepped, WorkerLoad, decode_to_parent, decode_to_worker, encode_message
+from quire.worker.messages import Stepped, WorkerLoad, decode_to_parent, decode_to_worker, encode_message
 from tests.support.messages import EVENTS, TO_PARENT, TO_WORKER
 
 
@@ -31,9 +33,9 @@ def test_what_a_worker_says_arrives_as_it_was_said(message: messages.ToParent) -
 
 
 def test_events_keep_their_order_and_their_kinds() -> None:
-    arrived = decode_to_parent(encode_message(Stepped.of(EVENTS, {}, WorkerLoad())))
+    arrived = decode_to_parent(encode_message(Stepped(tuple(EVENTS), WorkerLoad())))
     assert isinstance(arrived, Stepped)
-    assert arrived.events == EVENTS
+    assert arrived.events == tuple(EVENTS)
     assert [type(event) for event in arrived.events] == [type(event) for event in EVENTS]
 
 
@@ -44,11 +46,15 @@ def test_events_keep_their_order_and_their_kinds() -> None:
         TenantShareError("someone", 3, 2, 9, "open"),
         DuplicateRequestError("a"),
         RequestTooLargeError("a request may have 4 tokens, 5 given"),
+        InvalidParameterError("top_p must be a number from 0.0 to 1.0, 2 given", "top_p"),
+        InvalidParameterError("a prompt must be a text or a list of token ids, 5 given"),
     ],
     ids=lambda one: type(one).__name__,
 )
 def test_a_refusal_is_the_same_error_on_the_other_side(error: QuireError) -> None:
-    told = decode_to_parent(encode_message(Refused.of("r", error)))
+    message = decode_to_parent(encode_message(Stepped((Refused.of("r", error),), WorkerLoad())))
+    assert isinstance(message, Stepped)
+    (told,) = message.events
     assert isinstance(told, Refused)
     assert (type(told.error), str(told.error), vars(told.error)) == (type(error), str(error), vars(error))
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import zmq
 
+from quire.engine import commands
 from quire.errors import InvariantError
 from quire.worker import messages
 from quire.worker import process as worker
-from quire.worker.messages import Taken
+from quire.worker.messages import Failed
 from quire.worker.process import Channel
 
 
@@ -31,8 +32,8 @@ class Pair:
         while not self.parent.poll(1):
             self.channel.flush()
         told = messages.decode_to_parent(self.parent.recv())
-        assert isinstance(told, Taken)
-        return told.request_id
+        assert isinstance(told, Failed)
+        return told.message
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -48,7 +49,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def test_a_parent_that_reads_nothing_does_not_hold_up_the_worker_and_misses_nothing(pair: Pair) -> None:
     names = [f"r{at} {'x' * 500}" for at in range(2_000)]
     for name in names:
-        pair.channel.send(Taken(name))  # with a socket that waits for its reader this would never return
+        pair.channel.send(Failed("", name))  # with a socket that waits for its reader this would never return
     assert [pair.read() for _ in names] == names
 
 
@@ -57,7 +58,7 @@ def test_a_parent_that_will_never_read_is_not_served_for_ever(pair: Pair, monkey
 
     def talk() -> None:
         for _ in range(1_000_000):
-            pair.channel.send(Taken("x" * 1_000))
+            pair.channel.send(Failed("", "x" * 1_000))
 
     with pytest.raises(InvariantError, match="does not read"):
         talk()
@@ -65,5 +66,5 @@ def test_a_parent_that_will_never_read_is_not_served_for_ever(pair: Pair, monkey
 
 def test_what_is_not_there_is_not_waited_for(pair: Pair) -> None:
     assert pair.channel.receive(0.0) is None
-    pair.parent.send(messages.encode_message(messages.Cancel("r1")))
-    assert pair.channel.receive(60.0) == messages.Cancel("r1")
+    pair.parent.send(messages.encode_message(commands.Cancel("r1")))
+    assert pair.channel.receive(60.0) == commands.Cancel("r1")

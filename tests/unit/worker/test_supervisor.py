@@ -22,6 +22,7 @@ from quire.client.outputs import Completion
 from quire.client.params import SamplingParams
 from quire.client.served import ServedModel, plan_workers, split_memory
 from quire.config import ModelSettings
+from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
 from quire.core.share_types import LEAST_PROMISED
 from quire.core.step import StepPlan, WorkItem
@@ -34,7 +35,6 @@ from quire.errors import (
     EngineDeadError,
     InvalidParameterError,
     QueueFullError,
-    QuireError,
     RequestTooLargeError,
 )
 from quire.worker import handle as worker_process
@@ -137,7 +137,7 @@ def test_an_answer_that_has_ended_alone_stays_so_when_the_worker_is_killed() -> 
             stopped = replace(several, stop=(whole.answers[1].text[8:11],))
             alone = await model.generate("question", stopped)
             assert {one.finish_reason for one in alone.answers} == {"stop", "length"}
-            asked = await model.ask(await model.prompt_ids("question"), stopped)
+            asked = model.ask(await model.prompt_ids("question"), stopped)
             (entry,) = model.supervisor._ledger.entries.values()
             async for piece in asked:
                 if piece.finish_reason is not None and not model.num_restarts:
@@ -353,7 +353,7 @@ def test_clients_that_leave_while_there_is_no_worker_are_forgotten() -> None:
 def test_while_the_parent_is_busy_the_worker_goes_on_stepping() -> None:
     async def main() -> None:
         async with served() as model:
-            asked = await model.ask(model.text.prompt("question"), params(1, 480))
+            asked = model.ask(model.text.prompt("question"), params(1, 480))
             beats = {model.supervisor.flight().beat_s}
             while len(beats) < 20:  # nothing else runs on this loop meanwhile
                 time.sleep(0.005)
@@ -390,7 +390,7 @@ def test_clients_who_give_up_do_not_make_a_hopeless_worker_look_alive() -> None:
         await asyncio.sleep(0)
         for at in range(200):
             request = Request(f"r{at}", (1,), ModelIdentity("m", "l").namespace(4, "g"), 0.0)
-            supervisor.submit(request, lambda _error: None)
+            supervisor.submit(request)
             supervisor.cancel(f"r{at}")
             await asyncio.sleep(0)
         with pytest.raises(EngineDeadError, match="3 workers in a row"):
@@ -404,18 +404,18 @@ def test_closing_while_no_worker_is_there_tells_who_waits_to_be_let_in() -> None
     limits = Limits(first_delay_s=30.0)
 
     async def main() -> None:
-        heard: list[QuireError | None] = []
+        heard: list[RequestEvent] = []
         plan = oracle_plan(5, limits=limits, command=("false",))
-        supervisor = Supervisor(plan, lambda _events: None, lambda _error: None)
+        supervisor = Supervisor(plan, heard.extend, lambda _error: None)
         starting = asyncio.create_task(supervisor.start())
         await until(lambda: supervisor.num_restarts == 1)
-        supervisor.submit(Request("r1", (1,), ModelIdentity("m", "l").namespace(4, "g"), 0.0), heard.append)
+        supervisor.submit(Request("r1", (1,), ModelIdentity("m", "l").namespace(4, "g"), 0.0))
         await supervisor.close()
-        assert [type(one) for one in heard] == [EngineDeadError]
+        assert [type(one.error) for one in heard if isinstance(one, Refused)] == [EngineDeadError]
         with pytest.raises(EngineDeadError):
             await starting
-        supervisor.submit(Request("r2", (1,), ModelIdentity("m", "l").namespace(4, "g"), 0.0), heard.append)
-        assert [type(one) for one in heard] == [EngineDeadError] * 2
+        supervisor.submit(Request("r2", (1,), ModelIdentity("m", "l").namespace(4, "g"), 0.0))
+        assert [type(one.error) for one in heard if isinstance(one, Refused)] == [EngineDeadError] * 2
 
     run(main)
 

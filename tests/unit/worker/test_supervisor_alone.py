@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from quire.config import ModelSettings
+from quire.core.events import Explained, Queued, RequestEvent
+from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.waiting_queue import QueueConfig
-from quire.engine.engine import ModelIdentity
+from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.errors import EngineDeadError, MessageError
 from quire.worker.cache_questions import CacheQuestions
 from quire.worker.messages import LoadProgress, Open, Ready
@@ -15,7 +17,7 @@ from quire.worker.supervisor import State, Supervisor
 from quire.worker.worker_plan import WorkerPlan
 
 OPEN = Open("no model", ModelSettings(), QueueConfig(), bytes(32), None)
-READY = Ready(ModelIdentity("model", "layout"), 4, 8, 10, 64, "a line", ())
+READY = Ready(ModelInfo(ModelIdentity("model", "layout"), 4, 8, 10, 64, "a line"))
 
 
 class Session:
@@ -81,8 +83,11 @@ def test_progress_is_handed_on_and_a_worker_that_is_ready_while_draining_changes
 
 
 def test_an_answer_to_a_question_that_was_not_asked_is_an_error() -> None:
-    questions = CacheQuestions()
-    number = questions.add(lambda _found: None)
-    questions.take(number)
+    questions, answer = CacheQuestions(), Explained("q1", Divergence(0, MissReason.DIVERGED))
+    questions.add("q1")
+    told: list[RequestEvent] = []
+    assert questions.take([Queued("r1"), answer], told) == [Queued("r1")]
+    assert told == [answer]
+    assert len(questions) == 0
     with pytest.raises(MessageError, match="nobody asked"):
-        questions.take(number)
+        questions.take([answer], told)

@@ -35,8 +35,6 @@ class RequestRecord:
     num_answers: int = 0
     max_tokens: int | None = None
     asked: list[RequestHandle] = field(default_factory=list)
-    is_let_in: bool = False
-    """An engine took all its prompts."""
     is_promised: bool = False
     """Its tenant was told to come back at this time: it is let in whatever waits."""
     ending: QuireError | None = None
@@ -85,6 +83,11 @@ class RequestRecord:
     def num_output_tokens(self) -> int:
         """Of all its answers so far."""
         return sum(one.reply.num_tokens for one in self.asked)
+
+    @property
+    def is_let_in(self) -> bool:
+        """An engine took all its prompts."""
+        return bool(self.asked) and all(one.reply.is_queued for one in self.asked)
 
     @property
     def is_begun(self) -> bool:

@@ -1,20 +1,18 @@
 """From a body to an answer, for any dialect: read, ask, and send, while watching whether anybody is still there.
 
-    (a body that was charged) ─► question ─► settle the charge ─► ask ─► pieces ─► chunks, or one object
+    (a body that was charged) ─► question ─► settle the charge ─► ask ─► pieces ─► the dialect's bytes
 
-Headers are sent with the first piece. Until then whatever goes wrong has a status of its own; afterwards it is an
-event in the stream, and the stream still ends with [DONE].
+Headers are sent with the first bytes of the dialect's writer. Until then whatever goes wrong has a status of its own;
+afterwards it is a part of the stream. So keep-alives begin then, too: the first of them would open the stream, and take
+their status from all errors of a long queue or a long prompt.
 """
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from time import monotonic, time
+from time import monotonic
 from typing import Any
-
-import msgspec
 
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
@@ -23,11 +21,11 @@ from quire.api.access.request_record import RequestRecord, figures_of
 from quire.api.access.text_work import TextWork
 from quire.api.asgi import ReaderStuckError
 from quire.api.dialects.body_answers import BodyAnswer, BodyRequest
-from quire.api.dialects.dialect import Dialect, GenerationRequest, Target, usage
+from quire.api.dialects.dialect import Dialect, GenerationRequest, PieceBatch, Target
 from quire.api.http.body import parse_object
 from quire.api.http.errors import ApiError, api_error_of, invalid
-from quire.api.http.ids import new_id
-from quire.api.http.sse import DONE, SseWriter, error_event, event, send_json
+from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
+from quire.api.http.sse import send_whole
 from quire.api.models import within_context
 from quire.client.client import RequestHandle
 from quire.client.outputs import LOGPROB_BYTES, Piece
@@ -53,13 +51,13 @@ class Answering(BodyAnswer):
         call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
         clock = TokenClock(self._admission, record, call.bill)
         try:
-            async with record.entering():
-                await self._ask(generation, record)
-            await self._send(generation, call, clock)
+            self._ask(generation, record)
+            with within_context(generation.to.model):
+                await self._send(generation, call, clock)
         finally:
             for asked in record.asked:
                 asked.close()
-            clock.count()
+            clock.close()
             # What the engine refused or displaced never ran: its zeros would make every latency look good.
             if record.is_let_in and not record.is_displaced:
                 self._admission.metrics.observe(figures_of(record))
@@ -69,7 +67,7 @@ class Answering(BodyAnswer):
         to = self._dialect.target(fields, self._admission.models, self._caller, headers)
         self._admission.check_room(record, to.model.name, self._caller.tenant, to.priority)
         generation = await self._work.run(lambda: self._made(fields, to, record))
-        record.is_streamed, record.max_tokens = generation.stream.is_on, generation.params.max_tokens
+        record.is_streamed, record.max_tokens = generation.is_streamed, generation.params.max_tokens
         record.num_answers = generation.params.n * len(generation.prompts)
         return generation
 
@@ -83,105 +81,97 @@ class Answering(BodyAnswer):
                 requests=[engine_client.request(ids, generation.params, **options) for ids in generation.prompts],
             )
 
-    async def _ask(self, generation: GenerationRequest, record: RequestRecord) -> None:
+    @staticmethod
+    def _ask(generation: GenerationRequest, record: RequestRecord) -> None:
         engine_client = generation.to.model.open()
-        with within_context(generation.to.model):
-            for request in generation.requests:
-                record.asked.append(await engine_client.submit(request, generation.params))
-        record.is_let_in = True
+        for request in generation.requests:
+            record.asked.append(engine_client.submit(request, generation.params))
 
     async def _send(self, generation: GenerationRequest, call: BodyRequest, clock: "TokenClock") -> None:
-        if generation.stream.is_on:
-            writer = SseWriter(call.send, self.limits())
-            await Streaming(generation, call.record, writer, clock, self._work).run()
-        else:
-            await self._send_whole(generation, call, clock)
+        with Batches(call.record.asked) as batches:
+            if generation.is_streamed:
+                await Streaming(generation, call, self.limits(), self._work).run(batches, clock)
+            else:
+                await self._send_whole(generation, call, batches, clock)
 
-    async def _send_whole(self, generation: GenerationRequest, call: BodyRequest, clock: "TokenClock") -> None:
+    async def _send_whole(
+        self, generation: GenerationRequest, call: BodyRequest, batches: "Batches", clock: "TokenClock"
+    ) -> None:
         record = call.record
-        async for batch in stream_batches(record.asked):
+        async for batch in batches:
             clock.tick(batch)
-            for prompt_index, piece in batch:
-                check_finish(piece, record.asked[prompt_index].reply)
+            check_finishes(batch, [asked.reply for asked in record.asked])
         num_bytes = sum(piece.num_bytes for asked in record.asked for piece in asked.reply.pieces)
         num_bytes += prompt_bytes(generation, record.num_prompt_tokens)
         data = await self._work.sized(num_bytes, lambda: whole_answer(generation, record))
-        await send_json(call.send, 200, data, self.limits())
+        await send_whole(call.send, data, self.limits(), generation.writer.content_type)
 
 
 class Streaming:
-    """The answers to one question as chunks."""
+    """The answers to one request, sent as they come."""
 
     def __init__(
         self,
         generation: GenerationRequest,
-        record: RequestRecord,
-        writer: SseWriter,
-        clock: "TokenClock",
+        call: BodyRequest,
+        limits: Sequence[tuple[bytes, bytes]],
         work: TextWork,
     ) -> None:
-        self._question = generation
-        self._record = record
-        self._writer = writer
-        self._head = head_of(generation, generation.writer.chunk_name)
-        self._replies: list[Reply] = [asked.reply for asked in record.asked]
-        self._begun: set[int] = set()
-        self._clock = clock
+        self._generation = generation
+        self._writer = generation.writer
+        self._record = call.record
+        self._send = call.send
+        self._headers = [*generation.writer.stream_headers, *limits]
         self._work = work
+        self._replies: list[Reply] = [asked.reply for asked in call.record.asked]
+        self._begun: set[int] = set()
+        """Prompts whose answers have begun."""
+        self._is_open = False
 
-    async def run(self) -> None:
-        """All chunks, then the end; an error after the first chunk is part of the stream."""
+    async def run(self, batches: "Batches", clock: "TokenClock") -> None:
+        """All pieces, then the end; an error after the first bytes is part of the stream."""
         try:
-            async for batch in stream_batches(self._record.asked):
-                self._clock.tick(batch)
-                if data := await self._work.sized(self._num_bytes(batch), lambda: self._joined(batch)):  # noqa: B023
-                    await self._writer.write(data)
-            await self._writer.write(self._end(), is_last=True)
+            async for batch in batches:
+                clock.tick(batch)
+                if data := await self._data(batch):
+                    await self._write(data)
+            await self._write(self._writer.end(self._replies), is_last=True)
         except (ReaderStuckError, asyncio.CancelledError):
             raise
         except Exception as error:
-            if not self._writer.is_open:
+            if not self._is_open:
                 raise
             refusal = api_error_of(error, self._record.request_id)
             if refusal.status == 500:
                 LOG.exception("stream %s broke", self._record.request_id)
             self._record.error = refusal.code
-            await self._writer.write(error_event(refusal.body), is_last=True)
+            await self._write(self._writer.error(refusal), is_last=True)
 
-    def _num_bytes(self, batch: Sequence[tuple[int, Piece]]) -> int:
-        """About how much there is to word."""
-        num_bytes = sum(piece.num_bytes for _, piece in batch)
+    async def _data(self, batch: PieceBatch) -> bytes:
+        """What a batch adds; a pause is filled once the stream is open. Called without detours: it is every token's
+        way out."""
+        if not batch:
+            return self._writer.keep_alive if self._is_open else b""
+        check_finishes(batch, self._replies)
+        if self._num_bytes(batch) <= ON_LOOP_BYTES:
+            return self._writer.pieces(self._replies, batch)
+        return await self._work.run(lambda: self._writer.pieces(self._replies, batch))
+
+    def _num_bytes(self, batch: PieceBatch) -> int:
+        """About how much there is to write: the pieces, and what is said of a prompt before its first."""
+        num_bytes = sum([piece.num_bytes for _, piece in batch])
         if len(self._begun) < len(self._replies):
-            num_bytes += prompt_bytes(self._question, self._record.num_prompt_tokens)
+            self._begun.update(prompt_index for prompt_index, _ in batch)
+            num_bytes += prompt_bytes(self._generation, self._record.num_prompt_tokens)
         return num_bytes
 
-    def _joined(self, batch: Sequence[tuple[int, Piece]]) -> bytes:
-        return b"".join([chunk for prompt_index, piece in batch for chunk in self._chunks(prompt_index, piece)])
-
-    def _chunks(self, prompt_index: int, piece: Piece) -> list[bytes]:
-        check_finish(piece, self._replies[prompt_index])
-        writer = self._question.writer
-        choices: list[dict[str, Any]] = []
-        if prompt_index not in self._begun:
-            self._begun.add(prompt_index)
-            choices += writer.opening(prompt_index, self._replies[prompt_index])
-        if (choice := writer.choice(prompt_index, piece)) is not None:
-            choices.append(choice)
-        return [event({**self._head, "choices": [choice], **self._usage_field()}) for choice in choices]
-
-    def _usage_field(self) -> dict[str, Any]:
-        options = self._question.stream
-        if options.with_usage_always:
-            return {"usage": self._usage()}
-        return {"usage": None} if options.with_usage else {}
-
-    def _end(self) -> bytes:
-        if not self._question.stream.with_usage:
-            return DONE
-        return event({**self._head, "choices": [], "usage": self._usage()}) + DONE
-
-    def _usage(self) -> dict[str, Any]:
-        return usage(self._replies, shows_answers=self._question.shows_answers)
+    async def _write(self, data: bytes, *, is_last: bool = False) -> None:
+        """Hand it to the socket; waits while the reader is behind. The first bytes open the stream."""
+        if not self._is_open:
+            data = self._writer.begin(self._replies) + data
+            self._is_open = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 
 class TokenClock:
@@ -196,39 +186,85 @@ class TokenClock:
         self._last_s: dict[tuple[int, int], float] = {}
         """Of each answer to each prompt."""
 
-    def tick(self, batch: Sequence[tuple[int, Piece]]) -> None:
+    def tick(self, batch: PieceBatch) -> None:
         """These pieces have just come."""
-        self.count()
         now_s = monotonic()
-        counts: Counter[tuple[int, int]] = Counter()
+        counts: dict[tuple[int, int], int] = {}
         for prompt_index, piece in batch:
-            counts[prompt_index, piece.index] += len(piece.token_ids)
+            answer = (prompt_index, piece.index)
+            counts[answer] = counts.get(answer, 0) + len(piece.token_ids)
         for answer, count in counts.items():
             last_s = self._last_s.get(answer)
             if last_s is not None and count:
                 for _ in range(count):
                     self._observe((now_s - last_s) / count)
             self._last_s[answer] = now_s
+        self._count(self._num_counted + sum(counts.values()))
 
-    def count(self) -> None:
-        """Charge and count what came since the last time."""
-        num_tokens = self._record.num_output_tokens
+    def close(self) -> None:
+        """Charge and count what came and was not taken."""
+        self._count(self._record.num_output_tokens)
+
+    def _count(self, num_tokens: int) -> None:
         self._produced(num_tokens - self._num_counted)
         self._num_counted = num_tokens
         self._bill.count_output(num_tokens)
 
 
+class Batches:
+    """All that came for any of a request's prompts, with each prompt's index, until all are answered.
+
+    A batch is empty when nothing has come for STREAM_SILENT_S. There is one timer for a request, not one for each wait.
+    """
+
+    def __init__(self, asked: Sequence[RequestHandle]) -> None:
+        self._asked = asked
+        self._ready = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._came_s = self._loop.time()
+        self._is_silent = False
+        self._timer = self._loop.call_later(STREAM_SILENT_S, self._look)
+        for one in asked:
+            one.stream.wake(self._ready)
+
+    def __enter__(self) -> "Batches":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def __aiter__(self) -> "Batches":
+        return self
+
+    async def __anext__(self) -> PieceBatch:
+        """What came since the last time. Raises what a stream ended by, once all of it was taken."""
+        while True:
+            if not self._ready.is_set() and not self._is_over:
+                await self._ready.wait()
+            self._ready.clear()
+            batch = [(at, piece) for at, one in enumerate(self._asked) for piece in one.stream.take()]
+            if batch or self._is_silent:
+                self._came_s, self._is_silent = self._loop.time(), False
+                return batch
+            if self._is_over:
+                raise StopAsyncIteration
+
+    @property
+    def _is_over(self) -> bool:
+        return all(one.stream.is_over for one in self._asked)
+
+    def _look(self) -> None:
+        """Nothing has come for long, or it is not long yet."""
+        left_s = self._came_s + STREAM_SILENT_S - self._loop.time()
+        if left_s <= 0:
+            self._is_silent, left_s = True, STREAM_SILENT_S
+            self._ready.set()
+        self._timer = self._loop.call_later(left_s, self._look)
+
+
 def whole_answer(generation: GenerationRequest, record: RequestRecord) -> bytes:
-    """All choices in one object."""
-    replies, writer = [asked.reply for asked in record.asked], generation.writer
-    choices = [choice for prompt_index, reply in enumerate(replies) for choice in writer.whole(prompt_index, reply)]
-    told = {
-        **head_of(generation, writer.object_name),
-        "choices": choices,
-        "usage": usage(replies, shows_answers=generation.shows_answers),
-        **writer.extras(replies),
-    }
-    return msgspec.json.encode(told)
+    """All answers at once."""
+    return generation.writer.whole([asked.reply for asked in record.asked])
 
 
 def prompt_bytes(generation: GenerationRequest, num_prompt_tokens: int) -> int:
@@ -237,14 +273,11 @@ def prompt_bytes(generation: GenerationRequest, num_prompt_tokens: int) -> int:
     return 0 if wanted is None else LOGPROB_BYTES * num_prompt_tokens * (1 + wanted) * generation.params.n
 
 
-def head_of(generation: GenerationRequest, object_name: str) -> dict[str, Any]:
-    """What the whole answer, or every chunk of it, begins with."""
-    return {
-        "id": new_id(generation.writer.id_prefix),
-        "object": object_name,
-        "created": int(time()),
-        "model": generation.to.model.name,
-    }
+def check_finishes(batch: PieceBatch, replies: Sequence[Reply]) -> None:
+    """Raise for an answer that ended as none."""
+    for prompt_index, piece in batch:
+        if piece.finish_reason is not None:
+            check_finish(piece, replies[prompt_index])
 
 
 def check_finish(piece: Piece, reply: Reply) -> None:
@@ -256,19 +289,3 @@ def check_finish(piece: Piece, reply: Reply) -> None:
         raise ApiError(500, "model_error", "the model could not compute this request; ask in other words")
     if piece.finish_reason == "deadline" and not reply.num_tokens:
         raise ApiError(503, "request_timeout", "the request was not done in time; try again", retry_after_s=10)
-
-
-async def stream_batches(asked: Sequence[RequestHandle]) -> AsyncIterator[list[tuple[int, Piece]]]:
-    """All that came for any of the prompts, with each prompt's place, until all are answered."""
-    ready = asyncio.Event()
-    for one in asked:
-        one.stream.wake(ready)
-    while True:
-        ready.clear()
-        batch = [(prompt_index, piece) for prompt_index, one in enumerate(asked) for piece in one.stream.take()]
-        if batch:
-            yield batch
-        elif all(one.stream.is_over for one in asked):
-            return
-        else:
-            await ready.wait()

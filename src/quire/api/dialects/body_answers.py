@@ -19,7 +19,7 @@ from quire.api.access.billing import Bill, rate_headers
 from quire.api.access.request_record import RequestRecord
 from quire.api.http.body import ClientGoneError, Receive, parse_object
 from quire.api.http.headers import first_headers
-from quire.api.http.sse import Send, send_json
+from quire.api.http.sse import Send, send_whole
 
 TextAnswer = Callable[[dict[str, Any], Admission, Caller], Awaitable[bytes]]
 """The fields of a body, the admission and the caller, to the JSON that is sent."""
@@ -79,7 +79,7 @@ class TextAnswering(BodyAnswer):
         async with call.record.entering():
             fields = await self._work.sized(len(call.body), lambda: parse_object(call.body))
             data = await self._answer(fields, self._admission, self._caller)
-        await send_json(call.send, 200, data, self.limits())
+        await send_whole(call.send, data, self.limits())
 
 
 async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

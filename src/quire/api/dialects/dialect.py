@@ -1,7 +1,8 @@
-"""A request that has been read and found valid: which model, which prompts, how to choose tokens, how to word answers.
+"""What an API brings to be served: how its bodies become requests, and which bytes tell its clients of the answers.
 
-A dialect (`openai/chat.py`, `openai/completions.py`) makes questions out of bodies and wordings out of questions; what
-happens in between, in `answering.py`, is the same for all of them.
+A dialect is a folder beside this file. `answering.py` does the rest, for all of them alike: it knows pieces and ends,
+asks models and sends bytes, and never looks into them. How a dialect spells errors that come before its stream stands
+in `error_formats.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quire.api.access.auth import Caller
+from quire.api.http.errors import ApiError
 from quire.api.models import ModelEntry, Models
 from quire.client.outputs import Piece
 from quire.client.params import SamplingParams
@@ -16,49 +18,52 @@ from quire.client.reply import Reply
 from quire.client.requests import RequestOptions
 from quire.core.request import PriorityClass, Request
 
+PieceBatch = Sequence[tuple[int, Piece]]
+"""Pieces that came together, each with the index of its prompt."""
+
 
 class ResponseWriter(Protocol):
-    """How one API words the answers to one question."""
+    """The bytes that tell of the answers to one request. There is one for each request, and it may remember.
+
+    `replies` has an entry for each prompt: all that is known of its answers so far. What is long is written beside the
+    event loop, one call at a time.
+    """
 
     @property
-    def id_prefix(self) -> str:
-        """What the answer's id begins with."""
+    def content_type(self) -> bytes:
+        """Of a whole answer."""
         ...
 
     @property
-    def object_name(self) -> str:
-        """What a whole answer calls itself."""
+    def stream_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """Of a stream, its content type among them."""
         ...
 
     @property
-    def chunk_name(self) -> str:
-        """What a chunk calls itself."""
+    def keep_alive(self) -> bytes:
+        """What says nothing. Sent while an open stream waits for its next piece, so that nobody takes it for dead."""
         ...
 
-    def opening(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
-        """Choices that come before a prompt's first piece."""
+    def begin(self, replies: Sequence[Reply]) -> bytes:
+        """What stands before everything else in a stream. Sent with the first bytes there are: before them nothing is
+        open, so that an error has a status of its own."""
         ...
 
-    def choice(self, prompt_index: int, piece: Piece) -> dict[str, Any] | None:
-        """A piece as a choice of a chunk; None if it shows nothing."""
+    def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
+        """What these pieces add to a stream; empty if they show nothing. Called once for all that came together."""
         ...
 
-    def whole(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
-        """A prompt's answers as choices."""
+    def end(self, replies: Sequence[Reply]) -> bytes:
+        """The last bytes of a stream in which all was said, with what it cost where that is told."""
         ...
 
-    def extras(self, replies: Sequence[Reply]) -> Mapping[str, Any]:
-        """What else stands in the whole answer, beside choices and usage."""
+    def error(self, error: ApiError) -> bytes:
+        """The last bytes of a stream that broke after it was open."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
-    """Whether and how to stream."""
-
-    is_on: bool = False
-    with_usage: bool = False
-    with_usage_always: bool = False
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """All answers at once, with what they cost."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +86,14 @@ class GenerationRequest:
     to: Target
     prompts: Sequence[list[int]]
     params: SamplingParams
-    stream: StreamOptions
     writer: ResponseWriter
+    is_streamed: bool = False
     requests: Sequence[Request] = ()
     """One for each prompt, once they are made."""
-    shows_answers: bool = True
-    """False: only the prompt is asked about; the one token that must be computed is neither shown nor counted."""
 
 
 class Dialect(Protocol):
-    """Makes questions out of bodies."""
+    """Makes requests out of bodies."""
 
     def parse(self, body: dict[str, Any]) -> Any:
         """Valid fields of a body, or a refusal. Pure; may run beside the event loop."""
@@ -103,26 +106,3 @@ class Dialect(Protocol):
     def generation(self, fields: Any, to: Target) -> GenerationRequest:
         """What these fields ask, in tokens. Runs beside the event loop, however small it is."""
         ...
-
-
-def usage(replies: Sequence[Reply], *, shows_answers: bool = True) -> dict[str, Any]:
-    """What it cost so far."""
-    num_prompt = sum(len(reply.request.prompt) for reply in replies)
-    num_output = sum(reply.num_tokens for reply in replies) if shows_answers else 0
-    details: dict[str, Any] = {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)}
-    if any(reply.request.is_explained for reply in replies):
-        details["cache_misses"] = [cache_miss(reply) for reply in replies]
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": details,
-    }
-
-
-def cache_miss(reply: Reply) -> dict[str, Any] | None:
-    """Why the next token was not found when the request was admitted; None before that."""
-    found = reply.explanation
-    if found is None:
-        return None
-    return {"cached_tokens": found.num_cached_tokens, "reason": found.reason, "position": found.position}

@@ -1,17 +1,13 @@
-"""What a client is told when it does not get what it asked: one shape, a string code, and what to do.
+"""What a client is told when it does not get what it asked: a status, a string code, and what to do.
 
-    {"error": {"message": …, "type": …, "param": …, "code": …}}
-
-Errors of quire become refusals here and nowhere else. What was not raised on purpose becomes a 500 that says nothing.
+Errors of quire become an `ApiError` here and nowhere else. What was not raised on purpose becomes a 500 that says
+nothing. Which bytes spell it is an API's own matter: its `ErrorFormat`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from math import ceil
-
-import msgspec
 
 from quire.api.http.limits import DEAD_RETRY_S, FULL_RETRY_S, MAX_ECHOED_CHARS
 from quire.errors import (
@@ -31,8 +27,6 @@ from quire.errors import (
 TELLING = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|File \"|site-packages|(?:/[\w.-]+){3,}")
 """What belongs to the machine and not into an answer: addresses, traces, paths."""
 
-TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-
 
 @dataclass(eq=False)
 class ApiError(Exception):
@@ -41,34 +35,31 @@ class ApiError(Exception):
     status: int
     code: str
     message: str
+    """Fit to be shown from the beginning, so that no API has to think of that."""
     param: str | None = None
     retry_after_s: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        self.message = _clean(self.message)
         super().__init__(self.message)
 
-    @property
-    def kind(self) -> str:
-        """The `type` clients look at."""
-        if self.status >= 500:
-            return "server_error"
-        return TYPES.get(self.status, "invalid_request_error")
 
-    @cached_property
-    def body(self) -> bytes:
-        """As it goes over the wire."""
-        error = {"message": _clean(self.message), "type": self.kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+@dataclass(frozen=True, slots=True)
+class ErrorFormat:
+    """How one API spells an error that is the whole answer."""
 
-    def header_items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Headers of the answer, its length and Retry-After among them."""
-        yield b"content-type", b"application/json"
-        yield b"content-length", str(len(self.body)).encode()
-        if self.retry_after_s is not None:
-            yield b"retry-after", str(max(1, ceil(self.retry_after_s))).encode()
-        for name, value in self.headers:
-            yield name.lower().encode("latin-1"), value.encode("latin-1")
+    content_type: bytes
+    body: Callable[[ApiError], bytes]
+
+    def answer(self, error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Headers, the length and Retry-After among them, and body."""
+        body = self.body(error)
+        headers = [(b"content-type", self.content_type), (b"content-length", str(len(body)).encode())]
+        if error.retry_after_s is not None:
+            headers.append((b"retry-after", str(max(1, ceil(error.retry_after_s))).encode()))
+        headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in error.headers]
+        return headers, body
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_request") -> ApiError:
@@ -92,7 +83,7 @@ def api_error_of(error: Exception, request_id: str) -> ApiError:
         case ApiError():
             return error
         case InvalidParameterError():
-            return invalid(str(error), _named_parameter(str(error)), "invalid_parameter")
+            return invalid(str(error), error.parameter, "invalid_parameter")
         case RequestTooLargeError():
             return invalid(str(error), code="context_length_exceeded")
         case RequestError():
@@ -125,12 +116,6 @@ def shortened(given: object) -> str:
     """A client's own value inside a message: not all of it."""
     shown = repr(given)
     return shown if len(shown) <= MAX_ECHOED_CHARS else f"{shown[:MAX_ECHOED_CHARS]}..."
-
-
-def _named_parameter(message: str) -> str | None:
-    """Messages of the engine begin with the parameter's name."""
-    found = re.match(r"([a-z_]+) (?:must|takes)", message)
-    return found[1] if found else None
 
 
 def _clean(message: str) -> str:

@@ -38,6 +38,8 @@ WRITE_BUFFER_BYTES = 64 * 1024
 """What is handed to the socket and not yet taken by it; beyond it a writer waits."""
 STUCK_S = 30.0
 """A reader that takes nothing for so long is cut."""
+STREAM_SILENT_S = 15.0
+"""An open stream with nothing to say for so long sends a keep-alive: proxies cut what is silent for 30 or 60 s."""
 
 # -- the body ----------------------------------------------------------------------------------------------------------
 

@@ -11,13 +11,13 @@ and asks nothing must not keep out one that asks. What is no HTTP is answered af
 import asyncio
 import heapq
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.api.access.request_record import RequestRecord
 from quire.api.http.descriptors import max_connections
-from quire.api.http.errors import ApiError
+from quire.api.http.errors import ApiError, ErrorFormat
 from quire.api.http.limits import (
     EVICTED_AT_ONCE,
     HEAD_S,
@@ -37,6 +37,9 @@ class HeadTooLargeError(Exception):
 
 class Protocol(HttpToolsProtocol):
     """One connection."""
+
+    error_format: ClassVar[ErrorFormat]
+    """How what is no HTTP is told so: it was sent to no path, so no API can say it. A server's own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -172,8 +175,9 @@ class Protocol(HttpToolsProtocol):
             refusal = ApiError(431, "head_too_large", message)
         phrase = HTTPStatus(refusal.status).phrase.encode()
         lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, phrase), b"connection: close\r\n"]
-        lines += [name + b": " + value + b"\r\n" for name, value in refusal.header_items()]
-        self.transport.write(b"".join([*lines, b"\r\n", refusal.body]))
+        headers, body = self.error_format.answer(refusal)
+        lines += [name + b": " + value + b"\r\n" for name, value in headers]
+        self.transport.write(b"".join([*lines, b"\r\n", body]))
         self.transport.write_eof()
         self.flow.resume_reading()
         self._lingering = self.loop.call_later(LINGER_S, self.transport.abort)

@@ -1,1 +1,1 @@
-"""The OpenAI API's own words: what a body may hold (`shapes`), what it means (`meaning`), how answers are worded."""
+"""The OpenAI API: what a body may hold (`schemas`), what it means (`fields`), which bytes tell an answer (`writer`)."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import GenerationRequest, Target
+from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
 from quire.api.dialects.openai.fields import (
     check_room,
     options,
@@ -14,18 +14,15 @@ from quire.api.dialects.openai.fields import (
     reject_unsupported,
     sampling_params,
     service_tier,
-    stream_options,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs, within_bounds
 from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, TokenizeFields, parse_fields
+from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid, unsupported
 from quire.api.models import Models
-from quire.client.outputs import Piece
+from quire.client.outputs import Answer, Piece, TextPart
 from quire.client.reply import Reply
 from quire.client.text_model import TemplateArguments
-
-FINISH = {"deadline": "length", "cancelled": "stop"}
-"""Ends of ours in the API's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,8 @@ class Chat:
         ids = engine_client.text.chat(asked.messages, **template_arguments(fields))
         check_room(to.model, len(ids), limit)
         names = TokenNames(engine_client.text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        writer = ChatWriter(names, service_tier(to.priority), bool(fields.logprobs), bool(fields.return_token_ids))
-        return within_bounds(GenerationRequest(to, [ids], params, stream_options(fields), writer), num_prompt_times=1)
+        writer = ChatWriter(to.model.name, fields, names, service_tier(to.priority))
+        return within_bounds(GenerationRequest(to, [ids], params, writer, bool(fields.stream)), num_prompt_times=1)
 
 
 def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArguments:
@@ -85,68 +82,72 @@ def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArgum
     return told
 
 
-@dataclass(frozen=True, slots=True)
-class ChatWriter:
-    """How a chat's answers are worded."""
+class ChatWriter(OpenAIWriter):
+    """Assistants' messages, whole or by their deltas."""
 
-    names: TokenNames
-    tier: str
-    with_logprobs: bool
-    with_token_ids: bool
-    id_prefix: str = "chatcmpl"
-    object_name: str = "chat.completion"
-    chunk_name: str = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
 
-    def opening(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
-        """The role, for each answer."""
+    def __init__(self, model: str, fields: ChatFields, names: TokenNames, tier: str) -> None:
+        super().__init__(model, fields)
+        self._names = names
+        self._tier = tier
+        self._with_logprobs = bool(fields.logprobs)
+        self._with_token_ids = bool(fields.return_token_ids)
+        self._is_begun = False
+
+    def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
+        """A chunk for each piece; before the first of them the role, for each answer."""
+        choices = [] if self._is_begun else self._roles(replies[0])
+        self._is_begun = True
+        for _, piece in batch:
+            if piece.delta or piece.finish_reason or self._with_logprobs or self._with_token_ids:
+                choices.append(self._choice(piece))
+        after = self.after_with_usage(replies) if self.with_usage_always else self.after
+        return b"".join([self.before + ENCODER.encode(choice) + after for choice in choices])
+
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """All answers, the tier, and what was asked about the prompt."""
+        (reply,) = replies
+        choices = [
+            {
+                "index": answer.index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": self._logprobs(answer),
+                "finish_reason": FINISH.get(answer.finish_reason, answer.finish_reason),
+                "stop_reason": answer.stop_reason,
+                **({"token_ids": list(answer.token_ids)} if self._with_token_ids else {}),
+            }
+            for answer in reply.completion().answers
+        ]
+        more: dict[str, Any] = {"service_tier": self._tier, "system_fingerprint": None}
+        if reply.request.params.prompt_logprobs is not None:
+            more["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self._names)
+        if self._with_token_ids:
+            more["prompt_token_ids"] = list(reply.request.prompt)
+        return self.response(replies, choices, **more)
+
+    def _roles(self, reply: Reply) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         return [
             {"index": one.index, "delta": delta, "logprobs": None, "finish_reason": None}
             for one in reply.request.continuations
         ]
 
-    def choice(self, prompt_index: int, piece: Piece) -> dict[str, Any] | None:
-        """What was added."""
-        if not piece.text and not piece.finish_reason and not (self.with_logprobs or self.with_token_ids):
-            return None
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        text = piece.delta if isinstance(piece.part, TextPart) else ""
         told = {
             "index": piece.index,
-            "delta": {"content": piece.text} if piece.text or not piece.finish_reason else {},
+            "delta": {"content": text} if text or not piece.finish_reason else {},
             "logprobs": self._logprobs(piece),
-            "finish_reason": finish_word(piece.finish_reason),
+            "finish_reason": FINISH.get(piece.finish_reason, piece.finish_reason),
         }
         if piece.finish_reason:
             told["stop_reason"] = piece.stop_reason
-        return told | ({"token_ids": list(piece.token_ids)} if self.with_token_ids else {})
-
-    def whole(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
-        """All answers."""
-        return [
-            {
-                "index": answer.index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": self._logprobs(answer),
-                "finish_reason": finish_word(answer.finish_reason),
-                "stop_reason": answer.stop_reason,
-                **({"token_ids": list(answer.token_ids)} if self.with_token_ids else {}),
-            }
-            for answer in reply.completion().answers
-        ]
-
-    def extras(self, replies: Sequence[Reply]) -> Mapping[str, Any]:
-        """The tier, and what was asked about the prompt."""
-        (reply,) = replies
-        told: dict[str, Any] = {"service_tier": self.tier, "system_fingerprint": None}
-        if reply.request.params.prompt_logprobs is not None:
-            told["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self.names)
-        if self.with_token_ids:
-            told["prompt_token_ids"] = list(reply.request.prompt)
+        if self._with_token_ids:
+            told["token_ids"] = list(piece.token_ids)
         return told
 
-    def _logprobs(self, said: Any) -> dict[str, Any] | None:
-        return chat_logprobs(said.logprobs, self.names) if self.with_logprobs else None
-
-
-def finish_word(reason: str | None) -> str | None:
-    """Why an answer ended, in the API's words."""
-    return None if reason is None else FINISH.get(reason, reason)
+    def _logprobs(self, said: Piece | Answer) -> dict[str, Any] | None:
+        return chat_logprobs(said.logprobs, self._names) if self._with_logprobs else None

@@ -1,26 +1,25 @@
 """`/v1/completions`: prompts as texts or token ids in, what follows them out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import GenerationRequest, Target
-from quire.api.dialects.openai.chat import finish_word
+from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
 from quire.api.dialects.openai.fields import (
     check_room,
     options,
     refuse_to_explain_nothing,
     reject_unsupported,
     sampling_params,
-    stream_options,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, within_bounds
 from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
+from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_PROMPTS
 from quire.api.models import Models
-from quire.client.outputs import Answer, Piece
+from quire.client.outputs import Answer, Piece, TextPart
 from quire.client.reply import Reply
 from quire.client.text_model import TextModel
 from quire.core.step import TokenLogprobs
@@ -64,8 +63,8 @@ class Completions:
             check_room(to.model, len(ids), params.max_tokens)
         names = TokenNames(engine_client.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
-        writer = CompletionWriter(names, fields, echoes, shows_answers=not is_scored)
-        generation = GenerationRequest(to, prompts, params, stream_options(fields), writer, shows_answers=not is_scored)
+        writer = CompletionWriter(to.model.name, fields, names, echoes, shows_answers=not is_scored)
+        generation = GenerationRequest(to, prompts, params, writer, bool(fields.stream))
         num_forms = bool(fields.echo and fields.logprobs is not None) + (fields.prompt_logprobs is not None)
         return within_bounds(generation, num_prompt_times=params.n * num_forms)
 
@@ -91,50 +90,72 @@ class _Prompt:
     more: dict[str, Any]
 
 
-@dataclass
-class CompletionWriter:
-    """How completions are worded. Remembers how long each text is, because offsets are counted from its start."""
+class CompletionWriter(OpenAIWriter):
+    """What follows prompts, whole or by its pieces. Offsets are counted from a text's start, so it remembers how long
+    each is."""
 
-    names: TokenNames
-    fields: CompletionFields
-    echoes: Sequence[str] | None
-    shows_answers: bool
-    id_prefix: str = "cmpl"
-    object_name: str = "text_completion"
-    chunk_name: str = "text_completion"
-    _offsets: dict[int, int] = field(default_factory=dict)
+    id_prefix = "cmpl"
+    object_name = "text_completion"
+    chunk_name = "text_completion"
 
-    def opening(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
-        """The prompt itself, if it is to be echoed."""
+    def __init__(
+        self, model: str, fields: CompletionFields, names: TokenNames, echoes: Sequence[str] | None, shows_answers: bool
+    ) -> None:
+        super().__init__(model, fields)
+        self.fields = fields
+        self.names = names
+        self.echoes = echoes
+        """The prompts as texts, where they are to be repeated."""
+        self.shows_answers = shows_answers
+        """False: only the prompt is asked about; the one token that must be computed is neither shown nor counted."""
+        self._begun: set[int] = set()
+        """Prompts whose answers have begun."""
+        self._offsets: dict[int, int] = {}
+
+    def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
+        """A chunk for each piece; before a prompt's first of them the prompt itself, if it is to be echoed."""
+        choices: list[dict[str, Any]] = []
+        shows_all = self.fields.logprobs is not None or self.fields.return_token_ids
+        for prompt_index, piece in batch:
+            if prompt_index not in self._begun:
+                self._begun.add(prompt_index)
+                choices += self._echo(prompt_index, replies[prompt_index])
+            if piece.delta or piece.finish_reason or shows_all:
+                choices.append(self._choice(prompt_index, piece))
+        after = self.after_with_usage(replies) if self.with_usage_always else self.after
+        return b"".join([self.before + ENCODER.encode(choice) + after for choice in choices])
+
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """All answers to all prompts."""
+        choices = [choice for at, reply in enumerate(replies) for choice in self._choices(at, reply)]
+        return self.response(replies, choices, system_fingerprint=None)
+
+    def usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """What it cost so far; a token that is not shown is not counted."""
+        told = super().usage(replies)
+        return told if self.shows_answers else told | {"completion_tokens": 0, "total_tokens": told["prompt_tokens"]}
+
+    def _echo(self, prompt_index: int, reply: Reply) -> list[dict[str, Any]]:
         if self.echoes is None:
-            return ()
+            return []
         logprobs, offset = self._logprobs(_prompt_entries(reply), 0)
         indices = [self._index(prompt_index, one.index) for one in reply.request.continuations]
         self._offsets |= dict.fromkeys(indices, offset)
         return [self._told(index, self.echoes[prompt_index], logprobs, None) for index in indices]
 
-    def choice(self, prompt_index: int, piece: Piece) -> dict[str, Any] | None:
-        """What was added."""
-        wants_tokens = self.fields.logprobs is not None or self.fields.return_token_ids
-        if not piece.text and not piece.finish_reason and not wants_tokens:
-            return None
+    def _choice(self, prompt_index: int, piece: Piece) -> dict[str, Any]:
         index = self._index(prompt_index, piece.index)
         shown = piece.logprobs if self.shows_answers else ()
-        text = piece.text if self.shows_answers else ""
+        text = piece.delta if self.shows_answers and isinstance(piece.part, TextPart) else ""
         logprobs, self._offsets[index] = self._logprobs(shown, self._offsets.get(index, 0))
         return self._told(index, text, logprobs, piece)
 
-    def whole(self, prompt_index: int, reply: Reply) -> Sequence[dict[str, Any]]:
-        """All answers to one prompt."""
+    def _choices(self, prompt_index: int, reply: Reply) -> list[dict[str, Any]]:
         prompt = self._prompt(prompt_index, reply)
         return [
             self._whole(self._index(prompt_index, answer.index), prompt, answer)
             for answer in reply.completion().answers
         ]
-
-    def extras(self, replies: Sequence[Reply]) -> Mapping[str, Any]:
-        """Nothing else."""
-        return {"system_fingerprint": None}
 
     def _prompt(self, prompt_index: int, reply: Reply) -> "_Prompt":
         """What every answer to a prompt says of it, worded once."""
@@ -156,7 +177,7 @@ class CompletionWriter:
 
     def _told(self, index: int, text: str, logprobs: dict[str, Any] | None, said: Any) -> dict[str, Any]:
         reason = said.finish_reason if said is not None else None
-        told = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_word(reason)}
+        told = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": FINISH.get(reason, reason)}
         if reason:
             told["stop_reason"] = said.stop_reason
         if self.fields.return_token_ids and said is not None:

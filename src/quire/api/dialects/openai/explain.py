@@ -19,7 +19,7 @@ from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
 from quire.api.http.body import parse_object
 from quire.api.http.errors import invalid
-from quire.api.http.sse import send_json
+from quire.api.http.sse import send_whole
 from quire.api.models import ModelEntry, Models, within_context
 from quire.client.explanation import Difference, Explanation
 from quire.errors import CapacityError, EngineDeadError
@@ -41,7 +41,7 @@ class Explaining(BodyAnswer):
             call.bill.settle(1, len(ids))
             found = await explained(to.model, models, ids, to.options["cache_group"])
         told = {"object": "cache.explanation", "model": to.model.name, **explanation_body(found)}
-        await send_json(call.send, 200, msgspec.json.encode(told), self.limits())
+        await send_whole(call.send, msgspec.json.encode(told), self.limits())
 
     def _prompt(self, body: dict[str, Any], headers: Mapping[bytes, bytes]) -> tuple[Target, list[int]]:
         dialect: Dialect = Chat() if "messages" in body else Completions()

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import StreamOptions
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.limits import MAX_SALT_CHARS, ON_LOOP_BYTES, REQUEST_S
@@ -109,14 +108,6 @@ def _biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
     if not all(name.isdecimal() and len(name) < 12 and name.isascii() for name in given):
         raise invalid("logit_bias must map token ids, whole numbers, to numbers", "logit_bias", "invalid_parameter")
     return {int(name): bias for name, bias in given.items()}
-
-
-def stream_options(fields: SamplingFields) -> StreamOptions:
-    """Whether and how to stream."""
-    options = fields.stream_options
-    with_usage = bool(options and options.include_usage)
-    is_on = bool(fields.stream)
-    return StreamOptions(is_on, with_usage, with_usage and bool(options and options.continuous_usage_stats))
 
 
 def asked_class(fields: SamplingFields, header: bytes | None) -> PriorityClass:

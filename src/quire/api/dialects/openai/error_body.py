@@ -1,0 +1,39 @@
+"""An error in the shape of the OpenAI API, which is also how this server speaks where no other API owns the path.
+
+{"error": {"message": …, "type": …, "param": …, "code": …}}
+"""
+
+from typing import Any
+
+import msgspec
+
+from quire.api.http.errors import ApiError, ErrorFormat
+
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+"""The same for `/openapi.json`."""
+
+
+def error_body(error: ApiError) -> bytes:
+    """As it goes over the wire."""
+    kind = "server_error" if error.status >= 500 else TYPES.get(error.status, "invalid_request_error")
+    told = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": told})
+
+
+OPENAI_ERRORS = ErrorFormat(b"application/json", error_body)

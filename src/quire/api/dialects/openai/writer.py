@@ -1,0 +1,93 @@
+"""What both endpoints of the OpenAI API put around their choices: the head of every object, usage, a stream's end.
+
+    data: {"id": …, "object": …, "created": …, "model": …, "choices": [ a choice ], "usage": null}
+    …
+    data: [DONE]
+
+An endpoint makes choices out of pieces. All chunks of a response begin with the same bytes, and most end with the same,
+so those are made once.
+"""
+
+from collections.abc import Sequence
+from time import time
+from typing import Any, ClassVar
+
+import msgspec
+
+from quire.api.dialects.openai.error_body import error_body
+from quire.api.dialects.openai.schemas import SamplingFields
+from quire.api.http import sse
+from quire.api.http.errors import ApiError
+from quire.api.http.ids import new_id
+from quire.client.reply import Reply
+
+DONE = sse.event(b"[DONE]")
+ENCODER = msgspec.json.Encoder()
+FINISH: dict[str | None, str] = {"deadline": "length", "cancelled": "stop"}
+"""Ends of ours in the API's words; all others are called the same."""
+
+
+class OpenAIWriter:
+    """The frame of one response. Who extends it says what it is called, and makes its choices."""
+
+    content_type = b"application/json"
+    stream_headers = sse.HEADERS
+    keep_alive = b": keep-alive\n\n"
+    id_prefix: ClassVar[str]
+    object_name: ClassVar[str]
+    chunk_name: ClassVar[str]
+
+    def __init__(self, model: str, fields: SamplingFields) -> None:
+        options = fields.stream_options
+        self.with_usage = bool(options and options.include_usage)
+        """It is the last chunk."""
+        self.with_usage_always = self.with_usage and bool(options and options.continuous_usage_stats)
+        """It stands in every chunk."""
+        self._head = {"id": new_id(self.id_prefix), "object": self.object_name, "created": int(time()), "model": model}
+        head = ENCODER.encode(self._head | {"object": self.chunk_name})
+        self.before = b"data: " + head[:-1] + b',"choices":['
+        """What a chunk has before its choice."""
+        self.after = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
+        """What it has after it, unless usage stands in every chunk."""
+
+    def begin(self, replies: Sequence[Reply]) -> bytes:
+        """Nothing: a stream is its chunks."""
+        return b""
+
+    def end(self, replies: Sequence[Reply]) -> bytes:
+        """Usage, where it was asked for, and the last word."""
+        return self.before + self.after_with_usage(replies) + DONE if self.with_usage else DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """An event like any other, and the last word."""
+        return sse.event(error_body(error)) + DONE
+
+    def after_with_usage(self, replies: Sequence[Reply]) -> bytes:
+        """What a chunk that tells the usage has after its choice."""
+        return b'],"usage":' + ENCODER.encode(self.usage(replies)) + b"}\n\n"
+
+    def response(self, replies: Sequence[Reply], choices: Sequence[dict[str, Any]], **more: Any) -> bytes:
+        """A whole answer."""
+        return ENCODER.encode({**self._head, "choices": choices, "usage": self.usage(replies), **more})
+
+    def usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """What it cost so far."""
+        num_prompt = sum(len(reply.request.prompt) for reply in replies)
+        num_output = sum(reply.num_tokens for reply in replies)
+        details: dict[str, Any] = {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)}
+        if any(reply.request.is_explained for reply in replies):
+            details["cache_misses"] = [_cache_miss(reply) for reply in replies]
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": details,
+        }
+
+
+def _cache_miss(reply: Reply) -> dict[str, Any] | None:
+    """Why the next token was not found when the request was admitted; None before that."""
+    found = reply.explanation
+    if found is None:
+        return None
+    return {"cached_tokens": found.num_cached_tokens, "reason": found.reason, "position": found.position}
