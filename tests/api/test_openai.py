@@ -136,7 +136,19 @@ def test_a_prompt_can_be_scored_without_an_answer(here: House) -> None:
     whole = here.post("/v1/completions", prompt(echo=True, logprobs=1, max_tokens=0)).json
     assert whole["choices"][0]["text"] == "the cat"
     assert len(whole["choices"][0]["logprobs"]["tokens"]) == 2
+    assert whole["choices"][0]["finish_reason"] == "length"
     assert whole["usage"]["completion_tokens"] == 0
+    told = here.post("/v1/completions", prompt(prompt_logprobs=1, max_tokens=0)).json["choices"][0]
+    assert (told["text"], len(told["prompt_logprobs"])) == ("", 2)
+
+
+def test_a_prompt_can_be_echoed_and_nothing_else_is_computed(here: House) -> None:
+    stats = here.opened["oracle"].engine.scheduler.stats
+    before = stats.num_output_tokens
+    asked = prompt(echo=True, max_tokens=0)
+    assert here.post("/v1/completions", asked).json["choices"][0]["text"] == "the cat"
+    assert here.post("/v1/completions", asked | {"stream": True}).text == "the cat"
+    assert stats.num_output_tokens == before
 
 
 def test_several_prompts_and_answers_are_numbered_through(here: House) -> None:

@@ -93,7 +93,7 @@ def test_special_tokens_of_a_prompt_can_be_left_out(here: House, monkeypatch: py
     assert added == [False, True, True]
 
 
-def test_a_scored_prompt_never_shows_or_counts_its_hidden_token(here: House) -> None:
+def test_a_scored_prompt_shows_and_counts_no_token(here: House) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = prompt(["the cat", "a dog", "one two three"], echo=True, max_tokens=0, logprobs=0, return_token_ids=True)
     whole = here.post(COMPLETE, asked).json

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from quire.core.events import Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
@@ -14,6 +15,7 @@ from quire.core.step import StepPlan, StepResult, TokenLogprobs
 from quire.sim.sim_config import SimConfig, configured
 from quire.sim.simulation import Simulation
 
+GOLDEN = Path(__file__).parents[1] / "sim" / "golden.json"
 RUNS = [
     *(("chaos", seed, 60) for seed in range(20)),
     *((name, 1, 30) for name in ("chat", "agents", "flood", "tenants")),
@@ -96,6 +98,12 @@ def _event_words(event: Any) -> tuple[object, ...]:
 
 def _logprob_words(entries: Sequence[TokenLogprobs]) -> list[tuple[object, ...]]:
     return [(one.token_id, one.logprob, one.rank, tuple(one.alternatives)) for one in entries]
+
+
+def recorded() -> dict[str, str]:
+    """The same as they were when they were recorded."""
+    found: dict[str, str] = json.loads(GOLDEN.read_text())
+    return found
 
 
 def traces() -> dict[str, str]:

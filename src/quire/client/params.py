@@ -35,7 +35,12 @@ def _field(default: Any, doc: str, low: float | None = None, high: float | None 
 class SamplingParams:
     """How to choose tokens. None takes the model's own setting, or the neutral one."""
 
-    max_tokens: int | None = _field(None, "Most tokens to produce. None: until the sequence is full.", 1, 1 << 30)
+    max_tokens: int | None = _field(
+        None,
+        "Most tokens to produce. None: until the sequence is full. 0: none, for `prompt_logprobs` alone.",
+        0,
+        1 << 30,
+    )
     temperature: float | None = _field(None, "0 takes the likeliest token; 1 is the model's own spread.", 0.0, 100.0)
     top_k: int | None = _field(None, "Keep the k likeliest tokens; 0 keeps all.", 0, 1 << 31)
     top_p: float | None = _field(None, "Keep the likeliest tokens that together hold this share.", 0.0, 1.0)
@@ -72,6 +77,11 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError(
                 "allowed_token_ids must hold at least one token, or be None to allow all", "allowed_token_ids"
+            )
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise InvalidParameterError(
+                "max_tokens must be at least 1, or 0 with prompt_logprobs; 0 given, and no prompt_logprobs",
+                "max_tokens",
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameterError(
@@ -112,7 +122,7 @@ class SamplingParams:
             _check_tokens(name, getattr(self, name) or (), vocabulary_size)
         own = frozenset() if self.ignore_eos else frozenset(token for token in eos if token < vocabulary_size)
         return CoreParams(
-            max_tokens=self.max_tokens or MAX_TOKENS_DEFAULT,
+            max_tokens=MAX_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens,
             temperature=float(chosen("temperature", 1.0)),
             top_k=int(chosen("top_k", 0)),
             top_p=float(chosen("top_p", 1.0)),

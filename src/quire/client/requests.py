@@ -25,6 +25,8 @@ class RequestOptions(TypedDict, total=False):
     """Seconds from now after which it ends with what it has."""
     cache_group: str
     """Who may share its blocks; the tenant unless stated."""
+    adapter: str
+    """The LoRA to answer with; empty is the model itself."""
     explain: bool
     """Whether its completion is to say why the next token was not found in the cache."""
     is_promised: bool
@@ -49,7 +51,9 @@ def make_request(
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.info.namespace(checked_name("cache_group", options.get("cache_group", tenant))),
+        namespace=model.info.namespace(
+            checked_name("cache_group", options.get("cache_group", tenant)), _adapter(options.get("adapter", ""))
+        ),
         arrival_s=now_s,
         params=model.settle(params, len(ids)),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
@@ -71,11 +75,15 @@ def _priority(value: object) -> PriorityClass:
 
 
 def checked_name(what: str, value: object) -> str:
-    """The name of a tenant or a cache group, or an error that says what it must be."""
+    """The name of a tenant, a cache group or an adapter, or an error that says what it must be."""
     if not isinstance(value, str) or not value or not _is_text(value):
         message = f"{what} must be a text of whole characters that is not empty, {value!r} given"
         raise InvalidParameterError(message, what)
     return value
+
+
+def _adapter(value: object) -> str:
+    return "" if value == "" else checked_name("adapter", value)
 
 
 def _is_text(value: str) -> bool:

@@ -116,7 +116,8 @@ def check_request(request: Request, scheduler: SchedulerConfig, memory: KVMemory
         )
     if request.adapter:
         raise InvalidParameterError(
-            f"this model has no adapter named {request.adapter!r}, and none can be loaded yet; leave adapter out"
+            f"this model has no adapter named {request.adapter!r}, and none can be loaded yet; leave adapter out",
+            "adapter",
         )
     num_blocks = blocks_to_finish_alone(request, limit, memory.block_size)
     num_usable = memory.num_blocks - memory.pin_budget_blocks

@@ -316,6 +316,19 @@ def test_tokens_outside_the_vocabulary_are_refused(given: dict[str, object]) -> 
         llm.generate("hello", SamplingParams(**given))  # type: ignore[arg-type]
 
 
+def test_no_tokens_may_be_asked_for_where_the_prompts_own_logprobs_are_wanted() -> None:
+    opened = talker()
+    with LLM(opened) as llm:
+        (done,) = llm.generate(["hello"], SamplingParams(max_tokens=0, prompt_logprobs=1))
+        (answered,) = llm.generate(["hello"], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    assert (done.text, done.num_output_tokens, done.finish_reason) == ("", 0, "length")
+    assert len(done.prompt_logprobs) == len(done.prompt_token_ids) - 1
+    assert done.prompt_logprobs == answered.prompt_logprobs
+    assert opened.engine.scheduler.stats.num_output_tokens == 1
+    with pytest.raises(InvalidParameterError, match="max_tokens must be at least 1, or 0 with prompt_logprobs"):
+        SamplingParams(max_tokens=0)
+
+
 def test_the_models_own_settings_are_the_defaults() -> None:
     settled = SamplingParams(top_p=0.5).settle({"temperature": 0.2, "top_p": 0.9}, frozenset({3, 400}), 300)
     assert (settled.temperature, settled.top_p, settled.top_k) == (0.2, 0.5, 0)
@@ -343,7 +356,7 @@ def test_none_is_nothing_and_a_generator_is_read_once() -> None:
 
 @pytest.mark.parametrize("how", [
     {"priority": "urgent"}, {"tenant": ["a"]}, {"tenant": ""}, {"timeout_s": float("nan")}, {"timeout_s": -1},
-    {"timeout_s": True}, {"cache_group": 3}, {"nonsense": 1},
+    {"timeout_s": True}, {"cache_group": 3}, {"nonsense": 1}, {"adapter": 3}, {"adapter": "a"},
 ])  # fmt: skip
 def test_one_callers_mistake_is_told_to_that_caller_alone(how: dict[str, Any]) -> None:
     async def ask() -> Completion:
@@ -355,6 +368,16 @@ def test_one_callers_mistake_is_told_to_that_caller_alone(how: dict[str, Any]) -
             return await engine.generate("hi", PARAMS, priority="high", tenant="a")
 
     assert asyncio.run(ask()).num_output_tokens == 12
+
+
+def test_an_adapter_names_blocks_of_its_own_and_one_that_is_not_there_is_refused() -> None:
+    opened = talker()
+    ids = opened.text.prompt("hello")
+    plain, adapted = (make_request(opened.text, ids, PARAMS, adapter=name) for name in ("", "a"))
+    assert plain.namespace == make_request(opened.text, ids, PARAMS).namespace
+    assert (adapted.adapter, adapted.namespace.adapter) == ("a", "a")
+    with pytest.raises(InvalidParameterError, match="no adapter named 'a'"):
+        opened.engine.check(adapted)
 
 
 def test_a_chat_can_be_streamed_and_carries_what_is_said_of_it() -> None:

@@ -49,11 +49,10 @@ class Completions:
         """What it asks, in tokens."""
         engine_client = to.model.open()
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
-        # A prompt's own log-probabilities are asked for with an answer of none: one token is computed, and not shown.
-        is_scored = limit == 0 and bool(fields.echo)
-        settled: dict[str, Any] = {"max_tokens": 1 if is_scored else limit, "logprobs": fields.logprobs}
-        if fields.echo and fields.logprobs is not None and fields.prompt_logprobs is None:
-            settled["prompt_logprobs"] = fields.logprobs
+        settled: dict[str, Any] = {"max_tokens": limit, "logprobs": fields.logprobs}
+        # An answer of none is for the prompt's own tokens: nothing is computed but what they are worth.
+        if fields.echo and fields.prompt_logprobs is None and (fields.logprobs is not None or limit == 0):
+            settled["prompt_logprobs"] = fields.logprobs or 0
         params = sampling_params(fields, **settled)
         refuse_to_explain_nothing(fields, params)
         add = fields.add_special_tokens is not False
@@ -62,7 +61,7 @@ class Completions:
             check_room(to.model, len(ids), params.max_tokens)
         names = TokenNames(engine_client.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
-        writer = CompletionWriter(to.model.name, fields, names, echoes, shows_answers=not is_scored)
+        writer = CompletionWriter(to.model.name, fields, names, echoes)
         generation = GenerationRequest(to, prompts, params, writer, bool(fields.stream))
         num_forms = bool(fields.echo and fields.logprobs is not None) + (fields.prompt_logprobs is not None)
         return within_bounds(generation, num_prompt_times=params.n * num_forms)
@@ -97,16 +96,12 @@ class CompletionWriter(OpenAIWriter):
     object_name = "text_completion"
     chunk_name = "text_completion"
 
-    def __init__(
-        self, model: str, fields: CompletionFields, names: TokenNames, echoes: Sequence[str] | None, shows_answers: bool
-    ) -> None:
+    def __init__(self, model: str, fields: CompletionFields, names: TokenNames, echoes: Sequence[str] | None) -> None:
         super().__init__(model, fields)
         self.fields = fields
         self.names = names
         self.echoes = echoes
         """The prompts as texts, where they are to be repeated."""
-        self.shows_answers = shows_answers
-        """False: only the prompt is asked about; the one token that must be computed is neither shown nor counted."""
         self._begun: set[int] = set()
         """Prompts whose answers have begun."""
         self._offsets: dict[int, int] = {}
@@ -129,11 +124,6 @@ class CompletionWriter(OpenAIWriter):
         choices = [choice for at, reply in enumerate(replies) for choice in self._choices(at, reply)]
         return self.response(replies, choices, system_fingerprint=None)
 
-    def usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """What it cost so far; a token that is not shown is not counted."""
-        told = super().usage(replies)
-        return told if self.shows_answers else told | {"completion_tokens": 0, "total_tokens": told["prompt_tokens"]}
-
     def _echo(self, prompt_index: int, reply: Reply) -> list[dict[str, Any]]:
         if self.echoes is None:
             return []
@@ -144,9 +134,8 @@ class CompletionWriter(OpenAIWriter):
 
     def _choice(self, prompt_index: int, piece: Piece) -> dict[str, Any]:
         index = self._index(prompt_index, piece.index)
-        shown = piece.logprobs if self.shows_answers else ()
-        text = piece.delta if self.shows_answers and isinstance(piece.part, TextPart) else ""
-        logprobs, self._offsets[index] = self._logprobs(shown, self._offsets.get(index, 0))
+        text = piece.delta if isinstance(piece.part, TextPart) else ""
+        logprobs, self._offsets[index] = self._logprobs(piece.logprobs, self._offsets.get(index, 0))
         return self._told(index, text, logprobs, piece)
 
     def _choices(self, prompt_index: int, reply: Reply) -> list[dict[str, Any]]:
@@ -168,11 +157,10 @@ class CompletionWriter(OpenAIWriter):
 
     def _whole(self, index: int, prompt: "_Prompt", answer: Answer) -> dict[str, Any]:
         logprobs = prompt.logprobs
-        if self.shows_answers and logprobs is not None:
+        if logprobs is not None:
             said, _ = completion_logprobs(answer.logprobs, self.names, prompt.num_chars)
             logprobs = {name: logprobs[name] + said[name] for name in said}
-        text = prompt.text + (answer.text if self.shows_answers else "")
-        return self._told(index, text, logprobs, answer) | prompt.more
+        return self._told(index, prompt.text + answer.text, logprobs, answer) | prompt.more
 
     def _told(self, index: int, text: str, logprobs: dict[str, Any] | None, said: Any) -> dict[str, Any]:
         reason = said.finish_reason if said is not None else None
@@ -180,7 +168,7 @@ class CompletionWriter(OpenAIWriter):
         if reason:
             told["stop_reason"] = said.stop_reason
         if self.fields.return_token_ids and said is not None:
-            told["token_ids"] = list(said.token_ids) if self.shows_answers else []
+            told["token_ids"] = list(said.token_ids)
         return told
 
     def _logprobs(self, entries: Sequence[TokenLogprobs | int], offset: int) -> tuple[dict[str, list[Any]] | None, int]:

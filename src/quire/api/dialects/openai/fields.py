@@ -163,7 +163,7 @@ def service_tier(priority: PriorityClass) -> str:
 def check_room(model: ModelEntry, num_prompt_tokens: int, max_tokens: int | None) -> None:
     """Prompt and answer must fit; nothing is shortened in silence."""
     limit = model.open().text.max_sequence_tokens
-    if num_prompt_tokens + (max_tokens or 1) <= limit:
+    if num_prompt_tokens + (1 if max_tokens is None else max_tokens) <= limit:
         return
     answer = f" and {max_tokens} for the answer" if max_tokens else ""
     raise RequestTooLargeError(

@@ -23,7 +23,8 @@ def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> Gener
     params, limit = generation.params, generation.to.model.open().text.max_sequence_tokens
     num_of_prompt = 0 if params.prompt_logprobs is None else num_prompt_times * (1 + params.prompt_logprobs)
     num_of_answer = 0 if params.logprobs is None or generation.is_streamed else params.n * (1 + params.logprobs)
-    lengths = [(len(ids), min(params.max_tokens or limit, limit - len(ids))) for ids in generation.prompts]
+    most = limit if params.max_tokens is None else params.max_tokens
+    lengths = [(len(ids), min(most, limit - len(ids))) for ids in generation.prompts]
     count = sum(num_of_prompt * num_prompt + num_of_answer * num_answer for num_prompt, num_answer in lengths)
     if count <= MAX_ANSWER_LOGPROBS:
         return generation
