@@ -15,6 +15,7 @@ import time
 from asyncio import events
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import uvloop
@@ -101,7 +102,7 @@ def opener(given: argparse.Namespace) -> Any:
             queue=queue_of(settings.serving),
             step_s=given.step_s,
         )
-        async with ServedModel(lambda: Serving(plan, lambda _ready: text)) as engine_client:
+        async with ServedModel(lambda: Serving(plan, lambda ready: replace(text, info=ready.info))) as engine_client:
             yield engine_client
 
     return opened

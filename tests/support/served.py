@@ -1,5 +1,7 @@
 """Served models without tensors: real processes and sockets around the oracle, with a small tokenizer in the parent."""
 
+from dataclasses import replace
+
 from quire.client.served import ServedModel, Serving
 from quire.config import ModelSettings
 from quire.core.waiting_queue import QueueConfig
@@ -19,4 +21,4 @@ def served(
     """An oracle in a worker of its own; it answers as `talker()` does in this process."""
     text = talker().text
     plan = oracle_plan(text.vocabulary_size, settings, faults=faults, limits=limits, queue=queue, step_s=step_s)
-    return ServedModel(lambda: Serving(plan, lambda _ready: text))
+    return ServedModel(lambda: Serving(plan, lambda ready: replace(text, info=ready.info)))

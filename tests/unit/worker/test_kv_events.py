@@ -129,7 +129,7 @@ def test_a_worker_tells_routers_what_its_cache_holds(router: Router) -> None:
     plan = oracle_plan(text.vocabulary_size, kv_events=router.settings)
 
     async def ask() -> None:
-        async with ServedModel(lambda: Serving(plan, lambda _ready: text)) as model:
+        async with ServedModel(lambda: Serving(plan, lambda ready: replace(text, info=ready.info))) as model:
             await model.generate("a question of some length", SamplingParams(max_tokens=8, ignore_eos=True))
             router.ask(0)
             while not router.asking.poll(0):
