@@ -28,10 +28,10 @@ class Watch:
     async def look(self) -> None:
         """Come round every few milliseconds; note when that took longer, and was not the machine's doing."""
         while not self.is_over:
-            start, queued = time.monotonic(), _queued_s()
+            start, kept_s = time.monotonic(), _queued_s() + _stolen_s()
             await asyncio.sleep(0.005)
             late_s = time.monotonic() - start - 0.005
-            if late_s > BLOCKED_S and late_s - (_queued_s() - queued) > BLOCKED_S:
+            if late_s > BLOCKED_S and late_s - (_queued_s() + _stolen_s() - kept_s) > BLOCKED_S:
                 self.blocked_s.append(late_s)
             self.peak_helper_bytes = max([self.peak_helper_bytes, *map(resident_bytes, _children())])
             self.peak_parent_bytes = max(self.peak_parent_bytes, resident_bytes(os.getpid()))
@@ -47,6 +47,12 @@ def _queued_s() -> float:
         with suppress(OSError):  # a thread that has ended
             told.append(int(path.read_text().split()[1]))
     return sum(told) / 1e9
+
+
+def _stolen_s() -> float:
+    """How long processors stood still because their host ran somebody else's machine: nobody in here was told."""
+    ticks = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _children() -> list[int]:

@@ -81,9 +81,14 @@ def started(server: Hub, folder: Path, *words: str) -> Iterator["subprocess.Pope
         "NO_PROXY": "127.0.0.1",
     }
     command = [sys.executable, "-m", "quire", *words]
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    # What a shell runs in the background ignores Ctrl-C, and so would all that it starts, this test's command too.
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, ours)
     try:
         assert server.is_asked.wait(60), process.communicate(timeout=60)
         yield process
