@@ -13,7 +13,7 @@ def test_the_core_is_tested_without_third_party_packages_but_those_of_the_tests(
     files = [*(TESTS / "unit" / "core").glob("test_*.py"), TESTS / "conformance" / "test_oracle.py"]
     packages = {name.partition(".")[0] for file in files for name in needs.needs(file)}
     assert files
-    assert not packages & {"torch", "numpy", "tokenizers", "msgspec", "zmq"}
+    assert not packages & {"torch", "numpy", "tokenizers", "zmq"}
 
 
 def test_a_need_is_found_through_what_a_file_imports() -> None:
