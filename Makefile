@@ -8,7 +8,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model native-sanitize profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house
+.PHONY: help setup lock check lint types contracts test fix size model native-sanitize profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -92,6 +92,9 @@ proof-worker:  ## workers that are killed, poisoned, hung and orphaned; SCALE=qu
 
 proof-findings:  ## defects found by attacking a running server, each shown to be mended; SCALE=quick|full
 	$(PYTHON) -m proofs.findings $(PROVE)
+
+proof-seam:  ## hops between client and device, dialects, what is wanted where; SCALE=quick|full
+	$(PYTHON) -m proofs.seam $(PROVE)
 
 proof-house:  ## the house itself: imports, names, sizes, pages; SCALE=quick|full
 	$(PYTHON) -m proofs.house $(PROVE)

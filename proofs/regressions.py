@@ -26,7 +26,7 @@ PROOFS: Mapping[str, str] = {
     "native": "proofs.native",
 }
 """Every proof by the name of its target and its record, but for those that run the others."""
-MODULES: Mapping[str, str] = {**PROOFS, "findings": "proofs.findings", "house": "proofs.house"}
+MODULES: Mapping[str, str] = {**PROOFS, "findings": "proofs.findings", "house": "proofs.house", "seam": "proofs.seam"}
 ROUNDS = 3
 TIMED = (
     "near the roof",

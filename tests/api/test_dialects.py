@@ -68,7 +68,7 @@ def rings(monkeypatch: pytest.MonkeyPatch) -> Semaphore:
     return rings
 
 
-def wait_for(rings: Semaphore, count: int) -> None:
+def let_ring(rings: Semaphore, count: int) -> None:
     for _ in range(count):
         assert rings.acquire(timeout=PATIENCE_S)
 
@@ -79,6 +79,11 @@ def ask(here: House, path: str = PATH, **more: Any) -> HTTPConnection:
     asked = {"say": "the cat", "prompt": "the cat", "stream": True, "count": 40, "max_tokens": 40, **more}
     connection.request("POST", path, json.dumps(asked).encode(), {"content-type": "application/json"})
     return connection
+
+
+def batches_of(*streams: Stream) -> answering.Batches:
+    asked: Any = [SimpleNamespace(stream=stream) for stream in streams]
+    return answering.Batches(asked)
 
 
 def lines_until(response: HTTPResponse, line: bytes) -> list[bytes]:
@@ -92,6 +97,77 @@ def text_of(lines: list[str]) -> str:
 
 def broken(*_: object) -> Any:
     raise RuntimeError("the device is gone")
+
+
+async def turns() -> None:
+    """Whoever can go on has gone on: nothing here waits for a socket."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=12),
+    st.tuples(st.booleans(), st.booleans()),
+    st.integers(0, 12),
+)
+def test_batches_hold_everything_in_its_order_and_then_raise_what_a_stream_ended_by(
+    puts: list[tuple[int, bool]], are_broken: tuple[bool, bool], first_end: int
+) -> None:
+    streams = [Stream(str(at), lambda _: None) for at in (0, 1)]
+    texts: list[list[str]] = [[], []]
+    heard: list[list[str]] = [[], []]
+    lost = [EngineDeadError("gone") if is_broken else None for is_broken in are_broken]
+
+    async def feed() -> None:
+        for count, (at, pauses) in enumerate(puts):
+            if count == first_end:
+                streams[0].end(lost[0])
+            if not streams[at].is_over:
+                streams[at].put([Piece(0, str(count))])
+                texts[at].append(str(count))
+            if pauses:
+                await asyncio.sleep(0)
+        for stream, error in zip(streams, lost, strict=True):
+            stream.end(error)
+
+    async def read() -> None:
+        with batches_of(*streams) as batches:
+            async for batch in batches:
+                for at, piece in batch:
+                    heard[at].append(piece.text)
+
+    async def both() -> bool:
+        reading = asyncio.ensure_future(read())
+        await feed()
+        await turns()
+        assert reading.done()
+        return reading.exception() is not None
+
+    is_raised = asyncio.run(both())
+    assert is_raised == any(are_broken)
+    said, meant = (["".join(one) for one in rows] for rows in (heard, texts))
+    assert all(whole.startswith(begun) for begun, whole in zip(said, meant, strict=True))
+    if is_raised:  # whoever raised was heard out first
+        assert any(is_broken and said[at] == meant[at] for at, is_broken in enumerate(are_broken))
+    else:
+        assert said == meant
+
+
+@pytest.mark.parametrize(("silent_s", "heard"), [(0.0, [[]]), (3600.0, [])], ids=["long", "short"])
+def test_a_long_silence_is_an_empty_batch(
+    monkeypatch: pytest.MonkeyPatch, silent_s: float, heard: list[list[Any]]
+) -> None:
+    monkeypatch.setattr(answering, "STREAM_SILENT_S", silent_s)
+
+    async def listen() -> list[Any]:
+        with batches_of(Stream("one", lambda _: None)) as batches:
+            reading = asyncio.ensure_future(anext(batches))
+            await turns()
+            told = [reading.result()] if reading.done() else []
+            reading.cancel()
+            return told
+
+    assert asyncio.run(listen()) == heard
 
 
 def test_a_toy_api_streams_and_says_whole_what_the_engine_says(toy: House) -> None:
@@ -179,7 +255,7 @@ def test_no_keep_alive_opens_a_stream_so_that_its_errors_have_a_status(
     here, runner = paced
     connection = ask(here)
     assert runner.is_waiting.wait(PATIENCE_S)
-    wait_for(rings, 3)
+    let_ring(rings, 3)
     monkeypatch.setattr(OracleRunner, "run", broken)  # of the very step that waits
     runner.let_go()
     response = connection.getresponse()
@@ -191,7 +267,7 @@ def test_a_whole_answer_is_not_disturbed_by_silences(paced: tuple[House, PacedRu
     here, runner = paced
     connection = ask(here, COMPLETE, stream=False)
     assert runner.is_waiting.wait(PATIENCE_S)
-    wait_for(rings, 3)
+    let_ring(rings, 3)
     runner.let_go()
     assert json.loads(connection.getresponse().read())["usage"]["completion_tokens"] <= 40
     connection.close()
@@ -205,7 +281,7 @@ def test_the_sdk_reads_over_keep_alives(paced: tuple[House, PacedRunner], rings:
     runner.allow(3)
     stream = sdk.completions.create(model="oracle", prompt="the cat", max_tokens=9, temperature=0.0, stream=True)
     texts = [next(stream).choices[0].text]
-    wait_for(rings, 10)
+    let_ring(rings, 10)
     runner.let_go()
     texts += [chunk.choices[0].text for chunk in stream]
     assert "".join(texts) == expected
@@ -236,7 +312,7 @@ def test_parts_of_an_answer_reach_a_writer_as_what_they_are() -> None:
 
 
 def test_what_is_no_text_is_no_content_of_a_chat() -> None:
-    fields = ChatFields.model_validate({"messages": [{"role": "user", "content": "x"}], "model": "m"})
+    fields = ChatFields.model_validate({"messages": [{"role": "user", "content": "x"}]})
     reply: Any = SimpleNamespace(request=SimpleNamespace(continuations=(Continuation(0),)))
     nobody: Any = None
     data = ChatWriter("m", fields, nobody, "default").pieces([reply], [(0, Piece(0, "x", part=part)) for part in PARTS])
@@ -262,52 +338,3 @@ def test_an_api_owns_its_path_and_all_below_it() -> None:
     owned = [formats.at(path) is TOY_ERRORS for path in ("/v1/toy", "/v1/toy/a/b", "/v1/toys", "/v1", "/", "")]
     assert owned == [True, True, False, False, False, False]
     assert SERVER_ERRORS.at("/v1/chat/completions") is SERVER_ERRORS.default
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=12),
-    st.tuples(st.booleans(), st.booleans()),
-    st.integers(0, 12),
-)
-def test_batches_hold_everything_in_its_order_and_then_raise_what_a_stream_ended_by(
-    puts: list[tuple[int, bool]], are_broken: tuple[bool, bool], first_end: int
-) -> None:
-    streams = [Stream(str(at), lambda _: None) for at in (0, 1)]
-    texts: list[list[str]] = [[], []]
-    lost = [EngineDeadError("gone") if is_broken else None for is_broken in are_broken]
-
-    async def feed() -> None:
-        for count, (at, pauses) in enumerate(puts):
-            if count == first_end:
-                streams[0].end(lost[0])
-            if not streams[at].is_over:
-                streams[at].put([Piece(0, str(count))])
-                texts[at].append(str(count))
-            if pauses:
-                await asyncio.sleep(0)
-        for stream, error in zip(streams, lost, strict=True):
-            stream.end(error)
-
-    async def read() -> tuple[list[list[str]], bool]:
-        heard: list[list[str]] = [[], []]
-        asked: Any = [SimpleNamespace(stream=stream) for stream in streams]
-        with answering.Batches(asked) as batches:
-            feeding = asyncio.ensure_future(feed())
-            try:
-                async for batch in batches:
-                    for at, piece in batch:
-                        heard[at].append(piece.text)
-            except EngineDeadError:
-                return heard, True
-            finally:
-                await feeding
-        return heard, False
-
-    heard, is_raised = asyncio.run(asyncio.wait_for(read(), PATIENCE_S))
-    assert is_raised == any(are_broken)
-    said, meant = (["".join(one) for one in rows] for rows in (heard, texts))
-    assert all(whole.startswith(begun) for begun, whole in zip(said, meant, strict=True))
-    if is_raised:  # whoever raised was heard out first
-        assert any(is_broken and said[at] == meant[at] for at, is_broken in enumerate(are_broken))
-    else:
-        assert said == meant

@@ -99,7 +99,7 @@ class Toy:
     def generation(self, fields: dict[str, Any], to: Target) -> GenerationRequest:
         """What it asks."""
         params = SamplingParams(max_tokens=fields.get("count", 4), temperature=0.0, ignore_eos=True)
-        ids = to.model.open().text.prompt(fields["say"])
+        ids = to.text.prompt(fields["say"])
         return GenerationRequest(to, [ids], params, ToyWriter(), bool(fields.get("stream")))
 
 

@@ -65,12 +65,11 @@ class ModelEntry:
 
 
 @contextmanager
-def within_context(model: ModelEntry) -> Iterator[None]:
+def within_context(limit: int) -> Iterator[None]:
     """What does not fit is said in the words that clients look for, then in ours."""
     try:
         yield
     except RequestTooLargeError as error:
-        limit = model.open().text.max_sequence_tokens
         raise RequestTooLargeError(f"This model's maximum context length is {limit} tokens; {error}") from error
 
 

@@ -5,7 +5,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.client.outputs import TEXT, Part, Piece, ReasoningPart, ToolCallPart, joined
+from quire.client.outputs import LOGPROB_BYTES, PIECE_BYTES, TEXT, Part, Piece, ReasoningPart, ToolCallPart, joined
 from quire.core.step import TokenLogprobs
 
 PARTS: tuple[Part, ...] = (TEXT, ReasoningPart(), ToolCallPart(0, "call_a", "look"), ToolCallPart(1, "call_b", "look"))
@@ -59,3 +59,8 @@ def test_pieces_count_the_same_alone_and_joined(pieces: list[Piece]) -> None:
 
 def test_only_what_an_answer_says_is_its_text() -> None:
     assert [Piece(0, "a", part=part).text for part in PARTS] == ["a", "", "", ""]
+
+
+def test_a_piece_counts_its_characters_its_tokens_and_every_alternative() -> None:
+    entry = TokenLogprobs(0, -0.5, 1, ((0, -0.5), (1, -1.0)))
+    assert Piece(0, "ab", (0,), (entry,)).num_bytes == 2 * 2 + PIECE_BYTES + 3 * LOGPROB_BYTES

@@ -16,7 +16,6 @@ from quire.api.access.billing import Bill, check_quota, opened_bill, rate_header
 from quire.api.access.capacity import CapacityBook
 from quire.api.access.origins import Origins
 from quire.api.access.request_record import RequestRecord
-from quire.api.access.text_work import TextWork
 from quire.api.http.body import Receive, declared_bytes, read_body
 from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
@@ -57,7 +56,8 @@ class Admission:
         self.room = CapacityBook(self.settings.max_open_requests, None if queue is None else Bounds.of_queue(queue))
         self._arriving: Counter[str] = Counter()
         """Bodies that are still coming, by tenant."""
-        self._text_pool = TextPool()
+        self.text_pool = TextPool()
+        """Where text is worked on, beside the event loop: nothing whose size a client decides runs on it."""
 
     @property
     def is_ready(self) -> bool:
@@ -106,17 +106,13 @@ class Admission:
             if not self._arriving[tenant]:
                 del self._arriving[tenant]
 
-    def text_work(self, caller: Caller) -> TextWork:
-        """Where this caller's text is worked on."""
-        return TextWork(self._text_pool, caller.tenant)
-
     async def body(self, record: RequestRecord, caller: Caller, receive: Receive) -> bytes:
         """All of a request's body. A key that has nothing left is told so before it is read."""
         declared = record.headers.get("content-length")
         async with record.entering():
             check_quota(caller, text_tokens(declared_bytes(declared), self.models))
             with self.arriving(caller):
-                return await read_body(receive, declared, self.text_work(caller).pause)
+                return await read_body(receive, declared, lambda: self.text_pool.pause(caller.tenant))
 
     @contextmanager
     def billed(self, caller: Caller, record: RequestRecord, num_body_bytes: int) -> Iterator[Bill]:

@@ -18,9 +18,8 @@ from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill
 from quire.api.access.request_record import RequestRecord, figures_of
-from quire.api.access.text_work import TextWork
 from quire.api.asgi import ReaderStuckError
-from quire.api.dialects.body_answers import BodyAnswer, BodyRequest
+from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, RunBeside
 from quire.api.dialects.dialect import Dialect, GenerationRequest, PieceBatch, Target
 from quire.api.http.body import parse_object
 from quire.api.http.errors import ApiError, api_error_of, invalid
@@ -52,7 +51,7 @@ class Answering(BodyAnswer):
         clock = TokenClock(self._admission, record, call.bill)
         try:
             self._ask(generation, record)
-            with within_context(generation.to.model):
+            with within_context(generation.to.text.max_sequence_tokens):
                 await self._send(generation, call, clock)
         finally:
             for asked in record.asked:
@@ -63,34 +62,33 @@ class Answering(BodyAnswer):
                 self._admission.metrics.observe(figures_of(record))
 
     async def _question(self, body: bytes, record: RequestRecord) -> GenerationRequest:
-        fields = await self._work.sized(len(body), lambda: self._dialect.parse(parse_object(body)))
+        fields = await self.sized(len(body), lambda: self._dialect.parse(parse_object(body)))
         to = self._dialect.target(fields, self._admission.models, self._caller, record.headers)
         self._admission.check_room(record, to.model.name, self._caller.tenant, to.priority)
-        generation = await self._work.run(lambda: self._made(fields, to, record))
+        generation = await self.run(lambda: self._made(fields, to, record))
         record.is_streamed, record.max_tokens = generation.is_streamed, generation.params.max_tokens
         record.num_answers = generation.params.n * len(generation.prompts)
         return generation
 
     def _made(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
         """The question with the requests it comes to. Beside the event loop: lists in it may be long."""
-        with within_context(to.model):
+        with within_context(to.text.max_sequence_tokens):
             generation = self._dialect.generation(fields, to)
-            engine_client, options = to.model.open(), to.options | RequestOptions(is_promised=record.is_promised)
+            options = to.options | RequestOptions(is_promised=record.is_promised)
             return replace(
                 generation,
-                requests=[engine_client.request(ids, generation.params, **options) for ids in generation.prompts],
+                requests=[to.client.request(ids, generation.params, **options) for ids in generation.prompts],
             )
 
     @staticmethod
     def _ask(generation: GenerationRequest, record: RequestRecord) -> None:
-        engine_client = generation.to.model.open()
         for request in generation.requests:
-            record.asked.append(engine_client.submit(request, generation.params))
+            record.asked.append(generation.to.client.submit(request, generation.params))
 
     async def _send(self, generation: GenerationRequest, call: BodyRequest, clock: "TokenClock") -> None:
         with Batches(call.record.asked) as batches:
             if generation.is_streamed:
-                await Streaming(generation, call, self.limits(), self._work).run(batches, clock)
+                await Streaming(generation, call, self.limits(), self.run).run(batches, clock)
             else:
                 await self._send_whole(generation, call, batches, clock)
 
@@ -103,7 +101,7 @@ class Answering(BodyAnswer):
             check_finishes(batch, [asked.reply for asked in record.asked])
         num_bytes = sum(piece.num_bytes for asked in record.asked for piece in asked.reply.pieces)
         num_bytes += prompt_bytes(generation, record.num_prompt_tokens)
-        data = await self._work.sized(num_bytes, lambda: whole_answer(generation, record))
+        data = await self.sized(num_bytes, lambda: whole_answer(generation, record))
         await send_whole(call.send, data, self.limits(), generation.writer.content_type)
 
 
@@ -115,14 +113,14 @@ class Streaming:
         generation: GenerationRequest,
         call: BodyRequest,
         limits: Sequence[tuple[bytes, bytes]],
-        work: TextWork,
+        run_beside: RunBeside,
     ) -> None:
         self._generation = generation
         self._writer = generation.writer
         self._record = call.record
         self._send = call.send
         self._headers = [*generation.writer.stream_headers, *limits]
-        self._work = work
+        self._run_beside = run_beside
         self._replies: list[Reply] = [asked.reply for asked in call.record.asked]
         self._begun: set[int] = set()
         """Prompts whose answers have begun."""
@@ -155,7 +153,7 @@ class Streaming:
         check_finishes(batch, self._replies)
         if self._num_bytes(batch) <= ON_LOOP_BYTES:
             return self._writer.pieces(self._replies, batch)
-        return await self._work.run(lambda: self._writer.pieces(self._replies, batch))
+        return await self._run_beside(lambda: self._writer.pieces(self._replies, batch))
 
     def _num_bytes(self, batch: PieceBatch) -> int:
         """About how much there is to write: the pieces, and what is said of a prompt before its first."""

@@ -9,7 +9,7 @@ A route that takes a body makes one of these. `Answering` asks a model; `TextAns
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
@@ -18,8 +18,12 @@ from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, rate_headers
 from quire.api.access.request_record import RequestRecord
 from quire.api.http.body import ClientGoneError, Receive, parse_object
+from quire.api.http.limits import ON_LOOP_BYTES
 from quire.api.http.sse import Send, send_whole
 
+T = TypeVar("T")
+RunBeside = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+"""Does work beside the event loop."""
 TextAnswer = Callable[[dict[str, Any], Admission, Caller], Awaitable[bytes]]
 """The fields of a body, the admission and the caller, to the JSON that is sent."""
 
@@ -42,7 +46,6 @@ class BodyAnswer(Response):
     def __init__(self, admission: Admission, caller: Caller) -> None:
         self._admission = admission
         self._caller = caller
-        self._work = admission.text_work(caller)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer; whatever happens, nothing is left running."""
@@ -59,6 +62,14 @@ class BodyAnswer(Response):
         """Send the whole answer."""
         raise NotImplementedError
 
+    async def run(self, work: Callable[[], T]) -> T:
+        """Text is worked on beside the event loop, in the caller's own turn."""
+        return await self._admission.text_pool.run(self._caller.tenant, work)
+
+    async def sized(self, num_bytes: int, work: Callable[[], T]) -> T:
+        """Small things at once, large ones beside the loop: handing over costs more than a small thing takes."""
+        return work() if num_bytes <= ON_LOOP_BYTES else await self.run(work)
+
     def limits(self) -> list[tuple[bytes, bytes]]:
         """Headers that say what the key has left."""
         return [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
@@ -74,7 +85,7 @@ class TextAnswering(BodyAnswer):
     async def answer(self, call: BodyRequest) -> None:
         """One JSON object."""
         async with call.record.entering():
-            fields = await self._work.sized(len(call.body), lambda: parse_object(call.body))
+            fields = await self.sized(len(call.body), lambda: parse_object(call.body))
             data = await self._answer(fields, self._admission, self._caller)
         await send_whole(call.send, data, self.limits())
 

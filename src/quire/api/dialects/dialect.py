@@ -6,17 +6,19 @@ in `error_formats.py`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from quire.api.access.auth import Caller
 from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
 from quire.api.models import ModelEntry, Models
+from quire.client.client import EngineClient
 from quire.client.outputs import Piece
 from quire.client.params import SamplingParams
 from quire.client.reply import Reply
 from quire.client.requests import RequestOptions
+from quire.client.text_model import TextModel
 from quire.core.request import PriorityClass, Request
 
 PieceBatch = Sequence[tuple[int, Piece]]
@@ -73,6 +75,13 @@ class Target:
 
     model: ModelEntry
     options: RequestOptions
+    client: EngineClient = field(init=False)
+    text: TextModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Looked up once: a model that is still loading, or gone, is told so here."""
+        object.__setattr__(self, "client", self.model.open())
+        object.__setattr__(self, "text", self.client.text)
 
     @property
     def priority(self) -> PriorityClass:

@@ -54,14 +54,14 @@ class Chat:
 
     def generation(self, asked: ParsedChat, to: Target) -> GenerationRequest:
         """What it asks, in tokens."""
-        fields, engine_client = asked.fields, to.model.open()
+        fields = asked.fields
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
         refuse_to_explain_nothing(fields, params)
-        ids = engine_client.text.chat(asked.messages, **template_arguments(fields))
-        check_room(to.model, len(ids), limit)
-        names = TokenNames(engine_client.text.tokenizer, bool(fields.return_tokens_as_token_ids))
+        ids = to.text.chat(asked.messages, **template_arguments(fields))
+        check_room(to.text, len(ids), limit)
+        names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         writer = ChatWriter(to.model.name, fields, names, service_tier(to.priority))
         return within_bounds(GenerationRequest(to, [ids], params, writer, bool(fields.stream)), num_prompt_times=1)
 

@@ -47,7 +47,6 @@ class Completions:
 
     def generation(self, fields: CompletionFields, to: Target) -> GenerationRequest:
         """What it asks, in tokens."""
-        engine_client = to.model.open()
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
         settled: dict[str, Any] = {"max_tokens": limit, "logprobs": fields.logprobs}
         # An answer of none is for the prompt's own tokens: nothing is computed but what they are worth.
@@ -56,10 +55,10 @@ class Completions:
         params = sampling_params(fields, **settled)
         refuse_to_explain_nothing(fields, params)
         add = fields.add_special_tokens is not False
-        prompts = [_ids(engine_client.text, prompt, add_special_tokens=add) for prompt in fields.prompts]
+        prompts = [_ids(to.text, prompt, add_special_tokens=add) for prompt in fields.prompts]
         for ids in prompts:
-            check_room(to.model, len(ids), params.max_tokens)
-        names = TokenNames(engine_client.text.tokenizer, bool(fields.return_tokens_as_token_ids))
+            check_room(to.text, len(ids), params.max_tokens)
+        names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
         writer = CompletionWriter(to.model.name, fields, names, echoes)
         generation = GenerationRequest(to, prompts, params, writer, bool(fields.stream))

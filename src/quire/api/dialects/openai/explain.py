@@ -36,8 +36,8 @@ class Explaining(BodyAnswer):
         """How much of a prompt would be found in the cache, and why the next token would not."""
         models = self._admission.models
         async with call.record.entering():
-            body = await self._work.sized(len(call.body), lambda: parse_object(call.body))
-            to, ids = await self._work.run(lambda: self._prompt(body, call.record.headers))
+            body = await self.sized(len(call.body), lambda: parse_object(call.body))
+            to, ids = await self.run(lambda: self._prompt(body, call.record.headers))
             call.bill.settle(1, len(ids))
             found = await explained(to.model, models, ids, to.options["cache_group"])
         told = {"object": "cache.explanation", "model": to.model.name, **explanation_body(found)}
@@ -47,7 +47,7 @@ class Explaining(BodyAnswer):
         dialect: Dialect = Chat() if "messages" in body else Completions()
         fields = dialect.parse(body)
         to = dialect.target(fields, self._admission.models, self._caller, headers)
-        with within_context(to.model):
+        with within_context(to.text.max_sequence_tokens):
             generation = dialect.generation(fields, to)
         if len(generation.prompts) != 1:
             raise invalid(f"one prompt is explained at a time, {len(generation.prompts)} given; ask for each", "prompt")

@@ -9,9 +9,9 @@ from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_SALT_CHARS, ON_LOOP_BYTES, REQUEST_S
-from quire.api.models import ModelEntry
 from quire.client.params import SamplingParams
 from quire.client.requests import RequestOptions
+from quire.client.text_model import TextModel
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 
@@ -160,9 +160,9 @@ def service_tier(priority: PriorityClass) -> str:
     return {PriorityClass.HIGH: "priority", PriorityClass.LOW: "flex"}.get(priority, "default")
 
 
-def check_room(model: ModelEntry, num_prompt_tokens: int, max_tokens: int | None) -> None:
+def check_room(text: TextModel, num_prompt_tokens: int, max_tokens: int | None) -> None:
     """Prompt and answer must fit; nothing is shortened in silence."""
-    limit = model.open().text.max_sequence_tokens
+    limit = text.max_sequence_tokens
     if num_prompt_tokens + (1 if max_tokens is None else max_tokens) <= limit:
         return
     answer = f" and {max_tokens} for the answer" if max_tokens else ""

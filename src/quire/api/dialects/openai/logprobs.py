@@ -20,7 +20,7 @@ def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> Gener
 
     Those of a prompt are said so many times. Those of answers that are streamed are gone when the next ones come.
     """
-    params, limit = generation.params, generation.to.model.open().text.max_sequence_tokens
+    params, limit = generation.params, generation.to.text.max_sequence_tokens
     num_of_prompt = 0 if params.prompt_logprobs is None else num_prompt_times * (1 + params.prompt_logprobs)
     num_of_answer = 0 if params.logprobs is None or generation.is_streamed else params.n * (1 + params.logprobs)
     most = limit if params.max_tokens is None else params.max_tokens

@@ -32,7 +32,7 @@ async def detokenize(body: dict[str, Any], admission: Admission, caller: Caller)
 async def _worded(
     make: Callable[[dict[str, Any], Models], dict[str, Any]], body: dict[str, Any], admission: Admission, caller: Caller
 ) -> bytes:
-    return await admission.text_work(caller).run(lambda: msgspec.json.encode(make(body, admission.models)))
+    return await admission.text_pool.run(caller.tenant, lambda: msgspec.json.encode(make(body, admission.models)))
 
 
 def _tokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _tokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
     text = model.open().text
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("tokenize takes a prompt or messages, one of the two", "prompt")
-    with within_context(model):
+    with within_context(text.max_sequence_tokens):
         ids = _ids(text, fields, body)
     told: dict[str, Any] = {"count": len(ids), "max_model_len": text.max_sequence_tokens, "tokens": ids}
     if fields.return_token_strs:
