@@ -185,7 +185,7 @@ def test_a_toy_api_streams_and_says_whole_what_the_engine_says(toy: House) -> No
     ("asked", "told"),
     [
         ({"say": 5}, "no 400 invalid_request: say must be a text; send one\n"),
-        ({"say": "x", "count": 0}, "no 400 invalid_parameter: max_tokens must be a number from 1"),
+        ({"say": "x", "count": 0}, "no 400 invalid_parameter: max_tokens must be at least 1"),
         ({"say": "x", "model": "nobody"}, "no 404 model_not_found: there is no model 'nobody'"),
         ({"say": "x" * 9000}, "no 400 context_length_exceeded: This model's maximum context length"),
         (b"{", "no 400 invalid_json: a body must be plain JSON"),
