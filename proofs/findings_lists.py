@@ -186,7 +186,7 @@ class Load:
 
 def _event(line: bytes) -> dict[str, Any]:
     data = line.removeprefix(b"data: ").strip()
-    told: dict[str, Any] = {} if data in (b"", b"[DONE]") else json.loads(data)
+    told: dict[str, Any] = json.loads(data) if data.startswith(b"{") else {}
     return told
 
 

@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant("when to come back is not told", ERRORS, "if error.retry_after_s is not None:", "if False:"),
     Mutant(
         "a parameter's name is lost between processes",
-        "worker/messages.py",
+        "core/events.py",
         'InvalidParameterError: ("message", "parameter"),',
         'InvalidParameterError: ("message",),',
     ),

@@ -42,7 +42,11 @@ class Answer:
         """Of a whole answer or a stream's chunks put together."""
         if not self.data.startswith(b"data: "):
             return str(self.json["choices"][0]["text"])
-        events = [line.removeprefix("data: ") for line in self.data.decode().split("\n\n") if line]
+        events = [
+            line.removeprefix("data: ")
+            for line in self.data.decode().split("\n\n")
+            if line and not line.startswith(":")  # a pause was filled
+        ]
         assert events[-1] == "[DONE]", events[-2:]
         told = [json.loads(event) for event in events[:-1]]
         assert not [one for one in told if "error" in one], told[-1]
