@@ -31,7 +31,7 @@ TIMED = (
 )
 PARALLEL = ("--numprocesses", "2", "--dist", "loadfile")
 """As `make test` runs it."""
-INSIDE = "QUIRE_SUITE_OF_A_PROOF"
+INSIDE = "SUITE_OF_A_PROOF"
 """Set for the suite that is run here: a proof that it started would start the suite again, without end."""
 COUNTED = re.compile(r"(\d+) (passed|failed|error)")
 TELLING = re.compile(r"^(?:FAILED|ERROR) .*", re.MULTILINE)
