@@ -124,9 +124,16 @@ class _Filled:
 
 
 def decoding(
-    model: Model, num_rows: int, context: int, *, shared: int = 0, dtype: torch.dtype = torch.float32
+    model: Model,
+    num_rows: int,
+    context: int,
+    *,
+    shared: int = 0,
+    dtype: torch.dtype = torch.float32,
+    computes: bool = True,
 ) -> Machine:
-    """An engine in which so many greedy sequences of this length decode; `shared` tokens are the same for all."""
+    """An engine in which so many greedy sequences of this length decode; `shared` tokens are the same for all. One that
+    does not compute answers at once, and what is left of its steps is the host's."""
     num_blocks = 64 + num_rows * -(-(context + OWN_TOKENS) // BLOCK)
     runner = PrimedRunner(model, num_blocks, dtype)
     machine = Machine(runner, max_running=64, max_step_tokens=MAX_STEP_TOKENS)
@@ -137,7 +144,7 @@ def decoding(
     running = machine.engine.scheduler.running
     while len(running) < num_rows or any(one.num_uncomputed > 1 for one in running):
         machine.step()
-    runner.is_filling = False
+    runner.is_filling = not computes
     machine.step()
     return machine
 

@@ -5,8 +5,8 @@ The sections stand with their topics in `seam_*.py`.
 
 import sys
 
-from proofs import seam_dialects, seam_hops, seam_wanted
+from proofs import seam_dialects, seam_hops, seam_overlap, seam_wanted
 from proofs.proof import run
 
 if __name__ == "__main__":
-    sys.exit(run("seam", seam_dialects, seam_wanted, seam_hops))
+    sys.exit(run("seam", seam_dialects, seam_wanted, seam_hops, seam_overlap))

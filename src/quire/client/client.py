@@ -21,7 +21,7 @@ from quire.client.outputs import Completion, Piece
 from quire.client.params import SamplingParams
 from quire.client.reply import Reply
 from quire.client.requests import DEFAULT_TENANT, RequestOptions, checked_name, make_request
-from quire.client.stream import Stream
+from quire.client.stream import RequestHandle, Stream
 from quire.client.text_model import Messages, TextModel
 from quire.client.text_pool import TextPool
 from quire.core.events import Explained, Refused, RequestEvent
@@ -55,37 +55,6 @@ class EngineStats:
     step_sizes: tuple[tuple[str, int], ...] = ()
     """Steps that computed at most so many tokens, bound after bound."""
     num_step_tokens: int = 0
-
-
-class RequestHandle:
-    """A request that was submitted: its pieces as they come, then all of it; or why it was refused. Close it, whatever
-    happens."""
-
-    def __init__(self, reply: Reply, stream: Stream, forget: Callable[[str], object]) -> None:
-        self.reply = reply
-        self.stream = stream
-        self._forget = forget
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self.stream
-
-    def take(self, pieces: list[Piece]) -> None:
-        """What has just come, for whoever reads."""
-        if self.reply.refusal is not None:
-            self.stream.end(self.reply.refusal)
-        elif pieces:
-            self.stream.put(pieces)
-        if self.reply.is_done:
-            self.stream.end()
-
-    def completion(self) -> Completion:
-        """The request with its answers, as far as they came."""
-        return self.reply.completion()
-
-    def close(self) -> None:
-        """Nobody waits for it any more: what still runs is ended."""
-        self.stream.close()
-        self._forget(self.reply.request.request_id)
 
 
 class EngineClient:

@@ -66,7 +66,8 @@ class LiveReplies(Generic[R]):
         pieces = reply.take(events)
         if reply.is_done:
             del self._recipients[request_id]
-        else:
-            for index in reply.take_stopped():
+        elif reply.stopped:
+            stopped, reply.stopped = reply.stopped, []
+            for index in stopped:
                 self._cancel_answer(request_id, index)
         recipient.take(pieces)

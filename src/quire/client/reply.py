@@ -1,7 +1,7 @@
 """One request on its way back to its client: events with token ids come in, pieces of text go out.
 
 Here stop strings end an answer, and what the engine says of it afterwards is not heard. Whoever feeds a reply tells the
-engine which answers those are (`take_stopped`), so that it computes no more of them.
+engine which answers those are (`stopped`), so that it computes no more of them.
 """
 
 from collections import Counter
@@ -91,7 +91,8 @@ class Reply:
         self.num_preemptions = 0
         self.num_replays = 0
         """Counted by whoever asks again after a crash."""
-        self._stopped: list[int] = []
+        self.stopped: list[int] = []
+        """Answers that a stop string has ended, and the engine does not know of it: taken by whoever feeds it."""
         self.refusal: QuireError | None = None
         """Why it was not let in, or ended without ever having run."""
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -108,11 +109,6 @@ class Reply:
         self.pieces += added
         self.num_tokens += sum(len(piece.token_ids) for piece in added)
         return added
-
-    def take_stopped(self) -> list[int]:
-        """Answers that a stop string has ended since the last call: the engine does not know of it."""
-        stopped, self._stopped = self._stopped, []
-        return stopped
 
     @property
     def num_longest(self) -> int:
@@ -208,7 +204,7 @@ class Reply:
         delta = half.text.push(event.token_id)
         reason = None if delta.stop is None else FinishReason.STOP.value
         if reason is not None:
-            self._stopped.append(event.sequence_index)
+            self.stopped.append(event.sequence_index)
         piece = Piece(event.sequence_index, delta.text, (event.token_id,), logprobs, reason, delta.stop)
         return self._show(half, piece)
 

@@ -1,4 +1,4 @@
-"""One bounded stream per request, on the event loop's side. Whoever stops reading stops being served.
+"""A request as its caller holds it on the event loop: one bounded stream. Whoever stops reading stops being served.
 
 What nobody has read yet is kept in at most `max_pending` pieces: more of them are joined, one for each answer, so that
 a reader who was away for a moment finds everything in a few large pieces. It is kept up to `max_bytes`: beyond that
@@ -11,7 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from quire.client.outputs import Piece, joined
+from quire.client.outputs import Completion, Piece, joined
+from quire.client.reply import Reply
 from quire.errors import QuireError, StreamStuckError
 
 MAX_PENDING = 256
@@ -34,14 +35,10 @@ class Stream:
         self._max_bytes = max_bytes
         self._pieces: deque[Piece] = deque()
         self._num_bytes = 0
-        self._is_over = False
+        self.is_over = False
+        """Nothing more will be put in."""
         self._error: QuireError | None = None
         self._ready = asyncio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing more will be put in."""
-        return self._is_over
 
     @property
     def num_pending_bytes(self) -> int:
@@ -56,7 +53,7 @@ class Stream:
 
     def put(self, pieces: list[Piece]) -> None:
         """Add what a step brought; too much of it unread ends the stream."""
-        if self._is_over:
+        if self.is_over:
             return
         self._num_bytes += sum(piece.num_bytes for piece in pieces)
         if self._num_bytes > self._max_bytes:
@@ -70,19 +67,19 @@ class Stream:
 
     def end(self, error: QuireError | None = None) -> None:
         """No more pieces; an error is raised after the last one is read."""
-        if not self._is_over:
-            self._is_over, self._error = True, error
+        if not self.is_over:
+            self.is_over, self._error = True, error
             self._ready.set()
 
     def stop(self, error: QuireError) -> None:
         """End the request as well; whoever reads is told why."""
-        if not self._is_over:
+        if not self.is_over:
             self._cancel(self.request_id)
             self.end(error)
 
     def close(self) -> None:
         """The consumer is gone."""
-        if not self._is_over:
+        if not self.is_over:
             self._cancel(self.request_id)
             self.end()
         self._pieces.clear()
@@ -95,7 +92,8 @@ class Stream:
         """
         if not self._pieces and self._error is not None:
             raise self._error
-        taken = joined(self._pieces)
+        # Most readers are there for every piece: one needs no joining.
+        taken = joined(self._pieces) if len(self._pieces) > 1 else list(self._pieces)
         self._pieces.clear()
         self._num_bytes = 0
         return taken
@@ -105,7 +103,7 @@ class Stream:
 
     async def __anext__(self) -> Piece:
         while not self._pieces:
-            if self._is_over:
+            if self.is_over:
                 if self._error is not None:
                     raise self._error
                 raise StopAsyncIteration
@@ -114,3 +112,34 @@ class Stream:
         piece = self._pieces.popleft()
         self._num_bytes -= piece.num_bytes
         return piece
+
+
+class RequestHandle:
+    """A request that was submitted: its pieces as they come, then all of it; or why it was refused. Close it, whatever
+    happens."""
+
+    def __init__(self, reply: Reply, stream: Stream, forget: Callable[[str], object]) -> None:
+        self.reply = reply
+        self.stream = stream
+        self._forget = forget
+
+    def __aiter__(self) -> "Stream":
+        return self.stream
+
+    def take(self, pieces: list[Piece]) -> None:
+        """What has just come, for whoever reads."""
+        if self.reply.refusal is not None:
+            self.stream.end(self.reply.refusal)
+        elif pieces:
+            self.stream.put(pieces)
+        if self.reply.is_done:
+            self.stream.end()
+
+    def completion(self) -> Completion:
+        """The request with its answers, as far as they came."""
+        return self.reply.completion()
+
+    def close(self) -> None:
+        """Nobody waits for it any more: what still runs is ended."""
+        self.stream.close()
+        self._forget(self.reply.request.request_id)

@@ -25,16 +25,20 @@ class AnswerText:
         skip_special_tokens: bool = True,
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens)
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops) if stops else None
         self._include_stop = include_stop
 
     def push(self, token_id: int) -> Delta:
         """What this token adds to what may be sent."""
-        return self._shown(self._stops.push(self._detokenizer.push(token_id)))
+        text = self._detokenizer.push(token_id)
+        return Delta(text) if self._stops is None else self._shown(self._stops.push(text))
 
     def finish(self) -> Delta:
         """The answer ended by itself: all that was held back. Even this may complete a stop string."""
-        delta = self._shown(self._stops.push(self._detokenizer.finish()))
+        text = self._detokenizer.finish()
+        if self._stops is None:
+            return Delta(text)
+        delta = self._shown(self._stops.push(text))
         return delta if delta.stop else Delta(delta.text + self._stops.flush())
 
     def _shown(self, delta: Delta) -> Delta:

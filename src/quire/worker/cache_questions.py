@@ -10,14 +10,11 @@ class CacheQuestions:
     """Questions by their ids, from asking to the answer or the worker's end."""
 
     def __init__(self) -> None:
-        self._open: dict[str, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
+        self.open: dict[str, None] = {}
 
     def add(self, question_id: str) -> None:
         """This one is sent."""
-        self._open[question_id] = None
+        self.open[question_id] = None
 
     def take(self, events: Sequence[RequestEvent], told: list[RequestEvent]) -> Sequence[RequestEvent]:
         """Add answers among these events to `told`; the rest of them. Raises MessageError for one nobody asked for."""
@@ -25,14 +22,14 @@ class CacheQuestions:
         if not answers:
             return events
         for answer in answers:
-            if answer.request_id not in self._open:
+            if answer.request_id not in self.open:
                 raise MessageError(f"the worker answers question {answer.request_id[:64]!r}, which nobody asked")
-            del self._open[answer.request_id]
+            del self.open[answer.request_id]
         told += answers
         return [event for event in events if not isinstance(event, Explained)]
 
     def drop(self) -> list[RequestEvent]:
         """Not asked again of the next worker: its cache is another one, and what ended this one may be the question."""
-        dropped, self._open = self._open, {}
+        dropped, self.open = self.open, {}
         error = EngineDeadError("the worker ended while it was asked about its cache; ask again")
         return [Refused.of(question_id, error) for question_id in dropped]

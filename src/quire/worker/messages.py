@@ -81,7 +81,8 @@ class Stepped(_Message, frozen=True):
     """All that commands or one step brought: either all of it arrives or nothing."""
 
     events: tuple[RequestEvent, ...]
-    load: WorkerLoad
+    load: WorkerLoad | None = None
+    """None: about as it was told last."""
 
 
 ToParent = LoadProgress | Ready | Failed | Stepped

@@ -23,7 +23,7 @@ from time import monotonic, time
 import zmq
 
 from quire.checkpoints import Progress, resolve
-from quire.core.events import KVEvent, RequestEvent
+from quire.core.events import KVEvent, RequestEvent, Token
 from quire.engine.commands import Command
 from quire.engine.engine import Engine
 from quire.engine.loading import open_engine
@@ -35,6 +35,8 @@ from quire.worker.kv_events import KVEventPublisher
 from quire.worker.messages import Open, Ready, Stepped, ToParent, ToWorker, WorkerLoad
 from quire.worker.shared_status import SharedStatus
 
+LOAD_S = 0.1
+"""How old what the parent knows of the load may be while nothing but tokens come."""
 IDLE_S = 0.25
 """How long an idle worker sleeps between two beats."""
 MAX_BACKLOG_BYTES = 64 << 20
@@ -102,6 +104,7 @@ class Worker:
         self._step_tokens: list[int] = []
         """Of steps that nobody was told of yet."""
         self._num_steps = self._num_computed = 0
+        self._load_told_s = 0.0
 
     def run(self) -> None:
         """Until the parent closes it."""
@@ -132,7 +135,7 @@ class Worker:
         self._status.clear_in_flight()
         self._count_step()
         if events:
-            self._channel.send(Stepped(tuple(events), self._load()))
+            self._channel.send(Stepped(tuple(events), self._load_if_due(events)))
         if self._publisher is not None:
             self._publisher.publish(time())
 
@@ -141,6 +144,14 @@ class Worker:
         if totals.num_steps > self._num_steps:
             self._step_tokens.append(totals.num_computed_tokens - self._num_computed)
             self._num_steps, self._num_computed = totals.num_steps, totals.num_computed_tokens
+
+    def _load_if_due(self, events: Sequence[RequestEvent]) -> WorkerLoad | None:
+        """With whatever is more than a token, and else now and then: hardly anything has changed since."""
+        now_s = monotonic()
+        if now_s - self._load_told_s < LOAD_S and all(type(event) is Token for event in events):
+            return None
+        self._load_told_s = now_s
+        return self._load()
 
     def _load(self) -> WorkerLoad:
         scheduler, memory = self._engine.scheduler, self._engine.memory

@@ -280,8 +280,9 @@ class Supervisor:
     def _hear(self, session: WorkerSession, message: ToParent) -> None:
         match message:
             case Stepped():
-                self.load = message.load
-                self.step_sizes.take(message.load.step_tokens)
+                if message.load is not None:
+                    self.load = message.load
+                    self.step_sizes.take(message.load.step_tokens)
                 self._take(message, session.heard_s)
             case LoadProgress(label, done_bytes, total_bytes):
                 self._plan.progress(label, done_bytes, total_bytes)
@@ -299,7 +300,10 @@ class Supervisor:
     def _take(self, message: Stepped, now_s: float) -> None:
         told: list[RequestEvent] = []
         try:
-            self._ledger.take(self._questions.take(message.events, told), told, now_s)
+            events: Sequence[RequestEvent] = message.events
+            if self._questions.open:
+                events = self._questions.take(events, told)
+            self._ledger.take(events, told, now_s)
         finally:
             self._tell(told)
 

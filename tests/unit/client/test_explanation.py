@@ -116,7 +116,7 @@ def test_a_worker_answers_and_one_that_dies_leaves_nobody_waiting() -> None:
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
             asked = asyncio.create_task(model.explain(TEXT))
-            while not model.supervisor._questions:
+            while not model.supervisor._questions.open:
                 await asyncio.sleep(0)
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError, match="ask again"):

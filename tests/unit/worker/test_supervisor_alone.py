@@ -88,6 +88,6 @@ def test_an_answer_to_a_question_that_was_not_asked_is_an_error() -> None:
     told: list[RequestEvent] = []
     assert questions.take([Queued("r1"), answer], told) == [Queued("r1")]
     assert told == [answer]
-    assert len(questions) == 0
+    assert not questions.open
     with pytest.raises(MessageError, match="nobody asked"):
         questions.take([answer], told)

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from quire.api.http.headers import Headers
-from quire.client.client import RequestHandle
+from quire.client.stream import RequestHandle
 from quire.errors import DisplacedError, QuireError
 from quire.observe.metrics import ModelFigures
 

@@ -26,10 +26,10 @@ from quire.api.http.errors import ApiError, api_error_of, invalid
 from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
 from quire.api.http.sse import send_whole
 from quire.api.models import within_context
-from quire.client.client import RequestHandle
 from quire.client.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply import Reply
 from quire.client.requests import RequestOptions
+from quire.client.stream import RequestHandle
 from quire.core.step import UNSATISFIABLE
 
 LOG = logging.getLogger("quire.api")
