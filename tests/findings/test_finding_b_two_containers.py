@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import zmq.asyncio
@@ -34,20 +36,27 @@ def sweep_elsewhere(folder: Path) -> None:
     subprocess.run(command, env=environment, check=True, timeout=120)
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A socket's path may have about a hundred characters, and pytest's own folders grow with every run."""
+    with TemporaryDirectory(prefix="q-") as name:
+        yield Path(name)
+
+
 @pytest.mark.skipif(not may_unshare(), reason="a process id namespace needs unshare and the right to make one")
-def test_a_live_folder_of_another_container_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_live_folder_of_another_container_is_not_removed(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
 
     async def live() -> list[str]:
         # A worker that never connects: its folder is needed for as long as it lives.
         context = zmq.asyncio.Context()
         process = WorkerProcess(context, 8, [sys.executable, "-c", "import time; time.sleep(600)"], {})
         try:
-            await asyncio.to_thread(sweep_elsewhere, tmp_path)
-            return [path.name for path in tmp_path.iterdir()]
+            await asyncio.to_thread(sweep_elsewhere, short_folder)
+            return [path.name for path in short_folder.iterdir()]
         finally:
             await process.close()
             context.destroy(linger=0)
 
     assert len(asyncio.run(live())) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_folder.iterdir()) == []

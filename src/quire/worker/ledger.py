@@ -233,16 +233,15 @@ class Ledger:
 
     def _take_once(self, entry: LedgerEntry, event: Queued | Admitted | FirstToken) -> list[RequestEvent]:
         """How far it is. A worker that begins anew says it again; the client has heard it."""
-        match event:
-            case Queued():
-                is_news, entry.is_queued = not entry.is_queued, True
-            case Admitted():
-                is_news, entry.admitted = entry.admitted is None, entry.admitted or event
-            case FirstToken():
-                is_news = entry.num_cached_tokens is None
-                if is_news:
-                    entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
-                    event = event_with(event, num_cached_tokens=entry.num_cached_tokens)
+        if isinstance(event, Queued):
+            is_news, entry.is_queued = not entry.is_queued, True
+        elif isinstance(event, Admitted):
+            is_news, entry.admitted = entry.admitted is None, entry.admitted or event
+        else:
+            is_news = entry.num_cached_tokens is None
+            if is_news:
+                entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
+                event = event_with(event, num_cached_tokens=entry.num_cached_tokens)
         return [event] if is_news else []
 
     def _take_token(self, entry: LedgerEntry, event: Token) -> list[RequestEvent]:

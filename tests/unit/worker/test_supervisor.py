@@ -8,10 +8,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -516,8 +517,15 @@ def test_a_folder_that_a_killed_parent_left_is_taken_away_by_the_next(tmp_path: 
     assert _lock(ours) is None
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A socket's path may have about a hundred characters, and pytest's own folders grow with every run."""
+    with TemporaryDirectory(prefix="q-") as name:
+        yield Path(name)
+
+
 def test_a_folder_that_was_swept_before_it_was_locked_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really = worker_process._lock
     lost: list[Path] = []
@@ -528,13 +536,13 @@ def test_a_folder_that_was_swept_before_it_was_locked_is_made_anew(
             folder.rmdir()
         return really(folder)
 
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
     monkeypatch.setattr(worker_process, "_lock", sweeps_first)
     with contextlib.ExitStack() as held:
         folder = worker_process._private_folder(held)
         assert folder.is_dir()
         assert folder != lost[0]
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_folder.iterdir()) == []
 
 
 def test_a_folder_too_deep_for_a_socket_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
