@@ -38,9 +38,9 @@ def _classes(values: list[object]) -> tuple[str, ...]:
     found = set()
     for value in values:
         inside: list[object] = [value]
-        if isinstance(value, list | tuple):
-            inside += list(value[:MAX_LOOKED_AT])
-        elif isinstance(value, dict):
+        if type(value) in (list, tuple):  # not a class of ours that happens to be one
+            inside += list(value[:MAX_LOOKED_AT])  # type: ignore[index]
+        elif type(value) is dict:
             inside += list(value.values())[:MAX_LOOKED_AT]
         for one in inside:
             kind = type(one)

@@ -39,13 +39,18 @@ class LoopHost(Protocol):
 
 def run_loop(engine: Engine, host: LoopHost) -> None:
     """Obey and step until `Close`."""
-    while _obey_all(engine, host):
-        host.tell(engine.step(monotonic, host.began))
+    is_open = True
+    while is_open:
+        told: list[RequestEvent] = []
+        is_open = _obey_all(engine, host, told)
+        if told:  # before the step, which may take long; and before the end, which may be now
+            host.tell(told)
+        if is_open:
+            host.tell(engine.step(monotonic, host.began))
 
 
-def _obey_all(engine: Engine, host: LoopHost) -> bool:
-    """Carry out all commands that are there; false after the last one there will be."""
-    told: list[RequestEvent] = []
+def _obey_all(engine: Engine, host: LoopHost, told: list[RequestEvent]) -> bool:
+    """Carry out all commands that are there, and add what came of them; false after the last one there will be."""
     while (command := host.next_command(waits=not engine.has_work and not told)) is not None:
         match command:
             case Submit(request):
@@ -62,8 +67,6 @@ def _obey_all(engine: Engine, host: LoopHost) -> bool:
                 engine.memory.clear()
             case Close():
                 return False
-    if told:
-        host.tell(told)
     return True
 
 

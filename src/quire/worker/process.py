@@ -118,7 +118,8 @@ class Worker:
     # -- what the loop asks of its host --------------------------------------------------------------------------------
 
     def next_command(self, *, waits: bool) -> Command | None:
-        """The next one, or None: if there is nothing to do, after a while."""
+        """The next one, or None: if there is nothing to do, after a while. Whoever the one before was about is done."""
+        self._status.clear_in_flight()
         self._status.beat(monotonic())
         self._channel.flush()
         command = self._channel.receive(IDLE_S if waits else 0.0)

@@ -16,7 +16,7 @@ from quire.client.params import SamplingParams
 from quire.client.requests import make_request
 from quire.client.stream import Stream
 from quire.core import invariants
-from quire.core.events import Refused, RequestEvent, Token
+from quire.core.events import Queued, Refused, RequestEvent, Token
 from quire.core.request import PriorityClass
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from quire.engine.commands import Close
@@ -207,6 +207,18 @@ def test_a_request_that_comes_too_late_for_the_last_step_is_refused_and_not_forg
     stepper._thread.join()
     stepper.submit(request)
     assert [type(one.error) for one in heard if isinstance(one, Refused)] == [EngineDeadError] * 2
+
+
+def test_what_was_obeyed_just_before_the_end_is_told() -> None:
+    opened = talker()
+    heard: list[RequestEvent] = []
+    thread = EngineThread(opened.engine, heard.extend, lambda _error: None)
+    request = make_request(opened.text, opened.text.prompt("hello"), PARAMS)
+    thread.submit(request)
+    thread._commands.put(Close())
+    thread.start()
+    thread._thread.join()
+    assert heard == [Queued(request.request_id)]
 
 
 def test_a_deadline_ends_a_request_with_what_it_has() -> None:

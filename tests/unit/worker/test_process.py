@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -11,7 +12,8 @@ from quire.errors import InvariantError
 from quire.worker import messages
 from quire.worker import process as worker
 from quire.worker.messages import Failed
-from quire.worker.process import Channel
+from quire.worker.process import Channel, Worker
+from tests.support.talkers import talker
 
 
 class Pair:
@@ -68,3 +70,28 @@ def test_what_is_not_there_is_not_waited_for(pair: Pair) -> None:
     assert pair.channel.receive(0.0) is None
     pair.parent.send(messages.encode_message(commands.Cancel("r1")))
     assert pair.channel.receive(60.0) == commands.Cancel("r1")
+
+
+class Named:
+    """A status that can be looked at."""
+
+    def __init__(self) -> None:
+        self.request_ids: list[str] = []
+
+    def name(self, request_ids: list[str]) -> None:
+        self.request_ids = request_ids
+
+    def clear_in_flight(self) -> None:
+        self.request_ids = []
+
+    def beat(self, _now_s: float) -> None:
+        """It lives."""
+
+
+def test_a_request_that_was_let_in_is_not_blamed_for_the_next_command(pair: Pair) -> None:
+    status: Any = Named()
+    host = Worker(talker().engine, pair.channel, status, None)
+    host.began(["r1"])
+    assert status.request_ids == ["r1"]
+    assert host.next_command(waits=False) is None
+    assert status.request_ids == []
