@@ -20,6 +20,7 @@ from proofs.hostile_templates import templates
 from proofs.hostile_watch import Watch, burn, burn_all, resident_bytes
 from proofs.proof import Proof, section
 from proofs.public_tokenizers import Published, published
+from proofs.stolen_time import watched
 from quire.checkpoints import load_tokenizer
 from quire.errors import QuireError
 from quire.text.chat.messages import ROLES
@@ -147,10 +148,12 @@ def _unequal(proof: Proof, models: Sequence[Published], now: Outcomes, before: O
 
 @section("templates: hostile ones")
 def hostile(proof: Proof) -> None:
-    sources, watch = templates(proof.sized(quick=24, full=200)), Watch()
+    sources = templates(proof.sized(quick=24, full=200))
     burn("x")  # what is loaded once is not growth
     before_bytes = resident_bytes(os.getpid())
-    took = burn_all(sources, watch)
+    with watched() as stolen:
+        watch = Watch(stolen)
+        took = burn_all(sources, watch)
     late = [one for one in took if one[1] > ENDED_S]
     for family, seconds in late:
         say(f"    {family}: {seconds:.2f} s")

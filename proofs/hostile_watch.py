@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proofs.stolen_time import StolenTime
 from quire.errors import QuireError
 from quire.text.chat.render_helpers import IDLE
 from quire.text.chat.template import ChatTemplate
@@ -20,6 +21,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 class Watch:
     """What an event loop and the processes of this one do meanwhile."""
 
+    stolen: StolenTime
     blocked_s: list[float] = field(default_factory=list)
     peak_helper_bytes: int = 0
     peak_parent_bytes: int = 0
@@ -28,10 +30,10 @@ class Watch:
     async def look(self) -> None:
         """Come round every few milliseconds; note when that took longer, and was not the machine's doing."""
         while not self.is_over:
-            start, kept_s = time.monotonic(), _queued_s() + _stolen_s()
+            start, queued_s, stolen = time.monotonic(), _queued_s(), self.stolen.now()
             await asyncio.sleep(0.005)
             late_s = time.monotonic() - start - 0.005
-            if late_s > BLOCKED_S and late_s - (_queued_s() + _stolen_s() - kept_s) > BLOCKED_S:
+            if late_s - self.stolen.since(stolen) - (_queued_s() - queued_s) > BLOCKED_S:
                 self.blocked_s.append(late_s)
             self.peak_helper_bytes = max([self.peak_helper_bytes, *map(resident_bytes, _children())])
             self.peak_parent_bytes = max(self.peak_parent_bytes, resident_bytes(os.getpid()))
@@ -47,12 +49,6 @@ def _queued_s() -> float:
         with suppress(OSError):  # a thread that has ended
             told.append(int(path.read_text().split()[1]))
     return sum(told) / 1e9
-
-
-def _stolen_s() -> float:
-    """How long processors stood still because their host ran somebody else's machine: nobody in here was told."""
-    ticks = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _children() -> list[int]:
