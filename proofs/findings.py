@@ -26,7 +26,7 @@ from proofs import (
 )
 from proofs.before import BEFORE, HERE, Checkout, checked_out
 from proofs.proof import Proof, run, section
-from proofs.regressions import PROOFS, outcome_of, regressions
+from proofs.regressions import PROOFS, known_outcome_of, regressions
 
 TOPICS = (
     findings_access,
@@ -89,7 +89,7 @@ def findings_open(proof: Proof) -> None:
 def rows_lost(proof: Proof) -> None:
     """Rows of the other proofs that held before and do not now."""
     names = PROOFS if proof.is_full else QUICK_PROOFS
-    regressions(proof, BEFORE, {name: outcome_of(name) for name in names})
+    regressions(proof, BEFORE, {name: known_outcome_of(name) for name in names})
 
 
 def _is_closed(name: str, now: Mapping[str, list[str]], then: Mapping[str, list[str]]) -> bool:

@@ -3,15 +3,20 @@
 A proof with a broken row is run again, interleaved with the commit before: a row that counts (mismatches, losses,
 violations) regressed if it holds there and is broken here; a row that is timed or drawn must be broken here and hold
 there three times in a row, because the machine is shared.
+
+With KEPT set to a folder, a proof that was run there on this commit is not run again: several proofs have a row about
+all others, each beside another commit.
 """
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import geometric_mean, median
 
-from benchmarks.record import say
+from benchmarks.record import circumstances, say
 from proofs.before import HERE, Checkout, checked_out
 from proofs.proof import Figure, Proof
 
@@ -27,6 +32,8 @@ PROOFS: Mapping[str, str] = {
 }
 """Every proof by the name of its target and its record, but for those that run the others."""
 MODULES: Mapping[str, str] = {**PROOFS, "findings": "proofs.findings", "house": "proofs.house", "seam": "proofs.seam"}
+KEPT = "PROOF_OUTCOMES"
+"""The variable that names a folder for outcomes."""
 ROUNDS = 3
 TIMED = (
     "near the roof",
@@ -62,6 +69,20 @@ def outcome_of(name: str, scale: str = "quick", checkout: Checkout = HERE, only:
     module = MODULES[name] if checkout.has(MODULES[name]) else f"benchmarks.proof_{name}"  # where they stood once
     words = ["-m", module, "--scale", scale, "--only", ",".join(only)]
     return read_outcome(name, checkout.run(words, TIMEOUT_S[scale]))
+
+
+def known_outcome_of(name: str, scale: str = "quick") -> Outcome:
+    """The same for all of a proof in this commit, which may have been run before."""
+    about = circumstances()
+    if KEPT not in os.environ or about["uncommitted_changes"]:
+        return outcome_of(name, scale)
+    path = Path(os.environ[KEPT]) / f"{about['commit']}-{name}-{scale}.json"
+    if not path.exists():
+        outcome = asdict(outcome_of(name, scale))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**outcome, "broken": sorted(outcome["broken"])}))
+    told = json.loads(path.read_text())
+    return Outcome(told["figures"], frozenset(told["broken"]), tuple(told["table"]))
 
 
 def regressions(proof: Proof, commit: str, outcomes: Mapping[str, Outcome], scale: str = "quick") -> None:

@@ -1,6 +1,13 @@
-"""Speed beside the commit before is judged by medians of runs that took turns."""
+"""Speed beside the commit before is judged by medians of runs that took turns; a proof is run once on a commit."""
 
-from proofs.regressions import speed_ratios
+from pathlib import Path
+
+import pytest
+
+import proofs.regressions
+from proofs.regressions import KEPT, Outcome, known_outcome_of, speed_ratios
+
+OUTCOME = Outcome({"rows": 3, "is_so": True}, frozenset({"rows"}), ("rows 3 at most 2",))
 
 
 def run(**figures: float) -> dict[str, float | int | bool]:
@@ -20,3 +27,32 @@ def test_a_slower_row_is_below_one_even_where_less_is_better() -> None:
 def test_rows_without_a_spread_or_missing_in_a_run_are_left_out() -> None:
     there, here = run(roof_1=0.8, roof_4=0.8), {**run(roof_1=0.8), "step_ms": 3.0}
     assert list(speed_ratios([(there | {"step_ms": 3.0}, here)])) == ["roof_1"]
+
+
+def test_a_proof_that_was_run_on_this_commit_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = _counted_runs(monkeypatch, is_changed=False)
+    monkeypatch.setenv(KEPT, str(tmp_path))
+    assert known_outcome_of("doors") == known_outcome_of("doors") == OUTCOME
+    assert runs == ["doors"]
+    assert known_outcome_of("memory") == OUTCOME
+    assert runs == ["doors", "memory"]
+
+
+def test_what_is_not_committed_is_always_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = _counted_runs(monkeypatch, is_changed=True)
+    monkeypatch.setenv(KEPT, str(tmp_path))
+    assert known_outcome_of("doors") == known_outcome_of("doors") == OUTCOME
+    assert runs == ["doors", "doors"]
+
+
+def _counted_runs(monkeypatch: pytest.MonkeyPatch, *, is_changed: bool) -> list[str]:
+    runs: list[str] = []
+
+    def outcome_of(name: str, scale: str) -> Outcome:
+        runs.append(name)
+        return OUTCOME
+
+    about = {"commit": "c0ffee", "uncommitted_changes": is_changed}
+    monkeypatch.setattr(proofs.regressions, "outcome_of", outcome_of)
+    monkeypatch.setattr(proofs.regressions, "circumstances", lambda: about)
+    return runs
