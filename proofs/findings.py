@@ -26,7 +26,7 @@ from proofs import (
 )
 from proofs.before import BEFORE, HERE, Checkout, checked_out
 from proofs.proof import Proof, run, section
-from proofs.regressions import PROOFS, known_outcome_of, regressions
+from proofs.regressions import rows_lost_since
 
 TOPICS = (
     findings_access,
@@ -37,8 +37,6 @@ TOPICS = (
     findings_promises,
     findings_suite,
 )
-QUICK_PROOFS = ("memory", "scheduler", "engine")
-"""Other proofs that a quick run looks at; a full run looks at all."""
 TESTS = Path("tests/findings")
 TIMEOUT_S = 3600.0
 NOT_SHOWN = ("ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "SyntaxError", "collection failure")
@@ -85,13 +83,6 @@ def findings_open(proof: Proof) -> None:
     proof.equals("findings_open", len(without), 0)
 
 
-@section("regressions")
-def rows_lost(proof: Proof) -> None:
-    """Rows of the other proofs that held before and do not now."""
-    names = PROOFS if proof.is_full else QUICK_PROOFS
-    regressions(proof, BEFORE, {name: known_outcome_of(name) for name in names})
-
-
 def _is_closed(name: str, now: Mapping[str, list[str]], then: Mapping[str, list[str]]) -> bool:
     """All its tests pass now, and one of them failed before by what it asserts."""
     passes = bool(now.get(name)) and all(one == "passed" for one in now[name])
@@ -128,4 +119,4 @@ def _verdict(case: ElementTree.Element) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run("findings", findings_open, *TOPICS, rows_lost))
+    sys.exit(run("findings", findings_open, *TOPICS, rows_lost_since(BEFORE)))

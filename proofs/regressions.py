@@ -18,7 +18,7 @@ from statistics import geometric_mean, median
 
 from benchmarks.record import circumstances, say
 from proofs.before import HERE, Checkout, checked_out
-from proofs.proof import Figure, Proof
+from proofs.proof import Figure, Proof, Section
 
 PROOFS: Mapping[str, str] = {
     "memory": "proofs.memory",
@@ -31,6 +31,8 @@ PROOFS: Mapping[str, str] = {
     "native": "proofs.native",
 }
 """Every proof by the name of its target and its record, but for those that run the others."""
+QUICK_PROOFS = ("memory", "scheduler", "engine")
+"""Other proofs that a quick run looks at; a full run looks at all."""
 MODULES: Mapping[str, str] = {**PROOFS, "findings": "proofs.findings", "house": "proofs.house", "seam": "proofs.seam"}
 KEPT = "PROOF_OUTCOMES"
 """The variable that names a folder for outcomes."""
@@ -97,6 +99,16 @@ def regressions(proof: Proof, commit: str, outcomes: Mapping[str, Outcome], scal
         say(f"  regressed: {row}")
     proof.at_least("regression_proofs", len(outcomes), 1, "else nothing was compared")
     proof.equals("regressions", len(lost), 0)
+
+
+def rows_lost_since(commit: str) -> Section:
+    """A section of a proof: rows of the other proofs that held at this commit and do not now."""
+
+    def prove(proof: Proof) -> None:
+        names = PROOFS if proof.is_full else QUICK_PROOFS
+        regressions(proof, commit, {name: known_outcome_of(name) for name in names})
+
+    return Section("regressions", prove)
 
 
 def native_speed(proof: Proof, commit: str) -> None:

@@ -7,6 +7,8 @@ import sys
 
 from proofs import seam_dialects, seam_hops, seam_overlap, seam_wanted
 from proofs.proof import run
+from proofs.regressions import rows_lost_since
+from proofs.seam_hops import SEAM
 
 if __name__ == "__main__":
-    sys.exit(run("seam", seam_dialects, seam_wanted, seam_hops, seam_overlap))
+    sys.exit(run("seam", seam_dialects, seam_wanted, seam_hops, seam_overlap, rows_lost_since(SEAM)))
