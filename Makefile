@@ -8,7 +8,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model native-sanitize profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam
+.PHONY: help setup lock check lint types contracts test fix size model model-coder native-sanitize profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,9 @@ proof-scheduler:  ## scheduler, queue and oracle at scale; SCALE=quick|full
 
 model:  ## fetch and convert the model that tests and benchmarks run; prints its directory
 	@$(PYTHON) -m benchmarks.test_model
+
+model-coder:  ## fetch the 1.5B coder in 4 bits (1.1 GB) that speed is compared on; prints its file
+	@$(PYTHON) -m benchmarks.coder_model
 
 proof-torch:  ## the torch backend against transformers and itself; SCALE=quick|full
 	$(PYTHON) -m proofs.torch_backend $(PROVE)
