@@ -17,12 +17,26 @@ BLOCKED_S = 0.1
 HELLO = [{"role": "user", "content": "hello"}]
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """How long an event loop did not come round, and how much of it others had taken."""
+
+    late_s: float
+    stolen_s: float
+    queued_s: float
+
+    @property
+    def own_s(self) -> float:
+        """What is left for us to answer for."""
+        return self.late_s - self.stolen_s - self.queued_s
+
+
 @dataclass
 class Watch:
     """What an event loop and the processes of this one do meanwhile."""
 
     stolen: StolenTime
-    blocked_s: list[float] = field(default_factory=list)
+    blocked: list[Pause] = field(default_factory=list)
     peak_helper_bytes: int = 0
     peak_parent_bytes: int = 0
     is_over: bool = False
@@ -30,11 +44,13 @@ class Watch:
     async def look(self) -> None:
         """Come round every few milliseconds; note when that took longer, and was not the machine's doing."""
         while not self.is_over:
-            start, queued_s, stolen = time.monotonic(), _queued_s(), self.stolen.now()
+            queued_s, stolen = _queued_s(), self.stolen.now()
+            start = time.monotonic()
             await asyncio.sleep(0.005)
             late_s = time.monotonic() - start - 0.005
-            if late_s - self.stolen.since(stolen) - (_queued_s() - queued_s) > BLOCKED_S:
-                self.blocked_s.append(late_s)
+            pause = Pause(late_s, self.stolen.since(stolen), _queued_s() - queued_s)
+            if pause.own_s > BLOCKED_S:
+                self.blocked.append(pause)
             self.peak_helper_bytes = max([self.peak_helper_bytes, *map(resident_bytes, _children())])
             self.peak_parent_bytes = max(self.peak_parent_bytes, resident_bytes(os.getpid()))
 
