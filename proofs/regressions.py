@@ -36,6 +36,8 @@ QUICK_PROOFS = ("memory", "scheduler", "engine")
 MODULES: Mapping[str, str] = {**PROOFS, "findings": "proofs.findings", "house": "proofs.house", "seam": "proofs.seam"}
 KEPT = "PROOF_OUTCOMES"
 """The variable that names a folder for outcomes."""
+BROKE_OFF = "broke off"
+"""How the name of a section or a proof ends that did not come to its end."""
 ROUNDS = 3
 TIMED = (
     "near the roof",
@@ -61,8 +63,8 @@ class Outcome:
     """Its rows that do not hold, as it printed them, and sections that broke off."""
 
     def holds(self, key: str) -> bool:
-        """The row was there and was kept."""
-        return key in self.figures and key not in self.broken
+        """The row was there and was kept; or what broke off elsewhere did not."""
+        return key not in self.broken and (key in self.figures or key.endswith(BROKE_OFF))
 
 
 def outcome_of(name: str, scale: str = "quick", checkout: Checkout = HERE, only: Sequence[str] = ()) -> Outcome:
@@ -163,6 +165,6 @@ def read_outcome(name: str, ran: "subprocess.CompletedProcess[str]") -> Outcome:
     broken = frozenset(told[-1].removeprefix("broken: ").split(", ")) if told else frozenset()
     if ran.returncode and not broken:
         say(ran.stderr[-3000:])
-        broken = frozenset({f"{name}: broke off"})
+        broken = frozenset({f"{name}: {BROKE_OFF}"})
     rows = [line.strip().removesuffix(" BROKEN") for line in ran.stderr.splitlines() if line.endswith(" BROKEN")]
     return Outcome(figures, broken, (*rows, *sorted(broken - set(figures))))

@@ -337,12 +337,6 @@ def prefill_saved(proof: Proof) -> None:
 # -- loading and budgets -----------------------------------------------------------------------------------------------
 
 
-LOAD = (
-    "from quire.checkpoints import resolve; from quire.backends.load import load; "
-    "from quire.config import ModelSettings; load(resolve({file!r}), ModelSettings(memory_bytes=4 << 30))"
-)
-
-
 @section("loading")
 def loading(proof: Proof) -> None:
     """A process that imports, resolves and loads the GGUF file: with an empty cache, then with what that left."""
@@ -350,7 +344,7 @@ def loading(proof: Proof) -> None:
     with TemporaryDirectory() as cache_folder:
         for _ in range(1 + proof.sized(quick=1, full=5)):
             started = time.perf_counter()
-            command = [sys.executable, "-c", LOAD.format(file=str(smollm2_file()))]
+            command = [sys.executable, "-m", "proofs.load_once", str(smollm2_file())]
             subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "QUIRE_CACHE": cache_folder})
             seconds.append(time.perf_counter() - started)
     proof.at_most("load_first_s", seconds[0], 30)

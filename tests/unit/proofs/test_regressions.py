@@ -1,11 +1,14 @@
 """Speed beside the commit before is judged by medians of runs that took turns; a proof is run once on a commit."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import proofs.regressions
-from proofs.regressions import KEPT, Outcome, known_outcome_of, speed_ratios
+from proofs.before import HERE
+from proofs.proof import Proof
+from proofs.regressions import KEPT, Outcome, known_outcome_of, regressions, speed_ratios
 
 OUTCOME = Outcome({"rows": 3, "is_so": True}, frozenset({"rows"}), ("rows 3 at most 2",))
 
@@ -27,6 +30,20 @@ def test_a_slower_row_is_below_one_even_where_less_is_better() -> None:
 def test_rows_without_a_spread_or_missing_in_a_run_are_left_out() -> None:
     there, here = run(roof_1=0.8, roof_4=0.8), {**run(roof_1=0.8), "step_ms": 3.0}
     assert list(speed_ratios([(there | {"step_ms": 3.0}, here)])) == ["roof_1"]
+
+
+def test_a_section_that_broke_off_only_here_is_lost_and_a_row_that_is_new_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = Outcome({"new_ms": 9.0}, frozenset({"loading: broke off", "new_ms"}))
+    outcomes = {True: here, False: Outcome({"load_s": 1.0}, frozenset())}
+    monkeypatch.setattr(
+        proofs.regressions, "outcome_of", lambda _name, _scale, checkout=HERE: outcomes[checkout is HERE]
+    )
+    monkeypatch.setattr(proofs.regressions, "checked_out", lambda _commit: nullcontext("before"))
+    proof = Proof("nothing", "quick", tmp_path)
+    regressions(proof, "c0ffee", {"torch": here})
+    assert proof.figures["regressions"] == 1
 
 
 def test_a_proof_that_was_run_on_this_commit_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
