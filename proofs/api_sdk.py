@@ -200,15 +200,19 @@ def _stop_in(dice: Random, text: str) -> str | None:
 
 
 def _refusals(folder: Path) -> Cases:
-    """At a server with one place, held by somebody: both SDKs get 503, 429 and 401 as errors of their own kinds."""
+    """At a server with one place, held by somebody: both SDKs get 503, 429 and 401 as errors of their own kinds.
+
+    Each has a server of its own: where another tenant has asked within the last minute, a tenant that holds the one
+    place is told that it has its share, not that the server is full.
+    """
     keys = folder / "sdk-keys.json"
-    good = add_key(keys, "good")
-    once = [add_key(keys, f"once-{at}", requests_per_minute=1) for at in range(2)]
+    good, once = add_key(keys, "good"), add_key(keys, "once", requests_per_minute=1)
+    words = ("--keys-file", str(keys), "--max-open-requests", "1", "--step-s", "0.02")
     cases = Cases()
-    with started(folder, "--keys-file", str(keys), "--max-open-requests", "1", "--step-s", "0.02") as server:
-        told = _python_refusals(server, good, once[0])
-        _until_empty(server)
-        told_js = run_js(folder, "refusals", [f"{server.url}/v1", "oracle", good, once[1]])
+    with started(folder, *words) as server:
+        told = _python_refusals(server, good, once)
+    with started(folder, *words) as server:
+        told_js = run_js(folder, "refusals", [f"{server.url}/v1", "oracle", good, once])
     cases.num_python, cases.num_js = len(told), told_js.num_js
     cases.wrong = [one for one in told if one] + told_js.wrong
     return cases

@@ -372,6 +372,7 @@ class _Matrix:
         "/v1/completions": {"prompt": "hi", "max_tokens": 1},
         "/tokenize": {"prompt": "hi"},
         "/detokenize": {"tokens": [40]},
+        "/v1/cache/explain": {"prompt": "hi"},
     }
 
     def __init__(self, port: int, good: str, bad: tuple[str, ...]) -> None:
