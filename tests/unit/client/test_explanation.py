@@ -138,14 +138,14 @@ def test_another_namespace_is_told_by_what_differs(named: dict[str, str]) -> Non
     part = next(iter(named)).replace("kv_layout", "format")
     assert differences(ours, other) == (part,)
     found = Divergence(0, MissReason.OTHER_NAMESPACE, other_namespace=other)
-    told = explanation(opened.text.tokenizer, ours, [1, 2, 3], found, 0.0)
+    told = explanation(opened.text.tokenizer, ours, [1, 2, 3], found)
     assert told.sentence == f"the same tokens are cached, but for another {part}"
 
 
 def test_an_eviction_is_told_by_how_long_ago_it_was() -> None:
     opened = talker()
     for seconds, words in ((3.0, "3.0 s ago"), (90.0, "1.5 min ago"), (7200.0, "2.0 h ago")):
-        found = Divergence(4, MissReason.EVICTED, evicted_at_s=100.0)
-        told = explanation(opened.text.tokenizer, opened.text.info.namespace("group"), [1] * 9, found, 100.0 + seconds)
+        found = Divergence(4, MissReason.EVICTED, evicted_s_ago=seconds)
+        told = explanation(opened.text.tokenizer, opened.text.info.namespace("group"), [1] * 9, found)
         assert told.evicted_s_ago == seconds
         assert words in told.sentence
