@@ -77,9 +77,9 @@ class Lives:
         self._rate = rate
         self._lies = lies
         self._late = late
-        self._said: list[RequestEvent] = []
+        self.said: list[RequestEvent] = []
         """By the worker of the moment, whether or not it arrived."""
-        self._said_before: list[RequestEvent] = []
+        self.said_before: list[RequestEvent] = []
         self._spawn()
 
     def submit(self, request: Request) -> None:
@@ -122,13 +122,13 @@ class Lives:
 
     def _say(self, events: Sequence[RequestEvent]) -> None:
         if events:
-            self._said += events
+            self.said += events
             self._outbox.append(encode_message(Stepped(tuple(self._spoilt([*events])))))
 
     def _hear_again(self) -> None:
         """What dead workers said, or were about to say, comes again: late, in any order, any number of times."""
-        if self._said_before and self._random.random() < self._late:
-            events = self._random.choices(self._said_before, k=self._random.randint(1, 20))
+        if self.said_before and self._random.random() < self._late:
+            events = self._random.choices(self.said_before, k=self._random.randint(1, 20))
             before, told = repr(self.ledger.entries), list[RequestEvent]()
             self.ledger.take(events, told)
             assert (repr(self.ledger.entries), told) == (before, []), "it changes nothing"
@@ -184,8 +184,8 @@ class Lives:
         self._engine = Engine(DyingRunner(self._dies_now), CONFIG, IDENTITY, bytes(32))
         self._inbox: deque[bytes] = deque()
         self._outbox: deque[bytes] = deque()
-        self._said_before += self._said
-        self._said = []
+        self.said_before += self.said
+        self.said = []
 
     def _obey(self, data: bytes) -> None:
         match decode_to_worker(data):
