@@ -359,10 +359,11 @@ def constructed_miss(reason: MissReason, random: Random) -> tuple[Divergence, Di
         memory = KVMemory(KVMemoryConfig(400, size), BlockHasher(KEY))
         cache(memory, space, prompt)
         cache(memory, space, [300] * size)
-        now_s = random.random() * 1000
+        now_s, ago_s = float(random.randint(0, 1000)), float(random.randint(0, 1000))
         memory.advance(now_s)
         memory.evict(1)
-        return memory.divergence(space, prompt), Divergence(cached, reason, evicted_at_s=now_s)
+        memory.advance(now_s + ago_s)
+        return memory.divergence(space, prompt), Divergence(cached, reason, evicted_s_ago=ago_s)
     if reason is MissReason.DIVERGED:
         shared = random.randint(1, size - 1)
         for at in {shared, random.randint(0, shared)}:

@@ -283,6 +283,16 @@ async def poison(proof: Proof) -> None:
     proof.at_most("poison_lonely_retries", num_retries, 1)
 
 
+async def last_beat_s(model: ServedModel) -> float:
+    """When the page's beat was last seen to move, once it has stood still for a second: the step began then."""
+    num_beats, moved_s = model.supervisor.flight().num_beats, time.monotonic()
+    while time.monotonic() - moved_s < 1.0:
+        await asyncio.sleep(0.005)
+        if model.supervisor.flight().num_beats != num_beats:
+            num_beats, moved_s = model.supervisor.flight().num_beats, time.monotonic()
+    return moved_s
+
+
 @section("hang")
 async def hang(proof: Proof) -> None:
     random = proof.random
@@ -294,9 +304,7 @@ async def hang(proof: Proof) -> None:
             stuck = Ask("Tell me a story.", SamplingParams(max_tokens=32, seed=POISON_SEED, ignore_eos=True))
             asking = asyncio.create_task(answers_of(model, [*asks, stuck]))
             pid = model.supervisor.pid or 0
-            # The page's beat stands still from the moment the step began.
-            await until(lambda: time.monotonic() - model.supervisor.flight().beat_s > 1.0)
-            began_s = model.supervisor.flight().beat_s
+            began_s = await last_beat_s(model)
             await until(lambda: not model.is_ready)
             not_ready.append(time.monotonic() - began_s)
             await until(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
@@ -410,10 +418,11 @@ class Books:
     def hear(self, data: bytes) -> None:
         message = decode_to_parent(data)
         if not self._ledger.entries:
+            self._ledger = Ledger(49152)  # its first assignment is the one the events are of
             self._ledger.add(replace(REQUEST, request_id="a"))
-            self._ledger.due()
+            self._ledger.due(0.0)
         if isinstance(message, Stepped):
-            self._ledger.take(message.events, [], 1.0)
+            self._ledger.take(message.events, [])
 
 
 # -- speed and time ----------------------------------------------------------------------------------------------------

@@ -165,9 +165,9 @@ def test_no_worker_is_asked_again_for_an_answer_that_has_ended_alone() -> None:
     lives = begun()
     lives.drop("r1", 0)
     lives.crash(["r1"])
-    (again,) = lives.ledger.due()
+    (again,) = lives.ledger.due(lives.now_s)
     assert isinstance(again, Restore)
-    assert [one.index for one in again.request.continuations] == [1, 2]
+    assert [one.index for one in again.continuations] == [1, 2]
 
 
 def test_a_request_all_of_whose_answers_ended_alone_ends_with_its_worker() -> None:
@@ -185,9 +185,9 @@ def test_answers_that_end_alone_while_no_worker_has_them_are_not_asked_for() -> 
     lives.submit(three_answers())
     lives.drop("r1", 0)
     lives.drop("r1", 2)
-    (command,) = lives.ledger.due()
+    (command,) = lives.ledger.due(lives.now_s)
     assert isinstance(command, Submit)
-    assert [one.index for one in command.request.continuations] == [1]
+    assert [one.index for one in command.continuations] == [1]
     lives.crash([])
     lives.drop("r1", 1)
     assert not lives.ledger.entries
@@ -197,24 +197,24 @@ def test_answers_that_end_alone_while_no_worker_has_them_are_not_asked_for() -> 
 def test_a_worker_that_ends_an_answer_twice_or_forgets_to_end_it_is_not_believed() -> None:
     lives = begun()
     lives.drop("r1", 0)
-    end = SequenceFinished("r1", 0, 5.0, FinishReason.CANCELLED, 2, None)
+    end = SequenceFinished("r1", 0, FinishReason.CANCELLED, 2, None, epoch=1)
     told: list[RequestEvent] = []
-    lives.ledger.take([end], told, 1.0)
+    lives.ledger.take([end], told)
     assert told == []
     with pytest.raises(MessageError, match="which is not open"):
-        lives.ledger.take([end], told, 1.0)
+        lives.ledger.take([end], told)
     lives = begun()
     for index in range(3):
         lives.drop("r1", index)
     with pytest.raises(MessageError, match="before all its answers did"):
-        lives.ledger.take([Finished("r1", 5.0, 2, 0, 3)], told, 1.0)
+        lives.ledger.take([Finished("r1", 2, 0, 3, epoch=1)], told)
 
 
 def test_who_is_cancelled_while_no_worker_has_it_ends_when_that_happens() -> None:
     lives = Lives(Random(1))
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 3.0, ResolvedSampling()))
-    _, events = lives.ledger.cancel("r1", 7.5)
-    assert [event.at_s for event in events if isinstance(event, Finished)] == [7.5]
+    commands, events = lives.ledger.cancel("r1")
+    assert (commands, [type(event) for event in events]) == ([], [SequenceFinished, Finished])
     assert lives.ledger.num_progress == 0
 
 
@@ -244,25 +244,25 @@ def test_who_is_held_beyond_its_deadline_is_ended_without_a_worker() -> None:
 def test_a_refusal_reaches_who_asked_and_nothing_is_kept() -> None:
     lives = Lives(Random(1))
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling()))
-    lives.ledger.due()
-    refusal, told = Refused.of("r1", QueueFullError(3, 2)), list[RequestEvent]()
-    lives.ledger.take([refusal], told, 1.0)
+    lives.ledger.due(lives.now_s)
+    refusal, told = Refused.of("r1", QueueFullError(3, 2), 1), list[RequestEvent]()
+    lives.ledger.take([refusal], told)
     assert told == [refusal]
     assert not lives.ledger.entries
 
 
-def displaced(at_s: float, num_tokens: int = 0, retry_after_s: int | None = 3) -> list[RequestEvent]:
+def displaced(epoch: int, num_tokens: int = 0, retry_after_s: int | None = 3) -> list[RequestEvent]:
     return [
-        SequenceFinished("r1", 0, at_s, FinishReason.DISPLACED, num_tokens, None, retry_after_s),
-        Finished("r1", at_s, 2, 0, num_tokens),
+        SequenceFinished("r1", 0, FinishReason.DISPLACED, num_tokens, None, retry_after_s, epoch=epoch),
+        Finished("r1", 2, 0, num_tokens, epoch=epoch),
     ]
 
 
 def sent(lives: Lives) -> Ledger:
     """A ledger whose only request a worker has let in."""
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling(max_tokens=9)))
-    lives.ledger.due()
-    lives.ledger.take([Queued("r1")], [], 0.0)
+    lives.ledger.due(lives.now_s)
+    lives.ledger.take([Queued("r1", epoch=1)], [])
     return lives.ledger
 
 
@@ -270,51 +270,58 @@ def test_a_request_that_its_worker_displaced_is_over() -> None:
     ledger = sent(Lives(Random(1)))
     assert ledger.num_open_of == {"default": 1}
     told: list[RequestEvent] = []
-    ledger.take(displaced(1.0), told, 1.0)
-    assert told == displaced(1.0)
+    ledger.take(displaced(1), told)
+    assert [type(event) for event in told] == [SequenceFinished, Finished]
     assert (ledger.entries, ledger.num_open_of) == ({}, {})
 
 
 def test_a_worker_that_dies_before_it_could_tell_of_a_displacement_is_asked_again() -> None:
     ledger = sent(Lives(Random(1)))
-    ledger.crash([], 1.0)
-    (again,) = ledger.due()
+    ledger.crash([])
+    (again,) = ledger.due(3.0)
     assert isinstance(again, Restore)
-    assert not again.request.is_promised, "nobody has seen anything of it: it may be displaced again"
+    assert not again.is_promised, "nobody has seen anything of it: it may be displaced again"
     told: list[RequestEvent] = []
-    ledger.take(displaced(2.0), told, 1.0)
-    assert told == displaced(2.0)
+    ledger.take(displaced(2), told)
+    assert [type(event) for event in told] == [SequenceFinished, Finished]
 
 
 def test_what_a_client_has_seen_keeps_its_place_in_the_next_worker() -> None:
     ledger = sent(Lives(Random(1)))
-    ledger.take([Admitted("r1", 1.0, 1.0, 0), Token("r1", 0, 1.0, 1, 1, None)], [], 1.0)
-    ledger.crash(["r1"], 2.0)
-    (again,) = ledger.due()
+    ledger.take([Admitted("r1", 1.0, 1.0, 0, epoch=1), Token("r1", 0, 1, 1, None, epoch=1)], [])
+    ledger.crash(["r1"])
+    (again,) = ledger.due(3.0)
     assert isinstance(again, Restore)
-    assert again.request.is_promised
+    assert again.is_promised
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        [Token("r1", 0, 1.0, 1, 1, None), *displaced(1.0, 1)],
-        displaced(1.0, retry_after_s=None),
-        [SequenceFinished("r1", 0, 1.0, FinishReason.LENGTH, 0, None, 3)],
+        [Token("r1", 0, 1, 1, None, epoch=1), *displaced(1, 1)],
+        displaced(1, retry_after_s=None),
+        [SequenceFinished("r1", 0, FinishReason.LENGTH, 0, None, 3, epoch=1)],
     ],
 )
 def test_a_worker_that_displaces_in_the_middle_of_an_answer_is_not_believed(events: list[RequestEvent]) -> None:
     ledger = sent(Lives(Random(1)))
     with pytest.raises(MessageError, match="displaced"):
-        ledger.take(events, [], 1.0)
+        ledger.take(events, [])
 
 
-@pytest.mark.parametrize("name", ["stranger", "r1"])
-def test_a_worker_that_speaks_of_what_it_was_not_given_is_not_believed(name: str) -> None:
+@pytest.mark.parametrize(("name", "epoch"), [("stranger", 0), ("r1", 0), ("r1", 1), ("r1", -1)])
+def test_a_worker_that_speaks_of_what_it_was_not_given_is_not_believed(name: str, epoch: int) -> None:
     lives = Lives(Random(1))
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling()))
     with pytest.raises(MessageError, match="was not given"):
-        lives.ledger.take([Queued(name)], [], 0.0)
+        lives.ledger.take([Queued(name, epoch=epoch)], [])
+
+
+@pytest.mark.parametrize(("name", "epoch"), [("stranger", 1), ("r1", 2), ("r1", 0)])
+def test_a_worker_that_gives_an_assignment_another_name_is_not_believed(name: str, epoch: int) -> None:
+    ledger = sent(Lives(Random(1)))
+    with pytest.raises(MessageError, match="was not given"):
+        ledger.take([Token(name, 0, 1, 1, None, epoch=epoch)], [])
 
 
 def test_the_pool_of_these_tests_is_small_enough_to_preempt() -> None:

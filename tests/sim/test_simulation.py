@@ -159,35 +159,35 @@ class TestLedger:
         return " ".join(self.ledger.complaints)
 
     def test_a_wrong_token(self) -> None:
-        ended = SequenceFinished("r", 0, 1.0, FinishReason.LENGTH, 2, None)
-        tokens = [Token("r", 0, 1.0, 0, 1, None), Token("r", 0, 1.0, 0, 2, None)]
-        assert "alone it gets" in self.complaint(*tokens, ended, Finished("r", 1.0, 3, 0, 2))
+        ended = SequenceFinished("r", 0, FinishReason.LENGTH, 2, None)
+        tokens = [Token("r", 0, 0, 1, None), Token("r", 0, 0, 2, None)]
+        assert "alone it gets" in self.complaint(*tokens, ended, Finished("r", 3, 0, 2))
 
     def test_a_wrong_beginning_of_a_cancelled_answer(self) -> None:
-        ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 1, None)
-        assert "alone it gets" in self.complaint(Token("r", 0, 1.0, 0, 1, None), ended, Finished("r", 1.0, 3, 0, 1))
+        ended = SequenceFinished("r", 0, FinishReason.CANCELLED, 1, None)
+        assert "alone it gets" in self.complaint(Token("r", 0, 0, 1, None), ended, Finished("r", 3, 0, 1))
 
     def test_a_wrong_reason(self) -> None:
-        ended = SequenceFinished("r", 0, 1.0, FinishReason.STOP, 0, None)
-        assert "ended by stop" in self.complaint(ended, Finished("r", 1.0, 3, 0, 0))
+        ended = SequenceFinished("r", 0, FinishReason.STOP, 0, None)
+        assert "ended by stop" in self.complaint(ended, Finished("r", 3, 0, 0))
 
     def test_an_event_after_the_end(self) -> None:
         self.ledger.cancelled("r")
-        ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 0, None)
-        last = Finished("r", 1.0, 3, 0, 0)
+        ended = SequenceFinished("r", 0, FinishReason.CANCELLED, 0, None)
+        last = Finished("r", 3, 0, 0)
         assert "Finished after the end" in self.complaint(ended, last, last)
 
     def test_an_end_without_all_continuations(self) -> None:
-        assert "ended with continuations [] only" in self.complaint(Finished("r", 1.0, 3, 0, 0))
+        assert "ended with continuations [] only" in self.complaint(Finished("r", 3, 0, 0))
 
     def test_a_continuation_that_ends_twice_and_speaks_after(self) -> None:
-        ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 0, None)
-        complaint = self.complaint(ended, ended, Token("r", 0, 1.0, 0, 1, None))
+        ended = SequenceFinished("r", 0, FinishReason.CANCELLED, 0, None)
+        complaint = self.complaint(ended, ended, Token("r", 0, 0, 1, None))
         assert "ended twice" in complaint
         assert "a token after" in complaint
 
     def test_a_lost_token_and_unasked_logprobs(self) -> None:
-        complaint = self.complaint(Token("r", 0, 1.0, 0, 2, ()))  # type: ignore[arg-type]
+        complaint = self.complaint(Token("r", 0, 0, 2, ()))  # type: ignore[arg-type]
         assert "token 2 came as number 1" in complaint
         assert "logprobs missing or unasked" in complaint
 
@@ -195,7 +195,7 @@ class TestLedger:
         assert "out of order" in self.complaint(PromptLogprobs("r", 2, ()))
 
     def ended_by(self, reason: FinishReason) -> str:
-        return self.complaint(SequenceFinished("r", 0, 1.0, reason, 0, None), Finished("r", 1.0, 3, 0, 0))
+        return self.complaint(SequenceFinished("r", 0, reason, 0, None), Finished("r", 3, 0, 0))
 
     def test_an_ending_that_nobody_caused(self) -> None:
         assert "nobody cancelled it" in self.ended_by(FinishReason.CANCELLED)
@@ -209,7 +209,7 @@ class TestLedger:
     def test_a_cancelled_request_that_goes_on(self) -> None:
         self.ledger.cancelled("r")
         self.ledger.cancelled("gone")
-        complaint = self.complaint(Token("r", 0, 1.0, 0, 1, None))
+        complaint = self.complaint(Token("r", 0, 0, 1, None))
         assert "a token after it was cancelled" in complaint
         assert "a token before it was admitted" in complaint
         assert "cancelled, and ended by ['length']" in self.ended_by(FinishReason.LENGTH)
@@ -219,14 +219,14 @@ class TestLedger:
         self.ledger.dropped("r", 7)
         self.ledger.dropped("gone", 0)
         assert self.ledger.cancels() == [("r", 0)]
-        assert "a token after it was cancelled" in self.complaint(Token("r", 0, 1.0, 0, 1, None))
+        assert "a token after it was cancelled" in self.complaint(Token("r", 0, 0, 1, None))
         assert "continuations [0] were cancelled and went on" in self.ended_by(FinishReason.LENGTH)
 
     def test_a_wrong_bill(self) -> None:
         self.ledger.cancelled("r")
-        ended = SequenceFinished("r", 0, 1.0, FinishReason.CANCELLED, 0, None)
-        assert "tokens of output" in self.complaint(ended, Finished("r", 1.0, 3, 64, 0))
+        ended = SequenceFinished("r", 0, FinishReason.CANCELLED, 0, None)
+        assert "tokens of output" in self.complaint(ended, Finished("r", 3, 64, 0))
 
     def test_the_first_start_counts(self) -> None:
-        assert self.complaint(Admitted("r", 1.0, 1.0, 0), Admitted("r", 9.0, 9.0, 0)) == ""
-        assert self.ledger.entries["r"].first_admitted_s == 1.0
+        assert self.complaint(Admitted("r", 0.0, 1.0, 0), Admitted("r", 0.0, 9.0, 0)) == ""
+        assert self.ledger.entries["r"].first_wait_s == 1.0

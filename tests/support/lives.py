@@ -1,11 +1,12 @@
 """Workers that die in this process: the real engine on the oracle behind the real ledger, killed wherever it hurts.
 
-No processes and no sockets, so that thousands of lives go by in a second. What a message is in the real thing is a
-list of calls here, and a crash loses those on their way.
+No processes and no sockets, so that thousands of lives go by in a second. What crosses between the two is bytes, as in
+the real thing, and a crash loses those on their way. The worker's clock may be any number of seconds ahead of ours, and
+what dead workers said may come again.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from quire.backends.oracle import OracleRunner, answer_alone
@@ -24,8 +25,10 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.engine.commands import Cancel, Restore, Submit
 from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.loop import received
 from quire.errors import MessageError
 from quire.worker.ledger import Ledger
+from quire.worker.messages import Stepped, decode_to_parent, decode_to_worker, encode_message
 
 VOCABULARY = 5
 IDENTITY = ModelIdentity("oracle", "slots")
@@ -59,16 +62,24 @@ class Lives:
         *,
         rate: float = 0.0,
         lies: float = 0.0,
+        late: float = 0.0,
+        ahead_s: float = 0.0,
     ) -> None:
         self.ledger = Ledger(VOCABULARY)
         self.told: dict[str, list[RequestEvent]] = {}
-        self.num_lies = 0
+        self.plans: list[StepPlan] = []
+        self.ahead_s = ahead_s
+        self.num_lies = self.num_late = 0
         self.num_lives = 1
         self.now_s = 0.0
         self._random = random
         self._dies = dies
         self._rate = rate
         self._lies = lies
+        self._late = late
+        self.said: list[RequestEvent] = []
+        """By the worker of the moment, whether or not it arrived."""
+        self.said_before: list[RequestEvent] = []
         self._spawn()
 
     def submit(self, request: Request) -> None:
@@ -76,36 +87,52 @@ class Lives:
         self.ledger.add(request)
 
     def cancel(self, request_id: str) -> None:
-        commands, events = self.ledger.cancel(request_id, self.now_s)
-        self._inbox.extend(commands)
+        commands, events = self.ledger.cancel(request_id)
+        self._send(commands)
         self._tell(events)
 
     def drop(self, request_id: str, index: int) -> None:
         """One answer is no longer wanted."""
-        commands, events = self.ledger.cancel_answer(request_id, index, self.now_s)
-        self._inbox.extend(commands)
+        commands, events = self.ledger.cancel_answer(request_id, index)
+        self._send(commands)
         self._tell(events)
 
     def step(self) -> None:
         """Some commands arrive, one step runs, some of what it brought arrives."""
         self.now_s += 1.0
-        self._inbox.extend(self.ledger.due())
+        self._send(self.ledger.due(self.now_s))
         for _ in range(self._random.randint(0, len(self._inbox))):
             self._obey(self._inbox.popleft())
         flying: list[str] = []
         try:
-            events = self._engine.step(lambda: self.now_s, flying.extend)
+            self._say(self._engine.step(lambda: self.now_s + self.ahead_s, flying.extend))
         except Crash:
             self.crash(flying)
             return
-        if events:
-            self._outbox.append(lambda: self._hear(self._spoilt(events)))
+        self._hear_again()
         for _ in range(self._random.randint(0, len(self._outbox))):
             try:
-                self._outbox.popleft()()
+                self._hear(self._outbox.popleft())
             except MessageError:
                 self.crash([*self.ledger.names_sent()])
                 return
+
+    def _send(self, commands: Sequence[Submit | Restore | Cancel]) -> None:
+        self._inbox.extend(map(encode_message, commands))
+
+    def _say(self, events: Sequence[RequestEvent]) -> None:
+        if events:
+            self.said += events
+            self._outbox.append(encode_message(Stepped(tuple(self._spoilt([*events])))))
+
+    def _hear_again(self) -> None:
+        """What dead workers said, or were about to say, comes again: late, in any order, any number of times."""
+        if self.said_before and self._random.random() < self._late:
+            events = self._random.choices(self.said_before, k=self._random.randint(1, 20))
+            before, told = repr(self.ledger.entries), list[RequestEvent]()
+            self.ledger.take(events, told)
+            assert (repr(self.ledger.entries), told) == (before, []), "it changes nothing"
+            self.num_late += len(events)
 
     def _spoilt(self, events: list[RequestEvent]) -> list[RequestEvent]:
         """Sometimes a worker says, in the middle of what is true, something that cannot be."""
@@ -113,18 +140,22 @@ class Lives:
             return events
         self.num_lies += 1
         at = self._random.randint(0, len(events))
-        return [*events[:at], Token("stranger", 0, self.now_s, 1, 1, None), *events[at:]]
+        name, epoch = self._random.choice(
+            [("stranger", 0), ("stranger", events[0].epoch), (events[0].request_id, 9999)]
+        )
+        return [*events[:at], Token(name, 0, 1, 1, None, epoch=epoch), *events[at:]]
 
-    def _hear(self, events: list[RequestEvent]) -> None:
-        told: list[RequestEvent] = []
+    def _hear(self, data: bytes) -> None:
+        message, told = decode_to_parent(data), list[RequestEvent]()
+        assert isinstance(message, Stepped)
         try:
-            self.ledger.take(events, told, self.now_s)
+            self.ledger.take(message.events, told)
         finally:
             self._tell(told)
 
     def crash(self, flying: list[str]) -> None:
         """Whatever was on its way is lost."""
-        self._tell(self.ledger.crash(flying, self.now_s))
+        self._tell(self.ledger.crash(flying))
         self.num_lives += 1
         self._spawn()
 
@@ -141,6 +172,7 @@ class Lives:
         return bool(self._outbox)
 
     def _dies_now(self, plan: StepPlan) -> bool:
+        self.plans.append(plan)
         return self._dies(plan) or (not self._is_trial and self._random.random() < self._rate)
 
     @property
@@ -150,14 +182,17 @@ class Lives:
 
     def _spawn(self) -> None:
         self._engine = Engine(DyingRunner(self._dies_now), CONFIG, IDENTITY, bytes(32))
-        self._inbox: deque[Submit | Restore | Cancel] = deque()
-        self._outbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[bytes] = deque()
+        self._outbox: deque[bytes] = deque()
+        self.said_before += self.said
+        self.said = []
 
-    def _obey(self, command: Submit | Restore | Cancel) -> None:
-        match command:
-            case Submit(request) | Restore(request):
-                entered = self._engine.submit(request) if isinstance(command, Submit) else self._engine.restore(request)
-                self._outbox.append(lambda: self._hear([entered]))
+    def _obey(self, data: bytes) -> None:
+        match decode_to_worker(data):
+            case Submit() as command:
+                self._say([self._engine.submit(received(command, self.now_s + self.ahead_s))])
+            case Restore() as command:
+                self._say([self._engine.restore(received(command, self.now_s + self.ahead_s))])
             case Cancel(request_id, index):
                 self._engine.cancel(request_id, index)
 

@@ -1,5 +1,7 @@
 """One of everything that crosses between worker and parent."""
 
+from dataclasses import replace
+
 from quire.config import ModelSettings
 from quire.core.digests import Namespace
 from quire.core.events import (
@@ -24,6 +26,28 @@ from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.worker import messages
 from quire.worker.messages import Stepped, WorkerLoad
 
+
+def assigned(
+    kind: type[commands.Submit] | type[commands.Restore], request: Request
+) -> commands.Submit | commands.Restore:
+    """As a client sends it at second 20 of its clock."""
+    return kind(
+        request_id=request.request_id,
+        epoch=7,
+        age_s=20.0 - request.arrival_s,
+        time_left_s=None if request.deadline_s is None else request.deadline_s - 20.0,
+        prompt=request.prompt,
+        namespace=request.namespace,
+        params=request.params,
+        seed=request.seed,
+        tenant=request.tenant,
+        priority=request.priority,
+        continuations=request.continuations,
+        is_explained=request.is_explained,
+        is_promised=request.is_promised,
+    )
+
+
 LOGPROBS = TokenLogprobs(7, -0.25, 1, ((7, -0.25), (9, -2.5)))
 REQUEST = Request(
     "a" * 32,
@@ -45,25 +69,26 @@ REQUEST = Request(
     is_promised=True,
 )
 EVENTS: list[RequestEvent] = [
-    Queued("a"),
-    Refused("a", "QueueFullError", (5, 4)),
-    FirstToken("a", 1.5, 32),
+    Queued("a", epoch=1),
+    Queued("a", epoch=1 << 40),
+    Refused("a", "QueueFullError", (5, 4), epoch=1),
+    FirstToken("a", 32, epoch=1),
     Explained("q", Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace)),
-    Explained("q", Divergence(32, MissReason.EVICTED, evicted_at_s=1.5)),
-    Admitted("a", 1.0, 0.5, 32),
-    Admitted("a", 1.0, 0.5, 32, Divergence(32, MissReason.DIVERGED, 33, (5, 6))),
-    PromptLogprobs("a", 1, (LOGPROBS,)),
-    Token("a", 1, 2.0, 7, 3, LOGPROBS),
-    Token("a", 0, 2.0, 7, 3, None),
-    Preempted("a", 0, 2.5),
-    SequenceFinished("a", 1, 3.0, FinishReason.ERROR, 3, "why"),
-    SequenceFinished("a", 0, 3.0, FinishReason.DISPLACED, 0, None, 7),
-    Finished("a", 3.0, 3, 32, 6),
+    Explained("q", Divergence(32, MissReason.EVICTED, evicted_s_ago=1.5)),
+    Admitted("a", 1.0, 0.5, 32, epoch=1),
+    Admitted("a", 1.0, 0.5, 32, Divergence(32, MissReason.DIVERGED, 33, (5, 6)), epoch=1),
+    PromptLogprobs("a", 1, (LOGPROBS,), epoch=1),
+    Token("a", 1, 7, 3, LOGPROBS, epoch=1),
+    Token("a", 0, 7, 3, None, epoch=1),
+    Preempted("a", 0, epoch=1),
+    SequenceFinished("a", 1, FinishReason.ERROR, 3, "why", epoch=1),
+    SequenceFinished("a", 0, FinishReason.DISPLACED, 0, None, 7, epoch=1),
+    Finished("a", 3, 32, 6, epoch=1),
 ]
 TO_WORKER = [
     messages.Open("model", ModelSettings(memory_bytes=1 << 30), QueueConfig(tenant_weights={"a": 2.0}), bytes(32)),
-    commands.Submit(REQUEST),
-    commands.Restore(REQUEST),
+    assigned(commands.Submit, REQUEST),
+    assigned(commands.Restore, replace(REQUEST, deadline_s=None)),
     commands.Cancel("a"),
     commands.Explain("q", REQUEST.namespace, (1, 2, 3)),
     commands.ClearCache(),

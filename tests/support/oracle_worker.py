@@ -24,6 +24,7 @@ from tests.support.recording import DIARY, RecordingRunner
 from tests.support.timed import TimedRunner
 
 ROOT = Path(__file__).parents[2]
+ORACLE = (sys.executable, "-m", "tests.support.oracle_worker")
 STEP_S = "ORACLE_STEP_S"
 LOAD_S = "ORACLE_LOAD_S"
 """How long it takes to load."""
@@ -70,7 +71,7 @@ def oracle_plan(
     queue: QueueConfig | None = None,
     kv_events: KVEventSettings | None = None,
     step_s: float = 0.0,
-    command: tuple[str, ...] = (sys.executable, "-m", "tests.support.oracle_worker"),
+    command: tuple[str, ...] = ORACLE,
 ) -> WorkerPlan:
     """What a supervisor needs to run oracles."""
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))

@@ -6,7 +6,7 @@ from quire.client.served import ServedModel, Serving
 from quire.config import ModelSettings
 from quire.core.waiting_queue import QueueConfig
 from quire.worker.worker_plan import Limits
-from tests.support.oracle_worker import SETTINGS, oracle_plan
+from tests.support.oracle_worker import ORACLE, SETTINGS, oracle_plan
 from tests.support.talkers import talker
 
 
@@ -17,8 +17,11 @@ def served(
     limits: Limits | None = None,
     queue: QueueConfig | None = None,
     step_s: float = 0.0,
+    command: tuple[str, ...] = ORACLE,
 ) -> ServedModel:
     """An oracle in a worker of its own; it answers as `talker()` does in this process."""
     text = talker().text
-    plan = oracle_plan(text.vocabulary_size, settings, faults=faults, limits=limits, queue=queue, step_s=step_s)
+    plan = oracle_plan(
+        text.vocabulary_size, settings, faults=faults, limits=limits, queue=queue, step_s=step_s, command=command
+    )
     return ServedModel(lambda: Serving(plan, lambda ready: replace(text, info=ready.info)))

@@ -88,6 +88,7 @@ class Server:
         self.ledger.dropped(name, index)
 
     def plan(self) -> StepPlan:
+        self.ledger.planned_s = self.now_s
         plan = self.scheduler.plan(self.now_s)
         if plan.items:
             self.plans.append(plan)

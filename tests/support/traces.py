@@ -5,12 +5,13 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from quire.core.events import Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.scheduler import Scheduler
 from quire.core.step import StepPlan, StepResult, TokenLogprobs
 from quire.sim.sim_config import SimConfig, configured
 from quire.sim.simulation import Simulation
@@ -21,6 +22,24 @@ RUNS = [
     *((name, 1, 30) for name in ("chat", "agents", "flood", "tenants")),
 ]
 """Scenario, seed, number of requests."""
+
+
+class _Stamped(list[RequestEvent]):
+    """Events, and what time a scheduler had been told when it made them: they do not say so themselves."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self.at_s: list[float] = []
+        self._scheduler = scheduler
+
+    def append(self, event: RequestEvent) -> None:
+        super().append(event)
+        self.at_s.append(self._scheduler._now_s)
+
+    def __iadd__(self, events: Iterable[RequestEvent]) -> Self:  # type: ignore[misc, override]
+        for event in events:
+            self.append(event)
+        return self
 
 
 class TracedSimulation(Simulation):
@@ -43,10 +62,19 @@ class TracedSimulation(Simulation):
             return run(plan)
 
         self.runner.run = traced  # type: ignore[method-assign]
+        scheduler = self.scheduler
+
+        def take() -> list[RequestEvent]:
+            events, scheduler._events = scheduler._events, _Stamped(scheduler)
+            return events
+
+        take()
+        scheduler.take_events = take  # type: ignore[method-assign]
 
     def _take(self, events: list[RequestEvent]) -> None:
-        for event in events:
-            if words := _event_words(event):
+        assert isinstance(events, _Stamped)
+        for event, at_s in zip(events, events.at_s, strict=True):
+            if words := _event_words(event, at_s):
                 self._write(words)
         super()._take(events)
 
@@ -77,22 +105,22 @@ def _plan_words(plan: StepPlan) -> tuple[object, ...]:
     return plan.step, copies, items
 
 
-def _event_words(event: Any) -> tuple[object, ...]:
+def _event_words(event: Any, at_s: float) -> tuple[object, ...]:
     """Nothing of events that only say how far a request is on its way in."""
     match event:
         case Token():
             logprobs = () if event.logprobs is None else _logprob_words([event.logprobs])
-            return event.request_id, event.sequence_index, event.at_s, event.token_id, event.num_output_tokens, logprobs
+            return event.request_id, event.sequence_index, at_s, event.token_id, event.num_output_tokens, logprobs
         case PromptLogprobs():
             return event.request_id, event.first_position, _logprob_words(event.logprobs)
         case Preempted():
-            return event.request_id, event.sequence_index, event.at_s
+            return event.request_id, event.sequence_index, at_s
         case SequenceFinished():
             ended = (event.reason.value, event.num_output_tokens, event.error)
-            return event.request_id, event.sequence_index, event.at_s, *ended
+            return event.request_id, event.sequence_index, at_s, *ended
         case Finished():
             counts = (event.num_prompt_tokens, event.num_cached_tokens, event.num_output_tokens)
-            return event.request_id, event.at_s, *counts
+            return event.request_id, at_s, *counts
     return ()
 
 

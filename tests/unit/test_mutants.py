@@ -4,10 +4,10 @@ import ast
 
 import pytest
 
-from tests.mutants import dialects, memory, scheduler, seam
+from tests.mutants import ages, dialects, memory, scheduler, seam
 from tests.mutants.kill import SOURCE, Mutant, survivors
 
-MUTANTS = [*memory.MUTANTS, *scheduler.MUTANTS, *dialects.MUTANTS, *seam.MUTANTS]
+MUTANTS = [*memory.MUTANTS, *scheduler.MUTANTS, *dialects.MUTANTS, *seam.MUTANTS, *ages.MUTANTS]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
 from typing import Unpack
 from uuid import uuid4
 
@@ -177,7 +176,7 @@ class EngineClient:
         found = await asyncio.shield(answer)
         if isinstance(found, QuireError):
             raise found
-        return explanation(text.tokenizer, namespace, ids, found, monotonic())
+        return explanation(text.tokenizer, namespace, ids, found)
 
     async def chat_ids(
         self, messages: Messages, tenant: str = DEFAULT_TENANT, **arguments: Unpack[TemplateArguments]

@@ -81,16 +81,14 @@ _SENTENCES = {
 }
 
 
-def explanation(
-    tokenizer: Tokenizer, namespace: Namespace, prompt: Sequence[int], found: Divergence, now_s: float
-) -> Explanation:
-    """What the core found, in the asker's words. `now_s` is of the clock that evictions are stamped with."""
+def explanation(tokenizer: Tokenizer, namespace: Namespace, prompt: Sequence[int], found: Divergence) -> Explanation:
+    """What the core found, in the asker's words."""
     return Explanation(
         num_prompt_tokens=len(prompt),
         num_cached_tokens=found.num_cached_tokens,
         reason=found.reason.value,
         difference=_difference(tokenizer, prompt, found),
-        evicted_s_ago=None if found.evicted_at_s is None else max(0.0, now_s - found.evicted_at_s),
+        evicted_s_ago=found.evicted_s_ago,
         differs=() if found.other_namespace is None else differences(namespace, found.other_namespace),
     )
 

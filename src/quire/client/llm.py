@@ -134,8 +134,8 @@ class LLM:
         """How much of a prompt is cached, and why the next token is not. Nothing is computed."""
         ids = self.text.prompt(prompt)
         namespace = self.text.info.namespace(DEFAULT_TENANT)
-        found = self._opened.engine.explain(namespace, tuple(ids))
-        return explanation(self.text.tokenizer, namespace, ids, found, monotonic())
+        found = self._opened.engine.explain(namespace, tuple(ids), monotonic())
+        return explanation(self.text.tokenizer, namespace, ids, found)
 
     def close(self) -> None:
         """Give the memory back."""

@@ -2,10 +2,13 @@
 
 Here stop strings end an answer, and what the engine says of it afterwards is not heard. Whoever feeds a reply tells the
 engine which answers those are (`stopped`), so that it computes no more of them.
+
+Times are of this side's clock, at the moment an event is heard.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from time import monotonic
 
 from quire.client.explanation import Explanation, explanation
 from quire.client.outputs import Answer, Completion, Piece, Timings
@@ -24,8 +27,9 @@ from quire.core.events import (
     SequenceFinished,
     Token,
 )
-from quire.core.request import FinishReason, Request
+from quire.core.request import Continuation, FinishReason, Request
 from quire.core.step import TokenLogprobs
+from quire.engine.engine import Clock
 from quire.errors import DisplacedError, InvariantError, QuireError
 from quire.text.answer_text import AnswerText
 from quire.text.tokenizer import Tokenizer
@@ -60,22 +64,14 @@ def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
 class Reply:
     """Feeds on the events of one request, in their order."""
 
-    def __init__(self, request: Request, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: Request, params: SamplingParams, tokenizer: Tokenizer, clock: Clock = monotonic
+    ) -> None:
         self.request = request
         self._params = params
         self._tokenizer = tokenizer
-        self._halves = {
-            one.index: _PartialAnswer(
-                AnswerText(
-                    tokenizer,
-                    request.prompt,
-                    params.stop,
-                    include_stop=params.include_stop,
-                    skip_special_tokens=params.skip_special_tokens,
-                )
-            )
-            for one in request.continuations
-        }
+        self._clock = clock
+        self._halves = {one.index: self._begun(one) for one in request.continuations}
         self.is_queued = False
         """The engine has let it in."""
         self.is_done = False
@@ -97,6 +93,19 @@ class Reply:
         """Why it was not let in, or ended without ever having run."""
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
+
+    def _begun(self, continuation: Continuation) -> _PartialAnswer:
+        """An answer goes on behind the tokens it has: their text was shown elsewhere, except what they held back."""
+        text = AnswerText(
+            self._tokenizer,
+            self.request.prompt,
+            self._params.stop,
+            include_stop=self._params.include_stop,
+            skip_special_tokens=self._params.skip_special_tokens,
+        )
+        for token_id in continuation.produced:
+            text.push(token_id)
+        return _PartialAnswer(text)
 
     @property
     def is_answered(self) -> bool:
@@ -165,14 +174,14 @@ class Reply:
             case SequenceFinished():
                 return self._finish(event)
             case FirstToken():
-                self._times["first"] = event.at_s
+                self._times["first"] = self._clock()
                 self.num_cached_tokens = event.num_cached_tokens
             case Queued():
                 self.is_queued = True
             case Refused():
                 self.refusal, self.is_done = event.error, True
             case Admitted():
-                self._times["admitted"] = event.at_s
+                self._times["admitted"] = self._clock() - event.age_s
                 self.num_cached_tokens = event.num_cached_tokens
                 self.explanation = self._explanation(event)
             case Preempted():
@@ -184,7 +193,7 @@ class Reply:
             case Explained():
                 raise InvariantError(f"{event.request_id} was asked to run, and only its cache was looked at")
             case Finished():
-                self._times["end"] = event.at_s
+                self._times["end"] = self._clock()
                 self.num_cached_tokens = event.num_cached_tokens
                 self.is_done = True
         return []
@@ -192,7 +201,7 @@ class Reply:
     def _explanation(self, event: Admitted) -> Explanation | None:
         if event.miss is None:
             return None
-        return explanation(self._tokenizer, self.request.namespace, self.request.prompt, event.miss, event.at_s)
+        return explanation(self._tokenizer, self.request.namespace, self.request.prompt, event.miss)
 
     def _token(self, event: Token) -> list[Piece]:
         half = self._halves[event.sequence_index]

@@ -7,7 +7,8 @@ A request's events are, in order:
 
 `Preempted` and `Replayed` may come in between, and `PromptLogprobs` before the first token. One that ends in the queue
 has no more than its first and its last two kinds. They cross between processes as they are: arrays that begin with
-their own name.
+their own name. None says what time it is: clocks differ. Whoever hears an event knows when that was; one that tells
+of something before says how long before.
 
 The KV events carry everything the field's wire format asks for (block hashes in chain order, the parent, the
 tokens, the block size, and the adapter and cache group that entered the hash). A block's `BlockStored` always
@@ -65,9 +66,16 @@ class AllBlocksCleared:
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class _Event(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True, gc=False):
+class _Assigned(
+    msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True, gc=False, kw_only=True
+):
     """Hundreds are made in a step: they hold plain values, and nothing that could lead back to them."""
 
+    epoch: int = 0
+    """Which assignment it is of: `Request.epoch`. Last on the wire."""
+
+
+class _Event(_Assigned, frozen=True):
     request_id: str
 
 
@@ -83,11 +91,11 @@ class Refused(_Event, frozen=True):
     details: tuple[str | int | None, ...]
 
     @classmethod
-    def of(cls, request_id: str, error: QuireError) -> "Refused":
+    def of(cls, request_id: str, error: QuireError, epoch: int = 0) -> "Refused":
         """How this error is told."""
         names = _DETAILS.get(type(error))
         details = (str(error),) if names is None else tuple(getattr(error, name) for name in names)
-        return cls(request_id, type(error).__name__, details)
+        return cls(request_id, type(error).__name__, details, epoch=epoch)
 
     @property
     def error(self) -> QuireError:
@@ -122,8 +130,10 @@ _REFUSALS: dict[str, type[QuireError]] = {
 class Admitted(_Event, frozen=True):
     """A request began to run for the first time."""
 
-    at_s: float
+    age_s: float
+    """How long before it is told that was: the step it began with may take long."""
     wait_s: float
+    """How long it had waited, as far as this engine knows."""
     num_cached_tokens: int
     miss: Divergence | None = None
     """Why the next token was not found in the cache at this moment, where the request wants to know."""
@@ -132,7 +142,6 @@ class Admitted(_Event, frozen=True):
 class FirstToken(_Event, frozen=True):
     """The prompt is computed: the request's first token comes next."""
 
-    at_s: float
     num_cached_tokens: int
     """Prompt tokens that were not computed."""
 
@@ -141,7 +150,6 @@ class Token(_Event, frozen=True):
     """One more token of one continuation."""
 
     sequence_index: int
-    at_s: float
     token_id: int
     num_output_tokens: int
     """Counted from the client's prompt, this token included: 1 is the first token."""
@@ -159,14 +167,12 @@ class Preempted(_Event, frozen=True):
     """A sequence gave up its place; it comes back with what it knows."""
 
     sequence_index: int
-    at_s: float
 
 
 class SequenceFinished(_Event, frozen=True):
     """One continuation ended."""
 
     sequence_index: int
-    at_s: float
     reason: FinishReason
     num_output_tokens: int
     error: str | None
@@ -177,7 +183,6 @@ class SequenceFinished(_Event, frozen=True):
 class Finished(_Event, frozen=True):
     """The request ended: the last event of its id, and the only one of this kind."""
 
-    at_s: float
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
@@ -185,8 +190,6 @@ class Finished(_Event, frozen=True):
 
 class Replayed(_Event, frozen=True):
     """The worker that ran it is gone and another goes on with it. Told by whoever replaces workers, not by the core."""
-
-    at_s: float
 
 
 class Explained(_Event, frozen=True):

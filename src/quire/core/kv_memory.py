@@ -255,7 +255,7 @@ class KVMemory:
 
     def divergence(self, namespace: Namespace, tokens: Sequence[int]) -> Divergence:
         """Why the next token of this prompt would not be reused. Changes nothing."""
-        return self.tree.divergence(namespace, tokens, self.in_flight)
+        return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s)
 
     def block(self, block_id: int) -> Block:
         """What is known of one block."""

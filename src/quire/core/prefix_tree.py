@@ -54,8 +54,8 @@ class Divergence:
     """DIVERGED: position in the prompt of the first token that differs from the closest cached sibling."""
     sibling_token_ids: tuple[int, ...] = ()
     """DIVERGED: the tokens of that sibling, a whole block that begins at position `num_cached_tokens`."""
-    evicted_at_s: float | None = None
-    """EVICTED: when the block that would have been next was taken."""
+    evicted_s_ago: float | None = None
+    """EVICTED: how long ago the block that would have been next was taken."""
     other_namespace: Namespace | None = None
     """OTHER_NAMESPACE: where the same tokens are cached."""
 
@@ -325,7 +325,9 @@ class PrefixTree:
 
     # -- why a prefix was not found ------------------------------------------------------------------------------------
 
-    def divergence(self, namespace: Namespace, tokens: Sequence[int], in_flight: Container[bytes]) -> Divergence:
+    def divergence(
+        self, namespace: Namespace, tokens: Sequence[int], in_flight: Container[bytes], now_s: float
+    ) -> Divergence:
         """How far these tokens are cached, and the first reason of `MissReason` that holds for the next block."""
         packed = pack_tokens(tokens)
         cap = hit_cap(len(tokens), self.block_size)
@@ -349,7 +351,7 @@ class PrefixTree:
             return Divergence(num_cached, MissReason.COMPUTING)
         evicted_at_s = self.evictions.evicted_at_s(digest)
         if evicted_at_s is not None:
-            return Divergence(num_cached, MissReason.EVICTED, evicted_at_s=evicted_at_s)
+            return Divergence(num_cached, MissReason.EVICTED, evicted_s_ago=max(0.0, now_s - evicted_at_s))
         sibling = b"" if node is None else self._closest_sibling(node, next_tokens)
         if shared := num_shared_tokens(sibling, next_tokens):
             return Divergence(num_cached, MissReason.DIVERGED, num_cached + shared, unpack_tokens(sibling))

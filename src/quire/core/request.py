@@ -90,7 +90,7 @@ class ResolvedSampling:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One of the answers a request asks for; after a crash, with the tokens it had already."""
+    """One of the answers a request asks for; after a crash, or from elsewhere, with the tokens it had already."""
 
     index: int = 0
     produced: tuple[int, ...] = ()
@@ -104,6 +104,7 @@ class Request:
     prompt: tuple[int, ...]
     namespace: Namespace
     arrival_s: float
+    """On the clock of whoever holds it, as its deadline: between processes it is an age (`engine.commands`)."""
     params: ResolvedSampling = field(default_factory=ResolvedSampling)
     seed: int = 0
     """Drawn at admission if the client gave none, so that a crash changes nothing."""
@@ -116,6 +117,9 @@ class Request:
     """Whether its admission is to say why the next token was not found in the cache."""
     is_promised: bool = False
     """Its tenant was told to come back at this time, or it was let in before: it is let in whatever waits."""
+    epoch: int = 0
+    """Which assignment to an engine this is, larger than all before it; counted by whoever assigns, and told with every
+    event."""
 
     @property
     def adapter(self) -> str:

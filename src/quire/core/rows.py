@@ -66,26 +66,27 @@ def prompt_report(live: Live, first: int, row: RowResult) -> list[PromptLogprobs
     if not fresh:
         return []
     live.num_prompt_reported = first + num_known + len(fresh)
-    return [PromptLogprobs(live.request.request_id, first + num_known, fresh)]
+    request = live.request
+    return [PromptLogprobs(request.request_id, first + num_known, fresh, epoch=request.epoch)]
 
 
-def token_event(sequence: Sequence, row: RowResult, at: int, now_s: float) -> Token:
+def token_event(sequence: Sequence, row: RowResult, at: int) -> Token:
     """The row's token `at`, which the sequence has just taken in."""
+    request, num_output = sequence.request, sequence.num_output_tokens
     logprobs = row.logprobs[at] if row.logprobs else None
-    request_id = sequence.request.request_id
-    return Token(request_id, sequence.index, now_s, row.token_ids[at], sequence.num_output_tokens, logprobs)
+    return Token(request.request_id, sequence.index, row.token_ids[at], num_output, logprobs, epoch=request.epoch)
 
 
-def end_of_sequence(
-    sequence: Sequence, live: Live, reason: FinishReason, error: str | None, now_s: float
-) -> SequenceFinished:
+def end_of_sequence(sequence: Sequence, live: Live, reason: FinishReason, error: str | None) -> SequenceFinished:
     """One continuation is over."""
-    num_output, request_id = sequence.num_output_tokens, live.request.request_id
-    return SequenceFinished(request_id, sequence.index, now_s, reason, num_output, error, live.retry_after_s)
+    request, num_output = live.request, sequence.num_output_tokens
+    return SequenceFinished(
+        request.request_id, sequence.index, reason, num_output, error, live.retry_after_s, epoch=request.epoch
+    )
 
 
-def end_of_request(live: Live, now_s: float) -> Finished:
+def end_of_request(live: Live) -> Finished:
     """All continuations are over."""
     num_output = sum(sequence.num_output_tokens for sequence in live.sequences)
-    request = live.request
-    return Finished(request.request_id, now_s, len(request.prompt), live.leader.num_cached_tokens, num_output)
+    request, num_cached = live.request, live.leader.num_cached_tokens
+    return Finished(request.request_id, len(request.prompt), num_cached, num_output, epoch=request.epoch)

@@ -13,6 +13,8 @@ matches it at the next plan: N equal cold prompts are computed once. What a step
 
 from math import inf
 
+from msgspec.structs import replace
+
 from quire.core.deadlines import Deadlines
 from quire.core.digests import Namespace
 from quire.core.drafts import DraftRoom, Propose
@@ -178,12 +180,19 @@ class Scheduler:
         if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
             raise InvariantError(f"apply: the result of step {result.step} does not answer the plan in flight")
         self.in_flight = None
-        self._now_s = now_s
+        self._let_pass(now_s)
         for item, sequence in zip(plan.items, self._planned, strict=True):
             self._apply_row(sequence, item, result.rows[item.sequence_id])
         self._planned = []
         self._end_cancelled()
         return self.take_events()
+
+    def _let_pass(self, now_s: float) -> None:
+        """The step took its time: who was admitted with it is told of it only now."""
+        step_s, self._now_s = now_s - self._now_s, now_s
+        for at, event in enumerate(self._events):
+            if isinstance(event, Admitted):
+                self._events[at] = replace(event, age_s=step_s)
 
     # -- who runs ------------------------------------------------------------------------------------------------------
 
@@ -225,7 +234,7 @@ class Scheduler:
         request = sequence.request
         miss = self.explain(request.namespace, request.prompt, besides=sequence) if request.is_explained else None
         wait_s = self._now_s - request.arrival_s
-        return Admitted(request.request_id, self._now_s, wait_s, sequence.num_cached_tokens, miss)
+        return Admitted(request.request_id, 0.0, wait_s, sequence.num_cached_tokens, miss, epoch=request.epoch)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Give its blocks back, named and most recently used, and let it wait again with the key it has."""
@@ -234,7 +243,8 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.stats.num_preemptions += 1
         self.queue.put_back(sequence)
-        self._events.append(Preempted(sequence.request.request_id, sequence.index, self._now_s))
+        request = sequence.request
+        self._events.append(Preempted(request.request_id, sequence.index, epoch=request.epoch))
 
     def _stop_running(self, sequence: Sequence) -> None:
         self.placement.remove(sequence)
@@ -314,7 +324,7 @@ class Scheduler:
             self._tell_first_token(self.live[request.request_id])
         for at in range(num_taken):
             sequence.tokens.append(row.token_ids[at])
-            self._events.append(token_event(sequence, row, at, self._now_s))
+            self._events.append(token_event(sequence, row, at))
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
         if num_taken == 0 and sequence.num_uncomputed == 0:
@@ -326,7 +336,8 @@ class Scheduler:
         """Only now is it known what of the prompt had to be computed: a block may be found on the way."""
         if not live.has_begun:
             live.has_begun = True
-            self._events.append(FirstToken(live.request.request_id, self._now_s, live.leader.num_cached_tokens))
+            request, num_cached = live.request, live.leader.num_cached_tokens
+            self._events.append(FirstToken(request.request_id, num_cached, epoch=request.epoch))
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 
@@ -378,7 +389,7 @@ class Scheduler:
         siblings, sequence.siblings = sequence.siblings, []
         live = self.live[sequence.request.request_id]
         self.queue.leave(live.request.tenant)
-        self._events.append(end_of_sequence(sequence, live, reason, error, self._now_s))
+        self._events.append(end_of_sequence(sequence, live, reason, error))
         for sibling in siblings:
             self._finish(sibling, reason, error)
         live.num_unfinished -= 1
@@ -388,7 +399,7 @@ class Scheduler:
     def _finish_request(self, live: Live) -> None:
         del self.live[live.request.request_id]
         self.stats.num_finished += 1
-        self._events.append(end_of_request(live, self._now_s))
+        self._events.append(end_of_request(live))
         self._deadlines.forget_ended(self.live)
 
     def _check(self, request: Request) -> None:

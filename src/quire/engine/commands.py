@@ -1,25 +1,44 @@
-"""What an engine may be told, as tagged structs: the same in a thread's queue and on the wire to a worker."""
+"""What an engine may be told, as tagged structs: the same in a thread's queue and on the wire to a worker.
+
+Two processes need not agree what time it is. So a request travels with its age and the time it has left at the moment
+of sending, and becomes instants again on the clock of whoever receives it. What it spends on the way, at most about a
+step, counts for neither.
+"""
 
 import msgspec
 
 from quire.core.digests import Namespace
-from quire.core.request import Request
+from quire.core.request import Continuation, PriorityClass, ResolvedSampling
 
 
 class _Command(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
     """An array that begins with its own name."""
 
 
-class Submit(_Command, frozen=True):
+class _Assignment(_Command, frozen=True):
+    """A request, as `core.request.Request` describes it, with durations where that has instants."""
+
+    request_id: str
+    epoch: int
+    age_s: float
+    time_left_s: float | None
+    prompt: tuple[int, ...]
+    namespace: Namespace
+    params: ResolvedSampling
+    seed: int
+    tenant: str
+    priority: PriorityClass
+    continuations: tuple[Continuation, ...]
+    is_explained: bool
+    is_promised: bool
+
+
+class Submit(_Assignment, frozen=True):
     """A new request: it may be refused."""
 
-    request: Request
 
-
-class Restore(_Command, frozen=True):
+class Restore(_Assignment, frozen=True):
     """A request that an engine before this one had let in, with the tokens it had."""
-
-    request: Request
 
 
 class Cancel(_Command, frozen=True):

@@ -105,8 +105,8 @@ class Engine:
         try:
             enter(request)
         except (RequestError, CapacityError) as error:
-            return Refused.of(request.request_id, error)
-        return Queued(request.request_id)
+            return Refused.of(request.request_id, error, request.epoch)
+        return Queued(request.request_id, epoch=request.epoch)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone; its last events come with a later step. Unknown ids are none of
@@ -114,8 +114,10 @@ class Engine:
         """
         self.scheduler.cancel(request_id, index)
 
-    def explain(self, namespace: Namespace, prompt: tuple[int, ...]) -> Divergence:
-        """How much of this prompt is cached, and why the next token is not. Between steps; changes nothing."""
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], now_s: float) -> Divergence:
+        """How much of this prompt is cached, and why the next token is not. Between steps; nothing changes by it, but
+        the memory is told the time."""
+        self.memory.advance(now_s)
         return self.scheduler.explain(namespace, prompt)
 
     def step(self, clock: Clock, began: OnStepBegan = lambda _ids: None) -> list[RequestEvent]:

@@ -16,7 +16,7 @@ from quire.core.digests import Namespace
 from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.request import Request
 from quire.engine.commands import Cancel, ClearCache, Close, Command, Explain, Restore, Submit
-from quire.engine.engine import Engine
+from quire.engine.engine import Clock, Engine
 from quire.engine.port import Listener, OnFailure
 from quire.errors import EngineDeadError
 
@@ -37,37 +37,56 @@ class LoopHost(Protocol):
         ...
 
 
-def run_loop(engine: Engine, host: LoopHost) -> None:
+def run_loop(engine: Engine, host: LoopHost, clock: Clock = monotonic) -> None:
     """Obey and step until `Close`."""
     is_open = True
     while is_open:
         told: list[RequestEvent] = []
-        is_open = _obey_all(engine, host, told)
+        is_open = _obey_all(engine, host, clock, told)
         if told:  # before the step, which may take long; and before the end, which may be now
             host.tell(told)
         if is_open:
-            host.tell(engine.step(monotonic, host.began))
+            host.tell(engine.step(clock, host.began))
 
 
-def _obey_all(engine: Engine, host: LoopHost, told: list[RequestEvent]) -> bool:
+def _obey_all(engine: Engine, host: LoopHost, clock: Clock, told: list[RequestEvent]) -> bool:
     """Carry out all commands that are there, and add what came of them; false after the last one there will be."""
     while (command := host.next_command(waits=not engine.has_work and not told)) is not None:
         match command:
-            case Submit(request):
-                host.began([request.request_id])
-                told.append(engine.submit(request))
-            case Restore(request):
-                host.began([request.request_id])
-                told.append(engine.restore(request))
+            case Submit():
+                host.began([command.request_id])
+                told.append(engine.submit(received(command, clock())))
+            case Restore():
+                host.began([command.request_id])
+                told.append(engine.restore(received(command, clock())))
             case Cancel(request_id, index):
                 engine.cancel(request_id, index)
             case Explain(question_id, namespace, prompt):
-                told.append(Explained(question_id, engine.explain(namespace, prompt)))
+                told.append(Explained(question_id, engine.explain(namespace, prompt, clock())))
             case ClearCache():
                 engine.memory.clear()
             case Close():
                 return False
     return True
+
+
+def received(command: Submit | Restore, now_s: float) -> Request:
+    """The request on the clock of who receives it."""
+    return Request(
+        command.request_id,
+        command.prompt,
+        command.namespace,
+        now_s - command.age_s,
+        command.params,
+        command.seed,
+        command.tenant,
+        command.priority,
+        command.continuations,
+        None if command.time_left_s is None else now_s + command.time_left_s,
+        command.is_explained,
+        command.is_promised,
+        command.epoch,
+    )
 
 
 class EngineThread:
@@ -92,7 +111,23 @@ class EngineThread:
 
     def submit(self, request: Request) -> None:
         """Queue a request: `Queued` or `Refused` is its first event."""
-        self._put(Submit(request), request.request_id)
+        now_s = monotonic()
+        command = Submit(
+            request.request_id,
+            request.epoch,
+            now_s - request.arrival_s,
+            None if request.deadline_s is None else request.deadline_s - now_s,
+            request.prompt,
+            request.namespace,
+            request.params,
+            request.seed,
+            request.tenant,
+            request.priority,
+            request.continuations,
+            request.is_explained,
+            request.is_promised,
+        )
+        self._put(command, request.request_id)
 
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
         """Ask why a prompt is not in the cache; answered between two steps."""
@@ -150,7 +185,7 @@ class EngineThread:
         error = EngineDeadError("the engine stopped before it saw this request; ask again")
         while (command := self.next_command(waits=False)) is not None:
             match command:
-                case Submit(request):
-                    self._listener([Refused.of(request.request_id, error)])
+                case Submit(request_id):
+                    self._listener([Refused.of(request_id, error)])
                 case Explain(question_id):
                     self._listener([Refused.of(question_id, error)])

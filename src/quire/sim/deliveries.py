@@ -18,8 +18,7 @@ class DeliveryRecord:
     num_prompt_logprobs: int = 0
     next_prompt_position: int = 1
     """Where this worker's next report must begin; a new worker begins anew."""
-    first_admitted_s: float | None = None
-    first_token_s: float | None = None
+    first_wait_s: float | None = None
     num_preemptions: int = 0
     is_cancelled: bool = False
     dropped: set[int] = field(default_factory=set)
@@ -36,6 +35,8 @@ class Deliveries:
         self.open: dict[str, DeliveryRecord] = {}
         """Those without their last event."""
         self.complaints: list[str] = []
+        self.planned_s = 0.0
+        """When the step was planned that is now told of: ends by deadline are decided then."""
         self._vocabulary_size = vocabulary_size
 
     def add(self, request: Request) -> None:
@@ -61,8 +62,8 @@ class Deliveries:
         elif isinstance(event, Preempted):
             entry.num_preemptions += 1
         elif isinstance(event, Admitted):
-            if entry.first_admitted_s is None:
-                entry.first_admitted_s = event.at_s
+            if entry.first_wait_s is None:
+                entry.first_wait_s = event.wait_s
         elif isinstance(event, PromptLogprobs):
             self._take_prompt_logprobs(entry, event)
 
@@ -104,13 +105,11 @@ class Deliveries:
 
     def _take_token(self, entry: DeliveryRecord, event: Token) -> None:
         tokens = entry.tokens[event.sequence_index]
-        if entry.first_admitted_s is None:
+        if entry.first_wait_s is None:
             self.complaints.append(f"{event.request_id}: a token before it was admitted")
         if entry.is_cancelled or event.sequence_index in entry.dropped:
             self.complaints.append(f"{event.request_id}: a token after it was cancelled")
         tokens.append(event.token_id)
-        if entry.first_token_s is None:
-            entry.first_token_s = event.at_s
         if event.num_output_tokens != len(tokens):
             self.complaints.append(f"{event.request_id}: token {event.num_output_tokens} came as number {len(tokens)}")
         if event.sequence_index in entry.reasons:
@@ -149,7 +148,7 @@ class Deliveries:
     def _settle_reasons(self, entry: DeliveryRecord) -> None:
         """Nothing ends by a fault that did not happen."""
         reasons, deadline_s = Counter(entry.reasons.values()), entry.request.deadline_s
-        name, ended_s = entry.request.request_id, entry.finished.at_s if entry.finished else 0.0
+        name = entry.request.request_id
         cancelled = {index for index, reason in entry.reasons.items() if reason is FinishReason.CANCELLED}
         if cancelled - entry.dropped and not entry.is_cancelled:
             self.complaints.append(f"{name}: ended as cancelled, and nobody cancelled it")
@@ -159,8 +158,8 @@ class Deliveries:
         ended = {index for index, reason in entry.reasons.items() if reason in (FinishReason.STOP, FinishReason.LENGTH)}
         if ended & entry.dropped:
             self.complaints.append(f"{name}: continuations {sorted(ended & entry.dropped)} were cancelled and went on")
-        if reasons[FinishReason.DEADLINE] and (deadline_s is None or ended_s < deadline_s):
-            self.complaints.append(f"{name}: ended by its deadline {deadline_s} at {ended_s}")
+        if reasons[FinishReason.DEADLINE] and (deadline_s is None or self.planned_s < deadline_s):
+            self.complaints.append(f"{name}: ended by its deadline {deadline_s} at {self.planned_s}")
         others = {index for index, reason in entry.reasons.items() if reason is not FinishReason.DISPLACED}
         if reasons[FinishReason.DISPLACED] and (others - entry.dropped or any(entry.tokens.values())):
             self.complaints.append(f"{name}: displaced in the middle of an answer")

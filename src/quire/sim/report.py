@@ -85,10 +85,9 @@ class Report:
         by_class: dict[str, list[float]] = {"high": [], "normal": [], "low": []}
         by_tenant: dict[str, list[float]] = {}
         for entry in self.ledger.entries.values():
-            if entry.first_admitted_s is not None:
-                wait_s = entry.first_admitted_s - entry.request.arrival_s
-                by_class[entry.request.priority.value].append(wait_s)
-                by_tenant.setdefault(entry.request.tenant, []).append(wait_s)
+            if entry.first_wait_s is not None:
+                by_class[entry.request.priority.value].append(entry.first_wait_s)
+                by_tenant.setdefault(entry.request.tenant, []).append(entry.first_wait_s)
         tenants = sorted(by_tenant.items()) if len(by_tenant) > 1 else []
         return [
             Waits(who, len(waits), _quantile(waits, 0.5), _quantile(waits, 0.95), max(waits))

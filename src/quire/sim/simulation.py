@@ -108,6 +108,7 @@ class Simulation:
     def _step(self) -> None:
         self._submit_due()
         self._disturb()
+        self.ledger.planned_s = self.now_s
         plan = self.scheduler.plan(self.now_s)
         if not plan.items:
             self._take(self.scheduler.take_events())

@@ -1,11 +1,16 @@
 """What the parent owes its clients, so that a worker may die. Pure: no process, no socket, no clock.
 
-    held ──► sent ──► told its last event
-      ▲        │
-      └─ crash ┘          asked again as prompt + tokens; the client sees the next token and nothing of this
+    held ──► assigned ──► told its last event
+      ▲         │
+      └─ crash ─┘         asked again as prompt + tokens; the client sees the next token and nothing of this
 
 A new worker knows nothing of what the client was told. So the ledger keeps it (tokens, ends, cached tokens at the
-first admission, prompt log-probabilities), asks for the rest only, and passes on only what is new.
+first admission, prompt log-probabilities), asks for the rest only, and passes on only what is new. A request that
+begins here with tokens produced elsewhere is no different from one whose worker has died.
+
+**Epochs.** Every assignment of a request to a worker has a number of its own, larger than all before it, and every
+event names the assignment it is of. When an assignment is over, by its last event, by a crash or because the request
+was taken back, whatever is still said of it is dropped (`take`): however late it comes, and however often.
 
 **Who killed it?** A worker names a step's requests before it runs them. A request in flight at two consecutive crashes,
 with no token between, is a suspect. Suspects run alone, one after the other, until each has brought a token or its
@@ -14,8 +19,7 @@ end; one that is in flight alone when the worker dies is ended with an error of 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace as event_with
 
@@ -43,16 +47,6 @@ STRIKES = 2
 POISON = "this request crashed the worker repeatedly, at last while it ran alone, and was quarantined"
 
 
-class RequestState(Enum):
-    """Where a request is, seen from the parent."""
-
-    HELD = "held"
-    """The worker does not have it."""
-    SENT = "sent"
-    RECALLED = "recalled"
-    """The worker was told to drop it, and will say when it has: then it is held again."""
-
-
 @dataclass(slots=True)
 class LedgerEntry:
     """One request, and all its client was told."""
@@ -60,7 +54,8 @@ class LedgerEntry:
     request: Request
     is_queued: bool = False
     """A worker has let it in: it is not asked about room again."""
-    place: RequestState = RequestState.HELD
+    epoch: int | None = None
+    """Its assignment to the worker; None: it is held, the worker does not have it."""
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, FinishReason] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
@@ -82,16 +77,41 @@ class LedgerEntry:
         """It must run alone."""
         return self.num_strikes >= STRIKES
 
-    def again(self) -> Request:
-        """What is still to do of it."""
-        left = tuple(
+    @property
+    def is_told(self) -> bool:
+        """Its client was told tokens or an end by this ledger."""
+        answers = self.request.continuations
+        return bool(self.ends) or any(len(self.tokens[one.index]) > len(one.produced) for one in answers)
+
+    @property
+    def left(self) -> tuple[Continuation, ...]:
+        """The answers still to be made, with the tokens they have."""
+        return tuple(
             Continuation(one.index, tuple(self.tokens[one.index]))
             for one in self.request.continuations
             if one.index not in self.ends
         )
-        # Whose client has seen something has a place, whatever waits by now.
-        is_promised = self.request.is_promised or bool(self.ends) or any(self.tokens.values())
-        return replace(self.request, continuations=left, is_promised=is_promised)
+
+    def assigned(self, epoch: int, now_s: float) -> Submit | Restore:
+        """What the worker is told of it: what is still to do, and how old it is."""
+        request = self.request
+        kind = Restore if self.is_queued or request.has_begun else Submit
+        return kind(
+            request.request_id,
+            epoch,
+            now_s - request.arrival_s,
+            None if request.deadline_s is None else request.deadline_s - now_s,
+            request.prompt,
+            request.namespace,
+            request.params,
+            request.seed,
+            request.tenant,
+            request.priority,
+            self.left,
+            request.is_explained,
+            # Whose client has seen something has a place, whatever waits by now.
+            request.is_promised or bool(self.ends) or any(self.tokens.values()),
+        )
 
 
 class Ledger:
@@ -110,100 +130,98 @@ class Ledger:
         """Times a request was alone when its worker died of it."""
         self._held: dict[str, LedgerEntry] = {}
         """Those the worker does not have, suspects among them."""
+        self._assigned: dict[int, LedgerEntry] = {}
+        """Those it has, by their epochs."""
+        self._last_epoch = 0
         self._alone: LedgerEntry | None = None
         """The suspect that runs now."""
 
     def add(self, request: Request) -> None:
-        """A client asks. Ids are the server's own and never come twice."""
-        tokens: dict[int, list[int]] = {one.index: [] for one in request.continuations}
-        entry = LedgerEntry(request, tokens=tokens)
+        """A client asks, perhaps for the rest of what was begun elsewhere. Ids are the server's own and never come
+        twice."""
+        entry = LedgerEntry(request, tokens={one.index: [*one.produced] for one in request.continuations})
+        if request.has_begun:
+            entry.num_prompt_logprobs = len(request.prompt) - 1  # told before the first token
         self.entries[request.request_id] = self._held[request.request_id] = entry
         self.num_open_of[request.tenant] += 1
 
     def names_sent(self) -> tuple[str, ...]:
         """Those the worker has."""
-        return tuple(name for name, entry in self.entries.items() if entry.place is not RequestState.HELD)
+        return tuple(entry.request.request_id for entry in self._assigned.values())
 
     def abandon(self, error: QuireError) -> list[RequestEvent]:
         """There will be no worker any more. Who waits to be let in is told; the streams of the others are not ours."""
-        entries, self.entries, self._held = self.entries, {}, {}
+        entries, self.entries, self._held, self._assigned = self.entries, {}, {}, {}
         self.num_open_of.clear()
         return [Refused.of(request_id, error) for request_id, entry in entries.items() if not entry.is_queued]
 
     # -- to the worker -------------------------------------------------------------------------------------------------
 
-    def due(self) -> list[Submit | Restore | Cancel]:
-        """What the worker must be told now."""
-        if self._alone is not None:
-            return self._release_alone()
-        suspect = next((entry for entry in self._held.values() if entry.is_suspect), None)
-        if suspect is None:
-            return [self._send(entry) for entry in list(self._held.values())]
-        if len(self._held) < len(self.entries):
-            return self._recall(self.entries.values())
-        self._alone = suspect
-        return [self._send(suspect)]
-
-    def _release_alone(self) -> list[Submit | Restore | Cancel]:
-        entry = self._alone
-        if entry is None or entry.is_suspect:
+    def due(self, now_s: float) -> list[Submit | Restore | Cancel]:
+        """What the worker must be told now, in this order."""
+        if self._alone is not None and self._alone.is_suspect:
             return []
-        # It has shown that it does no harm. The next suspect must run alone as well, so this one steps aside.
-        self._alone = None
-        return self.due()
+        # Whoever ran alone has shown that it does no harm, and steps aside where another suspect waits.
+        self._alone = next((entry for entry in self._held.values() if entry.is_suspect), None)
+        if self._alone is None:
+            return [self._assign(entry, now_s) for entry in list(self._held.values())]
+        return [*self._take_back(), self._assign(self._alone, now_s)]
 
-    def _recall(self, entries: Iterable[LedgerEntry]) -> list[Submit | Restore | Cancel]:
-        sent = [entry for entry in entries if entry.place is RequestState.SENT]
-        for entry in sent:
-            entry.place = RequestState.RECALLED
-        return [Cancel(entry.request.request_id) for entry in sent]
+    def _take_back(self) -> list[Cancel]:
+        """All that the worker would go on with: it ends them before it hears of anything else."""
+        taken = [entry for entry in self._assigned.values() if not entry.is_cancelled and not entry.is_answered]
+        for entry in taken:
+            self._hold(entry)
+        return [Cancel(entry.request.request_id) for entry in taken]
 
-    def _send(self, entry: LedgerEntry) -> Submit | Restore:
-        entry.place = RequestState.SENT
+    def _assign(self, entry: LedgerEntry, now_s: float) -> Submit | Restore:
+        self._last_epoch = entry.epoch = epoch = self._last_epoch + 1
+        self._assigned[epoch] = entry
         del self._held[entry.request.request_id]
-        return Restore(entry.again()) if entry.is_queued else Submit(entry.again())
+        return entry.assigned(epoch, now_s)
 
-    def cancel(self, request_id: str, now_s: float) -> tuple[list[Cancel], list[RequestEvent]]:
+    def cancel(self, request_id: str) -> tuple[list[Cancel], list[RequestEvent]]:
         """The client has gone: what to tell the worker, and what to tell the client's side if there is nobody to."""
         entry = self.entries.get(request_id)
         if entry is None or entry.is_cancelled:
             return [], []
         entry.is_cancelled = True
-        if entry.place is RequestState.HELD:
-            return [], self._end(entry, FinishReason.CANCELLED, now_s)
-        return ([Cancel(request_id)] if entry.place is RequestState.SENT else []), []
+        if entry.epoch is None:
+            return [], self._end(entry, FinishReason.CANCELLED)
+        return [Cancel(request_id)], []
 
-    def cancel_answer(self, request_id: str, index: int, now_s: float) -> tuple[list[Cancel], list[RequestEvent]]:
+    def cancel_answer(self, request_id: str, index: int) -> tuple[list[Cancel], list[RequestEvent]]:
         """One answer has all its client wants. It ends here and now, so that no worker is ever asked for it again."""
         entry = self.entries.get(request_id)
         if entry is None or index not in entry.tokens or index in entry.ends:
             return [], []
-        if entry.place is RequestState.HELD and len(entry.ends) + 1 == len(entry.tokens):
-            return [], self._end(entry, FinishReason.CANCELLED, now_s)
+        if entry.epoch is None and len(entry.ends) + 1 == len(entry.tokens):
+            return [], self._end(entry, FinishReason.CANCELLED)
         entry.ends[index] = FinishReason.CANCELLED
-        end = SequenceFinished(request_id, index, now_s, FinishReason.CANCELLED, len(entry.tokens[index]), None)
-        if entry.place is RequestState.HELD:
+        end = SequenceFinished(request_id, index, FinishReason.CANCELLED, len(entry.tokens[index]), None)
+        if entry.epoch is None:
             return [], [end]
         entry.dropped.add(index)
-        return ([Cancel(request_id, index)] if entry.place is RequestState.SENT else []), [end]
+        return [Cancel(request_id, index)], [end]
 
     # -- from the worker -----------------------------------------------------------------------------------------------
 
-    def take(self, events: Sequence[RequestEvent], told: list[RequestEvent], now_s: float) -> None:
+    def take(self, events: Sequence[RequestEvent], told: list[RequestEvent]) -> None:
         """Add to `told` what is new to the clients in what a worker said. Raises MessageError for what cannot be.
 
         What was added before that is entered in the books and must be told all the same.
         """
         for event in events:
-            told += self._take(self._known(event.request_id), event, now_s)
+            entry = self._assigned.get(event.epoch)
+            if entry is None and 0 < event.epoch <= self._last_epoch:
+                continue  # of an assignment that is over
+            if entry is None or entry.request.request_id != event.request_id:
+                raise MessageError(
+                    f"the worker speaks of {event.request_id[:64]!r} in epoch {event.epoch}, which it was not given"
+                )
+            told += self._take(entry, event)
 
-    def _known(self, request_id: str) -> LedgerEntry:
-        entry = self.entries.get(request_id)
-        if entry is None or entry.place is RequestState.HELD:
-            raise MessageError(f"the worker speaks of {request_id[:64]!r}, which it was not given")
-        return entry
-
-    def _take(self, entry: LedgerEntry, event: RequestEvent, now_s: float) -> list[RequestEvent]:
+    def _take(self, entry: LedgerEntry, event: RequestEvent) -> list[RequestEvent]:
         match event:
             case Token():
                 return self._take_token(entry, event)
@@ -212,7 +230,7 @@ class Ledger:
             case Finished():
                 return self._take_finished(entry, event)
             case Refused():
-                return self._take_refusal(entry, event, now_s)
+                return self._take_refusal(entry, event)
             case Queued() | Admitted() | FirstToken():
                 return self._take_once(entry, event)
             case PromptLogprobs():
@@ -222,12 +240,12 @@ class Ledger:
             case _:
                 raise _unexpected(event)
 
-    def _take_refusal(self, entry: LedgerEntry, event: Refused, now_s: float) -> list[RequestEvent]:
+    def _take_refusal(self, entry: LedgerEntry, event: Refused) -> list[RequestEvent]:
         """It was not let in. One that ran before has a client who is told so at the end of what he has."""
         error = event.error
         self.num_progress += 1
-        if any(entry.tokens.values()) or entry.ends:
-            return self._end(entry, FinishReason.ERROR, now_s, str(error))
+        if entry.is_told:
+            return self._end(entry, FinishReason.ERROR, str(error))
         self._drop(entry)
         return [event]
 
@@ -267,8 +285,6 @@ class Ledger:
         if event.sequence_index not in entry.tokens or event.sequence_index in entry.ends:
             raise MessageError(f"the end of answer {event.sequence_index} of {event.request_id}, which is not open")
         if event.reason is FinishReason.CANCELLED and not entry.is_cancelled:
-            if entry.place is RequestState.RECALLED:
-                return []
             raise MessageError(f"{event.request_id} ended as cancelled, and nobody cancelled it")
         is_displaced = event.reason is FinishReason.DISPLACED
         if is_displaced != (event.retry_after_s is not None) or (is_displaced and any(entry.tokens.values())):
@@ -277,16 +293,13 @@ class Ledger:
         return [event]
 
     def _take_finished(self, entry: LedgerEntry, event: Finished) -> list[RequestEvent]:
-        if entry.place is RequestState.RECALLED and not entry.is_answered:
-            self._hold(entry)
-            return self._end(entry, FinishReason.CANCELLED, event.at_s) if entry.is_cancelled else []
         if entry.dropped or not entry.is_answered:
             raise MessageError(f"{event.request_id} finished before all its answers did")
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
         self._drop(entry)
         self.num_progress += 1
-        return [self._finished(entry, event.at_s)]
+        return [self._finished(entry)]
 
     @staticmethod
     def _first_pass(entry: LedgerEntry, num_cached_tokens: int) -> int:
@@ -312,24 +325,24 @@ class Ledger:
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def crash(self, in_flight: Iterable[str], now_s: float) -> list[RequestEvent]:
+    def crash(self, in_flight: Iterable[str]) -> list[RequestEvent]:
         """The worker is gone: all it had is held again. What that ends for good is told."""
         flying = set(in_flight)
         told: list[RequestEvent] = []
         alone, self._alone = self._alone, None
         for entry in list(self.entries.values()):
-            was_there = entry.is_queued and entry.place is not RequestState.HELD
+            was_there = entry.is_queued and entry.epoch is not None
             is_on_trial = entry is alone and entry.is_suspect
             entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
             self._hold(entry)
             if is_on_trial and entry.request.request_id in flying:
                 self.num_progress += 1
                 self.num_quarantined += 1
-                told += self._end(entry, FinishReason.ERROR, now_s, POISON)
+                told += self._end(entry, FinishReason.ERROR, POISON)
             elif entry.is_cancelled or entry.is_answered:
-                told += self._end(entry, FinishReason.CANCELLED, now_s)
+                told += self._end(entry, FinishReason.CANCELLED)
             elif was_there:
-                told.append(Replayed(entry.request.request_id, now_s))
+                told.append(Replayed(entry.request.request_id))
         return told
 
     def expire(self, now_s: float) -> list[RequestEvent]:
@@ -337,39 +350,41 @@ class Ledger:
         late = [
             entry
             for entry in self.entries.values()
-            if entry.place is RequestState.HELD
-            and entry.request.deadline_s is not None
-            and entry.request.deadline_s <= now_s
+            if entry.epoch is None and entry.request.deadline_s is not None and entry.request.deadline_s <= now_s
         ]
-        return [event for entry in late for event in self._end(entry, FinishReason.DEADLINE, now_s)]
+        return [event for entry in late for event in self._end(entry, FinishReason.DEADLINE)]
 
-    def _end(
-        self, entry: LedgerEntry, reason: FinishReason, at_s: float, error: str | None = None
-    ) -> list[RequestEvent]:
+    def _end(self, entry: LedgerEntry, reason: FinishReason, error: str | None = None) -> list[RequestEvent]:
         """The last events of a request no worker will end."""
         name = entry.request.request_id
         events: list[RequestEvent] = [
-            SequenceFinished(name, index, at_s, reason, len(tokens), error)
+            SequenceFinished(name, index, reason, len(tokens), error)
             for index, tokens in entry.tokens.items()
             if index not in entry.ends
         ]
         self._drop(entry)
-        return [*events, self._finished(entry, at_s)]
+        return [*events, self._finished(entry)]
 
     @staticmethod
-    def _finished(entry: LedgerEntry, at_s: float) -> Finished:
+    def _finished(entry: LedgerEntry) -> Finished:
         """Counted over all workers it ran on."""
         admitted = 0 if entry.admitted is None else entry.admitted.num_cached_tokens
         num_cached = admitted if entry.num_cached_tokens is None else entry.num_cached_tokens
         num_output = sum(len(tokens) for tokens in entry.tokens.values())
-        return Finished(entry.request.request_id, at_s, len(entry.request.prompt), num_cached, num_output)
+        return Finished(entry.request.request_id, len(entry.request.prompt), num_cached, num_output)
 
     def _hold(self, entry: LedgerEntry) -> None:
-        entry.place = RequestState.HELD
+        self._end_assignment(entry)
         entry.dropped.clear()
         self._held[entry.request.request_id] = entry
 
+    def _end_assignment(self, entry: LedgerEntry) -> None:
+        if entry.epoch is not None:
+            del self._assigned[entry.epoch]
+            entry.epoch = None
+
     def _drop(self, entry: LedgerEntry) -> None:
+        self._end_assignment(entry)
         del self.entries[entry.request.request_id]
         self.num_open_of[entry.request.tenant] -= 1
         if not self.num_open_of[entry.request.tenant]:
@@ -381,7 +396,7 @@ class Ledger:
 
 def _pardoned(entry: LedgerEntry) -> int:
     """A suspect that has not run since stays one; all others begin anew."""
-    return entry.num_strikes if entry.is_suspect and entry.place is RequestState.HELD else 0
+    return entry.num_strikes if entry.is_suspect and entry.epoch is None else 0
 
 
 def _unexpected(event: Replayed | Explained) -> MessageError:

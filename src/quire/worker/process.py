@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from shutil import rmtree
 from time import monotonic, time
@@ -104,7 +105,7 @@ class Worker:
         self._step_tokens: list[int] = []
         """Of steps that nobody was told of yet."""
         self._num_steps = self._num_computed = 0
-        self._load_told_s = 0.0
+        self._load_told_s = -inf
 
     def run(self) -> None:
         """Until the parent closes it."""
@@ -120,7 +121,7 @@ class Worker:
     def next_command(self, *, waits: bool) -> Command | None:
         """The next one, or None: if there is nothing to do, after a while. Whoever the one before was about is done."""
         self._status.clear_in_flight()
-        self._status.beat(monotonic())
+        self._status.beat()
         self._channel.flush()
         command = self._channel.receive(IDLE_S if waits else 0.0)
         if isinstance(command, Open):
@@ -232,7 +233,7 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         opened = opener(command, progress, None if publisher is None else publisher.emit)
         engine = with_faults(opened, faults_from(os.environ), channel.put)
         worker = Worker(engine, channel, status, publisher)
-        status.beat(monotonic())
+        status.beat()
         channel.send(Ready(engine.info))
         worker.run()
     except Exception as error:

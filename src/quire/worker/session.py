@@ -29,6 +29,8 @@ class WorkerSession:
 
     process: WorkerProcess
     heard_s: float
+    beat_seen_s: float = 0.0
+    num_beats_seen: int = 0
     is_ready: bool = False
     num_heard: int = 0
     reason: str = "died"
@@ -45,6 +47,13 @@ class WorkerSession:
         finally:
             for task in (listening, gone):
                 task.cancel()
+
+    def last_beat_s(self, now_s: float) -> float:
+        """When its loop was first seen to have come round as often as it has: on our clock, whatever its own says."""
+        num_beats = self.process.flight().num_beats
+        if num_beats != self.num_beats_seen:
+            self.num_beats_seen, self.beat_seen_s = num_beats, now_s
+        return self.beat_seen_s
 
     async def _listen(self, hear: Callable[[ToParent], None]) -> None:
         while True:

@@ -1,12 +1,13 @@
 """What a worker was doing when it died: a page of memory shared with its parent, which outlives it.
 
-    ┌──────────┬──────────────┬──────────────────────────────┐
-    │ beat, s  │ length       │ ids of the requests in flight │
-    └──────────┴──────────────┴──────────────────────────────┘
+    ┌──────────┬──────────────┬───────────────────────────────┐
+    │ beats    │ length       │ ids of the requests in flight │
+    └──────────┴──────────────┴───────────────────────────────┘
 
 A message is in the sender's hands until a thread has passed it on, and a worker that aborts loses what it had not
 passed on. Memory is written at once. The worker beats from inside its loop and names a step's requests before it runs
-them; the parent reads the beat at any time, and the names when the worker is gone. No file has a name on disk.
+them; the parent sees by its own clock when there was another beat, and reads the names when the worker is gone. No
+file has a name on disk.
 """
 
 import mmap
@@ -20,9 +21,9 @@ import msgspec
 
 from quire.errors import InvariantError
 
-_BEAT = struct.Struct("=d")
+_BEATS = struct.Struct("=Q")
 _LENGTH = struct.Struct("=Q")
-_HEADER = _BEAT.size + _LENGTH.size
+_HEADER = _BEATS.size + _LENGTH.size
 BYTES_PER_NAME = 40
 """Our ids are 32 characters and a few bytes of msgpack."""
 
@@ -31,8 +32,8 @@ BYTES_PER_NAME = 40
 class Flight:
     """What the page says."""
 
-    beat_s: float
-    """When the worker's loop last came round."""
+    num_beats: int
+    """How often the worker's loop came round."""
     request_ids: tuple[str, ...]
     """Who was in the step that had not landed."""
 
@@ -43,6 +44,7 @@ class SharedStatus:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        self._num_beats = 0
 
     @classmethod
     def make(cls, max_names: int) -> "SharedStatus":
@@ -56,9 +58,10 @@ class SharedStatus:
         os.ftruncate(descriptor, size)
         return cls(descriptor)
 
-    def beat(self, now_s: float) -> None:
+    def beat(self) -> None:
         """The loop has come round."""
-        _BEAT.pack_into(self._memory, 0, now_s)
+        self._num_beats += 1
+        _BEATS.pack_into(self._memory, 0, self._num_beats)
 
     def name(self, request_ids: Sequence[str]) -> None:
         """These are in flight from now on."""
@@ -67,22 +70,23 @@ class SharedStatus:
             raise InvariantError(f"the shared status holds {len(self._memory)} bytes, {len(names)} of names given")
         self._memory[_HEADER : _HEADER + len(names)] = names
         # Last, so that a length is never there before its names.
-        _LENGTH.pack_into(self._memory, _BEAT.size, len(names))
+        _LENGTH.pack_into(self._memory, _BEATS.size, len(names))
 
     def clear_in_flight(self) -> None:
         """Nobody is in flight."""
-        _LENGTH.pack_into(self._memory, _BEAT.size, 0)
+        _LENGTH.pack_into(self._memory, _BEATS.size, 0)
 
     def read(self) -> Flight:
         """What it says now. A page that a dying worker spoilt names nobody."""
-        beat_s, length = _BEAT.unpack_from(self._memory, 0)[0], _LENGTH.unpack_from(self._memory, _BEAT.size)[0]
+        num_beats = _BEATS.unpack_from(self._memory, 0)[0]
+        length = _LENGTH.unpack_from(self._memory, _BEATS.size)[0]
         if not 0 < length <= len(self._memory) - _HEADER:
-            return Flight(beat_s, ())
+            return Flight(num_beats, ())
         try:
             names = msgspec.msgpack.decode(self._memory[_HEADER : _HEADER + length], type=tuple[str, ...])
         except (msgspec.MsgspecError, ValueError):
             names = ()
-        return Flight(beat_s, names)
+        return Flight(num_beats, names)
 
     def close(self) -> None:
         """Give the descriptor and the memory back."""

@@ -100,7 +100,8 @@ class Supervisor:
         session = self._session
         if self.state is not State.READY or session is None or not session.is_ready:
             return False
-        return monotonic() - session.process.flight().beat_s < self._plan.limits.beat_s
+        now_s = monotonic()
+        return now_s - session.last_beat_s(now_s) < self._plan.limits.beat_s
 
     @property
     def pid(self) -> int | None:
@@ -167,10 +168,8 @@ class Supervisor:
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone, if it lives."""
-        ledger, now_s = self._ledger, monotonic()
-        commands, events = (
-            ledger.cancel(request_id, now_s) if index is None else ledger.cancel_answer(request_id, index, now_s)
-        )
+        ledger = self._ledger
+        commands, events = ledger.cancel(request_id) if index is None else ledger.cancel_answer(request_id, index)
         self._send(commands)
         self._tell(events)
         self._send_due()
@@ -195,9 +194,9 @@ class Supervisor:
             raise DrainingError("the server is going down and takes no new requests; ask another one, or later")
         # The worker's own queue judges classes and shares; but it may be stuck, on trial or not there, and then no more
         # may wait here than it would ever take of one tenant. Those whom others will displace, and those who were
-        # promised a place, are here beside them: as many again, or a few hundred.
+        # promised a place or begun elsewhere, are here beside them: as many again, or a few hundred.
         num_own, most = self._ledger.num_open_of[request.tenant], self._max_open + max(self._max_open, LEAST_PROMISED)
-        if num_own >= self._max_open and not request.is_promised:
+        if num_own >= self._max_open and not request.is_promised and not request.has_begun:
             raise QueueFullError(num_own, self._max_open)
         if self.num_open >= most:
             raise QueueFullError(self.num_open, most)
@@ -224,7 +223,7 @@ class Supervisor:
             self._tell(self._questions.drop())
             is_idle = ending.was_ready and not self._ledger.entries
             has_moved = self._ledger.num_progress > num_before
-            self._tell(self._ledger.crash(ending.request_ids, monotonic()))
+            self._tell(self._ledger.crash(ending.request_ids))
             has_moved = has_moved or self._ledger.num_progress > num_before
             num_without_progress = 0 if is_idle or has_moved else num_without_progress + 1
             if self._closing.is_set():
@@ -283,7 +282,7 @@ class Supervisor:
                 if message.load is not None:
                     self.load = message.load
                     self.step_sizes.take(message.load.step_tokens)
-                self._take(message, session.heard_s)
+                self._take(message)
             case LoadProgress(label, done_bytes, total_bytes):
                 self._plan.progress(label, done_bytes, total_bytes)
             case Ready():
@@ -297,13 +296,13 @@ class Supervisor:
         permanent = _PERMANENT.get(failed.kind)
         session.error = None if permanent is None else permanent(failed.message)
 
-    def _take(self, message: Stepped, now_s: float) -> None:
+    def _take(self, message: Stepped) -> None:
         told: list[RequestEvent] = []
         try:
             events: Sequence[RequestEvent] = message.events
             if self._questions.open:
                 events = self._questions.take(events, told)
-            self._ledger.take(events, told, now_s)
+            self._ledger.take(events, told)
         finally:
             self._tell(told)
 
@@ -332,7 +331,7 @@ class Supervisor:
 
     def _look_at(self, session: WorkerSession, now_s: float) -> None:
         limits = self._plan.limits
-        last_sign_s = session.process.flight().beat_s if session.is_ready else session.heard_s
+        last_sign_s = session.last_beat_s(now_s) if session.is_ready else session.heard_s
         since_s = max(last_sign_s, self._awake_since_s)
         limit_s = limits.stuck_s if session.is_ready else limits.load_s
         if now_s - since_s > limit_s:
@@ -344,7 +343,7 @@ class Supervisor:
 
     def _send_due(self) -> None:
         if self._session is not None and self._session.is_ready:
-            self._send(self._ledger.due())
+            self._send(self._ledger.due(monotonic()))
 
     def _send(self, commands: Sequence[ToWorker]) -> None:
         if self._session is not None and self._session.is_ready:

@@ -11,13 +11,22 @@ import pytest
 import quire
 from quire.client.async_engine import AsyncEngine
 from quire.client.llm import LLM
-from quire.client.outputs import Completion, Piece
+from quire.client.outputs import Completion, Piece, Timings
 from quire.client.params import SamplingParams
+from quire.client.reply import Reply
 from quire.client.requests import make_request
 from quire.client.stream import Stream
 from quire.core import invariants
-from quire.core.events import Queued, Refused, RequestEvent, Token
-from quire.core.request import PriorityClass
+from quire.core.events import (
+    Admitted,
+    Finished,
+    FirstToken,
+    Queued,
+    Refused,
+    RequestEvent,
+    SequenceFinished,
+)
+from quire.core.request import FinishReason, PriorityClass
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from quire.engine.commands import Close
 from quire.engine.engine import Clock
@@ -456,12 +465,22 @@ def test_a_bad_prompt_is_found_before_anything_is_computed() -> None:
     assert opened.engine.scheduler.stats.num_steps == 0
 
 
-def test_times_are_read_after_the_step_that_made_a_token() -> None:
-    clock = iter(range(1_000))
+def test_a_request_is_told_after_its_first_step_how_long_ago_it_was_admitted() -> None:
+    clock = iter((100.0, 107.5))
     opened = talker()
-    opened.engine.submit(make_request(opened.text, opened.text.prompt("hi"), PARAMS))
-    events = opened.engine.step(lambda: float(next(clock)))
-    assert [event.at_s for event in events if isinstance(event, Token)] == [1.0]
+    opened.engine.submit(replace(make_request(opened.text, opened.text.prompt("hi"), PARAMS), arrival_s=98.0))
+    (admitted,) = [one for one in opened.engine.step(lambda: next(clock)) if isinstance(one, Admitted)]
+    assert (admitted.wait_s, admitted.age_s) == (2.0, 7.5)
+
+
+def test_times_are_of_the_clock_of_whoever_hears_and_go_back_by_what_an_event_says() -> None:
+    clock, opened = iter((20.0, 21.0, 30.0)), talker()
+    request = replace(make_request(opened.text, opened.text.prompt("hi"), PARAMS), arrival_s=10.0)
+    reply = Reply(request, PARAMS, opened.text.tokenizer, lambda: next(clock))
+    name = request.request_id
+    reply.take([Queued(name), Admitted(name, 4.0, 0.5, 0), FirstToken(name, 0)])
+    reply.take([SequenceFinished(name, 0, FinishReason.LENGTH, 0, None), Finished(name, 2, 0, 0)])
+    assert reply.timings == Timings(wait_s=6.0, first_token_s=11.0, total_s=20.0)
 
 
 def test_an_engine_whose_owner_is_cancelled_still_tells_everybody() -> None:

@@ -15,6 +15,7 @@ from quire.client.explanation import differences, explanation
 from quire.client.llm import LLM
 from quire.client.params import SamplingParams
 from quire.core.prefix_tree import Divergence, MissReason
+from quire.core.request import Request, ResolvedSampling
 from quire.errors import CapacityError, EngineDeadError
 from tests.support.patience import PATIENCE_S
 from tests.support.served import served
@@ -138,14 +139,26 @@ def test_another_namespace_is_told_by_what_differs(named: dict[str, str]) -> Non
     part = next(iter(named)).replace("kv_layout", "format")
     assert differences(ours, other) == (part,)
     found = Divergence(0, MissReason.OTHER_NAMESPACE, other_namespace=other)
-    told = explanation(opened.text.tokenizer, ours, [1, 2, 3], found, 0.0)
+    told = explanation(opened.text.tokenizer, ours, [1, 2, 3], found)
     assert told.sentence == f"the same tokens are cached, but for another {part}"
 
 
 def test_an_eviction_is_told_by_how_long_ago_it_was() -> None:
     opened = talker()
     for seconds, words in ((3.0, "3.0 s ago"), (90.0, "1.5 min ago"), (7200.0, "2.0 h ago")):
-        found = Divergence(4, MissReason.EVICTED, evicted_at_s=100.0)
-        told = explanation(opened.text.tokenizer, opened.text.info.namespace("group"), [1] * 9, found, 100.0 + seconds)
+        found = Divergence(4, MissReason.EVICTED, evicted_s_ago=seconds)
+        told = explanation(opened.text.tokenizer, opened.text.info.namespace("group"), [1] * 9, found)
         assert told.evicted_s_ago == seconds
         assert words in told.sentence
+
+
+def test_an_engine_that_has_nothing_to_do_still_knows_how_long_ago_an_eviction_was() -> None:
+    opened = talker(num_blocks=16)
+    engine, space = opened.engine, opened.text.info.namespace("group")
+    first, other = tuple(range(1, 18)), tuple(range(101, 118))
+    for name, prompt in (("r1", first), ("r2", other), ("r3", other[1:]), ("r4", other[2:])):
+        engine.submit(Request(name, prompt, space, 100.0, ResolvedSampling(max_tokens=8)))
+        while engine.has_work:
+            engine.step(lambda: 100.0)
+    found = engine.explain(space, first, 130.0)
+    assert (found.reason, found.evicted_s_ago) == (MissReason.EVICTED, 30.0)

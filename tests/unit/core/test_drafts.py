@@ -60,7 +60,7 @@ def test_tokens_of_one_step_are_told_one_by_one() -> None:
     server.step()
     told = [event for event in server.log if isinstance(event, Token)]
     assert [event.num_output_tokens for event in told] == [1, 2, 3, 4]
-    assert {event.at_s for event in told} == {1.0}
+    assert len(server.plans) == 1
 
 
 def test_wrong_guesses_cost_no_step_and_hold_no_block() -> None:

@@ -24,17 +24,20 @@ from quire.worker.ledger import Ledger
 REQUEST = Request("a", (1, 2, 3), ModelIdentity("model", "layout").namespace(4, "group"), 0.0)
 LOGPROBS = TokenLogprobs(1, -1.0, 1, ())
 LIES: dict[str, tuple[RequestEvent, str]] = {
-    "an answer that was not asked for": (Token("a", 7, 0.0, 1, 1, None), "not open"),
-    "a token too early": (Token("a", 0, 0.0, 1, 5, None), "came as number 5"),
-    "a token beyond the vocabulary": (Token("a", 0, 0.0, 10, 1, None), "the vocabulary has 10"),
+    "an answer that was not asked for": (Token("a", 7, 1, 1, None, epoch=1), "not open"),
+    "a token too early": (Token("a", 0, 1, 5, None, epoch=1), "came as number 5"),
+    "a token beyond the vocabulary": (Token("a", 0, 10, 1, None, epoch=1), "the vocabulary has 10"),
     "an end that nobody asked for": (
-        SequenceFinished("a", 0, 0.0, FinishReason.CANCELLED, 0, None, None),
+        SequenceFinished("a", 0, FinishReason.CANCELLED, 0, None, None, epoch=1),
         "nobody cancelled it",
     ),
-    "the end of all before the end of one": (Finished("a", 0.0, 3, 0, 0), "finished before all its answers did"),
-    "a prompt's log-probabilities out of order": (PromptLogprobs("a", 2, (LOGPROBS,)), "out of order"),
-    "an answer to another question": (Explained("a", Divergence(0, MissReason.DIVERGED)), "may not say Explained"),
-    "what came before its own life": (Replayed("a", 0.0), "may not say Replayed"),
+    "the end of all before the end of one": (Finished("a", 3, 0, 0, epoch=1), "finished before all its answers did"),
+    "a prompt's log-probabilities out of order": (PromptLogprobs("a", 2, (LOGPROBS,), epoch=1), "out of order"),
+    "an answer to another question": (
+        Explained("a", Divergence(0, MissReason.DIVERGED), epoch=1),
+        "may not say Explained",
+    ),
+    "what came before its own life": (Replayed("a", epoch=1), "may not say Replayed"),
 }
 
 
@@ -42,8 +45,8 @@ def ledger() -> Ledger:
     """With one request that a worker has taken."""
     books = Ledger(vocabulary_size=10)
     books.add(REQUEST)
-    books.due()
-    books.take([Queued("a")], [], 0.0)
+    books.due(0.0)
+    books.take([Queued("a", epoch=1)], [])
     return books
 
 
@@ -51,20 +54,20 @@ def ledger() -> Ledger:
 def test_what_cannot_be_is_an_error(name: str) -> None:
     event, complaint = LIES[name]
     with pytest.raises(MessageError, match=complaint):
-        ledger().take([event], [], 1.0)
+        ledger().take([event], [])
 
 
 def test_more_cached_tokens_than_the_prompt_has_are_an_error() -> None:
     with pytest.raises(MessageError, match="4 of 3 prompt tokens"):
-        ledger().take([FirstToken("a", 0.0, 4)], [], 1.0)
+        ledger().take([FirstToken("a", 4, epoch=1)], [])
 
 
 def test_a_request_that_began_and_is_refused_by_the_next_worker_ends_with_the_reason() -> None:
     books, events = ledger(), list[RequestEvent]()
-    books.take([Token("a", 0, 1.0, 3, 1, None)], [], 1.0)
-    books.crash([], 1.5)
-    books.due()
-    books.take([Refused.of("a", QueueFullError(1, 1))], events, 2.0)
+    books.take([Token("a", 0, 3, 1, None, epoch=1)], [])
+    books.crash([])
+    books.due(0.0)
+    books.take([Refused.of("a", QueueFullError(1, 1), 2)], events)
     assert [type(event) for event in events] == [SequenceFinished, Finished]
     assert isinstance(events[0], SequenceFinished)
     assert events[0].reason is FinishReason.ERROR

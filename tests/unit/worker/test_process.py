@@ -84,7 +84,7 @@ class Named:
     def clear_in_flight(self) -> None:
         self.request_ids = []
 
-    def beat(self, _now_s: float) -> None:
+    def beat(self) -> None:
         """It lives."""
 
 

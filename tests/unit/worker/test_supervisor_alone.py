@@ -1,6 +1,7 @@
 """The supervisor where no worker is there, or where it fails itself."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,11 +9,14 @@ import pytest
 from quire.config import ModelSettings
 from quire.core.events import Explained, Queued, RequestEvent
 from quire.core.prefix_tree import Divergence, MissReason
+from quire.core.request import Continuation, Request
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.errors import EngineDeadError, MessageError
 from quire.worker.cache_questions import CacheQuestions
 from quire.worker.messages import LoadProgress, Open, Ready
+from quire.worker.session import WorkerSession
+from quire.worker.shared_status import Flight
 from quire.worker.supervisor import State, Supervisor
 from quire.worker.worker_plan import WorkerPlan
 
@@ -64,6 +68,36 @@ def test_a_supervisor_that_fails_itself_tells_who_waits_for_it(monkeypatch: pyte
         assert not await supervisor.drain(1.0)
 
     asyncio.run(main())
+
+
+def test_a_request_that_was_begun_elsewhere_is_let_in_beside_those_of_its_tenant() -> None:
+    async def main() -> None:
+        told: list[RequestEvent] = []
+        plan = WorkerPlan(Open("no model", ModelSettings(max_running=1), QueueConfig(2), bytes(32)))
+        supervisor = Supervisor(plan, told.extend, lambda _error: None)
+        asked = Request("r", (1,), ModelIdentity("model", "layout").namespace(4, "group"), 0.0)
+        for at in range(4):
+            supervisor.submit(replace(asked, request_id=f"r{at}"))
+        assert [event.request_id for event in told] == ["r3"], "no more than it would ever take of one tenant"
+        supervisor.submit(replace(asked, request_id="begun", continuations=(Continuation(0, (5,)),)))
+        assert supervisor.num_open == 4
+        await supervisor.close()
+
+    asyncio.run(main())
+
+
+def test_a_beat_is_timed_by_who_sees_it_move() -> None:
+    class Process:
+        num_beats = 1
+
+        def flight(self) -> Flight:
+            return Flight(self.num_beats, ())
+
+    process: Any = Process()
+    session = WorkerSession(process, 5.0)
+    assert [session.last_beat_s(now_s) for now_s in (10.0, 11.0)] == [10.0, 10.0]
+    process.num_beats = 7
+    assert [session.last_beat_s(now_s) for now_s in (12.0, 13.0)] == [12.0, 12.0]
 
 
 def test_progress_is_handed_on_and_a_worker_that_is_ready_while_draining_changes_nothing() -> None:

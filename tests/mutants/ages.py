@@ -1,0 +1,108 @@
+"""Bugs of clocks, epochs and requests from elsewhere; one small change each."""
+
+from tests.mutants.kill import Mutant
+
+TESTS = (
+    "tests/property/test_ages.py",
+    "tests/property/test_epochs.py",
+    "tests/property/test_handed_over.py",
+    "tests/property/test_ledger.py",
+    "tests/unit/worker/test_ledger.py",
+    "tests/unit/worker/test_shared_status.py",
+    "tests/unit/worker/test_supervisor_alone.py",
+    "tests/unit/core/test_prefix_tree.py",
+    "tests/unit/client/test_explanation.py",
+    "tests/unit/client/test_handed_over.py",
+    "tests/unit/client/test_engines.py",
+)
+
+LOOP, ENGINE, LEDGER, REPLY = "engine/loop.py", "engine/engine.py", "worker/ledger.py", "client/reply.py"
+ROWS, SCHEDULER, TREE = "core/rows.py", "core/scheduler.py", "core/prefix_tree.py"
+STATUS, SESSION, SUPERVISOR = "worker/shared_status.py", "worker/session.py", "worker/supervisor.py"
+
+MUTANTS = [
+    # -- ages --
+    Mutant("an age is taken for an instant", LOOP, "        now_s - command.age_s,\n", "        command.age_s,\n"),
+    Mutant(
+        "the time left is taken for an instant", LOOP, "else now_s + command.time_left_s", "else command.time_left_s"
+    ),
+    Mutant("who is asked again is new", LEDGER, "            now_s - request.arrival_s,\n", "            0.0,\n"),
+    Mutant("a deadline is sent as it is", LEDGER, "else request.deadline_s - now_s", "else request.deadline_s"),
+    Mutant("an admission is told as if it were now", SCHEDULER, "age_s=step_s", "age_s=0.0"),
+    Mutant("a reply forgets how long ago an admission was", REPLY, "self._clock() - event.age_s", "self._clock()"),
+    Mutant("an eviction says when it was", TREE, "max(0.0, now_s - evicted_at_s)", "evicted_at_s"),
+    Mutant("whoever asks an idle engine gets an old time", ENGINE, "        self.memory.advance(now_s)\n", ""),
+    Mutant("the beat stands still", STATUS, "        self._num_beats += 1\n", ""),
+    Mutant("a beat is never seen to move", SESSION, "if num_beats != self.num_beats_seen:", "if not self.beat_seen_s:"),
+    Mutant("a look is a beat", SESSION, "if num_beats != self.num_beats_seen:", "if True:"),
+    # -- epochs --
+    Mutant("tokens name no assignment", ROWS, "num_output, logprobs, epoch=request.epoch)", "num_output, logprobs)"),
+    Mutant(
+        "a stranger is taken for somebody late",
+        LEDGER,
+        "if entry is None and 0 < event.epoch <= self._last_epoch:",
+        "if entry is None:",
+    ),
+    Mutant(
+        "who names no assignment is taken for somebody late",
+        LEDGER,
+        "and 0 < event.epoch <= self",
+        "and event.epoch <= self",
+    ),
+    Mutant("what is late is a lie", LEDGER, "0 < event.epoch <= self._last_epoch:", "False:"),
+    Mutant(
+        "an assignment's number is enough",
+        LEDGER,
+        "if entry is None or entry.request.request_id != event.request_id:",
+        "if entry is None:",
+    ),
+    Mutant(
+        "the words of a dead worker are heard",
+        LEDGER,
+        "        self._end_assignment(entry)\n        entry.dropped.clear()\n",
+        "        entry.epoch = None\n        entry.dropped.clear()\n",
+    ),
+    Mutant(
+        "numbers begin anew with each worker",
+        LEDGER,
+        "        alone, self._alone = self._alone, None\n",
+        "        alone, self._alone, self._last_epoch = self._alone, None, 0\n",
+    ),
+    Mutant(
+        "who was taken back runs on",
+        LEDGER,
+        "return [Cancel(entry.request.request_id) for entry in taken]",
+        "return []",
+    ),
+    Mutant("a suspect has company", LEDGER, "[*self._take_back(), self._assign", "[self._assign"),
+    Mutant(
+        "who has left is asked again",
+        LEDGER,
+        "if not entry.is_cancelled and not entry.is_answered]",
+        "if not entry.is_answered]",
+    ),
+    Mutant(
+        "who has all it wants is asked again",
+        LEDGER,
+        "if not entry.is_cancelled and not entry.is_answered]",
+        "if not entry.is_cancelled]",
+    ),
+    # -- from elsewhere --
+    Mutant("a ledger begins with nothing", LEDGER, "{one.index: [*one.produced] for", "{one.index: [] for"),
+    Mutant("what was told elsewhere is told again", LEDGER, "        if request.has_begun:\n", "        if False:\n"),
+    Mutant(
+        "who was let in elsewhere must ask again",
+        LEDGER,
+        "self.is_queued or request.has_begun else",
+        "self.is_queued else",
+    ),
+    Mutant("tokens from elsewhere were told here", LEDGER, "> len(one.produced) for", "> 0 for"),
+    Mutant("who has begun has no place", LEDGER, "bool(self.ends) or any(self.tokens.values()),", "bool(self.ends),"),
+    Mutant(
+        "text begins at the seam",
+        REPLY,
+        "            text.push(token_id)\n        return",
+        "            pass\n        return",
+    ),
+    Mutant("who has begun is sent away at the door", SUPERVISOR, " and not request.has_begun:", ":"),
+]
