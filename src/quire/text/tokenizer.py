@@ -42,7 +42,8 @@ class Tokenizer:
         """The library's own object, for those who compile grammars from its vocabulary."""
         self.encoder = self._bounded_twin()
         """The same, ending one token past `max_tokens`."""
-        self._bytes = token_bytes_for(library)
+        self.bytes = token_bytes_for(library)
+        """What each token adds to a text."""
 
     @classmethod
     def from_files(cls, tokenizer_file: Path, max_bytes: int, max_tokens: int | None = None) -> "Tokenizer":
@@ -90,16 +91,14 @@ class Tokenizer:
         """
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
         shown = [token_id for token_id in token_ids if token_id not in hidden and 0 <= token_id < self.vocabulary_size]
-        return join_bytes(self._bytes, shown).decode("utf-8", "replace")
+        return join_bytes(self.bytes, shown).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, *, at_start: bool = False) -> bytes:
         """What the token adds to a text, or to an empty one; a special token its name, an id without a token nothing.
 
         They need not be whole characters.
         """
-        if not 0 <= token_id < self.vocabulary_size:
-            return b""
-        return self._bytes.at_start(token_id) if at_start else self._bytes.in_text(token_id)
+        return self.bytes.at_start[token_id] if at_start else self.bytes.in_text[token_id]
 
     def _too_long(self, size: int) -> RequestTooLargeError:
         return RequestTooLargeError(
