@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import msgspec
+
 from benchmarks.record import say
 from benchmarks.test_model import smollm2_directory
 from proofs.proof import Proof, run, section
@@ -410,7 +412,7 @@ class Books:
     def hear(self, data: bytes) -> None:
         message = decode_to_parent(data)
         if not self._ledger.entries:
-            self._ledger.add(replace(REQUEST, request_id="a"))
+            self._ledger.add(msgspec.structs.replace(REQUEST, request_id="a"))
             self._ledger.due()
         if isinstance(message, Stepped):
             self._ledger.take(message.events, [], 1.0)

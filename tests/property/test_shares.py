@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.core.promises import KEPT_S, Promises
 from quire.core.request import PriorityClass
-from quire.core.share_types import Bounds, NoRoom, PlaceRequest, Room
+from quire.core.share_types import Bounds, NoRoom, Room
 from quire.core.shares import ASKED_WITHIN_S, LEAST_SHARE, Shares
 
 KINDS = tuple(one.value for one in PriorityClass)
@@ -60,7 +60,7 @@ class SharesMachine(RuleBasedStateMachine):
         is_due = told is not None and told[1] <= self.now_s <= told[1] + KEPT_S
         is_promised = self.promises.come(tenant, self.now_s)
         assert is_promised or not is_due, "it came when it was told to"
-        room = self.shares.ask(PlaceRequest(tenant, kind, self.now_s, is_promised))
+        room = self.shares.ask(tenant, kind, self.now_s, is_promised=is_promised)
         self.asked_s[tenant] = self.now_s
         if isinstance(room, NoRoom):
             assert not is_promised, "it was promised a place"

@@ -16,12 +16,12 @@ from typing import Unpack
 from uuid import uuid4
 
 from quire.client.explanation import Explanation, explanation
-from quire.client.live_replies import LiveReplies
+from quire.client.live_replies import hand_out
 from quire.client.outputs import Completion, Piece
 from quire.client.params import SamplingParams
 from quire.client.reply import Reply
 from quire.client.requests import DEFAULT_TENANT, RequestOptions, checked_name, make_request
-from quire.client.stream import RequestHandle, Stream
+from quire.client.stream import RequestHandle
 from quire.client.text_model import Messages, TextModel
 from quire.client.text_pool import TextPool
 from quire.core.events import Explained, Refused, RequestEvent
@@ -64,7 +64,7 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: EnginePort | None = None
         self._text: TextModel | None = None
-        self._live: LiveReplies[RequestHandle] = LiveReplies(self._cancel_answer)
+        self._live: dict[str, RequestHandle] = {}
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
         self._questions: dict[str, asyncio.Future[Divergence | QuireError]] = {}
@@ -148,9 +148,8 @@ class EngineClient:
         """Submit what `request` made of these parameters."""
         self._check_alive()
         port, text = self._started()
-        stream = Stream(request.request_id, port.cancel)
-        asked = RequestHandle(Reply(request, params, text.tokenizer), stream, self._live.forget)
-        self._live.add(asked)
+        asked = RequestHandle(Reply(request, params, text.tokenizer), port.cancel, self._forget)
+        self._live[request.request_id] = asked
         port.submit(request)
         return asked
 
@@ -234,7 +233,7 @@ class EngineClient:
     # -- on the event loop ---------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: Sequence[RequestEvent]) -> None:
-        self._live.take(events)
+        hand_out(events, self._live, self._cancel_answer)
         if self._questions:
             self._take_answers(events)
 
@@ -245,6 +244,10 @@ class EngineClient:
                 del self._questions[event.request_id]
                 question.set_result(event.found if isinstance(event, Explained) else event.error)
 
+    def _forget(self, request_id: str) -> None:
+        """Nobody waits for it any more."""
+        self._live.pop(request_id, None)
+
     def _cancel_answer(self, request_id: str, index: int) -> None:
         self._started()[0].cancel(request_id, index)
 
@@ -254,8 +257,8 @@ class EngineClient:
         self._end_all(self._failure)
 
     def _end_all(self, error: QuireError) -> None:
-        for asked in self._live:
-            asked.stream.end(error)
+        for asked in self._live.values():
+            asked.end(error)
         questions, self._questions = self._questions, {}
         for question in questions.values():
             question.set_result(error)

@@ -1,7 +1,7 @@
 """A model as the parent process sees it: its words, its template, its ends, its own sampling settings. No tensors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from quire.checkpoints import Checkpoint
@@ -136,6 +136,6 @@ class TextModel:
 
     def settle(self, params: SamplingParams, num_prompt_tokens: int) -> CoreParams:
         """The core's parameters for a prompt of this length."""
-        settled = params.settle(self.defaults, self.eos_token_ids, self.vocabulary_size)
-        room = self.max_sequence_tokens - num_prompt_tokens
-        return settled if params.max_tokens is not None or room < 1 else replace(settled, max_tokens=room)
+        info = self.info
+        room = max(1, info.max_sequence_tokens - num_prompt_tokens)
+        return params.settle(self.defaults, self.eos_token_ids, info.vocabulary_size, room)

@@ -160,7 +160,7 @@ class Worker:
         told, self._step_tokens = tuple(self._step_tokens), []
         return WorkerLoad(
             len(scheduler.running),
-            len(scheduler.queue),
+            scheduler.queue.num_waiting,
             memory.config.num_blocks - memory.num_free_blocks,
             totals.num_steps,
             totals.num_computed_tokens,

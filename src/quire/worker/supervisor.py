@@ -282,7 +282,7 @@ class Supervisor:
             case Stepped():
                 if message.load is not None:
                     self.load = message.load
-                    self.step_sizes.take(message.load.step_tokens)
+                    self.step_sizes.update(message.load.step_tokens)
                 self._take(message, session.heard_s)
             case LoadProgress(label, done_bytes, total_bytes):
                 self._plan.progress(label, done_bytes, total_bytes)

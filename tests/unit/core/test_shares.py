@@ -3,7 +3,7 @@
 import pytest
 
 from quire.core.request import PriorityClass
-from quire.core.share_types import LEAST_PROMISED, Bounds, NoRoom, PlaceRequest, Room
+from quire.core.share_types import LEAST_PROMISED, Bounds, NoRoom, Room
 from quire.core.shares import MAX_RETRY_S, UNKNOWN_RETRY_S, Shares
 from quire.errors import QueueFullError, TenantShareError
 
@@ -20,8 +20,7 @@ class Places:
         self._number = 0
 
     def ask(self, tenant: str, kind: str = "", *, is_promised: bool = False) -> Room | NoRoom:
-        ask = PlaceRequest(tenant, kind, self.now_s, is_promised)
-        room = self.shares.ask(ask)
+        room = self.shares.ask(tenant, kind, self.now_s, is_promised=is_promised)
         if isinstance(room, NoRoom):
             return room
         self._number += 1
@@ -164,10 +163,10 @@ def test_promises_are_bounded_too(max_places: int, expected: int) -> None:
 
 def test_looking_whether_there_is_room_changes_nothing() -> None:
     shares = Shares(Bounds(1))
-    assert shares.judge(PlaceRequest("a", "", 5.0)) == Room()
+    assert shares.judge("a", "") == Room()
     assert shares.tenants == set()
     shares.take("x", "b", "")
-    assert shares.judge(PlaceRequest("a", "", 5.0)) == NoRoom("a", 1, 1, UNKNOWN_RETRY_S, None)
+    assert shares.judge("a", "") == NoRoom("a", 1, 1, UNKNOWN_RETRY_S, None)
     assert shares.tenants == {"b"}
 
 

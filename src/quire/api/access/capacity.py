@@ -12,7 +12,7 @@ from time import monotonic
 
 from quire.api.access.request_record import RequestRecord
 from quire.core.promises import Promises
-from quire.core.share_types import Bounds, NoRoom, PlaceRequest, Room
+from quire.core.share_types import Bounds, NoRoom, Room
 from quire.core.shares import Shares
 from quire.errors import DisplacedError
 
@@ -30,24 +30,25 @@ class QueueView:
         self._waiting: dict[str, RequestRecord] = {}
         self._looked_s = 0.0
 
-    def judge(self, ask: PlaceRequest) -> Room | NoRoom:
+    def judge(self, tenant: str, kind: str) -> Room | NoRoom:
         """What it would tell somebody who asked. Changes nothing."""
-        self._look(ask.now_s)
-        return self.shares.judge(ask)
+        self._look(monotonic())
+        return self.shares.judge(tenant, kind)
 
-    def enter(self, record: RequestRecord, ask: PlaceRequest) -> None:
+    def enter(self, record: RequestRecord, tenant: str, kind: str) -> None:
         """Be on the way to the queue. Raises QueueFullError or TenantShareError.
 
         Whose place it takes is for the engine to say.
         """
-        self._look(ask.now_s)
-        room = self.shares.ask(ask)
+        now_s = monotonic()
+        self._look(now_s)
+        room = self.shares.ask(tenant, kind, now_s, is_promised=record.is_promised)
         if isinstance(room, NoRoom):
             raise room.error
         if room.is_promised:
-            self.shares.take_promised(record.request_id, ask.tenant, ask.now_s)
+            self.shares.take_promised(record.request_id, tenant, now_s)
         else:
-            self.shares.take(record.request_id, ask.tenant, ask.kind)
+            self.shares.take(record.request_id, tenant, kind)
         self._waiting[record.request_id] = record
 
     def leave(self, record: RequestRecord, now_s: float) -> None:
@@ -79,12 +80,11 @@ class CapacityBook:
         """Be inside, perhaps in the place of one who is found by its id. Raises QueueFullError or TenantShareError."""
         now_s = monotonic()
         record.is_promised = self._promises.come(tenant, now_s)
-        ask = PlaceRequest(tenant, OPEN, now_s, record.is_promised)
-        room = self._open.ask(ask)
+        room = self._open.ask(tenant, OPEN, now_s, is_promised=record.is_promised)
         while isinstance(room, Room) and room.gives_up is not None and find(room.gives_up).state == "running":
             # What has begun is not broken off: it keeps its place, and another is looked for.
             self._open.settle(room.gives_up)
-            room = self._open.judge(ask)
+            room = self._open.judge(tenant, OPEN)
         if isinstance(room, NoRoom):
             raise room.error
         if room.gives_up is not None:
@@ -111,12 +111,12 @@ class CapacityBook:
     def wait(self, record: RequestRecord, model: str, tenant: str, kind: str) -> None:
         """Be on the way to a model's queue. Raises QueueFullError or TenantShareError."""
         if (view := self._view(model)) is not None:
-            view.enter(record, PlaceRequest(tenant, kind, monotonic(), record.is_promised))
+            view.enter(record, tenant, kind)
 
     def judge(self, model: str, tenant: str, kind: str) -> NoRoom | None:
         """What somebody who was promised nothing would be told by a model's queue; None if it would be let in."""
         view = self._view(model)
-        room = None if view is None else view.judge(PlaceRequest(tenant, kind, monotonic()))
+        room = None if view is None else view.judge(tenant, kind)
         return room if isinstance(room, NoRoom) else None
 
     def has_room_for_all(self, model: str) -> bool:

@@ -49,7 +49,7 @@ class RequestRecord:
             return
         self.ending = error
         for one in self.asked:
-            one.stream.stop(error)
+            one.stop(error)
         if self._entering is not None:
             self._entering.reschedule(asyncio.get_running_loop().time())
 

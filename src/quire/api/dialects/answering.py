@@ -223,7 +223,7 @@ class Batches:
         self._is_silent = False
         self._timer = self._loop.call_later(STREAM_SILENT_S, self._look)
         for one in asked:
-            one.stream.wake(self._ready)
+            one.wake(self._ready)
 
     def __enter__(self) -> "Batches":
         return self
@@ -240,7 +240,7 @@ class Batches:
             if not self._ready.is_set() and not self._is_over:
                 await self._ready.wait()
             self._ready.clear()
-            batch = [(at, piece) for at, one in enumerate(self._asked) for piece in one.stream.take()]
+            batch = [(at, piece) for at, one in enumerate(self._asked) for piece in one.take()]
             if batch or self._is_silent:
                 self._came_s, self._is_silent = self._loop.time(), False
                 return batch
@@ -249,7 +249,7 @@ class Batches:
 
     @property
     def _is_over(self) -> bool:
-        return all(one.stream.is_over for one in self._asked)
+        return all(one.is_over for one in self._asked)
 
     def _look(self) -> None:
         """Nothing has come for long, or it is not long yet."""
