@@ -50,6 +50,10 @@ class Pages:
         if not self.ring.is_locked:
             self.origins.check(headers)
 
+    def cors(self, headers: Headers) -> Sequence[tuple[bytes, bytes]]:
+        """What an answer says to a browser, where any pages are allowed."""
+        return [*self.origins.cors(headers)] if self.origins.allowed else ()
+
 
 class RequestMiddleware:
     """Wraps an application."""
@@ -77,7 +81,8 @@ class RequestMiddleware:
         scope["quire.record"] = record
         scope["quire.errors"] = self._errors
         scope["quire.note"] = _unheard if self._early_reject is None else self._early_reject.told
-        told = RecordingSend(scope, send, self._cors(headers))
+        pages = self._pages
+        told = RecordingSend(scope, send, () if pages is None else pages.cors(headers))
         try:
             await self._answer(scope, receive, told, record)
         except ReaderStuckError:
@@ -109,14 +114,11 @@ class RequestMiddleware:
         except Exception as error:
             await told.refuse(error)
 
-    def _cors(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        return [] if self._pages is None else [*self._pages.origins.cors(headers)]
-
     async def _is_page_served(self, scope: Any, told: "RecordingSend", pages: Pages) -> bool:
         """Refuse foreign pages; tell an allowed one what it may send, which is all it asked."""
         method, headers = scope["method"], scope["quire.record"].headers
         pages.check(headers)
-        if not pages.origins.is_preflight(method, headers):
+        if method != "OPTIONS" or not pages.origins.is_preflight(headers):
             return False
         await told.send(
             {"type": "http.response.start", "status": 204, "headers": pages.origins.preflight(headers)},

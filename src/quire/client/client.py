@@ -138,14 +138,10 @@ class EngineClient:
         """Submit a prompt's tokens. Whether it is let in is told like everything that becomes of it."""
         self._check_alive()
         params = params or SamplingParams()
-        return self.submit(self.request(ids, params, **options), params)
-
-    def request(self, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]) -> Request:
-        """A prompt's tokens as a request. Looks at every token of every list: long ones beside the event loop."""
-        return make_request(self.text, ids, params, **options)
+        return self.submit(make_request(self.text, ids, params, **options), params)
 
     def submit(self, request: Request, params: SamplingParams) -> RequestHandle:
-        """Submit what `request` made of these parameters."""
+        """Submit what `make_request` made of these parameters."""
         self._check_alive()
         port, text = self._started()
         asked = RequestHandle(Reply(request, params, text.tokenizer), port.cancel, self._forget)

@@ -14,7 +14,7 @@ from quire.checkpoints import load_tokenizer
 from quire.errors import ConfigError, InvalidTextError, RequestTooLargeError
 from quire.text.token_bytes import join_bytes, token_bytes_for
 from quire.text.tokenizer_twin import twin_of
-from quire.text.unlocked import encoded_ids
+from quire.text.unlocked import encoded, encoded_ids
 
 
 class Tokenizer:
@@ -54,6 +54,13 @@ class Tokenizer:
         """The text's token ids. A rendered chat template already has its special tokens: do not add them again."""
         self.check(text)
         return self.not_too_many(encoded_ids(self.encoder, text, add_special_tokens))
+
+    def encoding(self, text: str) -> tokenizers.Encoding:
+        """The text's tokens and where they stand in it, without special tokens; refused like `encode`."""
+        self.check(text)
+        encoding = encoded(self.encoder, text)
+        self.not_too_many(encoding.ids)
+        return encoding
 
     def check(self, text: str) -> None:
         """Refuse what `encode` would refuse, at the cost of a glance."""

@@ -89,30 +89,27 @@ class Admission:
             if not self.open_requests:
                 self._emptied.set()
 
-    @contextmanager
-    def arriving(self, caller: Caller) -> Iterator[None]:
-        """While a body comes."""
-        most, tenant = self.settings.max_open_requests, caller.tenant
-        limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
-        if self._arriving[tenant] >= limit:
-            message = f"this key may send {limit} bodies at once, {self._arriving[tenant]} are coming; send them faster"
-            # By then each of them has come, or was given up.
-            raise ApiError(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
-        self._arriving[tenant] += 1
-        try:
-            yield
-        finally:
-            self._arriving[tenant] -= 1
-            if not self._arriving[tenant]:
-                del self._arriving[tenant]
-
     async def body(self, record: RequestRecord, caller: Caller, receive: Receive) -> bytes:
-        """All of a request's body. A key that has nothing left is told so before it is read."""
-        declared = record.headers.get("content-length")
+        """All of a request's body. A key that has nothing left, or sends too many at once, is told so before."""
+        declared, tenant = record.headers.get("content-length"), caller.tenant
         async with record.entering():
             check_quota(caller, text_tokens(declared_bytes(declared), self.models))
-            with self.arriving(caller):
-                return await read_body(receive, declared, lambda: self.text_pool.pause(caller.tenant))
+            self._check_arriving(caller)
+            self._arriving[tenant] += 1
+            try:
+                return await read_body(receive, declared, lambda: self.text_pool.pause(tenant))
+            finally:
+                self._arriving[tenant] -= 1
+                if not self._arriving[tenant]:
+                    del self._arriving[tenant]
+
+    def _check_arriving(self, caller: Caller) -> None:
+        most, num_arriving = self.settings.max_open_requests, self._arriving[caller.tenant]
+        limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
+        if num_arriving >= limit:
+            message = f"this key may send {limit} bodies at once, {num_arriving} are coming; send them faster"
+            # By then each of them has come, or was given up.
+            raise ApiError(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
 
     @contextmanager
     def billed(self, caller: Caller, record: RequestRecord, num_body_bytes: int) -> Iterator[Bill]:

@@ -10,9 +10,10 @@ their status from all errors of a long queue or a long prompt.
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any
+
+from msgspec.structs import replace
 
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
@@ -28,7 +29,7 @@ from quire.api.http.sse import send_whole
 from quire.api.models import within_context
 from quire.client.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply import Reply
-from quire.client.requests import RequestOptions
+from quire.client.requests import RequestOptions, make_request
 from quire.client.stream import RequestHandle
 from quire.core.step import UNSATISFIABLE
 
@@ -75,10 +76,8 @@ class Answering(BodyAnswer):
         with within_context(to.text.max_sequence_tokens):
             generation = self._dialect.generation(fields, to)
             options = to.options | RequestOptions(is_promised=record.is_promised)
-            return replace(
-                generation,
-                requests=[to.client.request(ids, generation.params, **options) for ids in generation.prompts],
-            )
+            requests = [make_request(to.text, ids, generation.params, **options) for ids in generation.prompts]
+            return replace(generation, requests=requests)
 
     @staticmethod
     def _ask(generation: GenerationRequest, record: RequestRecord) -> None:
@@ -178,8 +177,8 @@ class TokenClock:
     def __init__(self, admission: Admission, record: RequestRecord, bill: Bill) -> None:
         self._record = record
         self._bill = bill
-        self._observe = admission.metrics.token_gap(record.model)
-        self._produced = admission.metrics.tokens_produced(record.model)
+        self._observe, self._produced = admission.metrics.token_meters(record.model)
+        self._is_charged = bill.quota.tokens is not None
         self._num_counted = 0
         self._last_s: dict[tuple[int, int], float] = {}
         """Of each answer to each prompt."""
@@ -206,7 +205,8 @@ class TokenClock:
     def _count(self, num_tokens: int) -> None:
         self._produced(num_tokens - self._num_counted)
         self._num_counted = num_tokens
-        self._bill.count_output(num_tokens)
+        if self._is_charged:
+            self._bill.count_output(num_tokens)
 
 
 class Batches:
