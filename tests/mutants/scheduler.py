@@ -127,7 +127,7 @@ MUTANTS = [
         "            self.promises.tell(tenant, now_s, room.retry_after_s)\n",
         "",
     ),
-    Mutant("a promise is kept twice", PROMISES, "            del self._of[tenant]\n", "            pass\n"),
+    Mutant("a promise is kept twice", PROMISES, "            del self[tenant]\n", "            pass\n"),
     Mutant("a promise is good too early", PROMISES, "or now_s < promise.first_due_s:", ":"),
     Mutant("a promise is put off by a refusal", PROMISES, "min(before.first_due_s, due_s)", "due_s"),
     Mutant(

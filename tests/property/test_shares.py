@@ -67,6 +67,7 @@ class SharesMachine(RuleBasedStateMachine):
             self.check_refused(room, tenant, kind)
             self.promises.tell(tenant, self.now_s, room.retry_after_s)
             self.told_s[tenant] = (self.now_s, self.now_s + room.retry_after_s)
+            assert (tenant, kind) in {(one.tenant, one.kind) for one in self.shares.verdicts()}
         else:
             self.let_in(room, tenant, kind)
 
@@ -133,6 +134,16 @@ class SharesMachine(RuleBasedStateMachine):
         assert len(self.shares) == len(self.held)
         assert self.shares.num_promised == sum(kind is None for _, _, kind in self.held)
         assert self.shares._weight == sum(self.weights[one] for one in self.sharing())
+
+    @invariant()
+    def what_is_said_of_those_turned_away_is_the_rule(self) -> None:
+        if not hasattr(self, "held"):
+            return
+        for one in self.shares.verdicts():
+            room = self.shares.judge(one.tenant, one.kind)
+            assert one.tenant in self.sharing()
+            assert (one.num_room == 0) == isinstance(room, NoRoom)
+            assert one.num_room or one.refusal == room
 
 
 TestShares = SharesMachine.TestCase

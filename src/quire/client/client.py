@@ -27,6 +27,7 @@ from quire.client.text_pool import TextPool
 from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
+from quire.core.share_types import Verdict
 from quire.engine.port import EnginePort
 from quire.errors import CapacityError, ConfigError, EngineDeadError, QuireError
 from quire.text.chat.template import TemplateArguments
@@ -67,6 +68,9 @@ class EngineClient:
         self._live: dict[str, RequestHandle] = {}
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
+        self._verdicts: Sequence[Verdict] = ()
+        self._turned_away: dict[tuple[str, str], Verdict] = {}
+        """The same by tenant and class, less what was let through since."""
         self._questions: dict[str, asyncio.Future[Divergence | QuireError]] = {}
         """About the cache, and not answered yet, whether or not anybody still waits."""
 
@@ -139,6 +143,19 @@ class EngineClient:
         self._check_alive()
         params = params or SamplingParams()
         return self.submit(make_request(self.text, ids, params, **options), params)
+
+    def check_room(self, tenant: str, priority: str) -> None:
+        """Raise what the engine's queue would tell a request of this tenant and class, by what it has said last and
+        what was let through since. Only of those it turned away lately: all others it hears itself.
+        """
+        told = self._started()[0].verdicts
+        if told is not self._verdicts:
+            self._verdicts, self._turned_away = told, {(one.tenant, one.kind): one for one in told}
+        verdict = self._turned_away.get((tenant, priority))
+        if verdict is not None:
+            if verdict.num_room < 1:
+                raise verdict.refusal.error
+            verdict.num_room -= 1
 
     def submit(self, request: Request, params: SamplingParams) -> RequestHandle:
         """Submit what `make_request` made of these parameters."""

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.core.request import PriorityClass
 from quire.errors import CapacityError, QueueFullError, TenantShareError
 
@@ -69,3 +71,14 @@ class NoRoom:
         if self.state is None:
             return QueueFullError(self.num_held, self.limit, self.retry_after_s)
         return TenantShareError(self.tenant, self.num_held, self.limit, self.retry_after_s, self.state)
+
+
+class Verdict(msgspec.Struct, array_like=True):
+    """What a tenant would be told now that was turned away lately, for those who stand before the queue."""
+
+    tenant: str
+    kind: str
+    num_room: int
+    """So many of its requests would be let in, one after the other."""
+    refusal: NoRoom
+    """What it is told about those beyond."""

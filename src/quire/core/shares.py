@@ -21,7 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil, floor, inf
 
-from quire.core.share_types import FREE, PROMISED, Bounds, NoRoom, Room
+from quire.core.share_types import FREE, PROMISED, Bounds, NoRoom, Room, Verdict
 
 LEAST_SHARE = 8
 """A tenant that holds fewer is not refused while there are places left."""
@@ -30,6 +30,8 @@ ASKED_WITHIN_S = 60.0
 MAX_RETRY_S = 60
 UNKNOWN_RETRY_S = 10
 """What is told while nothing has left yet."""
+MAX_VERDICTS = 64
+"""How many that were turned away lately are remembered."""
 NUM_REMEMBERED = 64
 """How many of the last to leave tell how fast places come free."""
 
@@ -91,6 +93,8 @@ class Shares:
         """Tenant and kind of everybody who is here; no kind: it was promised its place."""
         self._num_promised = 0
         self._left_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        self.refused: OrderedDict[tuple[str, str], NoRoom] = OrderedDict()
+        """Tenants and kinds that were turned away lately, and what they were told; the latest last."""
         self._serial = 0
         self._now_s = -inf
 
@@ -126,7 +130,13 @@ class Shares:
         self._count(tenant)
         self._asked_s[tenant] = self._now_s
         self._asked_s.move_to_end(tenant)
-        return self.judge(tenant, kind, is_promised=is_promised)
+        room = self.judge(tenant, kind, is_promised=is_promised)
+        if isinstance(room, NoRoom):
+            self.refused[tenant, kind] = room
+            self.refused.move_to_end((tenant, kind))
+            if len(self.refused) > MAX_VERDICTS:
+                self.refused.popitem(last=False)
+        return room
 
     def judge(self, tenant: str, kind: str, *, is_promised: bool = False) -> Room | NoRoom:
         """What somebody who asked now would be told. Changes nothing."""
@@ -147,11 +157,21 @@ class Shares:
         limit = max(LEAST_SHARE, share) if is_free else share
         return NoRoom(tenant, num_held, limit, retry_after_s, self.bounds.state)
 
-    @property
-    def has_room_for_all(self) -> bool:
-        """So little is taken that nobody could be refused, whoever it is and whatever it asks for."""
-        num_kept = self.bounds.num_kept * (len(self.bounds.kinds) - 1)
-        return self.num_taken < min(LEAST_SHARE, self.bounds.max_places - num_kept)
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What those would be told now who were turned away lately. Whoever is gone since is forgotten."""
+        for tenant, kind in [one for one in self.refused if not self._is_sharing(one[0])]:
+            del self.refused[tenant, kind]
+        return tuple(self._verdict(tenant, kind) for tenant, kind in self.refused)
+
+    def _verdict(self, tenant: str, kind: str) -> Verdict:
+        room = self.judge(tenant, kind)
+        if isinstance(room, NoRoom):
+            self.refused[tenant, kind] = room
+            return Verdict(tenant, kind, 0, room)
+        reach = self._reach(tenant, kind)
+        num_held, share = self._num_held(tenant, reach), self._share(tenant, reach)
+        num_free = min(reach.limit - reach.num_taken, max(LEAST_SHARE, share) - num_held)
+        return Verdict(tenant, kind, max(num_free, share - num_held), self.refused[tenant, kind])
 
     def retry_after_s(self, tenant: str, kind: str) -> int:
         """Whole seconds after which a place should be there, by how fast those who were here have left lately.

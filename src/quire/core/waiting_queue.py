@@ -233,7 +233,7 @@ class WaitingQueue:
         They say when to come back, and who does and has asked for nothing since is let in.
         """
         tenant, kind = request.tenant, request.priority.value
-        is_promised = self.promises.come(tenant, now_s) or request.is_promised
+        is_promised = (tenant in self.promises and self.promises.come(tenant, now_s)) or request.is_promised
         room = self.shares.ask(tenant, kind, now_s, is_promised=is_promised)
         if isinstance(room, NoRoom):
             self.promises.tell(tenant, now_s, room.retry_after_s)

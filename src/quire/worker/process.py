@@ -156,7 +156,7 @@ class Worker:
 
     def _load(self) -> WorkerLoad:
         scheduler, memory = self._engine.scheduler, self._engine.memory
-        totals = scheduler.stats
+        totals, shares = scheduler.stats, scheduler.queue.shares
         told, self._step_tokens = tuple(self._step_tokens), []
         return WorkerLoad(
             len(scheduler.running),
@@ -166,6 +166,7 @@ class Worker:
             totals.num_computed_tokens,
             totals.num_preemptions,
             told,
+            shares.verdicts() if shares.refused else (),
         )
 
 

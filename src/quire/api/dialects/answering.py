@@ -65,7 +65,9 @@ class Answering(BodyAnswer):
     async def _question(self, body: bytes, record: RequestRecord) -> GenerationRequest:
         fields = await self.sized(len(body), lambda: self._dialect.parse(parse_object(body)))
         to = self._dialect.target(fields, self._admission.models, self._caller, record.headers)
-        self._admission.check_room(record, to.model.name, self._caller.tenant, to.priority)
+        if not record.is_promised:
+            to.client.check_room(self._caller.tenant, to.priority.value)
+        record.model, record.priority = to.model.name, to.priority.value
         generation = await self.run(lambda: self._made(fields, to, record))
         record.is_streamed, record.max_tokens = generation.is_streamed, generation.params.max_tokens
         record.num_answers = generation.params.n * len(generation.prompts)

@@ -9,7 +9,7 @@ from quire.api.dialects.dialect import GenerationRequest
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.headers import Headers
-from quire.api.http.limits import MAX_ANSWER_LOGPROBS, MAX_SALT_CHARS, ON_LOOP_BYTES, REQUEST_S
+from quire.api.http.limits import MAX_ANSWER_LOGPROBS, MAX_SALT_CHARS, REQUEST_S
 from quire.client.params import SamplingParams
 from quire.client.requests import RequestOptions
 from quire.core.request import PriorityClass
@@ -20,8 +20,6 @@ TIERS = {"priority": PriorityClass.HIGH, "flex": PriorityClass.LOW}
 TIER_OF = {PriorityClass.HIGH: "priority", PriorityClass.NORMAL: "default", PriorityClass.LOW: "flex"}
 """The tier that was given, in the public word for it."""
 CLASS_HEADER = "x-vllm-priority"
-CLASS_WORDS = (b'"priority"', b'"service_tier"', b"\\u005", b"\\u006", b"\\u007")
-"""A body without these asks for no class: JSON has no other way to spell the letters of those keys."""
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "ignore_eos", "stop", "stop_token_ids", "allowed_token_ids", "skip_special_tokens", "seed", "n",
@@ -120,14 +118,6 @@ def asked_class(fields: SamplingFields, header: str | None) -> PriorityClass:
     if number:
         return PriorityClass.HIGH if number < 0 else PriorityClass.LOW
     return TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
-
-
-def may_ask_for_a_class(body: bytes, headers: Headers) -> bool:
-    """Whether an unparsed request could ask for another class than the usual one. Certain only where it says no.
-
-    A large body is not looked through here, on the event loop.
-    """
-    return len(body) > ON_LOOP_BYTES or CLASS_HEADER in headers or any(word in body for word in CLASS_WORDS)
 
 
 def _is_whole(header: str) -> bool:
