@@ -25,7 +25,6 @@ BEFORE = "3fdcf4c6e21d569f9ea6e7f259829ba3b6624098"
 MOVED: Mapping[str, str] = {
     "quire.api.access": "quire.api",
     "quire.api.access.admission": "quire.api.doors",
-    "quire.api.access.capacity": "quire.api.room",
     "quire.api.access.keys": "quire.api.keys",
     "quire.api.http.limits": "quire.api.limits",
     "quire.client.llm": "quire.engine.llm",

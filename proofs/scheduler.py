@@ -23,7 +23,6 @@ from quire.core.kv_memory import KVMemory
 from quire.core.request import PriorityClass, Request, ResolvedSampling
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.share_types import PlaceRequest
 from quire.core.shares import LEAST_SHARE, Shares
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.core.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
@@ -318,7 +317,7 @@ def share_among(tenants: list[str], queue: QueueConfig) -> int:
     """How many requests one of them may have waiting once all have asked."""
     shares = Shares(queue.bounds)
     for tenant in tenants:
-        shares.ask(PlaceRequest(tenant, HIGH.value, 0.0))
+        shares.ask(tenant, HIGH.value, 0.0)
     return max(LEAST_SHARE, shares.share_of(tenants[0], HIGH.value))
 
 

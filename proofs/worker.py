@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import msgspec
+
 from benchmarks.record import say
 from benchmarks.test_model import smollm2_directory
 from proofs.proof import Proof, run, section
@@ -419,7 +421,7 @@ class Books:
         message = decode_to_parent(data)
         if not self._ledger.entries:
             self._ledger = Ledger(49152)  # its first assignment is the one the events are of
-            self._ledger.add(replace(REQUEST, request_id="a"))
+            self._ledger.add(msgspec.structs.replace(REQUEST, request_id="a"))
             self._ledger.due(0.0)
         if isinstance(message, Stepped):
             self._ledger.take(message.events, [])

@@ -82,7 +82,7 @@ def ask(here: House, path: str = PATH, **more: Any) -> HTTPConnection:
 
 
 def batches_of(*streams: Stream) -> answering.Batches:
-    asked: Any = [SimpleNamespace(stream=stream) for stream in streams]
+    asked: Any = streams
     return answering.Batches(asked)
 
 

@@ -183,6 +183,11 @@ def test_a_head_beyond_its_bound_is_refused(here: House) -> None:
     long = "x" * (limits.MAX_HEAD_BYTES + 1)
     assert b" 431 " in spoken(here, f"GET /health HTTP/1.1\r\nhost: localhost\r\nx-a: {long}\r\n\r\n".encode())
     assert b" 431 " in spoken(here, f"GET /{long} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+
+
+def test_headers_behind_a_body_are_bounded_like_those_before_it(here: House) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+    assert b" 431 " in spoken(here, head + b"x-a: 1\r\n" * 300_000)
     assert here.get("/health", x_a="x" * 30_000).status == 200
 
 

@@ -79,7 +79,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 
 def test_connections_are_bounded_and_those_without_a_request_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.http.protocol.max_connections", lambda: 2)
+    monkeypatch.setattr("quire.api.server.max_connections", lambda: 2)
     opened, runner = paced_talker()
     with house(models={"oracle": opened}) as here, connected(here) as idle, connected(here) as busy:
         body = b'{"model": "oracle", "prompt": "x", "max_tokens": 2}'

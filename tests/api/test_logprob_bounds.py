@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire.api.dialects.openai import logprobs
+from quire.api.dialects.openai import fields
 from tests.support.local_api import House
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -23,7 +23,7 @@ def chat(**more: Any) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "MAX_ANSWER_LOGPROBS", LIMIT)
+    monkeypatch.setattr(fields, "MAX_ANSWER_LOGPROBS", LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_up_to_the_limit_and_in_streams_of_answers_they_are_given(
 
 
 def test_every_answer_to_a_prompt_says_the_same_of_it(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "MAX_ANSWER_LOGPROBS", 10_000)
-    fields = {"echo": True, "logprobs": 2, "prompt_logprobs": 2, "return_token_ids": True, "seed": 1}
-    several = here.post(*complete(n=3, **fields)).json["choices"]
-    (alone,) = here.post(*complete(n=1, **fields)).json["choices"]
+    monkeypatch.setattr(fields, "MAX_ANSWER_LOGPROBS", 10_000)
+    asked = {"echo": True, "logprobs": 2, "prompt_logprobs": 2, "return_token_ids": True, "seed": 1}
+    several = here.post(*complete(n=3, **asked)).json["choices"]
+    (alone,) = here.post(*complete(n=1, **asked)).json["choices"]
     for choice in several:
         assert choice["prompt_logprobs"] == alone["prompt_logprobs"]
         assert choice["prompt_token_ids"] == IDS

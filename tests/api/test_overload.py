@@ -94,9 +94,10 @@ def _step(runner: PacedRunner) -> None:
     assert runner.is_waiting.wait(60)
 
 
-def _refused(here: House, runner: PacedRunner, secret: str) -> Any:
+def _refused(here: House, runner: PacedRunner, secret: str = "", **more: Any) -> Any:
+    """What the engine says to a request, which it hears of between two steps."""
     got: list[Any] = []
-    asking = threading.Thread(target=lambda: got.append(here.post(COMPLETE, BODY, x_api_key=secret)))
+    asking = threading.Thread(target=lambda: got.append(here.post(COMPLETE, {**BODY, **more}, x_api_key=secret)))
     asking.start()
     asking.join(0.2)
     while asking.is_alive():
@@ -105,17 +106,24 @@ def _refused(here: House, runner: PacedRunner, secret: str) -> Any:
     return got[0]
 
 
+def _step_until_heard(here: House, runner: PacedRunner, num_requests: int) -> None:
+    """The engine has heard of so many: one runs, all others wait."""
+    here.wait_until(lambda: next(iter(here.admission.models)).open().num_open == num_requests)
+    while len(here.opened["oracle"].engine.scheduler.live) < num_requests:
+        _step(runner)
+
+
 def test_a_place_in_the_queue_is_kept_for_each_class() -> None:
     opened, runner = paced_talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
-    with house(models={"oracle": opened}, settings=AdmissionSettings(queue=10)) as here:
-        open_requests = [ask(here, prompt=f"question {at}") for at in range(8)]
-        here.wait_until_asked(8)
-        assert here.post(COMPLETE, BODY).status == 503
+    with house(models={"oracle": opened}) as here:
+        open_requests = [ask(here, prompt=f"question {at}") for at in range(9)]
+        _step_until_heard(here, runner, 9)
+        assert _refused(here, runner).status == 503
         open_requests.append(ask(here, prompt="urgent", priority=-1))
         open_requests.append(ask(here, prompt="patient", priority=1))
-        here.wait_until_asked(10)
-        assert here.post(COMPLETE, {**BODY, "priority": -1}).status == 503
+        _step_until_heard(here, runner, 11)
+        assert _refused(here, runner, priority=1).status == 503
         runner.let_go()
         assert {connection.getresponse().status for connection in open_requests} == {200}
         for connection in open_requests:
@@ -133,9 +141,11 @@ def full(tmp_path: Path) -> Iterator[tuple[House, dict[str, str]]]:
     }
     opened, runner = paced_talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
-    with house(models={"oracle": opened}, keys_file=keys, settings=AdmissionSettings(queue=10)) as here:
-        open_requests = [_ask_with(here, secrets["usual"], BODY) for _ in range(8)]
-        here.wait_until_asked(8)
+    with house(models={"oracle": opened}, keys_file=keys) as here:
+        open_requests = [_ask_with(here, secrets["usual"], {**BODY, "max_tokens": 100}) for _ in range(9)]
+        _step_until_heard(here, runner, 9)
+        assert _refused(here, runner, secrets["usual"]).status == 503
+        here.wait_until_asked(9)
         yield here, secrets
         runner.let_go()
         for connection in open_requests:
@@ -151,14 +161,17 @@ def _ask_with(here: House, secret: str, body: Any, **headers: str) -> HTTPConnec
     return connection
 
 
-def test_a_full_house_does_not_look_at_what_it_turns_away(full: tuple[House, dict[str, str]]) -> None:
+def test_a_full_house_turns_away_at_once_and_works_on_no_text_for_it(
+    full: tuple[House, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, secrets = full
-    for body in (b"{", {**BODY, "model": "nobody"}, {**BODY, "max_tokens": "many"}):
-        refused = here.post(COMPLETE, body, x_api_key=secrets["usual"], x_request_id="mine")
+    monkeypatch.setattr(TextModel, "prompt", lambda *_: pytest.fail("text was worked on"))
+    for _ in range(3):  # the engine is in the middle of a step, and hears of none of them
+        refused = here.post(COMPLETE, BODY, x_api_key=secrets["usual"], x_request_id="mine")
         assert (refused.status, refused.code) == (503, "server_overloaded")
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.headers["x-request-id"] == "mine"
-    assert here.post("/tokenize", b"{", x_api_key=secrets["usual"]).status == 400
+    assert here.post(COMPLETE, b"{", x_api_key=secrets["usual"]).status == 400
     assert here.get("/v1/models", x_api_key=secrets["usual"]).status == 200
 
 
@@ -190,17 +203,18 @@ def test_whoever_may_be_of_another_class_is_heard(
         )
     finally:
         heard.close()
-        here.wait_until_asked(8)
+        here.wait_until_asked(9)
 
 
 def test_at_a_full_house_the_first_of_two_keys_counts_as_it_does_behind_it(full: tuple[House, dict[str, str]]) -> None:
     here, secrets = full
+    data = json.dumps(BODY).encode()
     for first, second, status in ((secrets["usual"], "sk-wrong", 503), ("sk-wrong", secrets["usual"], 401)):
         connection = here.connection()
         connection.putrequest("POST", COMPLETE)
-        for name, value in (("x-api-key", first), ("x-api-key", second), ("content-length", "2")):
+        for name, value in (("x-api-key", first), ("x-api-key", second), ("content-length", str(len(data)))):
             connection.putheader(name, value)
-        connection.endheaders(b"{}")
+        connection.endheaders(data)
         assert connection.getresponse().status == status
         connection.close()
 
@@ -213,12 +227,12 @@ def test_who_was_let_in_at_a_full_house_stays_in_while_it_drains(full: tuple[Hou
     connection.putheader("x-api-key", secrets["usual"])
     connection.putheader("content-length", str(len(data)))
     connection.endheaders(data[:5])
-    here.wait_until(lambda: len(here.admission.open_requests) == 9)
+    here.wait_until(lambda: len(here.admission.open_requests) == 10)
     here.admission.is_draining = True
     connection.send(data[5:])
     here.wait_until(lambda: [record.is_waiting for record, _ in here.admission.open_requests.values()].count(True) == 9)
     connection.close()
-    here.wait_until(lambda: len(here.admission.open_requests) == 8)
+    here.wait_until(lambda: len(here.admission.open_requests) == 9)
 
 
 def test_a_reader_that_does_not_even_take_a_refusal_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,10 +255,12 @@ def test_a_reader_that_does_not_even_take_a_refusal_is_cut(monkeypatch: pytest.M
 
 def test_a_full_model_does_not_turn_away_who_asks_for_another() -> None:
     opened, runner = paced_talker(max_running=1)
+    opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
     models = {"oracle": opened, "other": talker()}
-    with house(models=models, settings=AdmissionSettings(queue=10)) as here:
-        open_requests = [ask(here, prompt=f"question {at}") for at in range(8)]
-        here.wait_until_asked(8)
+    with house(models=models) as here:
+        open_requests = [ask(here, prompt=f"question {at}") for at in range(9)]
+        _step_until_heard(here, runner, 9)
+        assert _refused(here, runner).status == 503
         assert here.post(COMPLETE, BODY).status == 503
         assert here.post(COMPLETE, {**BODY, "model": "other"}).status == 200
         runner.let_go()
@@ -260,9 +276,9 @@ def test_who_leaves_at_a_full_house_in_the_middle_of_a_body_has_left(full: tuple
     connection.putheader("x-api-key", secrets["usual"])
     connection.putheader("content-length", "100")
     connection.endheaders(b'{"model": ')
-    here.wait_until(lambda: len(here.admission.open_requests) == 9)
+    here.wait_until(lambda: len(here.admission.open_requests) == 10)
     connection.close()
-    here.wait_until(lambda: len(here.admission.open_requests) == 8)
+    here.wait_until(lambda: len(here.admission.open_requests) == 9)
 
 
 def test_a_key_over_its_requests_is_told_when_to_come_back(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -47,6 +48,13 @@ class Street:
         """Ask, and be answered at once."""
         return self.here.post(path, {**BODY, **more}, x_api_key=self.secrets[tenant])
 
+    def refused(self, tenant: str) -> Reply:
+        """Ask, and let the engine step until it has said what it thinks of that."""
+        with ThreadPoolExecutor(1) as beside:
+            asking = beside.submit(self.post, tenant)
+            self.step_until(asking.done)
+            return asking.result()
+
     def step_until(self, is_so: Callable[[], bool]) -> None:
         """Commands are obeyed between steps."""
 
@@ -68,7 +76,7 @@ def street(tmp_path: Path, settings: AdmissionSettings, queue: QueueConfig | Non
     keys = tmp_path / "keys.json"
     secrets = {name: add_key(keys, name) for name in ("a", "b")}
     opened, runner = paced_talker(max_running=2)
-    opened.engine.scheduler.queue = WaitingQueue(queue or QueueConfig(max_requests=settings.queue or 512))
+    opened.engine.scheduler.queue = WaitingQueue(queue or QueueConfig())
     with house(models={"oracle": opened}, keys_file=keys, settings=settings) as here:
         made = Street(here, runner, secrets)
         try:
@@ -86,7 +94,7 @@ def answer(connection: HTTPConnection) -> Reply:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_request_that_waited_and_was_displaced_is_429_with_a_time(tmp_path: Path, is_streamed: bool) -> None:
-    with street(tmp_path, AdmissionSettings(queue=4), QueueConfig(max_requests=4, class_reserve=0.0)) as there:
+    with street(tmp_path, AdmissionSettings(), QueueConfig(max_requests=4, class_reserve=0.0)) as there:
         running = there.send("a", max_tokens=300)
         there.step_until(lambda: there.here.states() == ["running"])
         waiting = [there.send("a", stream=is_streamed) for _ in range(4)]
@@ -152,13 +160,13 @@ def test_tokenizing_gives_way_as_well(tmp_path: Path) -> None:
         there.runner.let_go()
 
 
-def test_a_key_at_its_share_is_turned_away_unparsed_and_its_neighbour_is_heard(tmp_path: Path) -> None:
-    with street(tmp_path, AdmissionSettings(queue=40)) as there:
-        there.send("b")
+def test_a_key_at_its_share_is_turned_away_at_once_and_its_neighbour_is_heard(tmp_path: Path) -> None:
+    with street(tmp_path, AdmissionSettings(), QueueConfig(max_requests=40)) as there:
+        there.send("b", max_tokens=100)
         for _ in range(16):
             there.send("a")
-        for body in (b"{", {**BODY, "model": "nobody"}):
-            refused = there.here.post(COMPLETE, body, x_api_key=there.secrets["a"])
+        there.submitted(17)
+        for refused in (there.refused("a"), there.post("a"), there.post("a")):
             assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
             assert "may have 16 requests waiting, 16 are" in refused.json["error"]["message"]
         assert there.here.post(COMPLETE, b"{", x_api_key=there.secrets["b"]).status == 400
@@ -168,10 +176,11 @@ def test_a_key_at_its_share_is_turned_away_unparsed_and_its_neighbour_is_heard(t
 
 
 def test_a_key_with_one_request_open_for_long_has_all_the_rest_of_the_queue(tmp_path: Path) -> None:
-    with street(tmp_path, AdmissionSettings(queue=10)) as there:
-        for _ in range(8):
-            there.send("a")
-        refused = there.post("a")
+    with street(tmp_path, AdmissionSettings(), QueueConfig(max_requests=10)) as there:
+        for _ in range(9):
+            there.send("a", max_tokens=100)
+        there.submitted(9)
+        refused = there.refused("a")
         assert (refused.status, refused.code) == (503, "server_overloaded"), "alone it is the server that is full"
         there.runner.let_go()
 
@@ -180,11 +189,12 @@ def test_who_comes_back_early_is_refused_again_and_who_waits_comes_in_and_is_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later_s = [0.0]
-    monkeypatch.setattr("quire.api.access.capacity.monotonic", lambda: time.monotonic() + later_s[0])
-    with street(tmp_path, AdmissionSettings(queue=10)) as there:
-        for _ in range(8):
-            there.send("a")
-        first = int(there.post("a").headers["retry-after"])
+    monkeypatch.setattr("quire.api.access.admission.monotonic", lambda: time.monotonic() + later_s[0])
+    with street(tmp_path, AdmissionSettings(), QueueConfig(max_requests=10)) as there:
+        for _ in range(9):
+            there.send("a", max_tokens=100)
+        there.submitted(9)
+        first = int(there.refused("a").headers["retry-after"])
         later_s[0] += first - 0.5
         assert there.post("a").status == 503
         later_s[0] += 0.5

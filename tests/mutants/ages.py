@@ -28,7 +28,7 @@ MUTANTS = [
     ),
     Mutant("who is asked again is new", LEDGER, "            now_s - request.arrival_s,\n", "            0.0,\n"),
     Mutant("a deadline is sent as it is", LEDGER, "else request.deadline_s - now_s", "else request.deadline_s"),
-    Mutant("an admission is told as if it were now", SCHEDULER, "age_s=step_s", "age_s=0.0"),
+    Mutant("an admission is told as if it were now", ROWS, "age_s=step_s", "age_s=0.0"),
     Mutant("a reply forgets how long ago an admission was", REPLY, "self._clock() - event.age_s", "self._clock()"),
     Mutant("an eviction says when it was", TREE, "max(0.0, now_s - evicted_at_s)", "evicted_at_s"),
     Mutant("whoever asks an idle engine gets an old time", ENGINE, "        self.memory.advance(now_s)\n", ""),
@@ -36,7 +36,7 @@ MUTANTS = [
     Mutant("a beat is never seen to move", SESSION, "if num_beats != self.num_beats_seen:", "if not self.beat_seen_s:"),
     Mutant("a look is a beat", SESSION, "if num_beats != self.num_beats_seen:", "if True:"),
     # -- epochs --
-    Mutant("tokens name no assignment", ROWS, "num_output, logprobs, epoch=request.epoch)", "num_output, logprobs)"),
+    Mutant("tokens name no assignment", ROWS, "number, logprobs, epoch=request.epoch)", "number, logprobs)"),
     Mutant(
         "a stranger is taken for somebody late",
         LEDGER,

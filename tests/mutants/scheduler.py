@@ -68,13 +68,13 @@ MUTANTS = [
     Mutant(
         "the asker does not count among those who share",
         SHARES,
-        "(0.0 if self._is_sharing(tenant) else self.bounds.weight_of(tenant))",
-        "0.0 * (0.0 if self._is_sharing(tenant) else self.bounds.weight_of(tenant))",
+        "(0.0 if self._is_sharing(tenant) else self._weight_of(tenant))",
+        "0.0 * (0.0 if self._is_sharing(tenant) else self._weight_of(tenant))",
     ),
     Mutant(
         "shares do not go by weight",
         SHARES,
-        "floor(reach.limit * self.bounds.weight_of(tenant) / reach.weight)",
+        "floor(reach.limit * self._weight_of(tenant) / reach.weight)",
         "floor(reach.limit / reach.weight)",
     ),
     Mutant("nobody is ever forgotten", SHARES, "if asked_s > self._now_s - ASKED_WITHIN_S:", "if True:"),
@@ -90,12 +90,12 @@ MUTANTS = [
         "self._num_taken[one] > self.bounds.num_kept",
         "self._num_taken[one] >= 0",
     ),
-    Mutant("promises of a place are not kept", SHARES, "if ask.is_promised and self", "if False and self"),
+    Mutant("promises of a place are not kept", SHARES, "if is_promised and self", "if False and self"),
     Mutant(
         "promised places have no bound",
         SHARES,
-        "if ask.is_promised and self._num_promised < self.bounds.max_promised:",
-        "if ask.is_promised:",
+        "if is_promised and self._num_promised < self._max_promised:",
+        "if is_promised:",
     ),
     Mutant(
         "who was promised a place may lose it",
@@ -127,7 +127,7 @@ MUTANTS = [
         "            self.promises.tell(tenant, now_s, room.retry_after_s)\n",
         "",
     ),
-    Mutant("a promise is kept twice", PROMISES, "            del self._of[tenant]\n", "            pass\n"),
+    Mutant("a promise is kept twice", PROMISES, "            del self[tenant]\n", "            pass\n"),
     Mutant("a promise is good too early", PROMISES, "or now_s < promise.first_due_s:", ":"),
     Mutant("a promise is put off by a refusal", PROMISES, "min(before.first_due_s, due_s)", "due_s"),
     Mutant(
@@ -173,10 +173,10 @@ MUTANTS = [
         "    if not is_enough(chosen):\n        return None\n",
         "    if not is_enough(chosen):\n        return chosen\n",
     ),
-    Mutant("stopped too early", POLICY, " and num_before + count > params.min_tokens:", ":"),
+    Mutant("stopped too early", ROWS, " and num_before + count > params.min_tokens:", ":"),
     Mutant(
         "one token too many",
-        POLICY,
+        ROWS,
         "num_before + count >= params.max_tokens",
         "num_before + count > params.max_tokens",
     ),
@@ -343,7 +343,7 @@ MUTANTS = [
     Mutant(
         "a complete answer is asked again",
         SCHEDULER,
-        "taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations",
+        "rows.taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations",
         "None for _ in request.continuations",
     ),
     Mutant("who is not needed yields as well", POLICY, "            chosen = others\n", "            pass\n"),

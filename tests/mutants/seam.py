@@ -21,7 +21,7 @@ MUTANTS = [
     # -- several tokens in a result --
     Mutant(
         "a stop among several tokens is missed",
-        POLICY,
+        ROWS,
         "if token_id in params.stop_token_ids and",
         "if count == len(token_ids) and token_id in params.stop_token_ids and",
     ),
@@ -117,6 +117,8 @@ MUTANTS = [
     Mutant("scores are reported from the wrong token on", ROWS, "Scoring(first + 1, targets", "Scoring(first, targets"),
     Mutant("masks are read from the other end", ORACLE, ">> token_id % 8", ">> (7 - token_id % 8)"),
     Mutant("a mask may be too short", ACCEPTANCE, " or any(len(one) != num_bytes for one in given):", ":"),
-    Mutant("an adapter that is not there is served", POLICY, "    if request.adapter:\n", "    if False:\n"),
+    Mutant(
+        "an adapter that is not there is served", POLICY, "if adapter := request.", "if adapter := False and request."
+    ),
     Mutant("items do not name their adapter", ROWS, ", (), request.namespace.adapter)", ")"),
 ]

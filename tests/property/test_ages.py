@@ -1,7 +1,7 @@
 """Two processes need not agree what time it is: nothing that crosses between them is an instant."""
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from random import Random
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from quire.config import ModelSettings
 from quire.core.events import Admitted, Finished, RequestEvent, SequenceFinished

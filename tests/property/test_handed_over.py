@@ -1,9 +1,9 @@
 """A request that was begun elsewhere goes on here as if it had never been anywhere else."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from quire.backends.oracle import answer_alone
 from quire.core.events import (

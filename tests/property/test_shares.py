@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.core.promises import KEPT_S, Promises
 from quire.core.request import PriorityClass
-from quire.core.share_types import Bounds, NoRoom, PlaceRequest, Room
+from quire.core.share_types import Bounds, NoRoom, Room
 from quire.core.shares import ASKED_WITHIN_S, LEAST_SHARE, Shares
 
 KINDS = tuple(one.value for one in PriorityClass)
@@ -60,13 +60,14 @@ class SharesMachine(RuleBasedStateMachine):
         is_due = told is not None and told[1] <= self.now_s <= told[1] + KEPT_S
         is_promised = self.promises.come(tenant, self.now_s)
         assert is_promised or not is_due, "it came when it was told to"
-        room = self.shares.ask(PlaceRequest(tenant, kind, self.now_s, is_promised))
+        room = self.shares.ask(tenant, kind, self.now_s, is_promised=is_promised)
         self.asked_s[tenant] = self.now_s
         if isinstance(room, NoRoom):
             assert not is_promised, "it was promised a place"
             self.check_refused(room, tenant, kind)
             self.promises.tell(tenant, self.now_s, room.retry_after_s)
             self.told_s[tenant] = (self.now_s, self.now_s + room.retry_after_s)
+            assert (tenant, kind) in {(one.tenant, one.kind) for one in self.shares.verdicts()}
         else:
             self.let_in(room, tenant, kind)
 
@@ -133,6 +134,16 @@ class SharesMachine(RuleBasedStateMachine):
         assert len(self.shares) == len(self.held)
         assert self.shares.num_promised == sum(kind is None for _, _, kind in self.held)
         assert self.shares._weight == sum(self.weights[one] for one in self.sharing())
+
+    @invariant()
+    def what_is_said_of_those_turned_away_is_the_rule(self) -> None:
+        if not hasattr(self, "held"):
+            return
+        for one in self.shares.verdicts():
+            room = self.shares.judge(one.tenant, one.kind)
+            assert one.tenant in self.sharing()
+            assert (one.num_room == 0) == isinstance(room, NoRoom)
+            assert one.num_room or one.refusal == room
 
 
 TestShares = SharesMachine.TestCase

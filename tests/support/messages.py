@@ -1,6 +1,6 @@
 """One of everything that crosses between worker and parent."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from quire.config import ModelSettings
 from quire.core.digests import Namespace

@@ -71,12 +71,11 @@ def wrong_stop(
     """What is wrong with an answer that stop strings may cut."""
     answer = AnswerText(tokenizer, prompt_ids, stops, include_stop=include_stop)
     deltas = [*(answer.push(token_id) for token_id in token_ids), answer.finish()]
-    sent = "".join(delta.text for delta in deltas)
-    found = [delta.stop for delta in deltas if delta.stop is not None]
+    sent = "".join(deltas)
     text, stop = cut_at_stop(text_at_once(tokenizer, prompt_ids, token_ids), stops)
     expected = text + stop if stop and include_stop else text
-    if sent != expected or found != [stop][: stop is not None]:
-        return [f"stops {stops!r}: sent {sent!r}, {found!r}; the oracle says {expected!r}, {stop!r}"]
+    if sent != expected or answer.stop != stop:
+        return [f"stops {stops!r}: sent {sent!r}, {answer.stop!r}; the oracle says {expected!r}, {stop!r}"]
     return []
 
 

@@ -17,7 +17,6 @@ from starlette.responses import Response
 from quire import __version__
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate, public, require_key
-from quire.api.access.early_reject import EarlyReject
 from quire.api.asgi import Pages, RequestMiddleware, allowed_methods, error_response
 from quire.api.dialects.answering import Answering
 from quire.api.dialects.body_answers import TextAnswering
@@ -34,8 +33,6 @@ from quire.observe.metrics import CONTENT_TYPE, Picture
 
 Guarded = Annotated[Caller, Depends(require_key)]
 Endpoint = Callable[..., Awaitable[Response]]
-QUEUED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""What is asked here waits in an engine's queue."""
 QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
 """The framework can report to collectors by itself. A server that was not told to talks to nobody."""
 
@@ -56,7 +53,7 @@ def make_app(admission: Admission, gate: Gate) -> FastAPI:
 def make_asgi(admission: Admission, gate: Gate) -> RequestMiddleware:
     """The application as a server runs it."""
     pages = Pages(admission.settings.origins, gate.ring)
-    return RequestMiddleware(make_app(admission, gate), EarlyReject(admission, gate, QUEUED_PATHS), pages)
+    return RequestMiddleware(make_app(admission, gate), admission.told, pages)
 
 
 def add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, guard: Callable[..., Any]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.access.early_reject import EarlyReject
 from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
 from quire.api.access.request_record import RequestRecord
@@ -50,6 +49,10 @@ class Pages:
         if not self.ring.is_locked:
             self.origins.check(headers)
 
+    def cors(self, headers: Headers) -> Sequence[tuple[bytes, bytes]]:
+        """What an answer says to a browser, where any pages are allowed."""
+        return [*self.origins.cors(headers)] if self.origins.allowed else ()
+
 
 class RequestMiddleware:
     """Wraps an application."""
@@ -57,12 +60,12 @@ class RequestMiddleware:
     def __init__(
         self,
         app: Any,
-        early_reject: EarlyReject | None = None,
+        note: Note | None = None,
         pages: Pages | None = None,
         errors: ErrorFormats = SERVER_ERRORS,
     ) -> None:
         self._app = app
-        self._early_reject = early_reject
+        self._note = note or _unheard
         self._pages = pages
         self._errors = errors
 
@@ -76,10 +79,11 @@ class RequestMiddleware:
         record.client_id = _client_id(headers)
         scope["quire.record"] = record
         scope["quire.errors"] = self._errors
-        scope["quire.note"] = _unheard if self._early_reject is None else self._early_reject.told
-        told = RecordingSend(scope, send, self._cors(headers))
+        scope["quire.note"] = self._note
+        pages = self._pages
+        told = RecordingSend(scope, send, () if pages is None else pages.cors(headers))
         try:
-            await self._answer(scope, receive, told, record)
+            await self._answer(scope, receive, told)
         except ReaderStuckError:
             record.is_cut, record.error = True, "reader_too_slow"
             told.abort()
@@ -88,7 +92,7 @@ class RequestMiddleware:
         finally:
             write_access(record.line())
 
-    async def _answer(self, scope: Any, receive: Any, told: "RecordingSend", record: RequestRecord) -> None:
+    async def _answer(self, scope: Any, receive: Any, told: "RecordingSend") -> None:
         """By the routes; or what is to be said instead."""
         try:
             if len(scope["headers"]) > MAX_HEADERS:
@@ -96,11 +100,7 @@ class RequestMiddleware:
                 raise ApiError(431, "too_many_headers", message)
             if self._pages is not None and await self._is_page_served(scope, told, self._pages):
                 return
-            if self._early_reject is None:
-                await self._app(scope, receive, told.send)
-            else:
-                async with self._early_reject.passed(scope, receive, record) as rest:
-                    await self._app(scope, rest, told.send)
+            await self._app(scope, receive, told.send)
         except (ReaderStuckError, ClientGoneError):
             raise
         except asyncio.CancelledError:
@@ -109,14 +109,11 @@ class RequestMiddleware:
         except Exception as error:
             await told.refuse(error)
 
-    def _cors(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        return [] if self._pages is None else [*self._pages.origins.cors(headers)]
-
     async def _is_page_served(self, scope: Any, told: "RecordingSend", pages: Pages) -> bool:
         """Refuse foreign pages; tell an allowed one what it may send, which is all it asked."""
         method, headers = scope["method"], scope["quire.record"].headers
         pages.check(headers)
-        if not pages.origins.is_preflight(method, headers):
+        if method != "OPTIONS" or not pages.origins.is_preflight(headers):
             return False
         await told.send(
             {"type": "http.response.start", "status": 204, "headers": pages.origins.preflight(headers)},
@@ -202,7 +199,7 @@ def allowed_methods(request: Request) -> str:
 
 
 def _unheard(record: RequestRecord, refusal: ApiError) -> None:
-    """Nobody remembers what was told where nobody looks at who comes."""
+    """Nobody remembers what was told."""
 
 
 def _nothing() -> None:

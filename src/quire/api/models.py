@@ -78,6 +78,8 @@ class Models:
 
     def __init__(self, models: Iterable[ModelEntry]) -> None:
         self._by_name = {model.name: model for model in models}
+        self._max_sequence_tokens: int | None = None
+        """Known for good once all are there."""
 
     def __iter__(self) -> Iterator[ModelEntry]:
         return iter(self._by_name.values())
@@ -86,6 +88,17 @@ class Models:
     def is_ready(self) -> bool:
         """All would answer now."""
         return all(model.is_ready for model in self)
+
+    @property
+    def max_sequence_tokens(self) -> int | None:
+        """The longest sequence that any of them takes; None while none is there."""
+        if self._max_sequence_tokens is not None:
+            return self._max_sequence_tokens
+        clients = [model.engine_client for model in self]
+        longest = max((client.text.max_sequence_tokens for client in clients if client is not None), default=None)
+        if None not in clients:
+            self._max_sequence_tokens = longest
+        return longest
 
     def named(self, name: str | None) -> ModelEntry:
         """The model a request asks for. Where there is one only, its name may be left out."""

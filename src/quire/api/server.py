@@ -18,6 +18,7 @@ import uvicorn
 
 from quire.api.access.admission import Admission
 from quire.api.dialects.error_formats import SERVER_ERRORS
+from quire.api.http.descriptors import max_connections
 from quire.api.http.limits import KEEP_ALIVE_S
 from quire.api.http.protocol import Protocol
 from quire.errors import ConfigError
@@ -44,6 +45,7 @@ class ServerProtocol(Protocol):
 
 def make_server(app: Any) -> UvicornServer:
     """A server for one application; sockets are handed to `serve_app`."""
+    ServerProtocol.max_connections = max_connections()
     config = uvicorn.Config(
         app,
         http=ServerProtocol,

@@ -10,9 +10,10 @@ text at once, and what a real model would show by luck is shown by equality.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
+
+from msgspec.structs import replace
 
 from quire.backends.acceptance import accepted, masks_of
 from quire.backends.protocol import Capacity, PendingStep

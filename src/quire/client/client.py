@@ -15,17 +15,18 @@ from typing import Unpack
 from uuid import uuid4
 
 from quire.client.explanation import Explanation, explanation
-from quire.client.live_replies import LiveReplies
+from quire.client.live_replies import hand_out
 from quire.client.outputs import Completion, Piece
 from quire.client.params import SamplingParams
 from quire.client.reply import Reply
 from quire.client.requests import DEFAULT_TENANT, RequestOptions, checked_name, make_request
-from quire.client.stream import RequestHandle, Stream
+from quire.client.stream import RequestHandle
 from quire.client.text_model import Messages, TextModel
 from quire.client.text_pool import TextPool
 from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
+from quire.core.share_types import Verdict
 from quire.engine.port import EnginePort
 from quire.errors import CapacityError, ConfigError, EngineDeadError, QuireError
 from quire.text.chat.template import TemplateArguments
@@ -63,9 +64,12 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: EnginePort | None = None
         self._text: TextModel | None = None
-        self._live: LiveReplies[RequestHandle] = LiveReplies(self._cancel_answer)
+        self._live: dict[str, RequestHandle] = {}
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
+        self._verdicts: Sequence[Verdict] = ()
+        self._turned_away: dict[tuple[str, str], Verdict] = {}
+        """The same by tenant and class, less what was let through since."""
         self._questions: dict[str, asyncio.Future[Divergence | QuireError]] = {}
         """About the cache, and not answered yet, whether or not anybody still waits."""
 
@@ -137,19 +141,27 @@ class EngineClient:
         """Submit a prompt's tokens. Whether it is let in is told like everything that becomes of it."""
         self._check_alive()
         params = params or SamplingParams()
-        return self.submit(self.request(ids, params, **options), params)
+        return self.submit(make_request(self.text, ids, params, **options), params)
 
-    def request(self, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]) -> Request:
-        """A prompt's tokens as a request. Looks at every token of every list: long ones beside the event loop."""
-        return make_request(self.text, ids, params, **options)
+    def check_room(self, tenant: str, priority: str) -> None:
+        """Raise what the engine's queue would tell a request of this tenant and class, by what it has said last and
+        what was let through since. Only of those it turned away lately: all others it hears itself.
+        """
+        told = self._started()[0].verdicts
+        if told is not self._verdicts:
+            self._verdicts, self._turned_away = told, {(one.tenant, one.kind): one for one in told}
+        verdict = self._turned_away.get((tenant, priority))
+        if verdict is not None:
+            if verdict.num_room < 1:
+                raise verdict.refusal.error
+            verdict.num_room -= 1
 
     def submit(self, request: Request, params: SamplingParams) -> RequestHandle:
-        """Submit what `request` made of these parameters."""
+        """Submit what `make_request` made of these parameters."""
         self._check_alive()
         port, text = self._started()
-        stream = Stream(request.request_id, port.cancel)
-        asked = RequestHandle(Reply(request, params, text.tokenizer), stream, self._live.forget)
-        self._live.add(asked)
+        asked = RequestHandle(Reply(request, params, text.tokenizer), port.cancel, self._forget)
+        self._live[request.request_id] = asked
         port.submit(request)
         return asked
 
@@ -233,7 +245,7 @@ class EngineClient:
     # -- on the event loop ---------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: Sequence[RequestEvent]) -> None:
-        self._live.take(events)
+        hand_out(events, self._live, self._cancel_answer)
         if self._questions:
             self._take_answers(events)
 
@@ -244,6 +256,10 @@ class EngineClient:
                 del self._questions[event.request_id]
                 question.set_result(event.found if isinstance(event, Explained) else event.error)
 
+    def _forget(self, request_id: str) -> None:
+        """Nobody waits for it any more."""
+        self._live.pop(request_id, None)
+
     def _cancel_answer(self, request_id: str, index: int) -> None:
         self._started()[0].cancel(request_id, index)
 
@@ -253,8 +269,8 @@ class EngineClient:
         self._end_all(self._failure)
 
     def _end_all(self, error: QuireError) -> None:
-        for asked in self._live:
-            asked.stream.end(error)
+        for asked in self._live.values():
+            asked.end(error)
         questions, self._questions = self._questions, {}
         for question in questions.values():
             question.set_result(error)

@@ -1,11 +1,11 @@
-"""The replies that are still being written, by request: each takes its own of what an engine says.
+"""Who is still being answered, by request: each takes its own of what an engine says.
 
 For one thread that steps by itself and for many tasks on an event loop alike. What came is handed to whom it is for;
 answers that a stop string ended are ended in the engine too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from quire.client.outputs import Piece
 from quire.client.reply import Reply
@@ -22,7 +22,7 @@ class Recipient(Protocol):
         """What it has so far."""
         ...
 
-    def take(self, pieces: list[Piece]) -> None:
+    def show(self, pieces: list[Piece]) -> None:
         """These are new; or it is done, or refused."""
         ...
 
@@ -30,44 +30,21 @@ class Recipient(Protocol):
 R = TypeVar("R", bound=Recipient)
 
 
-class LiveReplies(Generic[R]):
-    """From submission to the last event."""
-
-    def __init__(self, cancel_answer: CancelAnswer) -> None:
-        self._cancel_answer = cancel_answer
-        self._recipients: dict[str, R] = {}
-
-    def __len__(self) -> int:
-        return len(self._recipients)
-
-    def __iter__(self) -> Iterator[R]:
-        return iter(self._recipients.values())
-
-    def add(self, recipient: R) -> None:
-        """From now on it is told."""
-        self._recipients[recipient.reply.request.request_id] = recipient
-
-    def forget(self, request_id: str) -> bool:
-        """Nobody waits for it any more; false if nobody did."""
-        return self._recipients.pop(request_id, None) is not None
-
-    def take(self, events: Sequence[RequestEvent]) -> None:
-        """Tell everybody what is theirs, once."""
-        own: dict[str, list[RequestEvent]] = {}
-        for event in events:
-            own.setdefault(event.request_id, []).append(event)
-        for request_id, its_events in own.items():
-            recipient = self._recipients.get(request_id)
-            if recipient is not None:
-                self._tell(request_id, recipient, its_events)
-
-    def _tell(self, request_id: str, recipient: R, events: list[RequestEvent]) -> None:
+def hand_out(events: Sequence[RequestEvent], live: dict[str, R], cancel_answer: CancelAnswer) -> None:
+    """Tell everybody what is theirs, once. Whoever has heard the last is live no more."""
+    own: dict[str, list[RequestEvent]] = {}
+    for event in events:
+        own.setdefault(event.request_id, []).append(event)
+    for request_id, its_events in own.items():
+        recipient = live.get(request_id)
+        if recipient is None:
+            continue
         reply = recipient.reply
-        pieces = reply.take(events)
+        pieces = reply.take(its_events)
         if reply.is_done:
-            del self._recipients[request_id]
+            del live[request_id]
         elif reply.stopped:
             stopped, reply.stopped = reply.stopped, []
             for index in stopped:
-                self._cancel_answer(request_id, index)
-        recipient.take(pieces)
+                cancel_answer(request_id, index)
+        recipient.show(pieces)

@@ -15,7 +15,7 @@ from typing import Unpack
 
 from quire.checkpoints.progress import show_progress
 from quire.client.explanation import Explanation, explanation
-from quire.client.live_replies import LiveReplies
+from quire.client.live_replies import hand_out
 from quire.client.opening import OpenedModel, open_model
 from quire.client.outputs import Completion, Piece
 from quire.client.params import SamplingParams
@@ -23,7 +23,7 @@ from quire.client.reply import Reply
 from quire.client.requests import DEFAULT_TENANT, make_request
 from quire.client.text_model import Messages, TextModel
 from quire.config import ModelSettings
-from quire.core.events import Refused
+from quire.core.events import Refused, RequestEvent
 from quire.errors import CapacityError, ConfigError, QuireError
 from quire.text.chat.template import TemplateArguments
 
@@ -39,7 +39,7 @@ class _Unread:
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
 
-    def take(self, pieces: list[Piece]) -> None:
+    def show(self, pieces: list[Piece]) -> None:
         """They are in the reply. One that gave up its place will not be answered."""
         if self.reply.refusal is not None:
             raise self.reply.refusal
@@ -50,7 +50,7 @@ class LLM:
 
     def __init__(self, model: str | OpenedModel, settings: ModelSettings | None = None) -> None:
         self._opened = _open(model, settings) if isinstance(model, str) else model
-        self._live: LiveReplies[_Unread] = LiveReplies(self._opened.engine.cancel)
+        self._live: dict[str, _Unread] = {}
 
     def __enter__(self) -> "LLM":
         return self
@@ -186,16 +186,19 @@ class LLM:
         told = self._opened.engine.submit(reply.request)
         if isinstance(told, Refused):
             return told.error
-        self._live.add(_Unread(reply))
-        self._live.take([told])
+        self._live[reply.request.request_id] = _Unread(reply)
+        self._hand_out([told])
         return None
 
     def _step(self) -> None:
         """One step; each reply takes what is its own."""
-        self._live.take(self._opened.engine.step(monotonic))
+        self._hand_out(self._opened.engine.step(monotonic))
+
+    def _hand_out(self, events: Sequence[RequestEvent]) -> None:
+        hand_out(events, self._live, self._opened.engine.cancel)
 
     def _forget(self, reply: Reply) -> None:
-        if self._live.forget(reply.request.request_id):
+        if self._live.pop(reply.request.request_id, None) is not None:
             self._opened.engine.cancel(reply.request.request_id)
 
 

@@ -23,8 +23,6 @@ MAX_LISTED = 1 << 18
 """Entries of a list of tokens: more than any vocabulary has."""
 SHOWN_CHARS = 200
 """Of a caller's own value inside a message."""
-MAX_TOKENS_DEFAULT = 1 << 30
-"""Without a limit of the client's, the longest sequence the pool holds is the limit."""
 
 
 def _field(default: Any, doc: str, low: float | None = None, high: float | None = None) -> Any:
@@ -111,8 +109,12 @@ class SamplingParams:
             raise InvalidParameterError(f"logit_bias must map token ids to numbers, {_some(bias)} given", "logit_bias")
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(bias)))
 
-    def settle(self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int) -> CoreParams:
-        """The core's parameters: the client's word, then the model's own settings, then the neutral ones."""
+    def settle(
+        self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int, room: int = 1 << 30
+    ) -> CoreParams:
+        """The core's parameters: the client's word, then the model's own settings, then the neutral ones. Without a
+        limit of the client's, the answer has all the room there is.
+        """
 
         def chosen(name: str, neutral: float) -> float:
             given = getattr(self, name)
@@ -122,7 +124,7 @@ class SamplingParams:
             _check_tokens(name, getattr(self, name) or (), vocabulary_size)
         own = frozenset() if self.ignore_eos else frozenset(token for token in eos if token < vocabulary_size)
         return CoreParams(
-            max_tokens=MAX_TOKENS_DEFAULT if self.max_tokens is None else self.max_tokens,
+            max_tokens=room if self.max_tokens is None else self.max_tokens,
             temperature=float(chosen("temperature", 1.0)),
             top_k=int(chosen("top_k", 0)),
             top_p=float(chosen("top_p", 1.0)),

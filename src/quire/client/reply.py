@@ -32,13 +32,14 @@ from quire.core.step import TokenLogprobs
 from quire.engine.engine import Clock
 from quire.errors import DisplacedError, InvariantError, QuireError
 from quire.text.answer_text import AnswerText
+from quire.text.detokenizer import Detokenizer
 from quire.text.tokenizer import Tokenizer
 
 
 class _PartialAnswer:
     """An answer that may not be finished."""
 
-    def __init__(self, text: AnswerText) -> None:
+    def __init__(self, text: Detokenizer) -> None:
         self.text = text
         self.last: Piece | None = None
 
@@ -71,7 +72,8 @@ class Reply:
         self._params = params
         self._tokenizer = tokenizer
         self._clock = clock
-        self._halves = {one.index: self._begun(one) for one in request.continuations}
+        self._halves = {one.index: self._begun(one) for one in request.continuations if one.produced}
+        """Answers that have begun."""
         self.is_queued = False
         """The engine has let it in."""
         self.is_done = False
@@ -96,13 +98,7 @@ class Reply:
 
     def _begun(self, continuation: Continuation) -> _PartialAnswer:
         """An answer goes on behind the tokens it has: their text was shown elsewhere, except what they held back."""
-        text = AnswerText(
-            self._tokenizer,
-            self.request.prompt,
-            self._params.stop,
-            include_stop=self._params.include_stop,
-            skip_special_tokens=self._params.skip_special_tokens,
-        )
+        text = self._text()
         for token_id in continuation.produced:
             text.push(token_id)
         return _PartialAnswer(text)
@@ -110,7 +106,8 @@ class Reply:
     @property
     def is_answered(self) -> bool:
         """Nothing more will be shown."""
-        return all(half.is_over for half in self._halves.values())
+        halves = self._halves.values()
+        return len(halves) == len(self.request.continuations) and all(half.is_over for half in halves)
 
     def take(self, events: Sequence[RequestEvent]) -> list[Piece]:
         """What these events add."""
@@ -156,7 +153,7 @@ class Reply:
             prompt_token_ids=self.request.prompt,
             answers=tuple(
                 _answer(index, [piece for piece in self.pieces if piece.index == index])
-                for index in sorted(self._halves)
+                for index in sorted(one.index for one in self.request.continuations)
             ),
             num_cached_tokens=self.num_cached_tokens,
             seed=self.request.seed,
@@ -203,18 +200,36 @@ class Reply:
             return None
         return explanation(self._tokenizer, self.request.namespace, self.request.prompt, event.miss)
 
+    def _half(self, index: int) -> _PartialAnswer:
+        half = self._halves.get(index)
+        if half is None:
+            half = self._halves[index] = _PartialAnswer(self._text())
+        return half
+
+    def _text(self) -> Detokenizer:
+        tokenizer, prompt, params = self._tokenizer, self.request.prompt, self._params
+        if not params.stop:
+            return Detokenizer(tokenizer, prompt, params.skip_special_tokens)
+        return AnswerText(
+            tokenizer,
+            prompt,
+            params.stop,
+            include_stop=params.include_stop,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+
     def _token(self, event: Token) -> list[Piece]:
-        half = self._halves[event.sequence_index]
+        half = self._half(event.sequence_index)
         if half.is_over:
             return []
         logprobs = () if event.logprobs is None else (event.logprobs,)
         if self._is_hidden(event):
             return self._show(half, Piece(event.sequence_index, "", (event.token_id,), logprobs))
-        delta = half.text.push(event.token_id)
-        reason = None if delta.stop is None else FinishReason.STOP.value
+        text, stop = half.text.push(event.token_id), half.text.stop
+        reason = None if stop is None else FinishReason.STOP.value
         if reason is not None:
             self.stopped.append(event.sequence_index)
-        piece = Piece(event.sequence_index, delta.text, (event.token_id,), logprobs, reason, delta.stop)
+        piece = Piece(event.sequence_index, text, (event.token_id,), logprobs, reason, stop)
         return self._show(half, piece)
 
     def _is_hidden(self, event: Token) -> bool:
@@ -226,16 +241,16 @@ class Reply:
     def _finish(self, event: SequenceFinished) -> list[Piece]:
         if event.retry_after_s is not None:
             self.refusal = DisplacedError(self.request.tenant, event.retry_after_s)
-        half = self._halves[event.sequence_index]
+        half = self._half(event.sequence_index)
         if half.is_over:
             return []
-        delta = half.text.finish()
-        stop: str | int | None = delta.stop
+        text = half.text.finish()
+        stop: str | int | None = half.text.stop
         if stop is None and event.reason is FinishReason.STOP and half.last is not None:
             last = half.last.token_ids[-1]
             stop = last if last in self._params.stop_token_ids else None
-        reason = FinishReason.STOP.value if delta.stop else event.reason.value
-        piece = Piece(event.sequence_index, delta.text, finish_reason=reason, stop_reason=stop, error=event.error)
+        reason = FinishReason.STOP.value if half.text.stop else event.reason.value
+        piece = Piece(event.sequence_index, text, finish_reason=reason, stop_reason=stop, error=event.error)
         return self._show(half, piece)
 
     @staticmethod

@@ -36,7 +36,10 @@ class RequestOptions(TypedDict, total=False):
 def make_request(
     model: TextModel, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]
 ) -> Request:
-    """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded."""
+    """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded.
+
+    Looks at every token of every list: long ones are made beside the event loop.
+    """
     strange = sorted(set(options) - RequestOptions.__annotations__.keys())
     if strange:
         raise InvalidParameterError(
@@ -51,7 +54,7 @@ def make_request(
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.info.namespace(
+        namespace=model.namespace(
             checked_name("cache_group", options.get("cache_group", tenant)), _adapter(options.get("adapter", ""))
         ),
         arrival_s=now_s,

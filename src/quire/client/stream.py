@@ -114,26 +114,23 @@ class Stream:
         return piece
 
 
-class RequestHandle:
+class RequestHandle(Stream):
     """A request that was submitted: its pieces as they come, then all of it; or why it was refused. Close it, whatever
     happens."""
 
-    def __init__(self, reply: Reply, stream: Stream, forget: Callable[[str], object]) -> None:
+    def __init__(self, reply: Reply, cancel: Callable[[str], None], forget: Callable[[str], object]) -> None:
+        super().__init__(reply.request.request_id, cancel)
         self.reply = reply
-        self.stream = stream
         self._forget = forget
 
-    def __aiter__(self) -> "Stream":
-        return self.stream
-
-    def take(self, pieces: list[Piece]) -> None:
+    def show(self, pieces: list[Piece]) -> None:
         """What has just come, for whoever reads."""
         if self.reply.refusal is not None:
-            self.stream.end(self.reply.refusal)
+            self.end(self.reply.refusal)
         elif pieces:
-            self.stream.put(pieces)
+            self.put(pieces)
         if self.reply.is_done:
-            self.stream.end()
+            self.end()
 
     def completion(self) -> Completion:
         """The request with its answers, as far as they came."""
@@ -141,5 +138,5 @@ class RequestHandle:
 
     def close(self) -> None:
         """Nobody waits for it any more: what still runs is ended."""
-        self.stream.close()
-        self._forget(self.reply.request.request_id)
+        super().close()
+        self._forget(self.request_id)

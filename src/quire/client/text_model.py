@@ -1,23 +1,26 @@
 """A model as the parent process sees it: its words, its template, its ends, its own sampling settings. No tensors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from quire.checkpoints import Checkpoint
 from quire.client.params import SamplingParams
+from quire.core.digests import Namespace
 from quire.core.request import ResolvedSampling as CoreParams
 from quire.engine.engine import ModelInfo
-from quire.errors import CheckpointError, InvalidParameterError, InvariantError, RequestTooLargeError
+from quire.errors import CheckpointError, InvalidParameterError, RequestTooLargeError, TemplateError
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.messages import num_text_bytes
-from quire.text.chat.template import ChatTemplate, require_template
+from quire.text.chat.template import ChatTemplate
 from quire.text.chat.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
 from quire.text.tokenizer import Tokenizer as Tokenizer  # noqa: PLC0414
 
 MAX_BYTES_PER_TOKEN = 8
 """A prompt of more bytes in UTF-8 than this times the longest sequence is not tokenised at all. Words of any language
 have fewer; what has more is mostly white space."""
+MAX_NAMESPACES = 1024
+"""Kept at once; a request's own is 6 short values."""
 MAX_UNRENDERED = 4
 """So many times a prompt's bytes may a conversation have before it is rendered: templates leave out old thoughts."""
 
@@ -35,11 +38,18 @@ class TextModel:
     eos_token_ids: frozenset[int]
     defaults: Mapping[str, float | int]
     chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
+    vocabulary_size: int = field(init=False)
+    """Tokens the model has rows for."""
+    max_sequence_tokens: int = field(init=False)
+    """The longest prompt and answer together."""
+    _namespaces: dict[tuple[str, str], Namespace] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Decide once which tokens control the model, by the template's own text."""
         encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.own_text)
         object.__setattr__(self, "chat_tokenizer", encoder)
+        object.__setattr__(self, "vocabulary_size", self.info.vocabulary_size)
+        object.__setattr__(self, "max_sequence_tokens", self.info.max_sequence_tokens)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, info: ModelInfo) -> "TextModel":
@@ -58,20 +68,20 @@ class TextModel:
         )
 
     @property
-    def vocabulary_size(self) -> int:
-        """Tokens the model has rows for."""
-        return self.info.vocabulary_size
-
-    @property
-    def max_sequence_tokens(self) -> int:
-        """The longest prompt and answer together."""
-        return self.info.max_sequence_tokens
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """What the operator should know of the model, and of a template that had to be stopped."""
         failure = None if self.template is None else self.template.failure
         return self.info.notes if failure is None else (*self.info.notes, str(failure))
+
+    def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
+        """The namespace of a cache group's blocks on this model. One object for all its requests, as long as there are
+        not too many groups: clients may name some."""
+        found = self._namespaces.get((cache_group, adapter))
+        if found is None:
+            if len(self._namespaces) >= MAX_NAMESPACES:
+                self._namespaces.clear()
+            found = self._namespaces[cache_group, adapter] = self.info.namespace(cache_group, adapter)
+        return found
 
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt given as text or as ids already."""
@@ -93,11 +103,13 @@ class TextModel:
             raise InvalidParameterError(
                 f"a template may be told {', '.join(TemplateArguments.__annotations__)}; {strange[0]!r} given"
             )
-        template = require_template(self.template)
+        if self.template is None or self.chat_tokenizer is None:
+            raise TemplateError(
+                "chat needs a chat template, this model has none; use the completions endpoint with a plain prompt,"
+                " or start the server with a template file"
+            )
         self._check_size(messages, arguments)
-        rendered = template.render(messages, **arguments)
-        if self.chat_tokenizer is None:
-            raise InvariantError("a model with a template must know its control tokens")
+        rendered = self.template.render(messages, **arguments)
         return self._within_rows(self.chat_tokenizer.encode(rendered))
 
     def close(self) -> None:
@@ -136,6 +148,5 @@ class TextModel:
 
     def settle(self, params: SamplingParams, num_prompt_tokens: int) -> CoreParams:
         """The core's parameters for a prompt of this length."""
-        settled = params.settle(self.defaults, self.eos_token_ids, self.vocabulary_size)
-        room = self.max_sequence_tokens - num_prompt_tokens
-        return settled if params.max_tokens is not None or room < 1 else replace(settled, max_tokens=room)
+        room = max(1, self.max_sequence_tokens - num_prompt_tokens)
+        return params.settle(self.defaults, self.eos_token_ids, self.vocabulary_size, room)

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from quire.errors import QueueFullError
@@ -27,12 +26,8 @@ MAX_WAITING = 4096
 """A server bounds its open requests first; this bound is for callers without a server."""
 
 
-@dataclass(eq=False, slots=True)
-class _Task:
-    """Work that somebody awaits."""
-
-    work: Callable[[], Any]
-    answer: "asyncio.Future[Any]"
+Task = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+"""Work, and what somebody awaits of it."""
 
 
 class TextPool:
@@ -44,7 +39,7 @@ class TextPool:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="quire-text")
         self._running: set[str] = set()
         """Tenants that have a thread."""
-        self._waiting: dict[str, deque[_Task]] = {}
+        self._waiting: dict[str, deque[Task]] = {}
         """By tenant, in the order of their turns; nobody is listed without a task."""
         self._until_end: dict[str, list[asyncio.Future[None]]] = {}
 
@@ -57,15 +52,14 @@ class TextPool:
         """What the work returns or raises, done in a thread when it is this tenant's turn."""
         if (num_waiting := self.num_waiting) >= self._max_waiting:
             raise QueueFullError(num_waiting, self._max_waiting)
-        task = _Task(work, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(tenant, deque()).append(task)
+        awaited: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append((work, awaited))
         self._begin()
         try:
-            answer: T = await task.answer
+            return await awaited
         except asyncio.CancelledError:
-            self._leave(tenant, task)
+            self._leave(tenant, (work, awaited))
             raise
-        return answer
 
     async def pause(self, tenant: str) -> None:
         """Wait for the end of what this tenant has in a thread, if it has anything there.
@@ -85,32 +79,31 @@ class TextPool:
             if tenant is None:
                 return
             tasks = self._waiting.pop(tenant)
-            task = tasks.popleft()
+            work, awaited = tasks.popleft()
             if tasks:
                 self._waiting[tenant] = tasks  # behind everybody else who waits
             self._running.add(tenant)
-            loop = task.answer.get_loop()
-            done = self._threads.submit(task.work)
-            done.add_done_callback(lambda result, t=tenant, k=task, on=loop: self._on_loop(on, t, k, result))  # type: ignore[misc]
+            done = self._threads.submit(work)
+            done.add_done_callback(lambda result, t=tenant, a=awaited: self._on_loop(t, a, result))  # type: ignore[misc]
 
-    def _on_loop(self, loop: asyncio.AbstractEventLoop, tenant: str, task: _Task, result: "Future[Any]") -> None:
+    def _on_loop(self, tenant: str, awaited: "asyncio.Future[Any]", result: "Future[Any]") -> None:
         with suppress(RuntimeError):  # the loop was closed: nobody is left to be told
-            loop.call_soon_threadsafe(self._end, tenant, task, result)
+            awaited.get_loop().call_soon_threadsafe(self._end, tenant, awaited, result)
 
-    def _end(self, tenant: str, task: _Task, result: "Future[Any]") -> None:
+    def _end(self, tenant: str, awaited: "asyncio.Future[Any]", result: "Future[Any]") -> None:
         self._running.discard(tenant)
         for waiting in self._until_end.pop(tenant, ()):
             if not waiting.done():
                 waiting.set_result(None)
-        if not task.answer.done():
+        if not awaited.done():
             error = result.exception()
             if error is not None:
-                task.answer.set_exception(error)
+                awaited.set_exception(error)
             else:
-                task.answer.set_result(result.result())
+                awaited.set_result(result.result())
         self._begin()
 
-    def _leave(self, tenant: str, task: _Task) -> None:
+    def _leave(self, tenant: str, task: Task) -> None:
         tasks = self._waiting.get(tenant)
         if tasks is not None and task in tasks:
             tasks.remove(task)

@@ -50,7 +50,7 @@ class KVMemory:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that can be taken now, cached ones included."""
-        return self.pool.num_free
+        return self.pool.num_blank + self.pool.num_cached
 
     def advance(self, now_s: float) -> None:
         """Tell the time. Pins that have run out are dropped, a bounded number of blocks at a time."""

@@ -1,14 +1,15 @@
-"""The scheduler's choices as pure functions: how many tokens, who may displace whom, when a sequence is done.
+"""The scheduler's choices as pure functions: how many tokens, who may displace whom, what could never be served.
 
 No state, no side effects: each can be read, tested and argued about alone.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from typing import NamedTuple
 
 from quire.core.block_table import num_blocks_for
 from quire.core.digests import Namespace
 from quire.core.kv_config import KVMemoryConfig
-from quire.core.request import FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
+from quire.core.request import PriorityClass, Request, Sequence
 from quire.core.scheduler_config import SchedulerConfig
 from quire.errors import InvalidParameterError, RequestTooLargeError
 
@@ -60,24 +61,6 @@ def victims_for(
     return chosen
 
 
-def taken_tokens(
-    params: ResolvedSampling, token_ids: Collection[int], num_before: int, room: int
-) -> tuple[int, FinishReason | None]:
-    """How many of these tokens a sequence takes in, chosen one after the other, and why the last of them ends it.
-
-    The first that ends the sequence is the last it takes. `num_before` tokens were produced before them, counted from
-    the client's prompt, whatever happened since; there is room for so many more.
-    """
-    count = 0
-    for token_id in token_ids:
-        count += 1
-        if token_id in params.stop_token_ids and num_before + count > params.min_tokens:
-            return count, FinishReason.STOP
-        if num_before + count >= params.max_tokens or count >= room:
-            return count, FinishReason.LENGTH
-    return count, None
-
-
 def blocks_to_finish_alone(request: Request, max_sequence_tokens: int, block_size: int) -> int:
     """The most blocks all continuations together can ever hold, with nobody else to share with.
 
@@ -100,29 +83,44 @@ def will_compute(sequence: Sequence, namespace: Namespace, tokens: list[int]) ->
     )
 
 
-def check_request(request: Request, scheduler: SchedulerConfig, memory: KVMemoryConfig) -> None:
+class RequestLimits(NamedTuple):
+    """What one request may be, fixed at start."""
+
+    max_sequence_tokens: int
+    max_sequences: int
+    block_size: int
+    num_blocks: int
+    """To run in: what is kept for pins is not among them."""
+
+    @staticmethod
+    def of(config: SchedulerConfig, memory: KVMemoryConfig) -> "RequestLimits":
+        """Those of a scheduler on a memory."""
+        num_blocks = memory.num_blocks - memory.pin_budget_blocks
+        return RequestLimits(config.max_sequence_tokens, config.max_running, memory.block_size, num_blocks)
+
+
+def check_request(request: Request, limits: RequestLimits) -> None:
     """Refuse what could never finish: no prompt, too long, too many continuations, too large for the pool, or asked of
     an adapter that is not there.
     """
-    limit, num_prompt, num_sequences = scheduler.max_sequence_tokens, len(request.prompt), len(request.continuations)
+    limit, num_prompt, num_sequences = limits.max_sequence_tokens, len(request.prompt), len(request.continuations)
     if num_prompt == 0 or num_sequences == 0:
         raise RequestTooLargeError("a request needs at least one prompt token and one continuation; it has none")
     if num_prompt + min(request.params.max_tokens, 1) > limit:
         raise RequestTooLargeError(f"a sequence may have {limit} tokens, the prompt alone has {num_prompt}; shorten it")
-    if num_sequences > scheduler.max_running:
+    if num_sequences > limits.max_sequences:
         raise RequestTooLargeError(
-            f"{scheduler.max_running} sequences may run at once, {num_sequences} continuations are asked for; "
+            f"{limits.max_sequences} sequences may run at once, {num_sequences} continuations are asked for; "
             "ask for fewer"
         )
-    if request.adapter:
+    if adapter := request.namespace.adapter:
         raise InvalidParameterError(
-            f"this model has no adapter named {request.adapter!r}, and none can be loaded yet; leave adapter out",
+            f"this model has no adapter named {adapter!r}, and none can be loaded yet; leave adapter out",
             "adapter",
         )
-    num_blocks = blocks_to_finish_alone(request, limit, memory.block_size)
-    num_usable = memory.num_blocks - memory.pin_budget_blocks
-    if num_blocks > num_usable:
+    num_blocks = blocks_to_finish_alone(request, limit, limits.block_size)
+    if num_blocks > limits.num_blocks:
         raise RequestTooLargeError(
-            f"{num_usable} blocks of {memory.block_size} tokens are there to run in, {num_blocks} may be needed; "
-            "shorten the prompt, ask for fewer tokens, or give the server more memory"
+            f"{limits.num_blocks} blocks of {limits.block_size} tokens are there to run in, {num_blocks} may be "
+            "needed; shorten the prompt, ask for fewer tokens, or give the server more memory"
         )

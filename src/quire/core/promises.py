@@ -26,34 +26,27 @@ class Promise:
         return max(self.first_due_s, self.last_due_s or 0.0) + KEPT_S
 
 
-class Promises:
-    """Two for each tenant at most."""
-
-    def __init__(self) -> None:
-        self._of: OrderedDict[str, Promise] = OrderedDict()
-        """The latest last."""
-
-    def __len__(self) -> int:
-        return len(self._of)
+class Promises(OrderedDict[str, Promise]):
+    """By tenant, two for each at most; the latest last."""
 
     def come(self, tenant: str, now_s: float) -> bool:
         """The tenant asks: whether it comes at a time it was told, which is then used up."""
-        promise = self._of.get(tenant)
+        promise = self.get(tenant)
         if promise is None or now_s < promise.first_due_s:
             return False
         if promise.last_due_s is None:
-            del self._of[tenant]
+            del self[tenant]
         else:
-            self._of[tenant] = Promise(promise.last_due_s)
+            self[tenant] = Promise(promise.last_due_s)
         return now_s <= promise.until_s
 
     def tell(self, tenant: str, now_s: float, retry_after_s: float) -> None:
         """The tenant is refused and told to wait."""
-        due_s, before = now_s + retry_after_s, self._of.get(tenant)
+        due_s, before = now_s + retry_after_s, self.get(tenant)
         if before is None or before.until_s < now_s:
-            self._of[tenant] = Promise(due_s)
+            self[tenant] = Promise(due_s)
         else:
-            self._of[tenant] = Promise(min(before.first_due_s, due_s), due_s)
-        self._of.move_to_end(tenant)
-        while next(iter(self._of.values())).until_s < now_s:
-            self._of.popitem(last=False)
+            self[tenant] = Promise(min(before.first_due_s, due_s), due_s)
+        self.move_to_end(tenant)
+        while next(iter(self.values())).until_s < now_s:
+            self.popitem(last=False)

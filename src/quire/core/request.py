@@ -9,8 +9,9 @@ tokens sampled so far, and a block table while it runs.
        └──── cancelled, late ───┘
 """
 
-from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
 
 from quire.core.block_table import BlockTable
 from quire.core.digests import Namespace
@@ -53,8 +54,7 @@ LEGAL_MOVES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedSampling:
+class ResolvedSampling(msgspec.Struct, frozen=True):
     """How tokens are chosen. Every value is valid: it was checked when the request was parsed."""
 
     max_tokens: int = 16
@@ -88,16 +88,14 @@ class ResolvedSampling:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
+class Continuation(msgspec.Struct, frozen=True):
     """One of the answers a request asks for; after a crash, or from elsewhere, with the tokens it had already."""
 
     index: int = 0
     produced: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """What a client asked, checked."""
 
     request_id: str
@@ -105,7 +103,7 @@ class Request:
     namespace: Namespace
     arrival_s: float
     """On the clock of whoever holds it, as its deadline: between processes it is an age (`engine.commands`)."""
-    params: ResolvedSampling = field(default_factory=ResolvedSampling)
+    params: ResolvedSampling = ResolvedSampling()
     seed: int = 0
     """Drawn at admission if the client gave none, so that a crash changes nothing."""
     tenant: str = "default"

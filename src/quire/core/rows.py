@@ -1,8 +1,12 @@
-"""One sequence's row of a step: what it asks the runner for, what it costs, and the events that tell of it."""
+"""One sequence's row of a step: what it asks the runner for, what it takes of it, its cost, and what is told of it."""
 
-from quire.core.events import Finished, PromptLogprobs, SequenceFinished, Token
-from quire.core.request import FinishReason, Sequence, table_of
-from quire.core.scheduler_config import Live, SchedulerStats
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
+from quire.core.request import FinishReason, ResolvedSampling, Sequence, table_of
+from quire.core.scheduler_config import Live
 from quire.core.step import RowResult, Sampling, Scoring, WorkItem
 from quire.errors import InvariantError
 
@@ -25,38 +29,52 @@ def work_item(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], *, r
     return WorkItem(sequence.sequence_id, fed, first, blocks, sampling, scoring, (), request.namespace.adapter)
 
 
-def check_row(item: WorkItem, row: RowResult) -> None:
-    """Raise InvariantError unless the row answers its item: tokens where they were asked for, each but the last a draft
+def taken_tokens(
+    params: ResolvedSampling, token_ids: Collection[int], num_before: int, room: int
+) -> tuple[int, FinishReason | None]:
+    """How many of these tokens a sequence takes in, chosen one after the other, and why the last of them ends it.
+
+    The first that ends the sequence is the last it takes. `num_before` tokens were produced before them, counted from
+    the client's prompt, whatever happened since; there is room for so many more.
+    """
+    count = 0
+    for token_id in token_ids:
+        count += 1
+        if token_id in params.stop_token_ids and num_before + count > params.min_tokens:
+            return count, FinishReason.STOP
+        if num_before + count >= params.max_tokens or count >= room:
+            return count, FinishReason.LENGTH
+    return count, None
+
+
+def take_row(sequence: Sequence, item: WorkItem, row: RowResult, room: int) -> tuple[int, FinishReason | None]:
+    """How many of the row's tokens the sequence takes in, and why the last of them ends it; it has room for so many.
+
+    Raises InvariantError unless the row answers its item: tokens where they were asked for, each but the last a draft
     that was right.
     """
-    tokens, drafts = row.token_ids, item.drafts
-    most = 0 if item.sampling is None else len(drafts) + 1
-    if not min(1, most) <= len(tokens) <= most or tokens[:-1] != drafts[: len(tokens) - 1]:
-        raise InvariantError(
-            f"apply: sequence {item.sequence_id} got {len(tokens)} tokens, {tokens}; after the drafts {drafts} there "
-            f"may be {most}, all but the last of them right"
-        )
+    tokens = row.token_ids
+    if len(tokens) != (item.sampling is not None):
+        drafts = item.drafts
+        most = 0 if item.sampling is None else len(drafts) + 1
+        if not min(1, most) <= len(tokens) <= most or tokens[:-1] != drafts[: len(tokens) - 1]:
+            raise InvariantError(
+                f"apply: sequence {item.sequence_id} got {len(tokens)} tokens, {tokens}; after the drafts {drafts} "
+                f"there may be {most}, all but the last of them right"
+            )
+    num_before = len(sequence.tokens) - sequence.num_prompt_tokens
+    return taken_tokens(sequence.request.params, tokens, num_before, room)
 
 
-def count_row(
-    stats: SchedulerStats, sequence: Sequence, item: WorkItem, num_computed: int, num_output_tokens: int
-) -> int:
-    """Add what was computed to the totals; returns how many prompt tokens were computed for the first time."""
-    first, charged = item.first_position, sequence.num_charged
-    end = first + num_computed
-    num_new_prompt = 0
+def charged_tokens(sequence: Sequence, first: int, num_computed: int) -> tuple[int, int]:
+    """The tokens from `first` on were computed: how many of them are of the prompt and were for the first time, and how
+    many of them were not.
+    """
+    end, charged, num_new_prompt = first + num_computed, sequence.num_charged, 0
     if first < sequence.num_prompt_tokens:
         num_new_prompt = max(0, min(end, sequence.num_prompt_tokens) - max(first, charged))
-    if first < charged:
-        stats.num_recomputed_tokens += min(end, charged) - first
-    stats.num_computed_tokens += end - first
-    stats.num_output_tokens += num_output_tokens
-    if num_output_tokens > 1 or num_computed < len(item.token_ids):  # drafts came, or were wrong
-        num_drafts = item.num_drafts
-        stats.num_draft_tokens += num_drafts
-        stats.num_accepted_tokens += num_computed + num_drafts - len(item.token_ids)
     sequence.num_charged = max(charged, end)
-    return num_new_prompt
+    return num_new_prompt, max(0, min(end, charged) - first)
 
 
 def prompt_report(live: Live, first: int, row: RowResult) -> list[PromptLogprobs]:
@@ -72,9 +90,9 @@ def prompt_report(live: Live, first: int, row: RowResult) -> list[PromptLogprobs
 
 def token_event(sequence: Sequence, row: RowResult, at: int) -> Token:
     """The row's token `at`, which the sequence has just taken in."""
-    request, num_output = sequence.request, sequence.num_output_tokens
     logprobs = row.logprobs[at] if row.logprobs else None
-    return Token(request.request_id, sequence.index, row.token_ids[at], num_output, logprobs, epoch=request.epoch)
+    request, number = sequence.request, len(sequence.tokens) - sequence.num_prompt_tokens
+    return Token(request.request_id, sequence.index, row.token_ids[at], number, logprobs, epoch=request.epoch)
 
 
 def end_of_sequence(sequence: Sequence, live: Live, reason: FinishReason, error: str | None) -> SequenceFinished:
@@ -90,3 +108,10 @@ def end_of_request(live: Live) -> Finished:
     num_output = sum(sequence.num_output_tokens for sequence in live.sequences)
     request, num_cached = live.request, live.leader.num_cached_tokens
     return Finished(request.request_id, len(request.prompt), num_cached, num_output, epoch=request.epoch)
+
+
+def tell_late(events: list[RequestEvent], step_s: float) -> None:
+    """Who was admitted with a step is told of it when the step is over."""
+    for at, event in enumerate(events):
+        if isinstance(event, Admitted):
+            events[at] = replace(event, age_s=step_s)

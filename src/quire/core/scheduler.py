@@ -13,18 +13,16 @@ matches it at the next plan: N equal cold prompts are computed once. What a step
 
 from math import inf
 
-from msgspec.structs import replace
-
+from quire.core import rows
 from quire.core.deadlines import Deadlines
 from quire.core.digests import Namespace
 from quire.core.drafts import DraftRoom, Propose
 from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.placement import Placement
-from quire.core.policy import check_request, chunk_length, taken_tokens, victims_for
+from quire.core.policy import RequestLimits, check_request, chunk_length, victims_for
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus, table_of
-from quire.core.rows import check_row, count_row, end_of_request, end_of_sequence, prompt_report, token_event, work_item
 from quire.core.scheduler_config import Live, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, StepPlan, StepResult, WorkItem
 from quire.core.waiting_queue import WaitingQueue
@@ -38,6 +36,7 @@ class Scheduler:
         config.check(memory.config.block_size)
         self.config = config
         self.memory = memory
+        self.limits = RequestLimits.of(config, memory.config)
         self.queue = WaitingQueue(config.queue)
         self.placement = Placement(config, memory)
         self.running = self.placement.running
@@ -85,9 +84,9 @@ class Scheduler:
             for at, one in enumerate(request.continuations)
         ]
         room = self.config.max_sequence_tokens - len(request.prompt)
-        reasons = [taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations]
+        reasons = [rows.taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations]
         unfinished = [sequence for sequence, reason in zip(sequences, reasons, strict=True) if reason is None]
-        leader = unfinished[0] if unfinished else sequences[0]
+        leader = (unfinished or sequences)[0]
         self.live[request.request_id] = Live(request, sequences, leader, len(sequences), has_begun=request.has_begun)
         self.queue.enter(request.tenant, len(sequences))
         if unfinished:
@@ -165,7 +164,7 @@ class Scheduler:
                 continue
             if not is_single:
                 budget -= num_tokens
-            items.append(work_item(sequence, num_tokens, drafts, reads_cache=self._reads_cache(sequence)))
+            items.append(rows.work_item(sequence, num_tokens, drafts, reads_cache=self._reads_cache(sequence)))
             planned.append(sequence)
 
         plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items))
@@ -179,20 +178,13 @@ class Scheduler:
         plan = self.in_flight
         if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
             raise InvariantError(f"apply: the result of step {result.step} does not answer the plan in flight")
-        self.in_flight = None
-        self._let_pass(now_s)
-        for item, sequence in zip(plan.items, self._planned, strict=True):
+        planned, self._planned, self.in_flight = self._planned, [], None
+        rows.tell_late(self._events, step_s=now_s - self._now_s)
+        self._now_s = now_s
+        for item, sequence in zip(plan.items, planned, strict=True):
             self._apply_row(sequence, item, result.rows[item.sequence_id])
-        self._planned = []
         self._end_cancelled()
         return self.take_events()
-
-    def _let_pass(self, now_s: float) -> None:
-        """The step took its time: who was admitted with it is told of it only now."""
-        step_s, self._now_s = now_s - self._now_s, now_s
-        for at, event in enumerate(self._events):
-            if isinstance(event, Admitted):
-                self._events[at] = replace(event, age_s=step_s)
 
     # -- who runs ------------------------------------------------------------------------------------------------------
 
@@ -306,25 +298,24 @@ class Scheduler:
             self._finish(sequence, FinishReason.ERROR, row.error)
             return
         request = sequence.request
-        if len(row.token_ids) != (item.sampling is not None):
-            check_row(item, row)
-        num_known = len(sequence.tokens)
-        room = self.config.max_sequence_tokens - num_known
-        num_taken, reason = taken_tokens(request.params, row.token_ids, num_known - sequence.num_prompt_tokens, room)
+        num_taken, reason = rows.take_row(sequence, item, row, self.limits.max_sequence_tokens - len(sequence.tokens))
         num_computed = item.num_true_tokens(num_taken)
         self.memory.commit(table_of(sequence), num_computed)
-        num_new_prompt = count_row(self.stats, sequence, item, num_computed, num_taken)
+        num_new_prompt, num_again = rows.charged_tokens(sequence, item.first_position, num_computed)
+        self._count(item, num_computed, num_again, num_taken)
         if num_new_prompt or num_taken:
             self.queue.charge(request.tenant, num_new_prompt, num_taken)
         if item.scoring is not None:
-            self._events += prompt_report(self.live[request.request_id], item.scoring.first_position, row)
+            self._events += rows.prompt_report(self.live[request.request_id], item.scoring.first_position, row)
         if (request.request_id, sequence.index) in self._cancelled:
             return
-        if num_taken:
-            self._tell_first_token(self.live[request.request_id])
+        if num_taken and not (live := self.live[request.request_id]).has_begun:
+            # Only now is it known what of the prompt had to be computed: a block may be found on the way.
+            live.has_begun = True
+            self._events.append(FirstToken(request.request_id, live.leader.num_cached_tokens, epoch=request.epoch))
         for at in range(num_taken):
             sequence.tokens.append(row.token_ids[at])
-            self._events.append(token_event(sequence, row, at))
+            self._events.append(rows.token_event(sequence, row, at))
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
         if num_taken == 0 and sequence.num_uncomputed == 0:
@@ -332,12 +323,13 @@ class Scheduler:
         if reason is not None:
             self._finish(sequence, reason)
 
-    def _tell_first_token(self, live: Live) -> None:
-        """Only now is it known what of the prompt had to be computed: a block may be found on the way."""
-        if not live.has_begun:
-            live.has_begun = True
-            request, num_cached = live.request, live.leader.num_cached_tokens
-            self._events.append(FirstToken(request.request_id, num_cached, epoch=request.epoch))
+    def _count(self, item: WorkItem, num_computed: int, num_again: int, num_taken: int) -> None:
+        self.stats.num_computed_tokens += num_computed
+        self.stats.num_recomputed_tokens += num_again
+        self.stats.num_output_tokens += num_taken
+        if num_taken > 1 or num_computed < len(item.token_ids):  # drafts came, or were wrong
+            self.stats.num_draft_tokens += item.num_drafts
+            self.stats.num_accepted_tokens += num_computed + item.num_drafts - len(item.token_ids)
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 
@@ -389,7 +381,7 @@ class Scheduler:
         siblings, sequence.siblings = sequence.siblings, []
         live = self.live[sequence.request.request_id]
         self.queue.leave(live.request.tenant)
-        self._events.append(end_of_sequence(sequence, live, reason, error))
+        self._events.append(rows.end_of_sequence(sequence, live, reason, error))
         for sibling in siblings:
             self._finish(sibling, reason, error)
         live.num_unfinished -= 1
@@ -399,10 +391,10 @@ class Scheduler:
     def _finish_request(self, live: Live) -> None:
         del self.live[live.request.request_id]
         self.stats.num_finished += 1
-        self._events.append(end_of_request(live))
+        self._events.append(rows.end_of_request(live))
         self._deadlines.forget_ended(self.live)
 
     def _check(self, request: Request) -> None:
         if request.request_id in self.live:
             raise DuplicateRequestError(request.request_id)
-        check_request(request, self.config, self.memory.config)
+        check_request(request, self.limits)

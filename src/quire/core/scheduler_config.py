@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.core.request import Request, Sequence
 from quire.core.waiting_queue import QueueConfig
 from quire.errors import ConfigError
@@ -36,8 +38,7 @@ class SchedulerConfig:
             )
 
 
-@dataclass(slots=True)
-class Live:
+class Live(msgspec.Struct, eq=False):
     """A request from submission to its last event."""
 
     request: Request

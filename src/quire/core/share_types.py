@@ -1,7 +1,9 @@
-"""What is asked of `shares` and what it answers: bounds, a question, a place or none. Data without behaviour."""
+"""What `shares` is given and what it answers: bounds, a place or none. Data without behaviour."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import msgspec
 
 from quire.core.request import PriorityClass
 from quire.errors import CapacityError, QueueFullError, TenantShareError
@@ -38,21 +40,6 @@ class Bounds:
         """How many may be here beyond the bound, because they were told to come at this time."""
         return max(self.max_places, LEAST_PROMISED)
 
-    def weight_of(self, tenant: str) -> float:
-        """A tenant's weight."""
-        return self.weights.get(tenant, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceRequest:
-    """Somebody wants a place."""
-
-    tenant: str
-    kind: str
-    now_s: float
-    is_promised: bool = False
-    """It was told to come back at this time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -61,6 +48,10 @@ class Room:
     is_promised: bool = False
     gives_up: str | None = None
     """Whose place it is; None if it was nobody's."""
+
+
+FREE = Room()
+PROMISED = Room(is_promised=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +71,14 @@ class NoRoom:
         if self.state is None:
             return QueueFullError(self.num_held, self.limit, self.retry_after_s)
         return TenantShareError(self.tenant, self.num_held, self.limit, self.retry_after_s, self.state)
+
+
+class Verdict(msgspec.Struct, array_like=True):
+    """What a tenant would be told now that was turned away lately, for those who stand before the queue."""
+
+    tenant: str
+    kind: str
+    num_room: int
+    """So many of its requests would be let in, one after the other."""
+    refusal: NoRoom
+    """What it is told about those beyond."""

@@ -21,7 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil, floor, inf
 
-from quire.core.share_types import Bounds, NoRoom, PlaceRequest, Room
+from quire.core.share_types import FREE, PROMISED, Bounds, NoRoom, Room, Verdict
 
 LEAST_SHARE = 8
 """A tenant that holds fewer is not refused while there are places left."""
@@ -30,6 +30,8 @@ ASKED_WITHIN_S = 60.0
 MAX_RETRY_S = 60
 UNKNOWN_RETRY_S = 10
 """What is told while nothing has left yet."""
+MAX_VERDICTS = 64
+"""How many that were turned away lately are remembered."""
 NUM_REMEMBERED = 64
 """How many of the last to leave tell how fast places come free."""
 
@@ -78,6 +80,7 @@ class Shares:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
+        self._max_promised = bounds.max_promised
         self.holders: dict[str, Holder] = {}
         self._asked_s: OrderedDict[str, float] = OrderedDict()
         """When each tenant asked last, within the last minute; the latest last."""
@@ -90,6 +93,8 @@ class Shares:
         """Tenant and kind of everybody who is here; no kind: it was promised its place."""
         self._num_promised = 0
         self._left_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        self.refused: OrderedDict[tuple[str, str], NoRoom] = OrderedDict()
+        """Tenants and kinds that were turned away lately, and what they were told; the latest last."""
         self._serial = 0
         self._now_s = -inf
 
@@ -116,38 +121,57 @@ class Shares:
 
     # -- who may come in -----------------------------------------------------------------------------------------------
 
-    def ask(self, ask: PlaceRequest) -> Room | NoRoom:
-        """Note that a tenant asks, and judge. The place is taken by `take` with nothing in between."""
-        self.advance(ask.now_s)
-        self._count(ask.tenant)
-        self._asked_s[ask.tenant] = self._now_s
-        self._asked_s.move_to_end(ask.tenant)
-        return self.judge(ask)
+    def ask(self, tenant: str, kind: str, now_s: float, *, is_promised: bool = False) -> Room | NoRoom:
+        """Note that a tenant asks, and judge. The place is taken by `take` with nothing in between.
 
-    def judge(self, ask: PlaceRequest) -> Room | NoRoom:
+        `is_promised`: it was told to come back at this time.
+        """
+        self.advance(now_s)
+        self._count(tenant)
+        self._asked_s[tenant] = self._now_s
+        self._asked_s.move_to_end(tenant)
+        room = self.judge(tenant, kind, is_promised=is_promised)
+        if isinstance(room, NoRoom):
+            self.refused[tenant, kind] = room
+            self.refused.move_to_end((tenant, kind))
+            if len(self.refused) > MAX_VERDICTS:
+                self.refused.popitem(last=False)
+        return room
+
+    def judge(self, tenant: str, kind: str, *, is_promised: bool = False) -> Room | NoRoom:
         """What somebody who asked now would be told. Changes nothing."""
-        if ask.is_promised and self._num_promised < self.bounds.max_promised:
-            return Room(is_promised=True)
-        reach = self._reach(ask.tenant, ask.kind)
-        num_held, share = self._num_held(ask.tenant, reach), self._share(ask.tenant, reach)
+        if is_promised and self._num_promised < self._max_promised:
+            return PROMISED
+        reach = self._reach(tenant, kind)
+        num_held, share = self._num_held(tenant, reach), self._share(tenant, reach)
         is_free = reach.num_taken < reach.limit
         if num_held < max(LEAST_SHARE, share) and is_free:
-            return Room()
+            return FREE
         if num_held < share and (name := self._displaced(reach)) is not None:
             return Room(gives_up=name)
-        is_alone = self._num_sharing == self._is_sharing(ask.tenant)
-        retry_after_s = self.retry_after_s(ask.tenant, ask.kind)
+        is_alone = self._num_sharing == self._is_sharing(tenant)
+        retry_after_s = self.retry_after_s(tenant, kind)
         if is_alone or num_held < share:
             num_apart = self.num_taken - reach.num_taken
-            return NoRoom(ask.tenant, self.num_taken, reach.limit + num_apart, retry_after_s, None)
+            return NoRoom(tenant, self.num_taken, reach.limit + num_apart, retry_after_s, None)
         limit = max(LEAST_SHARE, share) if is_free else share
-        return NoRoom(ask.tenant, num_held, limit, retry_after_s, self.bounds.state)
+        return NoRoom(tenant, num_held, limit, retry_after_s, self.bounds.state)
 
-    @property
-    def has_room_for_all(self) -> bool:
-        """So little is taken that nobody could be refused, whoever it is and whatever it asks for."""
-        num_kept = self.bounds.num_kept * (len(self.bounds.kinds) - 1)
-        return self.num_taken < min(LEAST_SHARE, self.bounds.max_places - num_kept)
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What those would be told now who were turned away lately. Whoever is gone since is forgotten."""
+        for tenant, kind in [one for one in self.refused if not self._is_sharing(one[0])]:
+            del self.refused[tenant, kind]
+        return tuple(self._verdict(tenant, kind) for tenant, kind in self.refused)
+
+    def _verdict(self, tenant: str, kind: str) -> Verdict:
+        room = self.judge(tenant, kind)
+        if isinstance(room, NoRoom):
+            self.refused[tenant, kind] = room
+            return Verdict(tenant, kind, 0, room)
+        reach = self._reach(tenant, kind)
+        num_held, share = self._num_held(tenant, reach), self._share(tenant, reach)
+        num_free = min(reach.limit - reach.num_taken, max(LEAST_SHARE, share) - num_held)
+        return Verdict(tenant, kind, max(num_free, share - num_held), self.refused[tenant, kind])
 
     def retry_after_s(self, tenant: str, kind: str) -> int:
         """Whole seconds after which a place should be there, by how fast those who were here have left lately.
@@ -162,7 +186,7 @@ class Shares:
             return ceil(min(MAX_RETRY_S, max(UNKNOWN_RETRY_S, oldest_s)))
         each_s = max(0.0, self._now_s - self._left_s[0]) / len(self._left_s)
         num_over = self._num_held(tenant, reach) + 1 - max(LEAST_SHARE, self._share(tenant, reach))
-        own_s = num_over * each_s * reach.weight / self.bounds.weight_of(tenant)
+        own_s = num_over * each_s * reach.weight / self._weight_of(tenant)
         all_s = (reach.num_taken + 1 - reach.limit) * each_s
         return ceil(min(MAX_RETRY_S, max(1, own_s, all_s, oldest_s)))
 
@@ -174,11 +198,11 @@ class Shares:
         """A kind that has not used up what is kept for it has all of that, and nothing else, to itself."""
         kinds = tuple(one for one in self.bounds.kinds if one == kind or self._num_taken[one] > self.bounds.num_kept)
         limit = self.bounds.max_places - self.bounds.num_kept * (len(self.bounds.kinds) - len(kinds))
-        weight = self._weight + (0.0 if self._is_sharing(tenant) else self.bounds.weight_of(tenant))
+        weight = self._weight + (0.0 if self._is_sharing(tenant) else self._weight_of(tenant))
         return Reach(kinds, limit, sum(self._num_taken[one] for one in kinds), weight)
 
     def _share(self, tenant: str, reach: Reach) -> int:
-        return max(1, floor(reach.limit * self.bounds.weight_of(tenant) / reach.weight))
+        return max(1, floor(reach.limit * self._weight_of(tenant) / reach.weight))
 
     def _num_held(self, tenant: str, reach: Reach) -> int:
         holder = self.holders.get(tenant)
@@ -256,6 +280,9 @@ class Shares:
             holder = self.holders[tenant] = Holder(self.bounds.kinds)
         return holder
 
+    def _weight_of(self, tenant: str) -> float:
+        return self.bounds.weights.get(tenant, 1.0)
+
     def _is_sharing(self, tenant: str) -> bool:
         return tenant in self._asked_s or tenant in self.holders
 
@@ -263,11 +290,11 @@ class Shares:
         """Before it is noted anywhere."""
         if not self._is_sharing(tenant):
             self._num_sharing += 1
-            self._weight += self.bounds.weight_of(tenant)
+            self._weight += self._weight_of(tenant)
 
     def _forget(self, tenant: str) -> None:
         """After it was noted somewhere for the last time."""
         if not self._is_sharing(tenant):
             self._num_sharing -= 1
             # Sums of fractions drift; nobody weighs nothing.
-            self._weight = self._weight - self.bounds.weight_of(tenant) if self._num_sharing else 0.0
+            self._weight = self._weight - self._weight_of(tenant) if self._num_sharing else 0.0

@@ -21,7 +21,7 @@ from math import inf
 
 from quire.core.promises import Promises
 from quire.core.request import PriorityClass, Request, Sequence
-from quire.core.share_types import CLASS_RESERVE, Bounds, NoRoom, PlaceRequest, Room
+from quire.core.share_types import CLASS_RESERVE, Bounds, NoRoom, Room
 from quire.core.shares import Shares
 from quire.errors import ConfigError, InvariantError
 
@@ -210,10 +210,11 @@ class WaitingQueue:
         self.shares = Shares(config.bounds)
         """The places, by the ids of requests; a preempted one has none."""
         self.promises = Promises()
+        self.num_waiting = 0
         self._service_when_last_left = 0.0
 
     def __len__(self) -> int:
-        return sum(len(queue.waiting) for queue in self._classes.values())
+        return self.num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
         for queue in self._classes.values():
@@ -232,8 +233,8 @@ class WaitingQueue:
         They say when to come back, and who does and has asked for nothing since is let in.
         """
         tenant, kind = request.tenant, request.priority.value
-        is_promised = self.promises.come(tenant, now_s) or request.is_promised
-        room = self.shares.ask(PlaceRequest(tenant, kind, now_s, is_promised))
+        is_promised = (tenant in self.promises and self.promises.come(tenant, now_s)) or request.is_promised
+        room = self.shares.ask(tenant, kind, now_s, is_promised=is_promised)
         if isinstance(room, NoRoom):
             self.promises.tell(tenant, now_s, room.retry_after_s)
             raise room.error
@@ -264,6 +265,7 @@ class WaitingQueue:
     def _wait(self, sequence: Sequence) -> None:
         tenant = self.tenants[sequence.request.tenant]
         tenant.num_waiting += 1
+        self.num_waiting += 1
         self._classes[sequence.request.priority].add(sequence, tenant)
 
     def head(self) -> Sequence | None:
@@ -279,6 +281,7 @@ class WaitingQueue:
         request = sequence.request
         self._classes[request.priority].remove(sequence)
         self.tenants[request.tenant].num_waiting -= 1
+        self.num_waiting -= 1
         if sequence.num_preemptions == 0:
             self.shares.give_back(request.request_id)
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from quire.core.digests import Namespace
 from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.request import Request
+from quire.core.share_types import Verdict
 from quire.engine.commands import Cancel, ClearCache, Close, Command, Explain, Restore, Submit
 from quire.engine.engine import Clock, Engine
 from quire.engine.port import Listener, OnFailure
@@ -101,6 +102,7 @@ class EngineThread:
         self._failed = failed
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
+        self.verdicts: Sequence[Verdict] = ()
         self._is_over = False
         """Guarded by the lock: once true, no command is put into the queue."""
         self._thread = threading.Thread(target=self._run, name="quire-steps", daemon=True)
@@ -168,6 +170,8 @@ class EngineThread:
     def tell(self, events: Sequence[RequestEvent]) -> None:
         """Pass on what there is."""
         if events:
+            shares = self._engine.scheduler.queue.shares
+            self.verdicts = shares.verdicts() if shares.refused else ()
             self._listener(events)
 
     def _run(self) -> None:

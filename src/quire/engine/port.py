@@ -11,6 +11,7 @@ from typing import Protocol
 from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
 from quire.core.request import Request
+from quire.core.share_types import Verdict
 
 Listener = Callable[[Sequence[RequestEvent]], None]
 OnFailure = Callable[[BaseException], None]
@@ -18,6 +19,10 @@ OnFailure = Callable[[BaseException], None]
 
 class EnginePort(Protocol):
     """Where requests go."""
+
+    verdicts: Sequence[Verdict]
+    """What tenants would be told that the queue turned away lately, as of the last events. Never changed, but replaced
+    by others."""
 
     def submit(self, request: Request) -> None:
         """Queue a request: `Queued` or `Refused` is its first event."""

@@ -86,13 +86,11 @@ class Metrics:
         """Where gauges come from."""
         self._pictures.source = pictures
 
-    def token_gap(self, model: str) -> Callable[[float], None]:
-        """Tell it how long a token took to follow the one before."""
-        return self._gap.labels(model, ENGINE).observe
-
-    def tokens_produced(self, model: str) -> Callable[[float], None]:
-        """Tell it how many tokens have come since the last time: a rate must not wait for answers to end."""
-        return self._generated.labels(model, ENGINE).inc
+    def token_meters(self, model: str) -> tuple[Callable[[float], None], Callable[[float], None]]:
+        """Tell the first how long a token took to follow the one before, and the second how many have come since the
+        last time: a rate must not wait for answers to end.
+        """
+        return self._gap.labels(model, ENGINE).observe, self._generated.labels(model, ENGINE).inc
 
     def page(self) -> bytes:
         """As Prometheus reads it."""

@@ -4,10 +4,11 @@ Everything random comes from one seed, and every event goes into a digest: the s
 """
 
 from collections import Counter
-from dataclasses import replace
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from random import Random
+
+from msgspec.structs import replace
 
 from quire.backends.oracle import OracleRunner
 from quire.core import invariants

@@ -1,4 +1,4 @@
-"""One continuation's text as the client gets it: detokenised, and cut at a stop string."""
+"""One continuation's text as the client gets it where there are stop strings: detokenised, and cut at the first."""
 
 from collections.abc import Sequence
 
@@ -7,41 +7,39 @@ from quire.text.stop_strings import Delta, StopStrings
 from quire.text.tokenizer import Tokenizer
 
 
-class AnswerText:
-    """Push each sampled token, send the delta; end the continuation when a delta has a stop.
+class AnswerText(Detokenizer):
+    """Push each sampled token, send what comes back; end the continuation when there is a stop.
 
     The token that completes a stop string was generated and counts; text it carries beyond the stop is dropped.
     """
 
-    __slots__ = ("_detokenizer", "_include_stop", "_stops")
+    __slots__ = ("_include_stop", "_stops", "stop")
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         prompt_ids: Sequence[int],
-        stops: Sequence[str] = (),
+        stops: Sequence[str],
         *,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens)
-        self._stops = StopStrings(stops) if stops else None
+        super().__init__(tokenizer, prompt_ids, skip_special_tokens)
+        self._stops = StopStrings(stops)
         self._include_stop = include_stop
+        self.stop = None
 
-    def push(self, token_id: int) -> Delta:
+    def push(self, token_id: int) -> str:
         """What this token adds to what may be sent."""
-        text = self._detokenizer.push(token_id)
-        return Delta(text) if self._stops is None else self._shown(self._stops.push(text))
+        return self._shown(self._stops.push(super().push(token_id)))
 
-    def finish(self) -> Delta:
+    def finish(self) -> str:
         """The answer ended by itself: all that was held back. Even this may complete a stop string."""
-        text = self._detokenizer.finish()
-        if self._stops is None:
-            return Delta(text)
-        delta = self._shown(self._stops.push(text))
-        return delta if delta.stop else Delta(delta.text + self._stops.flush())
+        text = self._shown(self._stops.push(super().finish()))
+        return text + self._stops.flush()
 
-    def _shown(self, delta: Delta) -> Delta:
-        if delta.stop and self._include_stop:
-            return Delta(delta.text + delta.stop, delta.stop)
-        return delta
+    def _shown(self, delta: Delta) -> str:
+        if delta.stop is None:
+            return delta.text
+        self.stop = delta.stop
+        return delta.text + delta.stop if self._include_stop else delta.text

@@ -37,10 +37,13 @@ def text_at_once(
 class Detokenizer:
     """One continuation's text. Push each token, send what comes back, finish once."""
 
-    __slots__ = ("_decoder", "_hidden", "_is_at_start", "_is_mid_character", "_tokenizer")
+    __slots__ = ("_bytes", "_decoder", "_hidden", "_is_at_start", "_is_mid_character")
+
+    stop: str | None = None
+    """The stop string that has ended it; only `AnswerText` looks for any."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
+        self._bytes = tokenizer.bytes
         self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._decoder = _Utf8Decoder(errors="replace")
         tail = self._last_bytes(prompt_ids)
@@ -58,11 +61,11 @@ class Detokenizer:
         """The text that is certain now and was not before; often "", while a character is not whole."""
         if token_id in self._hidden:
             return ""
-        piece = self._tokenizer.token_bytes(token_id)
+        piece = self._bytes.in_text[token_id]
         if not piece:
             return ""
         if self._is_at_start:
-            piece = self._tokenizer.token_bytes(token_id, at_start=True)
+            piece = self._bytes.at_start[token_id]
             self._is_at_start = False
         return self._beyond_prompt(self._decoder.decode(piece))
 
@@ -84,5 +87,5 @@ class Detokenizer:
             if len(tail) >= UTF8_UNFINISHED_BYTES:
                 break
             if token_id not in self._hidden:
-                tail = self._tokenizer.token_bytes(token_id) + tail
+                tail = self._bytes.in_text[token_id] + tail
         return tail[-UTF8_UNFINISHED_BYTES:]

@@ -17,6 +17,7 @@ May touch `tokenizers`; knows no request.
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import tokenizers
@@ -26,17 +27,39 @@ from quire.errors import CheckpointError
 SAMPLE = "Hello, world! It isn't 3.14 (or 2).\n\n\tdéjà vu  你好 שלום 👍🏽 {'a': [1]}"
 """Encoded and decoded once at load, to see whether a decoder is a sum of its tokens."""
 
+LARGEST_ID = (1 << 32) - 1
+"""That the library can be asked for."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes(Protocol):
-    """What a token adds to a text. Ids that have no token add nothing."""
+    """What a token adds to a text, by its id. Ids that have no token add nothing."""
 
-    def in_text(self, token_id: int) -> bytes:
+    @property
+    def in_text(self) -> Mapping[int, bytes]:
         """Its bytes after some other token."""
+        ...
 
-    def at_start(self, token_id: int) -> bytes:
+    @property
+    def at_start(self) -> Mapping[int, bytes]:
         """Its bytes as the first token of a text."""
+        ...
+
+
+class TokenTable(dict[int, bytes]):
+    """Bytes by token id. A token is looked up when it is first wanted, and then known."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, find: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, token_id: int) -> bytes:
+        if not 0 <= token_id <= LARGEST_ID:
+            return b""
+        found = self[token_id] = self._find(token_id)
+        return found
 
 
 def token_bytes_for(library: tokenizers.Tokenizer) -> TokenBytes:
@@ -53,71 +76,56 @@ def join_bytes(source: TokenBytes, token_ids: list[int]) -> bytes:
     """The bytes of a whole text."""
     pieces: list[bytes] = []
     for token_id in token_ids:
-        piece = source.in_text(token_id)
+        piece = source.in_text[token_id]
         if piece:
-            pieces.append(piece if pieces else source.at_start(token_id))
+            pieces.append(piece if pieces else source.at_start[token_id])
     return b"".join(pieces)
 
 
 class ByteLevelBytes:
     """Tokens written in GPT-2's alphabet of 256 printable characters, one for each byte."""
 
-    __slots__ = ("_cache", "_library")
+    __slots__ = ("_library", "at_start", "in_text")
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
-        self._cache: dict[int, bytes] = {}
+        # One table: these tokenizers drop nothing at the start.
+        self.in_text = self.at_start = TokenTable(self._find)
 
-    def in_text(self, token_id: int) -> bytes:
+    def _find(self, token_id: int) -> bytes:
         """One byte for each character. A token with a character outside the alphabet is meant literally.
 
         An added token such as `été`, literal but all within the alphabet, is misread; the library misreads it too.
         """
-        known = self._cache.get(token_id)
-        if known is None:
-            content = self._library.id_to_token(token_id) or ""
-            try:
-                known = bytes([BYTE_OF_CHARACTER[character] for character in content])
-            except KeyError:
-                known = content.encode()
-            self._cache[token_id] = known
-        return known
-
-    def at_start(self, token_id: int) -> bytes:
-        """The same: these tokenizers drop nothing."""
-        return self.in_text(token_id)
+        content = self._library.id_to_token(token_id) or ""
+        try:
+            return bytes([BYTE_OF_CHARACTER[character] for character in content])
+        except KeyError:
+            return content.encode()
 
 
 class AskedBytes:
     """Tokens whose bytes the library is asked for, once each: after another token, and alone."""
 
-    __slots__ = ("_anchor_id", "_anchor_text", "_at_start", "_has_byte_tokens", "_in_text", "_library")
+    __slots__ = ("_anchor_id", "_anchor_text", "_has_byte_tokens", "_library", "at_start", "in_text")
 
     def __init__(self, library: tokenizers.Tokenizer, *, has_byte_tokens: bool) -> None:
         self._library = library
         self._has_byte_tokens = has_byte_tokens
-        self._in_text: dict[int, bytes] = {}
-        self._at_start: dict[int, bytes] = {}
         self._anchor_id, self._anchor_text = self._find_anchor()
+        self.in_text = TokenTable(self._after_anchor)
+        self.at_start = TokenTable(self._alone)
 
-    def in_text(self, token_id: int) -> bytes:
+    def _after_anchor(self, token_id: int) -> bytes:
         """What the token adds after the anchor, an ordinary token."""
-        known = self._in_text.get(token_id)
-        if known is None:
-            byte = self._byte(token_id)
-            both = self._decode([self._anchor_id, token_id])
-            known = byte if byte is not None else both.removeprefix(self._anchor_text).encode()
-            self._in_text[token_id] = known
-        return known
+        byte = self._byte(token_id)
+        both = self._decode([self._anchor_id, token_id])
+        return byte if byte is not None else both.removeprefix(self._anchor_text).encode()
 
-    def at_start(self, token_id: int) -> bytes:
+    def _alone(self, token_id: int) -> bytes:
         """What the token is alone. A byte that is half a character has no text of its own, and stays that byte."""
-        known = self._at_start.get(token_id)
-        if known is None:
-            byte, alone = self._byte(token_id), self._decode([token_id])
-            known = byte if byte is not None and alone else alone.encode()
-            self._at_start[token_id] = known
-        return known
+        byte, alone = self._byte(token_id), self._decode([token_id])
+        return byte if byte is not None and alone else alone.encode()
 
     def _byte(self, token_id: int) -> bytes | None:
         found = BYTE_TOKEN.fullmatch(self._library.id_to_token(token_id) or "") if self._has_byte_tokens else None

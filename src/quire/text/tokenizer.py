@@ -14,7 +14,7 @@ from quire.checkpoints import load_tokenizer
 from quire.errors import ConfigError, InvalidTextError, RequestTooLargeError
 from quire.text.token_bytes import join_bytes, token_bytes_for
 from quire.text.tokenizer_twin import twin_of
-from quire.text.unlocked import encoded_ids
+from quire.text.unlocked import encoded, encoded_ids
 
 
 class Tokenizer:
@@ -42,7 +42,8 @@ class Tokenizer:
         """The library's own object, for those who compile grammars from its vocabulary."""
         self.encoder = self._bounded_twin()
         """The same, ending one token past `max_tokens`."""
-        self._bytes = token_bytes_for(library)
+        self.bytes = token_bytes_for(library)
+        """What each token adds to a text."""
 
     @classmethod
     def from_files(cls, tokenizer_file: Path, max_bytes: int, max_tokens: int | None = None) -> "Tokenizer":
@@ -53,6 +54,13 @@ class Tokenizer:
         """The text's token ids. A rendered chat template already has its special tokens: do not add them again."""
         self.check(text)
         return self.not_too_many(encoded_ids(self.encoder, text, add_special_tokens))
+
+    def encoding(self, text: str) -> tokenizers.Encoding:
+        """The text's tokens and where they stand in it, without special tokens; refused like `encode`."""
+        self.check(text)
+        encoding = encoded(self.encoder, text)
+        self.not_too_many(encoding.ids)
+        return encoding
 
     def check(self, text: str) -> None:
         """Refuse what `encode` would refuse, at the cost of a glance."""
@@ -90,16 +98,14 @@ class Tokenizer:
         """
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
         shown = [token_id for token_id in token_ids if token_id not in hidden and 0 <= token_id < self.vocabulary_size]
-        return join_bytes(self._bytes, shown).decode("utf-8", "replace")
+        return join_bytes(self.bytes, shown).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, *, at_start: bool = False) -> bytes:
         """What the token adds to a text, or to an empty one; a special token its name, an id without a token nothing.
 
         They need not be whole characters.
         """
-        if not 0 <= token_id < self.vocabulary_size:
-            return b""
-        return self._bytes.at_start(token_id) if at_start else self._bytes.in_text(token_id)
+        return self.bytes.at_start[token_id] if at_start else self.bytes.in_text[token_id]
 
     def _too_long(self, size: int) -> RequestTooLargeError:
         return RequestTooLargeError(

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace as event_with
+from msgspec.structs import replace
 
 from quire.core.events import (
     Admitted,
@@ -259,7 +259,7 @@ class Ledger:
             is_news = entry.num_cached_tokens is None
             if is_news:
                 entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
-                event = event_with(event, num_cached_tokens=entry.num_cached_tokens)
+                event = replace(event, num_cached_tokens=entry.num_cached_tokens)
         return [event] if is_news else []
 
     def _take_token(self, entry: LedgerEntry, event: Token) -> list[RequestEvent]:
@@ -321,7 +321,7 @@ class Ledger:
         if end <= next_position:
             return []
         entry.num_prompt_logprobs = end - 1
-        return [event_with(event, first_position=next_position, logprobs=event.logprobs[next_position - end :])]
+        return [replace(event, first_position=next_position, logprobs=event.logprobs[next_position - end :])]
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 

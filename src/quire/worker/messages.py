@@ -13,6 +13,7 @@ import msgspec
 
 from quire.config import ModelSettings
 from quire.core.events import RequestEvent
+from quire.core.share_types import Verdict
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.commands import Command
 from quire.engine.engine import ModelInfo
@@ -75,6 +76,8 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     num_preemptions: int = 0
     step_tokens: tuple[int, ...] = ()
     """What each step since the last message has computed."""
+    verdicts: tuple[Verdict, ...] = ()
+    """What tenants would be told that its queue turned away lately."""
 
 
 class Stepped(_Message, frozen=True):

@@ -157,16 +157,17 @@ class Worker:
 
     def _load(self) -> WorkerLoad:
         scheduler, memory = self._engine.scheduler, self._engine.memory
-        totals = scheduler.stats
+        totals, shares = scheduler.stats, scheduler.queue.shares
         told, self._step_tokens = tuple(self._step_tokens), []
         return WorkerLoad(
             len(scheduler.running),
-            len(scheduler.queue),
+            scheduler.queue.num_waiting,
             memory.config.num_blocks - memory.num_free_blocks,
             totals.num_steps,
             totals.num_computed_tokens,
             totals.num_preemptions,
             told,
+            shares.verdicts() if shares.refused else (),
         )
 
 

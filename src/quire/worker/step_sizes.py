@@ -1,26 +1,24 @@
 """How many tokens steps compute, counted by size. Metrics show it, and it outlives the worker that made the steps."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections import Counter
 from itertools import accumulate
 
 BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """The field's own buckets."""
 
 
-class StepSizes:
-    """Steps by the tokens they computed."""
+class StepSizes(Counter[int]):
+    """Steps by the tokens they computed. No step has more than its budget, so there are few sizes."""
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS) + 1)
-        self.num_tokens = 0
-
-    def take(self, sizes: Iterable[int]) -> None:
-        """These steps were made."""
-        for size in sizes:
-            self._counts[bisect_left(BOUNDS, size)] += 1
-            self.num_tokens += size
+    @property
+    def num_tokens(self) -> int:
+        """Of all steps."""
+        return sum(size * count for size, count in self.items())
 
     def cumulative(self) -> list[tuple[str, int]]:
         """For each bound, and for no bound at the end, how many steps were not larger."""
-        return list(zip([*(str(float(bound)) for bound in BOUNDS), "+Inf"], accumulate(self._counts), strict=True))
+        counts = [0] * (len(BOUNDS) + 1)
+        for size, count in self.items():
+            counts[bisect_left(BOUNDS, size)] += count
+        return list(zip([*(str(float(bound)) for bound in BOUNDS), "+Inf"], accumulate(counts), strict=True))

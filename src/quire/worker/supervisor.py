@@ -20,7 +20,7 @@ import zmq.asyncio
 from quire.core.digests import Namespace
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
-from quire.core.share_types import LEAST_PROMISED
+from quire.core.share_types import LEAST_PROMISED, Verdict
 from quire.engine.commands import ClearCache, Close, Explain
 from quire.engine.port import Listener, OnFailure
 from quire.errors import (
@@ -80,6 +80,7 @@ class Supervisor:
         self.state = State.LOADING
         self.num_restarts = 0
         self.load = WorkerLoad()
+        self.verdicts: Sequence[Verdict] = ()
         self.step_sizes = StepSizes()
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -280,8 +281,8 @@ class Supervisor:
         match message:
             case Stepped():
                 if message.load is not None:
-                    self.load = message.load
-                    self.step_sizes.take(message.load.step_tokens)
+                    self.load, self.verdicts = message.load, message.load.verdicts
+                    self.step_sizes.update(message.load.step_tokens)
                 self._take(message)
             case LoadProgress(label, done_bytes, total_bytes):
                 self._plan.progress(label, done_bytes, total_bytes)
@@ -308,6 +309,7 @@ class Supervisor:
 
     def _begin(self, session: WorkerSession, ready: Ready) -> None:
         session.is_ready = True
+        self.verdicts = ()  # of a queue that is no more
         self._ledger.vocabulary_size = ready.info.vocabulary_size
         if self.state in (State.LOADING, State.RESTARTING):
             self.state = State.READY

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 import quire
@@ -468,14 +469,16 @@ def test_a_bad_prompt_is_found_before_anything_is_computed() -> None:
 def test_a_request_is_told_after_its_first_step_how_long_ago_it_was_admitted() -> None:
     clock = iter((100.0, 107.5))
     opened = talker()
-    opened.engine.submit(replace(make_request(opened.text, opened.text.prompt("hi"), PARAMS), arrival_s=98.0))
+    opened.engine.submit(
+        msgspec.structs.replace(make_request(opened.text, opened.text.prompt("hi"), PARAMS), arrival_s=98.0)
+    )
     (admitted,) = [one for one in opened.engine.step(lambda: next(clock)) if isinstance(one, Admitted)]
     assert (admitted.wait_s, admitted.age_s) == (2.0, 7.5)
 
 
 def test_times_are_of_the_clock_of_whoever_hears_and_go_back_by_what_an_event_says() -> None:
     clock, opened = iter((20.0, 21.0, 30.0)), talker()
-    request = replace(make_request(opened.text, opened.text.prompt("hi"), PARAMS), arrival_s=10.0)
+    request = msgspec.structs.replace(make_request(opened.text, opened.text.prompt("hi"), PARAMS), arrival_s=10.0)
     reply = Reply(request, PARAMS, opened.text.tokenizer, lambda: next(clock))
     name = request.request_id
     reply.take([Queued(name), Admitted(name, 4.0, 0.5, 0), FirstToken(name, 0)])

@@ -5,14 +5,17 @@ import os
 import signal
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from quire.client.async_engine import AsyncEngine
 from quire.client.client import EngineClient
 from quire.client.outputs import Answer, Completion
 from quire.client.params import SamplingParams
+from quire.client.requests import make_request
 from quire.core.request import Continuation
 from quire.text.answer_text import AnswerText
+from quire.text.detokenizer import Detokenizer
 from tests.support.patience import PATIENCE_S
 from tests.support.served import served
 from tests.support.talkers import talker
@@ -39,10 +42,11 @@ def cut(answer: Answer, num_tokens: int, params: SamplingParams) -> Answer:
     """One that had ended by then is whole."""
     if len(answer.token_ids) <= num_tokens:
         return answer
-    text = AnswerText(talker().text.tokenizer, (), params.stop)
+    tokenizer = talker().text.tokenizer
+    text = AnswerText(tokenizer, (), params.stop) if params.stop else Detokenizer(tokenizer, ())
     return replace(
         answer,
-        text="".join(text.push(token_id).text for token_id in answer.token_ids[:num_tokens]),
+        text="".join(text.push(token_id) for token_id in answer.token_ids[:num_tokens]),
         token_ids=answer.token_ids[:num_tokens],
         logprobs=answer.logprobs[:num_tokens],
         finish_reason="cancelled",
@@ -55,7 +59,8 @@ async def went_on(client: EngineClient, first: Completion, params: SamplingParam
     left = tuple(Continuation(one.index, one.token_ids) for one in first.answers if one.finish_reason == "cancelled")
     if not left:
         return first
-    request = replace(client.request(await client.prompt_ids(PROMPT), params), continuations=left)
+    whole = make_request(client.text, await client.prompt_ids(PROMPT), params)
+    request = msgspec.structs.replace(whole, continuations=left)
     asking = client.submit(request, params)
     async for _ in asking:
         if dies:

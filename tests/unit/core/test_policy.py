@@ -2,8 +2,9 @@
 
 import pytest
 
-from quire.core.policy import blocks_to_finish_alone, chunk_length, may_displace, taken_tokens, victims_for
+from quire.core.policy import blocks_to_finish_alone, chunk_length, may_displace, victims_for
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
+from quire.core.rows import taken_tokens
 from tests.support.shadow import namespace
 
 HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW

@@ -3,8 +3,8 @@
 import pytest
 
 from quire.core.request import PriorityClass
-from quire.core.share_types import LEAST_PROMISED, Bounds, NoRoom, PlaceRequest, Room
-from quire.core.shares import MAX_RETRY_S, UNKNOWN_RETRY_S, Shares
+from quire.core.share_types import LEAST_PROMISED, Bounds, NoRoom, Room
+from quire.core.shares import ASKED_WITHIN_S, MAX_RETRY_S, MAX_VERDICTS, UNKNOWN_RETRY_S, Shares
 from quire.errors import QueueFullError, TenantShareError
 
 HIGH, NORMAL, LOW = (one.value for one in PriorityClass)
@@ -20,8 +20,7 @@ class Places:
         self._number = 0
 
     def ask(self, tenant: str, kind: str = "", *, is_promised: bool = False) -> Room | NoRoom:
-        ask = PlaceRequest(tenant, kind, self.now_s, is_promised)
-        room = self.shares.ask(ask)
+        room = self.shares.ask(tenant, kind, self.now_s, is_promised=is_promised)
         if isinstance(room, NoRoom):
             return room
         self._number += 1
@@ -164,19 +163,39 @@ def test_promises_are_bounded_too(max_places: int, expected: int) -> None:
 
 def test_looking_whether_there_is_room_changes_nothing() -> None:
     shares = Shares(Bounds(1))
-    assert shares.judge(PlaceRequest("a", "", 5.0)) == Room()
+    assert shares.judge("a", "") == Room()
     assert shares.tenants == set()
     shares.take("x", "b", "")
-    assert shares.judge(PlaceRequest("a", "", 5.0)) == NoRoom("a", 1, 1, UNKNOWN_RETRY_S, None)
+    assert shares.judge("a", "") == NoRoom("a", 1, 1, UNKNOWN_RETRY_S, None)
     assert shares.tenants == {"b"}
 
 
-@pytest.mark.parametrize(("num_taken", "expected"), [(7, True), (8, False)])
-def test_a_queue_with_few_in_it_has_room_for_everybody(num_taken: int, expected: bool) -> None:
+def test_only_whom_it_turned_away_lately_a_queue_speaks_of() -> None:
     places = Places(Bounds.of_queue(100))
-    places.fill("a", num_taken, NORMAL)
-    assert places.shares.has_room_for_all is expected
-    assert not Shares(Bounds.of_queue(1, 0.0)).has_room_for_all or num_taken
+    places.fill("b", 1, NORMAL)
+    assert places.shares.verdicts() == ()
+    names = places.fill("a", 41, NORMAL)
+    (told,) = places.shares.verdicts()
+    assert (told.tenant, told.kind, told.num_room) == ("a", NORMAL, 0)
+    assert str(told.refusal.error).startswith("tenant 'a' may have 40 requests waiting, 40 are")
+    for name in names[:3]:
+        places.shares.give_back(name)
+    (told,) = places.shares.verdicts()
+    assert told.num_room == 3, "so many come in before it is told the same again"
+    more = places.fill("a", 5, NORMAL)
+    assert len(more) == 3
+    for name in [*names[3:], *more]:
+        places.shares.give_back(name)
+    places.shares.advance(ASKED_WITHIN_S)
+    assert places.shares.verdicts() == (), "it has nothing here and has not asked for a minute"
+
+
+def test_as_many_verdicts_are_kept_as_a_message_should_hold() -> None:
+    places = Places(Bounds(1))
+    places.fill("a", 1)
+    for at in range(MAX_VERDICTS + 5):
+        places.ask(f"t{at}")
+    assert [one.tenant for one in places.shares.verdicts()] == [f"t{at}" for at in range(5, MAX_VERDICTS + 5)]
 
 
 class TestRetry:

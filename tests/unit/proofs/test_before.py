@@ -16,7 +16,7 @@ CODE = """\
 from quire.api.access import keys
 from quire.api.access.keys import KeyRing
 from quire.text.tokenizer import Tokenizer
-monkeypatch.setattr("quire.api.access.capacity.monotonic", now)
+monkeypatch.setattr("quire.api.access.admission.monotonic", now)
 import quire.core.request
 """
 
@@ -31,7 +31,7 @@ def test_names_of_modules_are_translated_where_the_commit_does_not_have_them(ear
         "from quire.api import keys",
         "from quire.api.keys import KeyRing",
         "from quire.engine.text import Tokenizer",
-        'monkeypatch.setattr("quire.api.room.monotonic", now)',
+        'monkeypatch.setattr("quire.api.doors.monotonic", now)',
         "import quire.core.request",
     ]
 

@@ -3,6 +3,7 @@
 import pytest
 
 from quire.text.detokenizer import Detokenizer, text_at_once
+from quire.text.token_bytes import TokenTable
 from quire.text.tokenizer import Tokenizer
 from tests.support.small_tokenizers import ALL, byte_level, id_of, sentencepiece
 
@@ -76,14 +77,15 @@ def test_twenty_thousand_tokens_cost_as_much_each_as_one(
 ) -> None:
     tokenizer = ALL[kind]()
     ids = (byte_ids(tokenizer, some_bytes) * 20_000)[:20_000]
-    asked = []
-    real = Tokenizer.token_bytes
+    asked: list[int] = []
 
-    def counted(tokenizer: Tokenizer, token_id: int, *, at_start: bool = False) -> bytes:
-        asked.append(token_id)
-        return real(tokenizer, token_id, at_start=at_start)
+    class Counted(TokenTable):
+        def __getitem__(self, token_id: int) -> bytes:
+            asked.append(token_id)
+            return super().__getitem__(token_id)
 
-    monkeypatch.setattr(Tokenizer, "token_bytes", counted)
+    for name in ("in_text", "at_start"):
+        monkeypatch.setattr(tokenizer.bytes, name, Counted(getattr(tokenizer.bytes, name).__getitem__))
     detokenizer = Detokenizer(tokenizer, ids)
     assert len(asked) <= 3
     asked.clear()

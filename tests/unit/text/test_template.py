@@ -7,7 +7,7 @@ import pytest
 
 from quire.errors import CheckpointError, InvalidTextError, TemplateError
 from quire.text.chat import template as chat_template
-from quire.text.chat.template import ChatTemplate, require_template
+from quire.text.chat.template import ChatTemplate
 
 CHATML = """
 {%- for message in messages %}
@@ -227,10 +227,3 @@ def test_a_template_that_is_not_one_text_or_too_long_is_refused_at_load() -> Non
         ChatTemplate(named, {})
     with pytest.raises(CheckpointError, match="1000000 characters, 1000001 given"):
         ChatTemplate("x" * 1_000_001, {})
-
-
-def test_a_model_without_a_template_says_what_to_do_instead() -> None:
-    with pytest.raises(TemplateError, match="completions endpoint"):
-        require_template(None)
-    template = ChatTemplate(CHATML, {})
-    assert require_template(template) is template

@@ -1,10 +1,10 @@
 """The supervisor where no worker is there, or where it fails itself."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from quire.config import ModelSettings
 from quire.core.events import Explained, Queued, RequestEvent

@@ -1,8 +1,12 @@
 """What all routes share: the models, the open requests, and whether a new one is admitted.
 
 A place is taken before a body is read and given back when the last byte is sent, so a flood is turned away for the
-price of its headers. Who gets one, and who has to give one up, is a matter of shares: see `room`. Bodies that are still
-coming are bounded for each key, so that one key that sends half of many bodies does not keep everybody else out.
+price of its headers. Who gets one, and who has to give one up, is a matter of shares: the core's rule
+(`core/shares.py`) over everybody who is here. Bodies that are still coming are bounded for each key, so that one key
+that sends half of many bodies does not keep everybody else out.
+
+Whatever a tenant is told about when to come back, by whomever, is a promise: a client that waits for the time is let in
+here and by the engine.
 """
 
 import asyncio
@@ -10,10 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import ceil
+from time import monotonic
 
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
-from quire.api.access.capacity import CapacityBook
 from quire.api.access.origins import Origins
 from quire.api.access.request_record import RequestRecord
 from quire.api.http.body import Receive, declared_bytes, read_body
@@ -21,11 +26,14 @@ from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.models import Models
 from quire.client.text_pool import TextPool
-from quire.core.request import PriorityClass
-from quire.core.share_types import Bounds
-from quire.errors import CapacityError, DrainingError
+from quire.core.promises import Promises
+from quire.core.share_types import Bounds, NoRoom, Room
+from quire.core.shares import Shares
+from quire.errors import DisplacedError, DrainingError
 from quire.observe.metrics import Metrics
 
+OPEN = ""
+"""The one kind of request that is counted here: what it asks for is not known before its body is read."""
 NOT_NOW = (429, 503)
 """Answers that cost nothing: the request came at a bad time."""
 
@@ -36,8 +44,6 @@ class AdmissionSettings:
 
     max_open_requests: int = 1024
     """Requests between their first and their last byte, all models together."""
-    queue: int | None = None
-    """Requests that may wait in an engine's queue, where that is known."""
     origins: Origins = field(default_factory=Origins)
     """Which web pages may use the server."""
 
@@ -52,8 +58,8 @@ class Admission:
         self.open_requests: dict[str, tuple[RequestRecord, Caller]] = {}
         self.is_draining = False
         self._emptied = asyncio.Event()
-        queue = self.settings.queue
-        self.room = CapacityBook(self.settings.max_open_requests, None if queue is None else Bounds.of_queue(queue))
+        self._shares = Shares(Bounds(self.settings.max_open_requests, (OPEN,), state="open"))
+        self._promises = Promises()
         self._arriving: Counter[str] = Counter()
         """Bodies that are still coming, by tenant."""
         self.text_pool = TextPool()
@@ -66,17 +72,14 @@ class Admission:
 
     @contextmanager
     def admit(self, record: RequestRecord, caller: Caller) -> Iterator[None]:
-        """Be inside, or be told why not. Who is inside already stays."""
-        if record.request_id in self.open_requests:
-            yield
-            return
+        """Be inside, perhaps in the place of another, or be told why not."""
         if self.is_draining:
             raise DrainingError("the server is shutting down; ask another one, or later")
         quota = caller.quota
         if quota.concurrent is not None and quota.num_open >= quota.concurrent:
             message = f"this key may have {quota.concurrent} requests at once, {quota.num_open} are open; wait for one"
             raise ApiError(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
-        self.room.enter(record, caller.tenant, self._record)
+        self._take_place(record, caller.tenant)
         quota.num_open += 1
         self.open_requests[record.request_id] = (record, caller)
         self._emptied.clear()
@@ -84,35 +87,34 @@ class Admission:
             yield
         finally:
             quota.num_open -= 1
-            self.room.leave(record)
+            if record.request_id in self._shares:  # who was displaced has given it back before
+                self._shares.give_back(record.request_id)
+                self._shares.left(monotonic())
             del self.open_requests[record.request_id]
             if not self.open_requests:
                 self._emptied.set()
 
-    @contextmanager
-    def arriving(self, caller: Caller) -> Iterator[None]:
-        """While a body comes."""
-        most, tenant = self.settings.max_open_requests, caller.tenant
-        limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
-        if self._arriving[tenant] >= limit:
-            message = f"this key may send {limit} bodies at once, {self._arriving[tenant]} are coming; send them faster"
-            # By then each of them has come, or was given up.
-            raise ApiError(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
-        self._arriving[tenant] += 1
-        try:
-            yield
-        finally:
-            self._arriving[tenant] -= 1
-            if not self._arriving[tenant]:
-                del self._arriving[tenant]
-
     async def body(self, record: RequestRecord, caller: Caller, receive: Receive) -> bytes:
-        """All of a request's body. A key that has nothing left is told so before it is read."""
-        declared = record.headers.get("content-length")
+        """All of a request's body. A key that has nothing left, or sends too many at once, is told so before."""
+        declared, tenant = record.headers.get("content-length"), caller.tenant
         async with record.entering():
             check_quota(caller, text_tokens(declared_bytes(declared), self.models))
-            with self.arriving(caller):
-                return await read_body(receive, declared, lambda: self.text_pool.pause(caller.tenant))
+            self._check_arriving(caller)
+            self._arriving[tenant] += 1
+            try:
+                return await read_body(receive, declared, lambda: self.text_pool.pause(tenant))
+            finally:
+                self._arriving[tenant] -= 1
+                if not self._arriving[tenant]:
+                    del self._arriving[tenant]
+
+    def _check_arriving(self, caller: Caller) -> None:
+        most, num_arriving = self.settings.max_open_requests, self._arriving[caller.tenant]
+        limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
+        if num_arriving >= limit:
+            message = f"this key may send {limit} bodies at once, {num_arriving} are coming; send them faster"
+            # By then each of them has come, or was given up.
+            raise ApiError(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
 
     @contextmanager
     def billed(self, caller: Caller, record: RequestRecord, num_body_bytes: int) -> Iterator[Bill]:
@@ -125,31 +127,36 @@ class Admission:
                 bill.refund()
             raise
 
-    def check_room(self, record: RequestRecord, model: str, tenant: str, priority: PriorityClass) -> None:
-        """Turn away at once what the engine's queue, as it is seen from here, would turn away after its step."""
-        self.room.wait(record, model, tenant, priority.value)
-        record.model, record.priority = model, priority.value
-
-    def full_for(self, tenant: str, priority: PriorityClass) -> CapacityError | None:
-        """What this tenant and class is told, whichever model it asks for; None where one of them would take it."""
-        said = None
-        for model in self.models:
-            if (said := self.room.judge(model.name, tenant, priority.value)) is None:
-                return None
-        return None if said is None else said.error
-
-    @property
-    def is_full_for_somebody(self) -> bool:
-        """Whether somebody could be turned away, whichever model it asks for."""
-        return not any(self.room.has_room_for_all(model.name) for model in self.models)
-
     def told(self, record: RequestRecord, refusal: ApiError) -> None:
-        """A refusal is about to be sent. When it says to come back is remembered."""
-        if refusal.retry_after_s is not None:
-            self.room.told(record, refusal.retry_after_s)
+        """A refusal is about to be sent. When it says to come back, in whole seconds, is remembered."""
+        if refusal.retry_after_s is not None and record.tenant:
+            self._promises.tell(record.tenant, monotonic(), max(1, ceil(refusal.retry_after_s)))
 
-    def _record(self, request_id: str) -> RequestRecord:
-        return self.open_requests[request_id][0]
+    def _take_place(self, record: RequestRecord, tenant: str) -> None:
+        """Raises QueueFullError or TenantShareError."""
+        now_s, shares = monotonic(), self._shares
+        record.is_promised = tenant in self._promises and self._promises.come(tenant, now_s)
+        room = shares.ask(tenant, OPEN, now_s, is_promised=record.is_promised)
+        while isinstance(room, Room) and room.gives_up is not None and self._has_begun(room.gives_up):
+            # What has begun is not broken off: it keeps its place, and another is looked for.
+            shares.settle(room.gives_up)
+            room = shares.judge(tenant, OPEN)
+        if isinstance(room, NoRoom):
+            raise room.error
+        if room.gives_up is not None:
+            self._displace(self.open_requests[room.gives_up][0])
+        if room.is_promised:
+            shares.take_promised(record.request_id, tenant, now_s)
+        else:
+            shares.take(record.request_id, tenant, OPEN)
+
+    def _has_begun(self, request_id: str) -> bool:
+        return self.open_requests[request_id][0].state == "running"
+
+    def _displace(self, record: RequestRecord) -> None:
+        retry_after_s = self._shares.retry_after_s(record.tenant, OPEN)
+        self._shares.give_back(record.request_id)
+        record.end(DisplacedError(record.tenant, retry_after_s))
 
     async def drain(self, within_s: float, hurry: asyncio.Event) -> int:
         """Let nobody in, wait for those inside, then end what is left; how many had to be ended."""

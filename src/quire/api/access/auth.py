@@ -34,11 +34,13 @@ class Gate:
     def __init__(self, ring: KeyRing) -> None:
         self.ring = ring
         self._quotas = Quotas()
+        quota = self._quotas.of(NOBODY, Terms())
+        self._everybody = Caller(NOBODY, PriorityClass.HIGH, quota, is_everybody=True)
 
     def caller(self, authorization: str | None, x_api_key: str | None) -> Caller:
         """Who presented this, or a refusal that says nothing about why."""
         if not self.ring.is_locked:
-            return Caller(NOBODY, PriorityClass.HIGH, self._quotas.of(NOBODY, Terms()), is_everybody=True)
+            return self._everybody
         secret = _bearer(authorization) or x_api_key
         key = self.ring.find(secret) if secret else None
         if key is None:

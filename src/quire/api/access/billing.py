@@ -62,11 +62,7 @@ def text_tokens(num_bytes: int, models: Models) -> int:
     Never more than the longest sequence there is: no prompt is tokenised beyond it, so no body costs more work than
     that, and what a client is charged for a refused one is what the longest prompt that fits would have cost.
     """
-    estimate = -(-num_bytes // TEXT_BYTES_PER_TOKEN)
-    longest = max(
-        (model.engine_client.text.max_sequence_tokens for model in models if model.engine_client is not None),
-        default=None,
-    )
+    estimate, longest = -(-num_bytes // TEXT_BYTES_PER_TOKEN), models.max_sequence_tokens
     return estimate if longest is None else min(estimate, longest)
 
 

@@ -65,11 +65,10 @@ class Origins:
             yield b"access-control-allow-origin", (ANY if ANY in self.allowed else origin).encode("latin-1")
             yield b"access-control-expose-headers", b"*"
 
-    def is_preflight(self, method: str, headers: Headers) -> bool:
-        """A browser asks what an allowed page may send; it sends no key with that."""
+    def is_preflight(self, headers: Headers) -> bool:
+        """Whether OPTIONS are a browser that asks what an allowed page may send; it sends no key with that."""
         origin = headers.get("origin")
-        is_asked = method == "OPTIONS" and "access-control-request-method" in headers
-        return is_asked and origin is not None and self.allows(origin)
+        return "access-control-request-method" in headers and origin is not None and self.allows(origin)
 
     def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """What an allowed page may send: these methods, and whatever headers its client library has."""

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
+
+import msgspec
 
 from quire.api.http.headers import Headers
 from quire.client.stream import RequestHandle
@@ -13,16 +14,15 @@ from quire.errors import DisplacedError, QuireError
 from quire.observe.metrics import ModelFigures
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, eq=False):
     """Filled in on the way; whatever is known when it ends is written down."""
 
     request_id: str
     """Ours."""
     method: str
     path: str
-    headers: Headers = field(default_factory=dict)
-    started_s: float = field(default_factory=monotonic)
+    headers: Headers = msgspec.field(default_factory=dict)
+    started_s: float = msgspec.field(default_factory=monotonic)
     client_id: str = ""
     """The client's own name for it, if it is harmless."""
     tenant: str = ""
@@ -36,7 +36,7 @@ class RequestRecord:
     """The code of what went wrong."""
     num_answers: int = 0
     max_tokens: int | None = None
-    asked: list[RequestHandle] = field(default_factory=list)
+    asked: list[RequestHandle] = msgspec.field(default_factory=list)
     is_promised: bool = False
     """Its tenant was told to come back at this time: it is let in whatever waits."""
     ending: QuireError | None = None
@@ -49,7 +49,7 @@ class RequestRecord:
             return
         self.ending = error
         for one in self.asked:
-            one.stream.stop(error)
+            one.stop(error)
         if self._entering is not None:
             self._entering.reschedule(asyncio.get_running_loop().time())
 

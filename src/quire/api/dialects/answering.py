@@ -10,9 +10,10 @@ their status from all errors of a long queue or a long prompt.
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any
+
+from msgspec.structs import replace
 
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
@@ -28,7 +29,7 @@ from quire.api.http.sse import send_whole
 from quire.api.models import within_context
 from quire.client.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply import Reply
-from quire.client.requests import RequestOptions
+from quire.client.requests import RequestOptions, make_request
 from quire.client.stream import RequestHandle
 from quire.core.step import UNSATISFIABLE
 
@@ -64,7 +65,9 @@ class Answering(BodyAnswer):
     async def _question(self, body: bytes, record: RequestRecord) -> GenerationRequest:
         fields = await self.sized(len(body), lambda: self._dialect.parse(parse_object(body)))
         to = self._dialect.target(fields, self._admission.models, self._caller, record.headers)
-        self._admission.check_room(record, to.model.name, self._caller.tenant, to.priority)
+        if not record.is_promised:
+            to.client.check_room(self._caller.tenant, to.priority.value)
+        record.model, record.priority = to.model.name, to.priority.value
         generation = await self.run(lambda: self._made(fields, to, record))
         record.is_streamed, record.max_tokens = generation.is_streamed, generation.params.max_tokens
         record.num_answers = generation.params.n * len(generation.prompts)
@@ -75,10 +78,8 @@ class Answering(BodyAnswer):
         with within_context(to.text.max_sequence_tokens):
             generation = self._dialect.generation(fields, to)
             options = to.options | RequestOptions(is_promised=record.is_promised)
-            return replace(
-                generation,
-                requests=[to.client.request(ids, generation.params, **options) for ids in generation.prompts],
-            )
+            requests = [make_request(to.text, ids, generation.params, **options) for ids in generation.prompts]
+            return replace(generation, requests=requests)
 
     @staticmethod
     def _ask(generation: GenerationRequest, record: RequestRecord) -> None:
@@ -178,8 +179,8 @@ class TokenClock:
     def __init__(self, admission: Admission, record: RequestRecord, bill: Bill) -> None:
         self._record = record
         self._bill = bill
-        self._observe = admission.metrics.token_gap(record.model)
-        self._produced = admission.metrics.tokens_produced(record.model)
+        self._observe, self._produced = admission.metrics.token_meters(record.model)
+        self._is_charged = bill.quota.tokens is not None
         self._num_counted = 0
         self._last_s: dict[tuple[int, int], float] = {}
         """Of each answer to each prompt."""
@@ -206,7 +207,8 @@ class TokenClock:
     def _count(self, num_tokens: int) -> None:
         self._produced(num_tokens - self._num_counted)
         self._num_counted = num_tokens
-        self._bill.count_output(num_tokens)
+        if self._is_charged:
+            self._bill.count_output(num_tokens)
 
 
 class Batches:
@@ -223,7 +225,7 @@ class Batches:
         self._is_silent = False
         self._timer = self._loop.call_later(STREAM_SILENT_S, self._look)
         for one in asked:
-            one.stream.wake(self._ready)
+            one.wake(self._ready)
 
     def __enter__(self) -> "Batches":
         return self
@@ -240,7 +242,7 @@ class Batches:
             if not self._ready.is_set() and not self._is_over:
                 await self._ready.wait()
             self._ready.clear()
-            batch = [(at, piece) for at, one in enumerate(self._asked) for piece in one.stream.take()]
+            batch = [(at, piece) for at, one in enumerate(self._asked) for piece in one.take()]
             if batch or self._is_silent:
                 self._came_s, self._is_silent = self._loop.time(), False
                 return batch
@@ -249,7 +251,7 @@ class Batches:
 
     @property
     def _is_over(self) -> bool:
-        return all(one.stream.is_over for one in self._asked)
+        return all(one.is_over for one in self._asked)
 
     def _look(self) -> None:
         """Nothing has come for long, or it is not long yet."""

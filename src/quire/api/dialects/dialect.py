@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from quire.api.access.auth import Caller
 from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
@@ -77,20 +79,16 @@ class Target:
     options: RequestOptions
     client: EngineClient = field(init=False)
     text: TextModel = field(init=False)
+    priority: PriorityClass = field(init=False)
 
     def __post_init__(self) -> None:
         """Looked up once: a model that is still loading, or gone, is told so here."""
-        object.__setattr__(self, "client", self.model.open())
-        object.__setattr__(self, "text", self.client.text)
-
-    @property
-    def priority(self) -> PriorityClass:
-        """Its class."""
-        return PriorityClass(self.options.get("priority", PriorityClass.NORMAL))
+        client, priority = self.model.open(), self.options.get("priority", PriorityClass.NORMAL)
+        for name, value in (("client", client), ("text", client.text), ("priority", PriorityClass(priority))):
+            object.__setattr__(self, name, value)
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True):
     """Everything that has to be known to answer."""
 
     to: Target

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.api.access.request_record import RequestRecord
-from quire.api.http.descriptors import max_connections
 from quire.api.http.errors import ApiError, ErrorFormat
 from quire.api.http.limits import (
     EVICTED_AT_ONCE,
@@ -24,6 +23,7 @@ from quire.api.http.limits import (
     KEEP_ALIVE_S,
     LINGER_S,
     LOOK_S,
+    MAX_CONNECTIONS,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     STUCK_S,
@@ -40,13 +40,16 @@ class Protocol(HttpToolsProtocol):
 
     error_format: ClassVar[ErrorFormat]
     """How what is no HTTP is told so: it was sent to no path, so no API can say it. A server's own."""
+    max_connections: ClassVar[int] = MAX_CONNECTIONS
+    """Of this server, at once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
-        """As they came, in reads that hold nothing but a head."""
-        self._num_line_bytes = 0
-        """As they were understood: a head that comes all at once is over before it can be counted as it comes."""
+        """As they came, in reads that hold nothing but a head. What came with the last of them, or with something else,
+        is counted when the head is whole: a read has no more than a few heads' worth."""
+        self._num_headers = 0
+        """Of the request whose body comes; more of them may follow that."""
         self._is_in_head = True
         self._is_in_body = False
         self._has_ended_in_read = False
@@ -65,7 +68,7 @@ class Protocol(HttpToolsProtocol):
         """Somebody came."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        if len(self.connections) > max_connections() and not self._make_room():
+        if len(self.connections) > self.max_connections and not self._make_room():
             transport.abort()
             return
         self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
@@ -89,9 +92,10 @@ class Protocol(HttpToolsProtocol):
         if self._is_refused:
             return
         self._has_ended_in_read = False
+        is_after_body = self._is_in_body and len(self.headers) > self._num_headers
         super().data_received(data)
-        # Still in a head, and no request ended on the way: then all of these bytes are the head's.
-        if self._is_in_head and not self._has_ended_in_read and not self.transport.is_closing():
+        # Still among headers, those behind a body too, and no request ended on the way: all of these bytes are theirs.
+        if (self._is_in_head or is_after_body) and not self._has_ended_in_read and not self.transport.is_closing():
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._is_head_too_large = True
@@ -100,23 +104,18 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The head of a request begins."""
         super().on_message_begin()
-        self._num_head_bytes, self._num_line_bytes, self._is_in_head = 0, 0, True
+        self._num_head_bytes, self._is_in_head = 0, True
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
-    def on_url(self, url: bytes) -> None:
-        """A piece of the request line."""
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A whole header."""
-        self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """The head is there: the request is answered, or waits for the one before it."""
+        num_bytes = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+        if num_bytes > MAX_HEAD_BYTES:
+            self._is_head_too_large = True
+            raise HeadTooLargeError
         self._is_in_head, self._is_in_body = False, True
+        self._num_head_bytes, self._num_headers = 0, len(self.headers)
         self._stop_head_timer()
         self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
@@ -205,12 +204,6 @@ class Protocol(HttpToolsProtocol):
             record = cycle.scope.get("quire.record")
             if isinstance(record, RequestRecord) and not cycle.response_complete:
                 record.error = "reader_too_slow"
-
-    def _count(self, num_bytes: int) -> None:
-        self._num_line_bytes += num_bytes
-        if self._num_line_bytes > MAX_HEAD_BYTES:
-            self._is_head_too_large = True
-            raise HeadTooLargeError
 
     def _head_is_late(self) -> None:
         self._head_timer = None

@@ -63,9 +63,8 @@ class ChatTokenizer:
 
     def encode(self, rendered: Rendered) -> list[int]:
         """The conversation's token ids. Raises RequestTooLargeError and InvalidTextError."""
-        self._tokenizer.check(rendered.text)
-        encoding = encoded(self._tokenizer.encoder, rendered.text)
-        ids = self._tokenizer.not_too_many(encoding.ids)
+        encoding = self._tokenizer.encoding(rendered.text)
+        ids = encoding.ids
         spans = Touching(rendered)
         found = self._found(encoding, ids, rendered.text, self._control)
         return ids if not any(spans.touches(*place) for place in found) else self.encode_apart(rendered)

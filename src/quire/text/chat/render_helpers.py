@@ -29,6 +29,10 @@ ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "L
 """What the process is told of ours; tokens and keys are none of its business."""
 
 
+BROKEN = (OSError, EOFError, msgspec.MsgspecError)
+"""What a helper that does not answer as it should ends in."""
+
+
 class StoppedError(Exception):
     """A helper was ended, or ended by itself, before it answered."""
 
@@ -52,9 +56,9 @@ class Helper:
             self._end.close()
             raise
         try:
-            self._answer(monotonic() + START_S)
-        except StoppedError as error:
-            raise OSError(f"it {error}") from None
+            wire.read_to_server(wire.receive(self._end, monotonic() + START_S))
+        except BROKEN as error:
+            raise OSError(f"it {self._stopped(error)}") from None
 
     @property
     def pid(self) -> int:
@@ -68,12 +72,10 @@ class Helper:
 
     def ask(self, message: bytes) -> ToServer:
         """Its answer within `RENDER_S`, or it is killed and StoppedError says why."""
-        deadline_s = monotonic() + RENDER_S
         try:
-            wire.send(self._end, message, deadline_s)
-        except OSError as error:
+            return wire.exchange(self._end, message, monotonic() + RENDER_S)
+        except BROKEN as error:
             raise self._stopped(error) from None
-        return self._answer(deadline_s)
 
     def stop(self) -> None:
         """End the process, whatever it does; whoever waits for its answer is told."""
@@ -84,12 +86,6 @@ class Helper:
         self.stop()
         self._process.wait()
         self._end.close()
-
-    def _answer(self, deadline_s: float) -> ToServer:
-        try:
-            return wire.read_to_server(wire.receive(self._end, deadline_s))
-        except (OSError, EOFError, msgspec.MsgspecError) as error:
-            raise self._stopped(error) from None
 
     def _stopped(self, error: Exception) -> StoppedError:
         self.kill()

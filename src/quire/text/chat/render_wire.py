@@ -7,6 +7,7 @@ No message holds code, and none is large: texts of a client's go one way, one pr
 """
 
 import socket
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -73,23 +74,17 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 ToProcess = LoadTemplate | Render
 ToServer = Hello | TemplateLoaded | Rendered | TemplateRefused | Broken
 
-_to_process: msgspec.json.Decoder[ToProcess] = msgspec.json.Decoder(ToProcess)
-_to_server: msgspec.json.Decoder[ToServer] = msgspec.json.Decoder(ToServer)
+encode_frame = msgspec.json.Encoder().encode
+"""A message as it goes over the wire. Raises TypeError, ValueError or RecursionError for what JSON cannot say."""
+read_to_process: Callable[[bytes], ToProcess] = msgspec.json.Decoder(ToProcess).decode
+read_to_server: Callable[[bytes], ToServer] = msgspec.json.Decoder(ToServer).decode
 
 
-def encode_frame(message: ToProcess | ToServer) -> bytes:
-    """A message as it goes over the wire. Raises TypeError, ValueError or RecursionError for what JSON cannot say."""
-    return msgspec.json.encode(message)
-
-
-def read_to_process(data: bytes) -> ToProcess:
-    """A message for the process that renders."""
-    return _to_process.decode(data)
-
-
-def read_to_server(data: bytes) -> ToServer:
-    """A message for the server."""
-    return _to_server.decode(data)
+def exchange(end: socket.socket, data: bytes, deadline_s: float) -> ToServer:
+    """Say a message to the process and hear its answer by the deadline. Raises like `send` and `receive`, and
+    MsgspecError for what is no answer."""
+    send(end, data, deadline_s)
+    return read_to_server(receive(end, deadline_s))
 
 
 def send(end: socket.socket, data: bytes, deadline_s: float | None = None) -> None:

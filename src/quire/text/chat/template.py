@@ -146,16 +146,6 @@ class ChatTemplate:
         return extra if thinking is None else {**extra, "enable_thinking": thinking}
 
 
-def require_template(template: ChatTemplate | None) -> ChatTemplate:
-    """The template, or an error that says what to do without one."""
-    if template is None:
-        raise TemplateError(
-            "chat needs a chat template, this model has none; use the completions endpoint with a plain prompt,"
-            " or start the server with a template file"
-        )
-    return template
-
-
 def _check_source(source: object) -> None:
     if not isinstance(source, str):
         raise CheckpointError(

@@ -7,18 +7,17 @@ from typing import Any
 from quire.api.access.auth import Caller
 from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
 from quire.api.dialects.openai.fields import (
-    check_room,
+    NOT_OF_CHATS,
+    TIER_OF,
     options,
-    refuse_added_tokens,
-    refuse_to_explain_nothing,
     reject_unsupported,
     sampling_params,
-    service_tier,
+    within_bounds,
 )
-from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs, within_bounds
+from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, TokenizeFields, parse_fields
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
-from quire.api.http.errors import invalid, unsupported
+from quire.api.http.errors import invalid
 from quire.api.http.headers import Headers
 from quire.api.models import Models
 from quire.client.outputs import Answer, Piece, TextPart
@@ -40,10 +39,7 @@ class Chat:
     def parse(self, body: dict[str, Any]) -> ParsedChat:
         """Valid fields, or a refusal."""
         fields: ChatFields = parse_fields(ChatFields, body)
-        reject_unsupported(body)
-        if body.get("echo"):
-            raise unsupported("echo", "a conversation is not repeated; /v1/completions can echo a prompt")
-        refuse_added_tokens(body)
+        reject_unsupported(body, NOT_OF_CHATS)
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_parameter")
         return ParsedChat(fields, body["messages"])
@@ -58,11 +54,9 @@ class Chat:
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
-        refuse_to_explain_nothing(fields, params)
         ids = to.text.chat(asked.messages, **template_arguments(fields))
-        check_room(to.text, len(ids), limit)
         names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        writer = ChatWriter(to.model.name, fields, names, service_tier(to.priority))
+        writer = ChatWriter(to.model.name, fields, names, TIER_OF[to.priority])
         return within_bounds(GenerationRequest(to, [ids], params, writer, bool(fields.stream)), num_prompt_times=1)
 
 

@@ -6,14 +6,8 @@ from typing import Any
 
 from quire.api.access.auth import Caller
 from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
-from quire.api.dialects.openai.fields import (
-    check_room,
-    options,
-    refuse_to_explain_nothing,
-    reject_unsupported,
-    sampling_params,
-)
-from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs, within_bounds
+from quire.api.dialects.openai.fields import options, reject_unsupported, sampling_params, within_bounds
+from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid
@@ -53,11 +47,8 @@ class Completions:
         if fields.echo and fields.prompt_logprobs is None and (fields.logprobs is not None or limit == 0):
             settled["prompt_logprobs"] = fields.logprobs or 0
         params = sampling_params(fields, **settled)
-        refuse_to_explain_nothing(fields, params)
         add = fields.add_special_tokens is not False
         prompts = [_ids(to.text, prompt, add_special_tokens=add) for prompt in fields.prompts]
-        for ids in prompts:
-            check_room(to.text, len(ids), params.max_tokens)
         names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
         writer = CompletionWriter(to.model.name, fields, names, echoes)

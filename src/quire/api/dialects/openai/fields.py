@@ -1,25 +1,25 @@
 """What the fields of a body mean: sampling parameters, a class, whom blocks are shared with, and what is not built."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from quire.api.access.auth import Caller
+from quire.api.dialects.dialect import GenerationRequest
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.headers import Headers
-from quire.api.http.limits import MAX_SALT_CHARS, ON_LOOP_BYTES, REQUEST_S
+from quire.api.http.limits import MAX_ANSWER_LOGPROBS, MAX_SALT_CHARS, REQUEST_S
 from quire.client.params import SamplingParams
 from quire.client.requests import RequestOptions
-from quire.client.text_model import TextModel
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 
 URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 TIERS = {"priority": PriorityClass.HIGH, "flex": PriorityClass.LOW}
+TIER_OF = {PriorityClass.HIGH: "priority", PriorityClass.NORMAL: "default", PriorityClass.LOW: "flex"}
+"""The tier that was given, in the public word for it."""
 CLASS_HEADER = "x-vllm-priority"
-CLASS_WORDS = (b'"priority"', b'"service_tier"', b"\\u005", b"\\u006", b"\\u007")
-"""A body without these asks for no class: JSON has no other way to spell the letters of those keys."""
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "ignore_eos", "stop", "stop_token_ids", "allowed_token_ids", "skip_special_tokens", "seed", "n",
@@ -53,20 +53,28 @@ NOT_BUILT: Mapping[str, str] = {
 }
 
 
-OF_PROMPTS = ("tools", "functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
+_PROMPTS = ("tools", "functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
+OF_PROMPTS = {name: NOT_BUILT[name] for name in _PROMPTS}
 """Those of them that would change a prompt: all that matters where nothing is answered."""
 
+ADDED_TOKENS = {"add_special_tokens": "the chat template writes the special tokens of a conversation"}
+NOT_OF_CHATS: Mapping[str, str] = {
+    **NOT_BUILT,
+    **ADDED_TOKENS,
+    "echo": "a conversation is not repeated; /v1/completions can echo a prompt",
+}
 
-def refuse_of(body: Mapping[str, Any], names: Iterable[str]) -> None:
+
+def refuse_of(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
     """Refuse these, where they say anything."""
-    for name in names:
+    for name in reasons:
         if body.get(name):
-            raise unsupported(name, NOT_BUILT[name])
+            raise unsupported(name, reasons[name])
 
 
-def reject_unsupported(body: Mapping[str, Any]) -> None:
+def reject_unsupported(body: Mapping[str, Any], reasons: Mapping[str, str] = NOT_BUILT) -> None:
     """Never ignore what would change the answer."""
-    refuse_of(body, NOT_BUILT)
+    refuse_of(body, reasons)
     if body.get("prompt_logprobs") is not None and body.get("stream"):
         raise unsupported("prompt_logprobs", "they come with a whole answer, not with a stream")
     if body.get("tool_choice") not in (None, "none", "auto"):
@@ -81,25 +89,16 @@ def reject_unsupported(body: Mapping[str, Any]) -> None:
         raise unsupported("length_penalty", "there is no beam search")
 
 
-def refuse_to_explain_nothing(fields: SamplingFields, params: SamplingParams) -> None:
-    """Who wants log-probabilities of the prompt gets all of it computed: no token is looked for."""
-    if fields.cache_explain and params.prompt_logprobs is not None:
-        message = "cache_explain must be left out with log-probabilities of the prompt: no token is looked for then"
-        raise invalid(message, "cache_explain", "invalid_parameter")
-
-
-def refuse_added_tokens(body: Mapping[str, Any]) -> None:
-    """A conversation's special tokens are its template's business."""
-    if body.get("add_special_tokens"):
-        raise unsupported("add_special_tokens", "the chat template writes the special tokens of a conversation")
-
-
 def sampling_params(fields: SamplingFields, **settled: Any) -> SamplingParams:
     """The engine's parameters; those that a dialect reads in its own way are handed in."""
     given: dict[str, Any] = {name: getattr(fields, name) for name in SAME_NAMES}
     given |= {"include_stop": fields.include_stop_str_in_output, "logit_bias": _biases(fields.logit_bias), **settled}
     if given["top_k"] == -1:  # the field's word for all
         given["top_k"] = 0
+    if fields.cache_explain and given["prompt_logprobs"] is not None:
+        # All of the prompt is computed for them.
+        message = "cache_explain must be left out with log-probabilities of the prompt: no token is looked for then"
+        raise invalid(message, "cache_explain", "invalid_parameter")
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -119,14 +118,6 @@ def asked_class(fields: SamplingFields, header: str | None) -> PriorityClass:
     if number:
         return PriorityClass.HIGH if number < 0 else PriorityClass.LOW
     return TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
-
-
-def may_ask_for_a_class(body: bytes, headers: Headers) -> bool:
-    """Whether an unparsed request could ask for another class than the usual one. Certain only where it says no.
-
-    A large body is not looked through here, on the event loop.
-    """
-    return len(body) > ON_LOOP_BYTES or CLASS_HEADER in headers or any(word in body for word in CLASS_WORDS)
 
 
 def _is_whole(header: str) -> bool:
@@ -155,14 +146,35 @@ def cache_group(tenant: str, salt: str | None) -> str:
     return f"tenant:{tenant}/salt:{hashlib.sha256(salt.encode()).hexdigest()}"
 
 
-def service_tier(priority: PriorityClass) -> str:
-    """The tier that was given, in the public word for it."""
-    return {PriorityClass.HIGH: "priority", PriorityClass.LOW: "flex"}.get(priority, "default")
+def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> GenerationRequest:
+    """The question, or a refusal: whether prompts and answers fit, and how many log-probabilities an answer will hold,
+    is known before anything is computed.
+
+    Those of a prompt are said so many times. Those of answers that are streamed are gone when the next ones come.
+    """
+    params, limit = generation.params, generation.to.text.max_sequence_tokens
+    for ids in generation.prompts:
+        _check_room(len(ids), params.max_tokens, limit)
+    if params.logprobs is None and params.prompt_logprobs is None:
+        return generation
+    num_of_prompt = 0 if params.prompt_logprobs is None else num_prompt_times * (1 + params.prompt_logprobs)
+    num_of_answer = 0 if params.logprobs is None or generation.is_streamed else params.n * (1 + params.logprobs)
+    most = limit if params.max_tokens is None else params.max_tokens
+    lengths = [(len(ids), min(most, limit - len(ids))) for ids in generation.prompts]
+    count = sum(num_of_prompt * num_prompt + num_of_answer * num_answer for num_prompt, num_answer in lengths)
+    if count <= MAX_ANSWER_LOGPROBS:
+        return generation
+    raise invalid(
+        f"an answer may hold {MAX_ANSWER_LOGPROBS} log-probabilities, every alternative counted, for each of n answers "
+        f"to each prompt; {count} are asked for. Ask for fewer alternatives, a smaller n, a lower max_tokens, or fewer "
+        "or shorter prompts",
+        "logprobs" if params.prompt_logprobs is None else "prompt_logprobs",
+        "invalid_parameter",
+    )
 
 
-def check_room(text: TextModel, num_prompt_tokens: int, max_tokens: int | None) -> None:
+def _check_room(num_prompt_tokens: int, max_tokens: int | None, limit: int) -> None:
     """Prompt and answer must fit; nothing is shortened in silence."""
-    limit = text.max_sequence_tokens
     if num_prompt_tokens + (1 if max_tokens is None else max_tokens) <= limit:
         return
     answer = f" and {max_tokens} for the answer" if max_tokens else ""

@@ -1,44 +1,18 @@
-"""Log-probabilities in the two forms of the OpenAI API and the one of the field's servers; how many are too many."""
+"""Log-probabilities in the two forms of the OpenAI API and the one of the field's servers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from quire.api.dialects.dialect import GenerationRequest
-from quire.api.http.errors import invalid
-from quire.api.http.limits import LEAST_LOGPROB, MAX_ANSWER_LOGPROBS
+from quire.api.http.limits import LEAST_LOGPROB
 from quire.client.text_model import Tokenizer
 from quire.core.step import TokenLogprobs
 
 _ENCODER = msgspec.json.Encoder()
 
 
-def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> GenerationRequest:
-    """The question, or a refusal: how many log-probabilities an answer will hold is known before anything is computed.
-
-    Those of a prompt are said so many times. Those of answers that are streamed are gone when the next ones come.
-    """
-    params, limit = generation.params, generation.to.text.max_sequence_tokens
-    num_of_prompt = 0 if params.prompt_logprobs is None else num_prompt_times * (1 + params.prompt_logprobs)
-    num_of_answer = 0 if params.logprobs is None or generation.is_streamed else params.n * (1 + params.logprobs)
-    most = limit if params.max_tokens is None else params.max_tokens
-    lengths = [(len(ids), min(most, limit - len(ids))) for ids in generation.prompts]
-    count = sum(num_of_prompt * num_prompt + num_of_answer * num_answer for num_prompt, num_answer in lengths)
-    if count <= MAX_ANSWER_LOGPROBS:
-        return generation
-    raise invalid(
-        f"an answer may hold {MAX_ANSWER_LOGPROBS} log-probabilities, every alternative counted, for each of n answers "
-        f"to each prompt; {count} are asked for. Ask for fewer alternatives, a smaller n, a lower max_tokens, or fewer "
-        "or shorter prompts",
-        "logprobs" if params.prompt_logprobs is None else "prompt_logprobs",
-        "invalid_parameter",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TokenNames:
+class TokenNames(msgspec.Struct, frozen=True):
     """How tokens are written where a text is wanted."""
 
     tokenizer: Tokenizer

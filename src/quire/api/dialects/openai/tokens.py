@@ -11,7 +11,7 @@ import msgspec
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.dialects.openai.chat import template_arguments
-from quire.api.dialects.openai.fields import OF_PROMPTS, refuse_added_tokens, refuse_of
+from quire.api.dialects.openai.fields import ADDED_TOKENS, OF_PROMPTS, refuse_of
 from quire.api.dialects.openai.schemas import DetokenizeFields, TokenizeFields, parse_fields
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_DETOKENIZE_TOKENS
@@ -64,5 +64,5 @@ def _detokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
 def _ids(text: TextModel, fields: TokenizeFields, body: dict[str, Any]) -> list[int]:
     if fields.prompt is not None:
         return text.tokenizer.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
-    refuse_added_tokens(body)
+    refuse_of(body, ADDED_TOKENS)
     return text.chat(body["messages"], **template_arguments(fields))
