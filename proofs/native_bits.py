@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
 
+import msgspec
 import torch
 
 from benchmarks.record import say
@@ -227,7 +228,11 @@ def sampled(proof: Proof) -> None:
     count = sum(sizes)
     prompts = texts_of(random, real_text(), [random.randint(1, 300) for _ in range(count)])
     asks = [
-        Ask(prompt, replace(random_params(random, 16), logprobs=random.choice([0, 1, 5])), random.getrandbits(63))
+        Ask(
+            prompt,
+            msgspec.structs.replace(random_params(random, 16), logprobs=random.choice([0, 1, 5])),
+            random.getrandbits(63),
+        )
         for prompt in prompts
     ]
     for ask in asks:

@@ -1,9 +1,9 @@
 """The oracle passes the kit, and a runner with any one fault does not."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from quire.backends import conformance
 from quire.backends.conformance import check_all

@@ -17,7 +17,7 @@ TESTS = (
 )
 
 LOOP, ENGINE, LEDGER, REPLY = "engine/loop.py", "engine/engine.py", "worker/ledger.py", "client/reply.py"
-ROWS, SCHEDULER, TREE = "core/rows.py", "core/scheduler.py", "core/prefix_tree.py"
+ROWS, TREE = "core/rows.py", "core/prefix_tree.py"
 STATUS, SESSION, SUPERVISOR = "worker/shared_status.py", "worker/session.py", "worker/supervisor.py"
 
 MUTANTS = [

@@ -1,11 +1,11 @@
 """Lists of tokens made once, counts that grow: and that neither changes what is chosen."""
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from quire.backends.torch.sampler import choose
 from quire.backends.torch.token_lists import KeptLists, RowLists, TokenCounts, TokenLists
