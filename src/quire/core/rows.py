@@ -5,7 +5,7 @@ from collections.abc import Collection
 from quire.core.events import Finished, PromptLogprobs, SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling, Sequence, table_of
 from quire.core.scheduler_config import Live
-from quire.core.step import RowResult, Sampling, Scoring, WorkItem
+from quire.core.step import RowResult, Sampling, Scoring, TokenLogprobs, WorkItem
 from quire.errors import InvariantError
 
 
@@ -45,13 +45,14 @@ def taken_tokens(
     return count, None
 
 
-def take_row(sequence: Sequence, item: WorkItem, row: RowResult, room: int) -> tuple[int, FinishReason | None]:
-    """How many of the row's tokens the sequence takes in, and why the last of them ends it; it has room for so many.
+def take_row(
+    sequence: Sequence, item: WorkItem, tokens: tuple[int, ...], max_sequence_tokens: int
+) -> tuple[int, FinishReason | None]:
+    """How many of a row's tokens the sequence takes in, and why the last of them ends it.
 
-    Raises InvariantError unless the row answers its item: tokens where they were asked for, each but the last a draft
-    that was right.
+    Raises InvariantError unless they answer the item: tokens where they were asked for, each but the last a draft that
+    was right.
     """
-    tokens = row.token_ids
     if len(tokens) != (item.sampling is not None):
         drafts = item.drafts
         most = 0 if item.sampling is None else len(drafts) + 1
@@ -60,7 +61,8 @@ def take_row(sequence: Sequence, item: WorkItem, row: RowResult, room: int) -> t
                 f"apply: sequence {item.sequence_id} got {len(tokens)} tokens, {tokens}; after the drafts {drafts} "
                 f"there may be {most}, all but the last of them right"
             )
-    num_before = len(sequence.tokens) - sequence.num_prompt_tokens
+    num_known = len(sequence.tokens)
+    num_before, room = num_known - sequence.num_prompt_tokens, max_sequence_tokens - num_known
     return taken_tokens(sequence.request.params, tokens, num_before, room)
 
 
@@ -85,11 +87,10 @@ def prompt_report(live: Live, first: int, row: RowResult) -> list[PromptLogprobs
     return [PromptLogprobs(live.request.request_id, first + num_known, fresh)]
 
 
-def token_event(sequence: Sequence, row: RowResult, at: int, now_s: float) -> Token:
-    """The row's token `at`, which the sequence has just taken in."""
-    logprobs = row.logprobs[at] if row.logprobs else None
+def token_event(sequence: Sequence, logprobs: TokenLogprobs | None, now_s: float) -> Token:
+    """The token that a sequence has just taken in."""
     request_id, number = sequence.request.request_id, len(sequence.tokens) - sequence.num_prompt_tokens
-    return Token(request_id, sequence.index, now_s, row.token_ids[at], number, logprobs)
+    return Token(request_id, sequence.index, now_s, sequence.tokens[-1], number, logprobs)
 
 
 def end_of_sequence(

@@ -80,8 +80,8 @@ class Scheduler:
         first_id = self._next_sequence_id
         self._next_sequence_id += len(request.continuations)
         sequences = [
-            Sequence(first_id + at, request, one, self.queue.key(arrival_s, request.priority, first_id + at))
-            for at, one in enumerate(request.continuations)
+            Sequence(at, request, self.queue.key(arrival_s, request.priority, at), one.index, one.produced)
+            for at, one in enumerate(request.continuations, first_id)
         ]
         room = self.config.max_sequence_tokens - len(request.prompt)
         reasons = [rows.taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations]
@@ -297,7 +297,7 @@ class Scheduler:
             self._finish(sequence, FinishReason.ERROR, row.error)
             return
         request = sequence.request
-        num_taken, reason = rows.take_row(sequence, item, row, self.limits.max_sequence_tokens - len(sequence.tokens))
+        num_taken, reason = rows.take_row(sequence, item, row.token_ids, self.config.max_sequence_tokens)
         num_computed = item.num_true_tokens(num_taken)
         self.memory.commit(table_of(sequence), num_computed)
         num_new_prompt, num_again = rows.charged_tokens(sequence, item.first_position, num_computed)
@@ -314,7 +314,8 @@ class Scheduler:
             self._events.append(FirstToken(request.request_id, self._now_s, live.leader.num_cached_tokens))
         for at in range(num_taken):
             sequence.tokens.append(row.token_ids[at])
-            self._events.append(rows.token_event(sequence, row, at, self._now_s))
+            logprobs = row.logprobs[at] if row.logprobs else None
+            self._events.append(rows.token_event(sequence, logprobs, self._now_s))
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
         if num_taken == 0 and sequence.num_uncomputed == 0:
@@ -396,4 +397,4 @@ class Scheduler:
     def _check(self, request: Request) -> None:
         if request.request_id in self.live:
             raise DuplicateRequestError(request.request_id)
-        check_request(request, self.limits)
+        check_request(request, *self.limits)
