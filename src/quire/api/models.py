@@ -13,6 +13,7 @@ from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.client.client import EngineClient, EngineStats
 from quire.errors import EngineDeadError, RequestTooLargeError
+from quire.observe.metrics import UNMETERED, TokenMeters
 
 
 @dataclass(slots=True)
@@ -24,6 +25,8 @@ class ModelEntry:
     """What was loaded: a path or a hub id. Shown to nobody but its owner."""
     created: int = field(default_factory=lambda: int(time()))
     engine_client: EngineClient | None = None
+    meters: TokenMeters = UNMETERED
+    """What its tokens are told to, as they come."""
 
     @property
     def is_ready(self) -> bool:

@@ -54,9 +54,9 @@ def make_request(
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.namespace(
+        namespace=model.namespaces[
             checked_name("cache_group", options.get("cache_group", tenant)), _adapter(options.get("adapter", ""))
-        ),
+        ],
         arrival_s=now_s,
         params=model.settle(params, len(ids)),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,

@@ -27,6 +27,21 @@ MAX_UNRENDERED = 4
 Messages = Sequence[Mapping[str, Any]]
 
 
+class Namespaces(dict[tuple[str, str], Namespace]):
+    """Of one model's blocks: made when first wanted, and kept as long as there are not too many: clients name some."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        super().__init__()
+        self._info = info
+
+    def __missing__(self, key: tuple[str, str]) -> Namespace:
+        if len(self) >= MAX_NAMESPACES:
+            self.clear()
+        cache_group, adapter = key
+        found = self[key] = self._info.namespace(cache_group, adapter)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """What turns words into requests."""
@@ -42,12 +57,14 @@ class TextModel:
     """Tokens the model has rows for."""
     max_sequence_tokens: int = field(init=False)
     """The longest prompt and answer together."""
-    _namespaces: dict[tuple[str, str], Namespace] = field(default_factory=dict, init=False, repr=False, compare=False)
+    namespaces: "Namespaces" = field(init=False, repr=False, compare=False)
+    """By cache group and adapter."""
 
     def __post_init__(self) -> None:
         """Decide once which tokens control the model, by the template's own text."""
         encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.own_text)
         object.__setattr__(self, "chat_tokenizer", encoder)
+        object.__setattr__(self, "namespaces", Namespaces(self.info))
         object.__setattr__(self, "vocabulary_size", self.info.vocabulary_size)
         object.__setattr__(self, "max_sequence_tokens", self.info.max_sequence_tokens)
 
@@ -72,16 +89,6 @@ class TextModel:
         """What the operator should know of the model, and of a template that had to be stopped."""
         failure = None if self.template is None else self.template.failure
         return self.info.notes if failure is None else (*self.info.notes, str(failure))
-
-    def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
-        """The namespace of a cache group's blocks on this model. One object for all its requests, as long as there are
-        not too many groups: clients may name some."""
-        found = self._namespaces.get((cache_group, adapter))
-        if found is None:
-            if len(self._namespaces) >= MAX_NAMESPACES:
-                self._namespaces.clear()
-            found = self._namespaces[cache_group, adapter] = self.info.namespace(cache_group, adapter)
-        return found
 
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt given as text or as ids already."""

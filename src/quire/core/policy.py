@@ -99,28 +99,29 @@ class RequestLimits(NamedTuple):
         return RequestLimits(config.max_sequence_tokens, config.max_running, memory.block_size, num_blocks)
 
 
-def check_request(request: Request, limits: RequestLimits) -> None:
-    """Refuse what could never finish: no prompt, too long, too many continuations, too large for the pool, or asked of
-    an adapter that is not there.
+def check_request(
+    request: Request, max_sequence_tokens: int, max_sequences: int, block_size: int, num_usable: int
+) -> None:
+    """Refuse what could never finish within `RequestLimits`: no prompt, too long, too many continuations, too large for
+    the pool, or asked of an adapter that is not there.
     """
-    limit, num_prompt, num_sequences = limits.max_sequence_tokens, len(request.prompt), len(request.continuations)
+    limit, num_prompt, num_sequences = max_sequence_tokens, len(request.prompt), len(request.continuations)
     if num_prompt == 0 or num_sequences == 0:
         raise RequestTooLargeError("a request needs at least one prompt token and one continuation; it has none")
     if num_prompt + min(request.params.max_tokens, 1) > limit:
         raise RequestTooLargeError(f"a sequence may have {limit} tokens, the prompt alone has {num_prompt}; shorten it")
-    if num_sequences > limits.max_sequences:
+    if num_sequences > max_sequences:
         raise RequestTooLargeError(
-            f"{limits.max_sequences} sequences may run at once, {num_sequences} continuations are asked for; "
-            "ask for fewer"
+            f"{max_sequences} sequences may run at once, {num_sequences} continuations are asked for; ask for fewer"
         )
     if adapter := request.namespace.adapter:
         raise InvalidParameterError(
             f"this model has no adapter named {adapter!r}, and none can be loaded yet; leave adapter out",
             "adapter",
         )
-    num_blocks = blocks_to_finish_alone(request, limit, limits.block_size)
-    if num_blocks > limits.num_blocks:
+    num_blocks = blocks_to_finish_alone(request, limit, block_size)
+    if num_blocks > num_usable:
         raise RequestTooLargeError(
-            f"{limits.num_blocks} blocks of {limits.block_size} tokens are there to run in, {num_blocks} may be "
-            "needed; shorten the prompt, ask for fewer tokens, or give the server more memory"
+            f"{num_usable} blocks of {block_size} tokens are there to run in, {num_blocks} may be needed; "
+            "shorten the prompt, ask for fewer tokens, or give the server more memory"
         )

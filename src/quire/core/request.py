@@ -149,13 +149,20 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, sequence_id: int, request: Request, continuation: Continuation, key: tuple[float, int]) -> None:
+    def __init__(
+        self,
+        sequence_id: int,
+        request: Request,
+        key: tuple[float, int],
+        index: int = 0,
+        produced: tuple[int, ...] = (),
+    ) -> None:
         self.sequence_id = sequence_id
         self.request = request
-        self.index = continuation.index
+        self.index = index
         self.key = key
         """Urgency: smaller is more urgent, equal for no two sequences, constant for life."""
-        self.tokens = [*request.prompt, *continuation.produced]
+        self.tokens = [*request.prompt, *produced]
         self.num_prompt_tokens = len(request.prompt)
         self.table: BlockTable | None = None
         self.status = SequenceStatus.WAITING

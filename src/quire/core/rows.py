@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling, Sequence, table_of
 from quire.core.scheduler_config import Live
-from quire.core.step import RowResult, Sampling, Scoring, WorkItem
+from quire.core.step import RowResult, Sampling, Scoring, TokenLogprobs, WorkItem
 from quire.errors import InvariantError
 
 
@@ -47,13 +47,14 @@ def taken_tokens(
     return count, None
 
 
-def take_row(sequence: Sequence, item: WorkItem, row: RowResult, room: int) -> tuple[int, FinishReason | None]:
-    """How many of the row's tokens the sequence takes in, and why the last of them ends it; it has room for so many.
+def take_row(
+    sequence: Sequence, item: WorkItem, tokens: tuple[int, ...], max_sequence_tokens: int
+) -> tuple[int, FinishReason | None]:
+    """How many of a row's tokens the sequence takes in, and why the last of them ends it.
 
-    Raises InvariantError unless the row answers its item: tokens where they were asked for, each but the last a draft
-    that was right.
+    Raises InvariantError unless they answer the item: tokens where they were asked for, each but the last a draft that
+    was right.
     """
-    tokens = row.token_ids
     if len(tokens) != (item.sampling is not None):
         drafts = item.drafts
         most = 0 if item.sampling is None else len(drafts) + 1
@@ -62,7 +63,8 @@ def take_row(sequence: Sequence, item: WorkItem, row: RowResult, room: int) -> t
                 f"apply: sequence {item.sequence_id} got {len(tokens)} tokens, {tokens}; after the drafts {drafts} "
                 f"there may be {most}, all but the last of them right"
             )
-    num_before = len(sequence.tokens) - sequence.num_prompt_tokens
+    num_known = len(sequence.tokens)
+    num_before, room = num_known - sequence.num_prompt_tokens, max_sequence_tokens - num_known
     return taken_tokens(sequence.request.params, tokens, num_before, room)
 
 
@@ -88,11 +90,10 @@ def prompt_report(live: Live, first: int, row: RowResult) -> list[PromptLogprobs
     return [PromptLogprobs(request.request_id, first + num_known, fresh, epoch=request.epoch)]
 
 
-def token_event(sequence: Sequence, row: RowResult, at: int) -> Token:
-    """The row's token `at`, which the sequence has just taken in."""
-    logprobs = row.logprobs[at] if row.logprobs else None
+def token_event(sequence: Sequence, logprobs: TokenLogprobs | None) -> Token:
+    """The token that a sequence has just taken in."""
     request, number = sequence.request, len(sequence.tokens) - sequence.num_prompt_tokens
-    return Token(request.request_id, sequence.index, row.token_ids[at], number, logprobs, epoch=request.epoch)
+    return Token(request.request_id, sequence.index, sequence.tokens[-1], number, logprobs, epoch=request.epoch)
 
 
 def end_of_sequence(sequence: Sequence, live: Live, reason: FinishReason, error: str | None) -> SequenceFinished:

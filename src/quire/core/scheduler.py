@@ -80,8 +80,8 @@ class Scheduler:
         first_id = self._next_sequence_id
         self._next_sequence_id += len(request.continuations)
         sequences = [
-            Sequence(first_id + at, request, one, self.queue.key(arrival_s, request.priority, first_id + at))
-            for at, one in enumerate(request.continuations)
+            Sequence(at, request, self.queue.key(arrival_s, request.priority, at), one.index, one.produced)
+            for at, one in enumerate(request.continuations, first_id)
         ]
         room = self.config.max_sequence_tokens - len(request.prompt)
         reasons = [rows.taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations]
@@ -179,7 +179,8 @@ class Scheduler:
         if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
             raise InvariantError(f"apply: the result of step {result.step} does not answer the plan in flight")
         planned, self._planned, self.in_flight = self._planned, [], None
-        rows.tell_late(self._events, step_s=now_s - self._now_s)
+        if self._events:
+            rows.tell_late(self._events, step_s=now_s - self._now_s)
         self._now_s = now_s
         for item, sequence in zip(plan.items, planned, strict=True):
             self._apply_row(sequence, item, result.rows[item.sequence_id])
@@ -251,10 +252,8 @@ class Scheduler:
         if is_single:
             return 1
         self._match(sequence)
-        table, tokens = sequence.table, sequence.tokens
-        num_tokens = chunk_length(
-            table.num_computed, len(tokens), budget, self.memory.config.block_size, sequence.fork_point
-        )
+        table, tokens, block_size = sequence.table, sequence.tokens, self.memory.config.block_size
+        num_tokens = chunk_length(table.num_computed, len(tokens), budget, block_size, sequence.fork_point)
         is_waiting = sequence.num_uncomputed > 1 and self._reads_cache(sequence)
         return 0 if is_waiting and self.memory.is_computing(table, tokens) else num_tokens
 
@@ -298,7 +297,7 @@ class Scheduler:
             self._finish(sequence, FinishReason.ERROR, row.error)
             return
         request = sequence.request
-        num_taken, reason = rows.take_row(sequence, item, row, self.limits.max_sequence_tokens - len(sequence.tokens))
+        num_taken, reason = rows.take_row(sequence, item, row.token_ids, self.config.max_sequence_tokens)
         num_computed = item.num_true_tokens(num_taken)
         self.memory.commit(table_of(sequence), num_computed)
         num_new_prompt, num_again = rows.charged_tokens(sequence, item.first_position, num_computed)
@@ -315,7 +314,7 @@ class Scheduler:
             self._events.append(FirstToken(request.request_id, live.leader.num_cached_tokens, epoch=request.epoch))
         for at in range(num_taken):
             sequence.tokens.append(row.token_ids[at])
-            self._events.append(rows.token_event(sequence, row, at))
+            self._events.append(rows.token_event(sequence, row.logprobs[at] if row.logprobs else None))
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
         if num_taken == 0 and sequence.num_uncomputed == 0:
@@ -397,4 +396,4 @@ class Scheduler:
     def _check(self, request: Request) -> None:
         if request.request_id in self.live:
             raise DuplicateRequestError(request.request_id)
-        check_request(request, self.limits)
+        check_request(request, *self.limits)

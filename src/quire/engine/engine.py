@@ -94,7 +94,7 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raise RequestError if this request could never be served, however empty the engine."""
-        check_request(request, self.scheduler.limits)
+        check_request(request, *self.scheduler.limits)
 
     def restore(self, request: Request) -> Queued | Refused:
         """Queue a request that an engine before this one had let in, with the tokens it had."""

@@ -54,6 +54,19 @@ class ModelFigures:
     total_s: float
 
 
+Meter = Callable[[float], None]
+TokenMeters = tuple[Meter, Meter]
+"""The first is told how long a token took to follow the one before, the second how many have come since the last time:
+a rate must not wait for answers to end."""
+
+
+def _unheard(_figure: float) -> None:
+    """Where nobody measures."""
+
+
+UNMETERED: TokenMeters = (_unheard, _unheard)
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A model at the moment of a scrape. None: cannot be told from here."""
@@ -86,10 +99,8 @@ class Metrics:
         """Where gauges come from."""
         self._pictures.source = pictures
 
-    def token_meters(self, model: str) -> tuple[Callable[[float], None], Callable[[float], None]]:
-        """Tell the first how long a token took to follow the one before, and the second how many have come since the
-        last time: a rate must not wait for answers to end.
-        """
+    def token_meters(self, model: str) -> TokenMeters:
+        """Those of one model."""
         return self._gap.labels(model, ENGINE).observe, self._generated.labels(model, ENGINE).inc
 
     def page(self) -> bytes:

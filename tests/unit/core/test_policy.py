@@ -12,8 +12,8 @@ HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
 
 def sequence(number: int, priority: PriorityClass = LOW, key: float = 0.0, num_siblings: int = 0) -> Sequence:
     request = Request(f"r{number}", (1, 2), namespace(4), 0.0, priority=priority)
-    made = Sequence(number, request, Continuation(), (key, number))
-    made.siblings = [Sequence(100 + at, request, Continuation(at + 1), (key, 100 + at)) for at in range(num_siblings)]
+    made = Sequence(number, request, (key, number))
+    made.siblings = [Sequence(100 + at, request, (key, 100 + at), at + 1) for at in range(num_siblings)]
     return made
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.core.request import Continuation, Request, ResolvedSampling, Sequence, SequenceStatus
+from quire.core.request import Request, ResolvedSampling, Sequence, SequenceStatus
 from quire.errors import InvariantError
 from tests.support.shadow import namespace
 
@@ -10,20 +10,20 @@ REQUEST = Request("r", (1, 2, 3), namespace(4), 0.0)
 
 
 def test_limits_count_from_the_clients_prompt() -> None:
-    sequence = Sequence(1, REQUEST, Continuation(0, (7, 8)), (0.0, 1))
+    sequence = Sequence(1, REQUEST, (0.0, 1), 0, (7, 8))
     assert sequence.tokens == [1, 2, 3, 7, 8]
     assert (sequence.num_prompt_tokens, sequence.num_output_tokens) == (3, 2)
 
 
 def test_siblings_branch_off_before_the_last_prompt_token() -> None:
-    leader = Sequence(1, REQUEST, Continuation(0), (0.0, 1))
+    leader = Sequence(1, REQUEST, (0.0, 1))
     assert leader.fork_point is None
-    leader.siblings = [Sequence(2, REQUEST, Continuation(1), (0.0, 2))]
+    leader.siblings = [Sequence(2, REQUEST, (0.0, 2), 1)]
     assert leader.fork_point == 2
 
 
 def test_a_finished_sequence_does_not_move_again() -> None:
-    sequence = Sequence(1, REQUEST, Continuation(0), (0.0, 1))
+    sequence = Sequence(1, REQUEST, (0.0, 1))
     sequence.move(SequenceStatus.RUNNING)
     sequence.move(SequenceStatus.WAITING)
     sequence.move(SequenceStatus.FINISHED)

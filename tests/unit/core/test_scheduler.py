@@ -6,7 +6,7 @@ from quire.backends.oracle import answer_alone
 from quire.core import invariants
 from quire.core.events import Admitted, Finished, FirstToken, Preempted, PromptLogprobs, SequenceFinished, Token
 from quire.core.policy import PROTECTED_AFTER
-from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
+from quire.core.request import FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
 from quire.core.rows import work_item
 from quire.core.step import RowResult, StepResult
 from quire.core.waiting_queue import QueueConfig
@@ -173,7 +173,7 @@ class TestAdapters:
         server = Server()
         server.ask([1, 2], 1)
         assert [item.adapter for item in server.step().items] == [""]
-        sequence = Sequence(1, request_of(adapter="a"), Continuation(), (0.0, 1))
+        sequence = Sequence(1, request_of(adapter="a"), (0.0, 1))
         sequence.table = server.memory.open(sequence.request.namespace)
         server.memory.reserve(sequence.table, sequence.tokens, 2)
         assert work_item(sequence, 2, (), reads_cache=True).adapter == "a"

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from quire.core.request import Continuation, PriorityClass, Request, Sequence
+from quire.core.request import PriorityClass, Request, Sequence
 from quire.core.waiting_queue import Line, QueueConfig, WaitingQueue
 from quire.errors import ConfigError, QueueFullError, TenantShareError
 from tests.support.shadow import namespace
@@ -23,7 +23,7 @@ class Waiting:
     def add(self, name: str, at_s: float = 0.0, priority: PriorityClass = NORMAL, tenant: str = "t") -> Sequence:
         request = Request(name, (1,), namespace(4), at_s, tenant=tenant, priority=priority)
         number = len(self.sequences) + 1
-        sequence = Sequence(number, request, Continuation(), self.queue.key(at_s, priority, number))
+        sequence = Sequence(number, request, self.queue.key(at_s, priority, number))
         room = self.queue.ask(request, at_s)
         if room.gives_up is not None:
             self.queue.remove(self.sequences[room.gives_up])
@@ -303,12 +303,12 @@ def test_who_comes_back_finds_its_place_among_those_who_wait() -> None:
 def test_a_line_that_many_came_back_to_and_left_is_swept() -> None:
     line = Line()
     request = Request("r", (1,), namespace(4), 0.0)
-    line.add(Sequence(0, request, Continuation(), (1000.0, 0)))
+    line.add(Sequence(0, request, (1000.0, 0)))
     for number in range(1, 500):
-        line.add(Sequence(number, request, Continuation(), (float(number), number)))
+        line.add(Sequence(number, request, (float(number), number)))
     for number in range(500, 0, -1):
         if number != 7 and number < 500:
-            line.remove(Sequence(number, request, Continuation(), (float(number), number)))
+            line.remove(Sequence(number, request, (float(number), number)))
     assert len(line) == 2
     assert len(line._returned) <= 67
     first = line.first()

@@ -54,6 +54,8 @@ class Admission:
     def __init__(self, models: Models, metrics: Metrics, settings: AdmissionSettings | None = None) -> None:
         self.models = models
         self.metrics = metrics
+        for model in models:
+            model.meters = metrics.token_meters(model.name)
         self.settings = settings or AdmissionSettings()
         self.open_requests: dict[str, tuple[RequestRecord, Caller]] = {}
         self.is_draining = False

@@ -26,7 +26,7 @@ from quire.api.http.body import parse_object
 from quire.api.http.errors import ApiError, api_error_of, invalid
 from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
 from quire.api.http.sse import send_whole
-from quire.api.models import within_context
+from quire.api.models import ModelEntry, within_context
 from quire.client.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply import Reply
 from quire.client.requests import RequestOptions, make_request
@@ -49,7 +49,7 @@ class Answering(BodyAnswer):
         async with record.entering():
             generation = await self._question(call.body, record)
         call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
-        clock = TokenClock(self._admission, record, call.bill)
+        clock = TokenClock(generation.to.model, record, call.bill)
         try:
             self._ask(generation, record)
             with within_context(generation.to.text.max_sequence_tokens):
@@ -176,10 +176,10 @@ class Streaming:
 class TokenClock:
     """Tokens as they come: counted, charged, and how long they take to follow one another, as the server sees it."""
 
-    def __init__(self, admission: Admission, record: RequestRecord, bill: Bill) -> None:
+    def __init__(self, model: ModelEntry, record: RequestRecord, bill: Bill) -> None:
         self._record = record
         self._bill = bill
-        self._observe, self._produced = admission.metrics.token_meters(record.model)
+        self._observe_gap, self._produced = model.meters
         self._is_charged = bill.quota.tokens is not None
         self._num_counted = 0
         self._last_s: dict[tuple[int, int], float] = {}
@@ -196,7 +196,7 @@ class TokenClock:
             last_s = self._last_s.get(answer)
             if last_s is not None and count:
                 for _ in range(count):
-                    self._observe((now_s - last_s) / count)
+                    self._observe_gap((now_s - last_s) / count)
             self._last_s[answer] = now_s
         self._count(self._num_counted + sum(counts.values()))
 

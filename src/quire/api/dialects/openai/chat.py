@@ -1,7 +1,6 @@
 """`/v1/chat/completions`: a conversation in, an assistant's message out."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from quire.api.access.auth import Caller
@@ -22,15 +21,10 @@ from quire.api.http.headers import Headers
 from quire.api.models import Models
 from quire.client.outputs import Answer, Piece, TextPart
 from quire.client.reply import Reply
-from quire.client.text_model import TemplateArguments
+from quire.client.text_model import Messages, TemplateArguments
 
-
-@dataclass(frozen=True, slots=True)
-class ParsedChat:
-    """A body that was read: its fields, and its messages as they came."""
-
-    fields: ChatFields
-    messages: Sequence[Mapping[str, Any]]
+ParsedChat = tuple[ChatFields, Messages]
+"""A body that was read: its fields, and its messages as they came."""
 
 
 class Chat:
@@ -42,19 +36,20 @@ class Chat:
         reject_unsupported(body, NOT_OF_CHATS)
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_parameter")
-        return ParsedChat(fields, body["messages"])
+        return fields, body["messages"]
 
     def target(self, asked: ParsedChat, models: Models, caller: Caller, headers: Headers) -> Target:
         """Whom it asks, and in whose name."""
-        return Target(models.named(asked.fields.model), options(asked.fields, caller, headers))
+        fields, _ = asked
+        return Target(models.named(fields.model), options(fields, caller, headers))
 
     def generation(self, asked: ParsedChat, to: Target) -> GenerationRequest:
         """What it asks, in tokens."""
-        fields = asked.fields
+        fields, messages = asked
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
-        ids = to.text.chat(asked.messages, **template_arguments(fields))
+        ids = to.text.chat(messages, **template_arguments(fields))
         names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         writer = ChatWriter(to.model.name, fields, names, TIER_OF[to.priority])
         return within_bounds(GenerationRequest(to, [ids], params, writer, bool(fields.stream)), num_prompt_times=1)
