@@ -1,12 +1,12 @@
-"""`make proof-seam`: fewer hops between a client and the device, a dialect's own bytes, a wider seam.
+"""`make proof-seam`: fewer hops between a client and the device, a dialect's own bytes, a wider seam, and their cost.
 
 The sections stand with their topics in `seam_*.py`.
 """
 
 import sys
 
-from proofs import seam_dialects, seam_hops, seam_overlap, seam_wanted
+from proofs import seam_cost, seam_dialects, seam_hops, seam_overlap, seam_wanted
 from proofs.proof import run
 
 if __name__ == "__main__":
-    sys.exit(run("seam", seam_dialects, seam_wanted, seam_hops, seam_overlap))
+    sys.exit(run("seam", seam_dialects, seam_wanted, seam_hops, seam_overlap, seam_cost))
