@@ -190,14 +190,38 @@ class Crowd:
         await until(lambda: all(ask.num_tokens > count or ask not in self.open for ask, count in seen))
 
 
-@section("kills")
-async def kills(proof: Proof) -> None:
-    random, detections, pauses = proof.random, [], []
+@dataclass(frozen=True, slots=True)
+class Kills:
+    """What was asked while workers were killed, and the same asked again when none was."""
+
+    asks: tuple[Ask, ...]
+    again: tuple[Ask, ...]
+    num_restarts: int
+    detections_s: tuple[float, ...]
+    pauses_s: tuple[float, ...]
+
+    @property
+    def num_kills(self) -> int:
+        return len(self.pauses_s)
+
+    @property
+    def num_lost(self) -> int:
+        return sum(bool(ask.error) or ask.done is None for ask in self.asks)
+
+    @property
+    def num_equal(self) -> int:
+        pairs = zip(self.asks, self.again, strict=True)
+        return sum(one.said == other.said and bool(one.said) for one, other in pairs)
+
+
+async def killed_often(random: Random, num_kills: int) -> Kills:
+    """Kill the worker of the real model so often under sixteen streams."""
+    detections, pauses = [], []
     async with real() as model:
         crowd = Crowd(model, random)
         clients = [asyncio.create_task(crowd.client()) for _ in range(NUM_STREAMS)]
         await until(lambda: len(crowd.open) == NUM_STREAMS)
-        for cycle in range(proof.sized(quick=2, full=100)):
+        for cycle in range(num_kills):
             await crowd.each_has_a_token_more()
             await asyncio.sleep(random.uniform(0.0, 0.3))
             os.kill(model.supervisor.pid or 0, signal.SIGKILL)
@@ -212,14 +236,18 @@ async def kills(proof: Proof) -> None:
         num_restarts = model.num_restarts
         again = [Ask(ask.prompt, ask.params, ask.how) for ask in crowd.asks]
         await answers_of(model, again)
-    lost = sum(bool(ask.error) or ask.done is None for ask in crowd.asks)
-    equal = sum(one.said == other.said and bool(one.said) for one, other in zip(crowd.asks, again, strict=True))
-    proof.equals("kill_cycles", num_restarts, len(detections))
-    proof.report("kill_requests", len(crowd.asks))
-    proof.equals("lost", lost, 0)
-    proof.equals("resumed_equal_share", equal / len(crowd.asks), 1.0)
-    proof.at_most("detect_s", max(detections), 1)
-    proof.report("kill_pause_s", statistics.median(pauses), "median, from a kill to ready again")
+    return Kills(tuple(crowd.asks), tuple(again), num_restarts, tuple(detections), tuple(pauses))
+
+
+@section("kills")
+async def kills(proof: Proof) -> None:
+    told = await killed_often(proof.random, proof.sized(quick=2, full=100))
+    proof.equals("kill_cycles", told.num_restarts, told.num_kills)
+    proof.report("kill_requests", len(told.asks))
+    proof.equals("lost", told.num_lost, 0)
+    proof.equals("resumed_equal_share", told.num_equal / len(told.asks), 1.0)
+    proof.at_most("detect_s", max(told.detections_s), 1)
+    proof.report("kill_pause_s", statistics.median(told.pauses_s), "median, from a kill to ready again")
 
 
 @section("recovery")
