@@ -1,8 +1,11 @@
 """What the rest of quire knows of a model on disk."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from quire.checkpoints.stored_tensors import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,8 @@ class Checkpoint:
     config: dict[str, Any]
     """config.json without what would have code run (`auto_map`)."""
     weight_files: tuple[Path, ...]
+    tensors: Mapping[str, StoredTensor]
+    """Where each tensor lies, by Hugging Face's names."""
     tokenizer_file: Path | None
     chat_template: str | None
     eos_token_ids: frozenset[int]

@@ -1,14 +1,17 @@
 """Reads and checks a Hugging Face directory. Nothing in it is ever executed."""
 
+import math
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.families import check_shapes
+from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
 from quire.checkpoints.tokenizer_file import load_tokenizer
-from quire.checkpoints.weights import WeightFile, open_weights
+from quire.checkpoints.weights import DTYPE_BITS, WeightFile, open_weights
 from quire.errors import CheckpointError
 
 CONVERSION_NAME = "quire.json"
@@ -59,6 +62,7 @@ def _read(directory: Path, name: str) -> Checkpoint:
         directory=directory,
         config=config,
         weight_files=tuple(file.path for file in files),
+        tensors={name: stored for file in files for name, stored in _stored(file)},
         tokenizer_file=tokenizer_file if has_tokenizer else None,
         chat_template=_chat_template(directory, described),
         eos_token_ids=frozenset(eos),
@@ -67,6 +71,12 @@ def _read(directory: Path, name: str) -> Checkpoint:
         generation_defaults=_sampling(generation),
         fingerprint=_fingerprint(config, files, _conversion(directory)),
     )
+
+
+def _stored(file: WeightFile) -> Iterator[tuple[str, StoredTensor]]:
+    for name, entry in file.tensors.items():
+        num_bytes = math.prod(entry.shape) * DTYPE_BITS[entry.dtype] // 8
+        yield name, StoredTensor(file.path, entry.dtype, entry.shape, entry.offset, num_bytes)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
