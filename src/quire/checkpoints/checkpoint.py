@@ -14,7 +14,10 @@ class Checkpoint:
 
     name: str
     """What the user called it."""
+    source: Path
+    """What it is opened by: its directory, or its GGUF file."""
     directory: Path
+    """Config and tokenizer; the weights too, unless they are in a GGUF file."""
     config: dict[str, Any]
     """config.json without what would have code run (`auto_map`)."""
     weight_files: tuple[Path, ...]

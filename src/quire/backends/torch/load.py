@@ -14,6 +14,7 @@ from quire.backends.torch.linear import LinearKind, choose_kind
 from quire.backends.torch.runner import TorchRunner
 from quire.backends.torch.tiles import MAX_ROWS_OF_A_CALL
 from quire.checkpoints import Checkpoint
+from quire.checkpoints.gguf_convert import in_safetensors
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 
@@ -57,7 +58,7 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: in
         settings.max_step_tokens * int(config.get("vocab_size", 0) or 0) * 4,
     )
     note = f"{config['model_type']} runs through transformers' own modules"
-    return Adapter(config, checkpoint.directory, dtype, kind, device), (note, *_product_notes(kind))
+    return Adapter(config, in_safetensors(checkpoint), dtype, kind, device), (note, *_product_notes(kind))
 
 
 def _product_notes(kind: LinearKind) -> tuple[str, ...]:
