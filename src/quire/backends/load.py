@@ -17,6 +17,7 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     # A thread that waits for another spins first. By default it spins so long that one busy neighbour makes a step ten
     # times slower; a short spin costs a few percent of a quiet machine. Read when the OpenMP runtime is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own pool: nothing here multiplies with it
     tell = on_read or (lambda _done, _total: None)
     if settings.backend == "torch":
         return _load_torch(checkpoint, settings, tell, "backend is torch")

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.backends.kernels.extension import kernels
 from quire.core.step import WorkItem
-
-Ints = NDArray[np.int32]
 
 
 class StepTiles:
@@ -21,23 +18,28 @@ class StepTiles:
     __slots__ = ("max_block", "members", "num_rows", "num_tiles", "tables", "tiles")
 
     def __init__(self, items: Sequence[WorkItem], block_size: int, group_size: int) -> None:
-        num_rows = np.array([len(item.token_ids) for item in items], np.int32)
-        positions = np.array([item.first_position for item in items], np.int32)
-        num_blocks = np.array([len(item.block_ids) for item in items], np.int32)
-        _check_items(num_rows, positions, num_blocks, block_size)
-        self.tables = np.fromiter(chain.from_iterable(item.block_ids for item in items), np.int32)
-        self.num_rows = int(num_rows.sum())
+        if not items:
+            raise ValueError("a step has at least one item")
+        flat, self.num_rows, num_blocks = [], 0, 0
+        for item in items:
+            num_rows, count, position = len(item.token_ids), len(item.block_ids), item.first_position
+            _check_item(num_rows, position, count * block_size)
+            flat += (self.num_rows, num_rows, position, num_blocks)
+            self.num_rows, num_blocks = self.num_rows + num_rows, num_blocks + count
+        self.tables = np.fromiter(chain.from_iterable(item.block_ids for item in items), np.int32, num_blocks)
         self.max_block = int(self.tables.max())
         if int(self.tables.min()) < 0:
             raise ValueError("block ids are not negative")
         self.members = np.empty((self.num_rows, 3), np.int32)
         self.tiles = np.empty((self.num_rows, 3), np.int32)
-        first_rows, offsets = _starts(num_rows), _starts(num_blocks)
+        # [first row, rows, first position, where its table begins] of each item; the kernel wants them by column.
+        columns = np.array(flat, np.int32).reshape(-1, 4).T.copy()
+        first, stride = columns.ctypes.data, columns.strides[0]
         self.num_tiles: int = kernels().make_tiles(
-            first_rows.ctypes.data,
-            num_rows.ctypes.data,
-            positions.ctypes.data,
-            offsets.ctypes.data,
+            first,
+            first + stride,
+            first + 2 * stride,
+            first + 3 * stride,
             len(items),
             self.tables.ctypes.data,
             block_size,
@@ -52,14 +54,8 @@ class StepTiles:
         return [self.members[first : first + count, 0].tolist() for first, count, _ in self.tiles[: self.num_tiles]]
 
 
-def _starts(counts: Ints) -> Ints:
-    starts = np.zeros(len(counts), np.int32)
-    np.cumsum(counts[:-1], out=starts[1:])
-    return starts
-
-
-def _check_items(num_rows: Ints, positions: Ints, num_blocks: Ints, block_size: int) -> None:
-    if len(num_rows) == 0 or int(num_rows.min()) < 1 or int(positions.min()) < 0:
+def _check_item(num_rows: int, position: int, num_slots: int) -> None:
+    if num_rows < 1 or position < 0:
         raise ValueError("every item feeds at least one token, from a position that is not negative")
-    if bool((num_blocks * block_size < positions + num_rows).any()):
+    if num_slots < position + num_rows:
         raise ValueError("an item has fewer blocks than its last position needs")

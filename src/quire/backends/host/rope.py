@@ -31,11 +31,14 @@ class Rope:
 
         An angle is a float32, as models are trained; its cosine is that of float64, rounded: no library's own.
         """
+        num_rows, size = len(positions), len(self.frequencies)
         half = (positions.astype(np.float32)[:, None] * self.frequencies).astype(np.float64)
-        both = np.concatenate((np.cos(half), np.cos(half), np.sin(half), np.sin(half)), axis=1).astype(np.float32)
-        scaled = both * np.float32(self.scaling)
-        size = 2 * len(self.frequencies)
-        return np.ascontiguousarray(scaled[:, :size]), np.ascontiguousarray(scaled[:, size:])
+        both = np.empty((2, num_rows, 2, size), np.float32)
+        both[0], both[1] = np.cos(half)[:, None], np.sin(half)[:, None]
+        if self.scaling != 1.0:
+            both *= np.float32(self.scaling)
+        cos, sin = both.reshape(2, num_rows, 2 * size)
+        return cos, sin
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -146,7 +146,9 @@ def probed(name: str, prepare: Prepare, counts: tuple[int, ...], dtype: str = "f
             whole = product(rows)
         except (AttributeError, RuntimeError) as error:
             return f"the packed product of {name} does not run here ({type(error).__name__})"
-        if not np.allclose(whole, rows.astype(np.float64) @ weight.T.astype(np.float64), atol=1e-4, rtol=1e-4):
+        # A few rows, summed without a library's own products: those would start a second pool of threads.
+        exact = [(weight * row.astype(np.float64)).sum(axis=1) for row in rows[::85]]
+        if not np.allclose(whole[::85], exact, atol=1e-4, rtol=1e-4):
             return f"the packed product of {name} is wrong here"
         places = ((first, n) for n in counts for first in {0, min(5, len(rows) - n), len(rows) - n})
         if any(not np.array_equal(product(rows[first : first + n]), whole[first : first + n]) for first, n in places):

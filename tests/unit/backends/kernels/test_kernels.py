@@ -384,8 +384,10 @@ def test_what_does_not_fit_is_refused() -> None:
         StepTiles([item._replace(block_ids=item.block_ids[:1])], 32, 3)
     with pytest.raises(ValueError, match="not negative"):
         StepTiles([item._replace(block_ids=(-1, 1))], 32, 3)
-    with pytest.raises(ValueError, match="not negative"):
+    with pytest.raises(ValueError, match="at least one item"):
         StepTiles([], 32, 3)
+    with pytest.raises(ValueError, match="at least one token"):
+        StepTiles([item._replace(token_ids=())], 32, 3)
     with pytest.raises(ValueError, match="contiguous numbers of float32"):
         sampling.argmax(np.zeros((2, 8)))  # type: ignore[arg-type]
 
