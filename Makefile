@@ -5,7 +5,7 @@ SCALE ?= quick
 ONLY ?=
 PROVE = --scale $(SCALE) --only "$(ONLY)"
 
-# As backends/load.py sets it for who did not import torch before: a busy neighbour must not make steps crawl.
+# As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
 .PHONY: help setup lock check lint types contracts test fix size model model-coder native-sanitize profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam
@@ -56,7 +56,7 @@ model:  ## fetch and convert the model that tests and benchmarks run; prints its
 model-coder:  ## fetch the 1.5B coder in 4 bits (1.1 GB) that speed is compared on; prints its file
 	@$(PYTHON) -m benchmarks.coder_model
 
-proof-torch:  ## the torch backend against transformers and itself; SCALE=quick|full
+proof-torch:  ## the backends against transformers and themselves; SCALE=quick|full
 	$(PYTHON) -m proofs.torch_backend $(PROVE)
 
 proof-engine:  ## text, chats, cancelling, the first minutes; SCALE=quick|full

@@ -4,7 +4,7 @@
     mkl      torch's private operator over MKL, packed for exactly these rows
     onednn   torch's private operator over oneDNN
 
-The second is here for comparison only: the engine has no use for it.
+The last two are here for comparison only: the CPU backend has no torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +12,12 @@ from functools import partial
 
 import torch
 
-from quire.backends.torch.linear import LinearKind, PackedLinear
-from quire.backends.torch.measured_roof import Bare
-from quire.backends.torch.models.decoder_config import DecoderShape
+from quire.backends.cpu.measured_roof import Bare, Multiply, native_product
+from quire.backends.host.decoder_shape import DecoderShape
+from quire.backends.kernels.arrays import Floats
+from quire.backends.torch.linear import LinearKind
 
-Prepare = Callable[[torch.Tensor], PackedLinear]
+Prepare = Callable[[Floats], Multiply]
 
 
 def bare_products(
@@ -27,23 +28,26 @@ def bare_products(
     names: Sequence[str] = ("native", "mkl", "onednn"),
 ) -> dict[str, Callable[[], None]]:
     """Calls that make them: all layers for these rows in so many equal parts, then the head of some rows."""
-    native, onednn = (LinearKind(name, "").prepare for name in ("native", "onednn"))
     by_name: dict[str, tuple[Prepare, Prepare]] = {
-        "native": (native, native),
+        "native": (native_product, native_product),
         "mkl": (partial(_mkl, num_rows // parts), partial(_mkl, head_rows)),
-        "onednn": (onednn, onednn),
+        "onednn": (_onednn, _onednn),
     }
     told = "" if parts == 1 else f" in {parts}"
     return {f"{name}{told}": Bare(shape, num_rows // parts, head_rows, *by_name[name], parts).run for name in names}
 
 
-def _mkl(num_rows: int, weight: torch.Tensor) -> PackedLinear:
-    pack = torch.ops.mkl._mkl_reorder_linear_weight(weight, num_rows)
+def _onednn(weight: Floats) -> Multiply:
+    product = LinearKind("onednn", "").prepare(torch.from_numpy(weight))
+    return torch.inference_mode()(lambda rows: product(torch.from_numpy(rows)))
+
+
+def _mkl(num_rows: int, weight: Floats) -> Multiply:
+    pack = torch.ops.mkl._mkl_reorder_linear_weight(torch.from_numpy(weight), num_rows)
     # The operator wants the original for row counts it was not packed for; it gets its shape and never its numbers.
     shape = torch.empty(1).expand(weight.shape)
 
-    def product(rows: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.mkl._mkl_linear(rows, pack, shape, None, num_rows)
-        return out
+    def product(rows: Floats) -> object:
+        return torch.ops.mkl._mkl_linear(torch.from_numpy(rows), pack, shape, None, num_rows)
 
-    return product
+    return torch.inference_mode()(product)

@@ -1,13 +1,13 @@
 """Where a step's time goes: a stopwatch around every product and every native call of real steps.
 
-What is neither is the **host's**: plan, apply, inputs, the sampler, Python between calls, and small torch operations.
+What is neither is the **host's**: plan, apply, inputs, the sampler, Python between calls, and small numpy operations.
 The watches' own cost is the host's too, so its share is told rather too large than too small.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from statistics import median
 from time import perf_counter
@@ -15,15 +15,18 @@ from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
-from quire.backends.torch.models.decoder import Decoder
-from quire.backends.torch.native import extension
+import numpy as np
+
+from quire.backends.cpu import decoder, tiles
+from quire.backends.cpu.decoder import Decoder
+from quire.backends.cpu.layers import PARTS
+from quire.backends.kernels import extension, products, sampling
 from tests.support.models import Machine
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PRODUCTS = ("qkv", "out", "gate_up", "down", "head")
-KERNELS = ("attention", "rope_write", "add_rms_norm", "silu_mul", "argmax", "make_tiles")
+KERNELS = ("argmax", "make_tiles", "packed_rows", "draw", "exp_totals")
 HOST = ("plan", "apply")
 
 
@@ -48,6 +51,10 @@ class StepClock:
 
         return timed
 
+    def add(self, part: str, seconds: float) -> None:
+        """So much more for this part of the step."""
+        self._now[part] += seconds
+
     def step(self, machine: Machine) -> None:
         """One step of the engine; what no watch saw becomes `host`."""
         self._now.clear()
@@ -68,27 +75,36 @@ class StepClock:
 
 @contextmanager
 def watching(machine: Machine, model: Decoder) -> Iterator[StepClock]:
-    """A clock on this engine's products, native calls, plan and apply, for as long as the block runs."""
+    """A clock on this engine's layers, head, native calls, plan and apply, for as long as the block runs."""
     clock = StepClock()
-    layers, head = model._layers, model._head
     kernels = extension.kernels()
     found = {name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")}
     found |= {name: clock.watched(name, found[name]) for name in KERNELS}
+    found["compute_layers"] = _watched_layers(clock, model, found["compute_layers"])
     scheduler = machine.engine.scheduler
     with ExitStack() as stack:
-        timed = [
-            replace(
-                layer,
-                qkv=clock.watched("qkv", layer.qkv),
-                out=clock.watched("out", layer.out),
-                gate_up=clock.watched("gate_up", layer.gate_up),
-                down=clock.watched("down", layer.down),
-            )
-            for layer in layers
-        ]
-        stack.enter_context(patch.object(model, "_layers", timed))
-        stack.enter_context(patch.object(model, "_head", clock.watched("head", head)))
-        stack.enter_context(patch.object(extension, "kernels", lambda: SimpleNamespace(**found)))
+        stack.callback(model.time_parts, None)
+        head = SimpleNamespace(rows=model._head.rows, product=clock.watched("head", model._head.product))
+        stack.enter_context(patch.object(model, "_head", head))
+        for module in (decoder, tiles, products, sampling):
+            stack.enter_context(patch.object(module, "kernels", lambda: SimpleNamespace(**found)))
         for name in HOST:
             stack.enter_context(patch.object(scheduler, name, clock.watched(name, getattr(scheduler, name))))
         yield clock
+
+
+def _watched_layers(clock: StepClock, model: Decoder, call: Callable[[int], None]) -> Callable[[int], None]:
+    """The call times its parts itself; what lies between them is told as `layers`."""
+    seconds = np.zeros(len(PARTS))
+    model.time_parts(seconds)
+
+    def timed(address: int) -> None:
+        seconds[:] = 0.0
+        started = perf_counter()
+        call(address)
+        whole = perf_counter() - started
+        for part, taken in zip(PARTS, seconds.tolist(), strict=True):
+            clock.add(part, taken)
+        clock.add("layers", whole - float(seconds.sum()))
+
+    return timed

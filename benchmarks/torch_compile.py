@@ -13,16 +13,18 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
 from benchmarks.record import say
 from benchmarks.steps import BLOCK, make_store, smollm2_model
 from benchmarks.test_model import smollm2
-from quire.backends.torch.inputs import BatchMaker
-from quire.backends.torch.models.decoder_config import read_shape
-from quire.backends.torch.models.rope import read_rope, rotate
+from quire.backends.host.batch import make_batch
+from quire.backends.host.decoder_shape import read_shape
+from quire.backends.host.rope import read_rope
 from quire.core.step import WorkItem
+from tests.support.kernels import rotate
 
 ROWS = (1, 4, 16, 32)
 CONTEXT = 288
@@ -96,7 +98,8 @@ def _in_turn(calls: dict[str, Step]) -> dict[str, list[float]]:
 
 
 def _dense(of: Callable[..., torch.Tensor], stack: list[Weights], count: int) -> Step:
-    cos, sin = read_rope(smollm2().config, SHAPE.head_size).angles(torch.full((count,), CONTEXT - 1))
+    angles = read_rope(smollm2().config, SHAPE.head_size).angles(np.full(count, CONTEXT - 1))
+    cos, sin = (torch.from_numpy(one).unsqueeze(1) for one in angles)
     size = (count, SHAPE.num_kv_heads, CONTEXT, SHAPE.head_size)
     caches = [Dense(torch.randn(*size), torch.randn(*size)) for _ in stack]
 
@@ -115,8 +118,8 @@ def _ours(count: int) -> Step:
     each = -(-CONTEXT // BLOCK)
     store = make_store(model, count * each)
     items = [WorkItem(at, (5,), CONTEXT - 1, tuple(range(1 + at * each, 1 + (at + 1) * each))) for at in range(count)]
-    maker, nothing = BatchMaker(BLOCK, model.padded, torch.device("cpu")), torch.empty(0, dtype=torch.int64)
-    return lambda: model.compute(maker.make(items), store, nothing)
+    nothing = np.empty(0, np.int64)
+    return lambda: model.compute(make_batch(items, BLOCK), store, nothing)
 
 
 if __name__ == "__main__":

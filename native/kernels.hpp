@@ -124,12 +124,22 @@ struct ProductCall {
     char* scratch;  // scratch_bytes, aligned to 64
 };
 
-// Products with weights of one type. How a weight is packed is between the two functions of one of these.
+// Rows of a packed weight as they were before, but for rounding: an embedding that is also the head is held once.
+struct RowsCall {
+    const void* packed;
+    int64_t num_out, num_in;
+    const int64_t* indices;  // of outputs
+    int64_t num_rows;
+    float* out;  // [index, in]
+};
+
+// Products with weights of one type. How a weight is packed is between the functions of one of these.
 struct Products {
     int64_t (*packed_bytes)(int64_t num_out, int64_t num_in);
     int64_t (*scratch_bytes)(int64_t num_rows, int64_t num_in);
     void (*pack)(const PackCall&);
     void (*product)(const ProductCall&);
+    void (*rows)(const RowsCall&);
 };
 
 // One build of all kernels for one instruction set.
@@ -141,6 +151,7 @@ struct Kernels {
     void (*silu_mul)(const SiluCall&);
     void (*argmax)(const ArgmaxCall&);
     void (*exp)(const float* in, float* out, int64_t size);
+    void (*exp_double)(const double* in, double* out, int64_t size);
     double (*read_sum)(const void* data, int64_t num_bytes, int num_threads);
     const Products *float32, *bfloat16;  // by the type of the weights
 };

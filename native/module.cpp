@@ -1,5 +1,5 @@
 // The Python module quire._native: addresses and sizes in, kernels run without the interpreter's lock. The callers in
-// quire.backends.torch.native check types and shapes; here nothing is checked twice.
+// quire.backends check types and shapes; here nothing is checked twice.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -7,7 +7,9 @@
 #include <memory>
 #include <new>
 
+#include "decoder.hpp"
 #include "dispatch.hpp"
+#include "sampling.hpp"
 #include "tiles.hpp"
 
 namespace nb = nanobind;
@@ -83,6 +85,29 @@ void exp_of(Address in, Address out, int64_t size) {
     quire::chosen_kernels().exp(at<const float>(in), at<float>(out), size);
 }
 
+void exp_double(Address in, Address out, int64_t size) {
+    quire::chosen_kernels().exp_double(at<const double>(in), at<double>(out), size);
+}
+
+void draw(Address values, int64_t stride, Address temperatures, Address min_ps, Address top_ks, Address top_ps,
+          Address numbers, Address out, int64_t num_rows, int64_t size, int num_threads) {
+    quire::draw({at<const double>(values), stride, at<const double>(temperatures), at<const double>(min_ps),
+                 at<const int64_t>(top_ks), at<const double>(top_ps), at<const double>(numbers), at<int64_t>(out),
+                 num_rows, size, num_threads});
+}
+
+void exp_totals(Address logits, int64_t stride, Address peaks, Address totals, int64_t num_rows, int64_t size,
+                int num_threads) {
+    quire::exp_totals(
+        {at<const float>(logits), stride, at<double>(peaks), at<double>(totals), num_rows, size, num_threads});
+}
+
+void compute_layers(Address call) { quire::compute_layers(*at<const quire::DecoderCall>(call)); }
+
+int64_t layer_bytes() { return sizeof(quire::Layer); }
+
+int64_t decoder_call_bytes() { return sizeof(quire::DecoderCall); }
+
 double read_sum(Address data, int64_t num_bytes, int num_threads) {
     return quire::chosen_kernels().read_sum(at<const void>(data), num_bytes, num_threads);
 }
@@ -109,6 +134,12 @@ void product(int type, Address packed, Address bias, int64_t num_in, int64_t num
                       out_stride, num_rows, num_in, num_out, num_threads, scratch.get()});
 }
 
+void packed_rows(int type, Address packed, int64_t num_out, int64_t num_in, Address indices, int64_t num_rows,
+                 Address out) {
+    quire::chosen_products(static_cast<quire::WeightType>(type))
+        .rows({at<const void>(packed), num_out, num_in, at<const int64_t>(indices), num_rows, at<float>(out)});
+}
+
 std::string isa() { return quire::chosen_kernels().isa; }
 
 }  // namespace
@@ -127,5 +158,12 @@ NB_MODULE(_native, module) {
     module.def("packed_bytes", &packed_bytes);
     module.def("pack", &pack, unlocked);
     module.def("product", &product, unlocked);
+    module.def("packed_rows", &packed_rows, unlocked);
+    module.def("exp_double", &exp_double, unlocked);
+    module.def("draw", &draw, unlocked);
+    module.def("exp_totals", &exp_totals, unlocked);
+    module.def("compute_layers", &compute_layers, unlocked);
+    module.def("layer_bytes", &layer_bytes);
+    module.def("decoder_call_bytes", &decoder_call_bytes);
     module.def("read_sum", &read_sum, unlocked);
 }

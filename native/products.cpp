@@ -136,12 +136,30 @@ void product(const ProductCall& call) {
     }
 }
 
+float widened(float number) { return number; }
+
+float widened(bf16 number) {
+    const uint32_t bits = static_cast<uint32_t>(number) << 16;
+    float wide;
+    __builtin_memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+template <typename T>
+void rows(const RowsCall& call) {
+    for (int64_t row = 0; row < call.num_rows; ++row) {
+        const int64_t panel = call.indices[row] / kWidth, lane = call.indices[row] % kWidth;
+        const T* from = static_cast<const T*>(call.packed) + panel * kWidth * call.num_in + lane;
+        for (int64_t i = 0; i < call.num_in; ++i) call.out[row * call.num_in + i] = widened(from[i * kWidth]);
+    }
+}
+
 int64_t no_scratch(int64_t, int64_t) { return 0; }
 
 }  // namespace
 
 extern const Products products_float32, products_bfloat16;
-const Products products_float32 = {packed_bytes<float>, no_scratch, pack<float>, product<float>};
-const Products products_bfloat16 = {packed_bytes<bf16>, no_scratch, pack<bf16>, product<bf16>};
+const Products products_float32 = {packed_bytes<float>, no_scratch, pack<float>, product<float>, rows<float>};
+const Products products_bfloat16 = {packed_bytes<bf16>, no_scratch, pack<bf16>, product<bf16>, rows<bf16>};
 
 }  // namespace quire::QUIRE_ISA

@@ -46,21 +46,33 @@ bf16 rounded(float x) {
     return x != x ? 0x7FC0 : static_cast<bf16>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+// Where an output's weight of an input lies.
+int64_t place(int64_t output, int64_t input, int64_t chunks) {
+    const int64_t panel = output / kWidth, at = output % kWidth, chunk = input / kInputs, i = input % kInputs;
+    return ((panel * chunks + chunk) * 2 + at / kSide) * kTile + i / 2 * 2 * kSide + at % kSide * 2 + i % 2;
+}
+
 void pack(const PackCall& call) {
     const int64_t chunks = up(call.num_in, kInputs) / kInputs, panels = up(call.num_out, kWidth) / kWidth;
 #pragma omp parallel for schedule(static) num_threads(call.num_threads)
     for (int64_t panel = 0; panel < panels; ++panel)
         for (int64_t chunk = 0; chunk < chunks; ++chunk)
-            for (int at = 0; at < kWidth; ++at) {
-                bf16* tile = static_cast<bf16*>(call.packed) + ((panel * chunks + chunk) * 2 + at / kSide) * kTile;
-                const int64_t output = panel * kWidth + at;
-                for (int i = 0; i < kInputs; ++i) {
-                    const int64_t input = chunk * kInputs + i;
+            for (int64_t output = panel * kWidth; output < (panel + 1) * kWidth; ++output)
+                for (int64_t input = chunk * kInputs; input < (chunk + 1) * kInputs; ++input) {
                     const bool is_there = output < call.num_out && input < call.num_in;
-                    tile[i / 2 * 2 * kSide + at % kSide * 2 + i % 2] =
+                    static_cast<bf16*>(call.packed)[place(output, input, chunks)] =
                         is_there ? rounded(call.weight[output * call.num_in + input]) : bf16{0};
                 }
-            }
+}
+
+void rows(const RowsCall& call) {
+    const int64_t chunks = up(call.num_in, kInputs) / kInputs;
+    for (int64_t row = 0; row < call.num_rows; ++row)
+        for (int64_t i = 0; i < call.num_in; ++i) {
+            const bf16 number = static_cast<const bf16*>(call.packed)[place(call.indices[row], i, chunks)];
+            const uint32_t bits = static_cast<uint32_t>(number) << 16;
+            __builtin_memcpy(call.out + row * call.num_in + i, &bits, sizeof bits);
+        }
 }
 
 // One row of the call as bf16, zeros behind its inputs; rows behind the last are zeros.
@@ -179,6 +191,6 @@ bool allow() {
 }
 
 extern const Products products_bfloat16;
-const Products products_bfloat16 = {packed_bytes, scratch_bytes, pack, product};
+const Products products_bfloat16 = {packed_bytes, scratch_bytes, pack, product, rows};
 
 }  // namespace quire::amx

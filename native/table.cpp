@@ -9,6 +9,7 @@ void rope_write(const RopeCall& call);
 void silu_mul(const SiluCall& call);
 void argmax(const ArgmaxCall& call);
 void exp(const float* in, float* out, int64_t size);
+void exp_double(const double* in, double* out, int64_t size);
 double read_sum(const void* data, int64_t num_bytes, int num_threads);
 extern const Products products_float32, products_bfloat16;
 
@@ -16,7 +17,7 @@ extern const Products products_float32, products_bfloat16;
 #define QUIRE_TEXT(name) QUIRE_TEXT_OF(name)
 
 extern const Kernels kernels;
-const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), attention, add_rms_norm, rope_write, silu_mul, argmax, exp, read_sum,
-                         &products_float32, &products_bfloat16};
+const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), attention, add_rms_norm, rope_write, silu_mul, argmax, exp, exp_double,
+                         read_sum, &products_float32, &products_bfloat16};
 
 }  // namespace quire::QUIRE_ISA

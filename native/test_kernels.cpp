@@ -11,7 +11,9 @@
 #include <random>
 #include <vector>
 
+#include "decoder.hpp"
 #include "dispatch.hpp"
+#include "sampling.hpp"
 #include "tiles.hpp"
 
 namespace {
@@ -229,6 +231,13 @@ void test_products(const quire::Products& products, const char* isa, double roun
     std::unique_ptr<char, Free> packed(
         static_cast<char*>(std::malloc(static_cast<size_t>(products.packed_bytes(num_out, num_in)))));
     products.pack({weight.data(), num_out, num_in, packed.get(), 2});
+    const std::vector<int64_t> indices = {num_out - 1, 0, num_out / 2};
+    std::vector<float> found(3 * static_cast<size_t>(num_in));
+    products.rows({packed.get(), num_out, num_in, indices.data(), 3, found.data()});
+    for (size_t at = 0; at < found.size(); ++at) {
+        const float one = weight[static_cast<size_t>(indices[at / num_in]) * num_in + at % num_in];
+        expect(std::abs(found[at] - one) <= std::abs(one) * 0.005, "rows", isa);
+    }
     const std::vector<float> all = multiply(products, rows, packed.get(), bias, 0, num_rows, num_in, num_out, 2);
     for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row)
         for (size_t n = 0; n < static_cast<size_t>(num_out); ++n) {
@@ -246,9 +255,101 @@ void test_products(const quire::Products& products, const char* isa, double roun
            "a product in company", isa);
 }
 
+// Rows of numbers with some struck out, by every mixture of limits: whatever is drawn was there to be drawn.
+void test_draws() {
+    const int rows = pick(1, 6), size = pick(1, 3000);
+    std::vector<double> values = numbers<double>(static_cast<size_t>(rows) * static_cast<size_t>(size));
+    std::vector<double> temperatures, min_ps, top_ps, uniforms;
+    std::vector<int64_t> top_ks, out(static_cast<size_t>(rows), -1);
+    for (int row = 0; row < rows; ++row) {
+        for (int at = 1; at < size; at += pick(1, 9)) values[static_cast<size_t>(row * size + at)] = -INFINITY;
+        temperatures.push_back(pick(0, 4) ? 0.1 * pick(1, 30) : 1e-300);
+        min_ps.push_back(pick(0, 1) ? 0.0 : 0.2);
+        top_ks.push_back(pick(0, 1) ? 0 : pick(1, 2 * size));
+        top_ps.push_back(pick(0, 1) ? 1.0 : 0.001 * pick(0, 999));
+        uniforms.push_back(0.001 * pick(0, 999));
+    }
+    quire::draw({values.data(), size, temperatures.data(), min_ps.data(), top_ks.data(), top_ps.data(),
+                 uniforms.data(), out.data(), rows, size, 2});
+    for (int row = 0; row < rows; ++row) {
+        const bool is_there = out[static_cast<size_t>(row)] >= 0 && out[static_cast<size_t>(row)] < size;
+        expect(is_there && std::isfinite(values[static_cast<size_t>(row * size + out[static_cast<size_t>(row)])]),
+               "draw", "every build");
+    }
+    const std::vector<float> logits = numbers<float>(static_cast<size_t>(rows) * static_cast<size_t>(size));
+    std::vector<double> peaks(static_cast<size_t>(rows)), totals(static_cast<size_t>(rows));
+    quire::exp_totals({logits.data(), size, peaks.data(), totals.data(), rows, size, 2});
+    for (double total : totals) expect(total >= 1.0 && total <= size, "exp_totals", "every build");
+}
+
+// A packed weight of some layer, and the bytes it lies in.
+struct Packed {
+    std::vector<float> weight;
+    std::unique_ptr<char, Free> bytes;
+    quire::Linear linear;
+
+    Packed(quire::WeightType type, int64_t num_out, int64_t num_in)
+        : weight(numbers<float>(static_cast<size_t>(num_out * num_in))) {
+        const quire::Products& products = quire::chosen_products(type);
+        const size_t size = static_cast<size_t>(products.packed_bytes(num_out, num_in));
+        bytes.reset(static_cast<char*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
+        for (float& one : weight) one *= 0.1f;
+        products.pack({weight.data(), num_out, num_in, bytes.get(), 2});
+        linear = {static_cast<int64_t>(type), bytes.get(), nullptr, num_in, num_out};
+    }
+};
+
+// Two layers over one block, with buffers of exactly their size; rows come in chunks of three.
+void test_decoder() {
+    const auto type = pick(0, 1) ? quire::WeightType::float32 : quire::WeightType::bfloat16;
+    const int64_t heads = 4, kv_heads = 2, head = 8 * pick(4, 8), hidden = pick(10, 90), wide = pick(10, 90);
+    const int64_t rows = pick(1, 16), block = 16, query = heads * head, kv = kv_heads * head;
+    std::vector<Packed> packed;
+    for (int layer = 0; layer < 2; ++layer) {
+        packed.emplace_back(type, query + 2 * kv, hidden);
+        packed.emplace_back(type, hidden, query);
+        packed.emplace_back(type, 2 * wide, hidden);
+        packed.emplace_back(type, hidden, wide);
+    }
+    auto floats = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
+    const std::vector<float> norm = floats(hidden), head_norm = floats(head), cos = floats(rows * head);
+    std::vector<quire::Layer> layers;
+    std::vector<std::vector<float>> stored(4, std::vector<float>(static_cast<size_t>(2 * kv * block), NAN));
+    for (size_t at = 0; at < 8; at += 4)
+        layers.push_back({norm.data(), head_norm.data(), head_norm.data(), norm.data(), packed[at].linear,
+                          packed[at + 1].linear, packed[at + 2].linear, packed[at + 3].linear, -1});
+    const std::vector<quire::LayerStore> stores = {{stored[0].data(), stored[1].data()},
+                                                   {stored[2].data(), stored[3].data()}};
+    std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots;
+    for (int64_t row = 0; row < rows; ++row) slots.push_back(row);
+    const int32_t table = 1, zero = 0, count = static_cast<int32_t>(rows);
+    std::vector<quire::Member> members(static_cast<size_t>(rows));
+    std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
+    const int64_t num_tiles = quire::make_tiles({&zero, &count, &zero, &zero, 1, &table}, int(block),
+                                                int(heads / kv_heads), members.data(), tiles.data());
+    const int64_t chunk = 3 < rows ? 3 : rows;
+    std::vector<float> residual = floats(rows * hidden), out(residual.size()), added(residual.size());
+    std::vector<float> queries = floats(rows * query), answers(queries.size()), qkv = floats(chunk * (query + 2 * kv));
+    std::vector<float> gate_up = floats(chunk * 2 * wide), gated = floats(chunk * wide);
+    std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
+    std::vector<double> seconds(8);
+    quire::compute_layers({layers.data(), stores.data(), 2, norm.data(), 1e-5, 0.2, heads, kv_heads, head, hidden,
+                           wide, kv * block, kv * block, 0, block, cos.data(), cos.data(), blocks.data(),
+                           slots.data(), &table, members.data(), tiles.data(), num_tiles, rows, residual.data(),
+                           out.data(), is_finite.data(), added.data(), queries.data(), answers.data(), qkv.data(),
+                           gate_up.data(), gated.data(), 3, 2, pick(0, 1) ? seconds.data() : nullptr});
+    for (uint8_t one : is_finite) expect(one == 1, "decoder", "every build");
+    expect(all_finite(out), "decoder", "every build");
+}
+
 }  // namespace
 
 int main() {
+    for (int round = 0; round < 15; ++round) {
+        test_draws();
+        test_decoder();
+    }
+    std::printf("draws and layers: clean\n");
     for (const char* isa : {"portable", "avx2", "avx512"}) {
         const quire::Kernels* kernels = quire::kernels_named(isa);
         if (kernels == nullptr) continue;

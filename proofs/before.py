@@ -27,6 +27,8 @@ MOVED: Mapping[str, str] = {
     "quire.api.access.admission": "quire.api.doors",
     "quire.api.access.keys": "quire.api.keys",
     "quire.api.http.limits": "quire.api.limits",
+    "quire.backends.host": "quire.backends.torch",
+    "quire.backends.host.sampler": "quire.backends.torch.sampler",
     "quire.client.llm": "quire.engine.llm",
     "quire.client.opening": "quire.engine.opening",
     "quire.client.params": "quire.engine.parameters",

@@ -217,7 +217,7 @@ def first_minutes(proof: Proof) -> None:
         _run(work, [sys.executable, "-m", "venv", "venv"])
         works = True
         for command in commands:
-            given = command.replace("'.[torch]'", f"'{wheel}[torch]'")
+            given = re.sub(r"^pip install \.$", f"pip install {wheel}", command)
             done = _run(work, ["bash", "-c", given], said="What is the capital of France?\n/stats\n/exit\n")
             works &= _is_good(command, done)
             say(f"  {'ok ' if works else 'NOT'} {command}")

@@ -11,11 +11,11 @@ Whatever is compared is timed interleaved in one process, because the machine dr
 import gc
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean, median, quantiles
 from unittest.mock import patch
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
 from benchmarks.bare import bare_products
@@ -40,16 +40,21 @@ from benchmarks.steps import (
 from benchmarks.test_model import smollm2
 from proofs import native_bits
 from proofs.proof import Proof, run, section
-from quire.backends.torch import linear, native
-from quire.backends.torch import load as torch_load
-from quire.backends.torch.inputs import BatchMaker
-from quire.backends.torch.models.decoder import Decoder
-from quire.backends.torch.models.decoder_config import read_shape
+from quire.backends.cpu.decoder import Decoder
+from quire.backends.cpu.measured_roof import read_sum
+from quire.backends.host.batch import make_batch
+from quire.backends.host.decoder_shape import read_shape
+from quire.backends.kernels import products
+from quire.backends.kernels.products import has_tiles
+from quire.backends.load import load_backend
+from quire.backends.protocol import Runner
+from quire.config import Dtype, ModelSettings
 from quire.core.request import ResolvedSampling
 from quire.core.step import WorkItem
 from tests.support.models import Ask, Machine, texts_of
 
 DECODES = ((1, 288), (4, 288), (16, 288), (32, 288), (16, 1024), (64, 1024))
+KV_DTYPES: tuple[Dtype, Dtype] = ("float32", "bfloat16")
 FIXED_TEXT = tuple(f"000{number}-*.md" for number in range(1, 7))
 """Decisions that were taken long ago and are not written again."""
 
@@ -82,13 +87,14 @@ def _report_ratio(
 def roofs(proof: Proof) -> None:
     """A decode step against the least that any program would take for its products and its bytes of KV."""
     # As the KV store gets its memory, so that the sum reads as fast as attention could.
-    data = torch.from_numpy(np.zeros(GIB, dtype=np.uint8)).view(torch.float32).fill_(1.0)
+    data = np.zeros(GIB // 4, np.float32)
+    data += 1.0
     shape, rounds = read_shape(smollm2().config), proof.sized(quick=7, full=31)
     for num_rows, context in DECODES:
         machine = decoding(smollm2_model(), num_rows, context - rounds // 2)
         exact = max(2, num_rows)
         bare = bare_products(shape, exact, exact)
-        read = {"read": lambda: native.read_sum(data)}
+        read = {"read": lambda: read_sum(data)}
         taken = in_turn({**bare, **read, "step": machine.step}, rounds)
         products, bandwidth = fastest(taken, list(bare)), GIB / min(taken["read"])
         kv_s = kv_bytes(num_rows, context) / bandwidth
@@ -200,12 +206,12 @@ def kv_bf16(proof: Proof) -> None:
     context = 1_024 - rounds // 2
     calls = {
         "full": decoding(model, 32, context).step,
-        "half": decoding(model, 32, context, dtype=torch.bfloat16).step,
+        "half": decoding(model, 32, context, dtype="bfloat16").step,
     }
     taken = in_turn(calls, rounds)
     _report_ratio(proof, "kv_bf16_speedup", taken["full"], taken["half"], 1.25)
     tokens = _fixed_text()[: proof.sized(quick=512, full=2_048)]
-    full, half = (_perplexity(model, tokens, dtype) for dtype in (torch.float32, torch.bfloat16))
+    full, half = (_perplexity(model, tokens, dtype) for dtype in KV_DTYPES)
     proof.report("perplexity_tokens", len(tokens))
     proof.report("perplexity_kv_fp32", full)
     proof.report("perplexity_kv_bf16", half)
@@ -216,11 +222,11 @@ def kv_bf16(proof: Proof) -> None:
 def weights_bf16(proof: Proof) -> None:
     """Weights, keys and values in half the bytes: what it wins, in tile registers where there are any, and its cost."""
     full, half, rounds = smollm2_model(), load_smollm2("bfloat16"), proof.sized(quick=7, full=21)
-    proof.report("has_tiles", native.has_tiles(), "whether this processor multiplies bf16 in tile registers")
+    proof.report("has_tiles", has_tiles(), "whether this processor multiplies bf16 in tile registers")
     for num_rows, context in ((1, 288), (16, 288), (64, 1_024)):
         calls = {
             "full": decoding(full, num_rows, context - rounds // 2).step,
-            "half": decoding(half, num_rows, context - rounds // 2, dtype=torch.bfloat16).step,
+            "half": decoding(half, num_rows, context - rounds // 2, dtype="bfloat16").step,
         }
         taken = in_turn(calls, rounds)
         _report_ratio(proof, f"bf16_speedup_{num_rows}_{context}", taken["full"], taken["half"])
@@ -228,7 +234,7 @@ def weights_bf16(proof: Proof) -> None:
     taken = {"full": [], "half": []}
     runners = {
         "full": make_runner(full, make_store(full, 64)),
-        "half": make_runner(half, make_store(half, 64, torch.bfloat16)),
+        "half": make_runner(half, make_store(half, 64, "bfloat16")),
     }
     for prompt in prompts:
         for name, runner in runners.items():
@@ -237,7 +243,7 @@ def weights_bf16(proof: Proof) -> None:
             taken[name].append(timed(machine.step))
     _report_ratio(proof, "bf16_speedup_prefill_512", taken["full"], taken["half"])
     tokens = _fixed_text()[: proof.sized(quick=512, full=2_048)]
-    before, after = _perplexity(full, tokens, torch.float32), _perplexity(half, tokens, torch.bfloat16)
+    before, after = _perplexity(full, tokens, "float32"), _perplexity(half, tokens, "bfloat16")
     proof.report("perplexity_bf16", after)
     proof.report("perplexity_change_bf16", after / before - 1.0, "weights and KV in bf16 over fp32, minus 1")
 
@@ -248,32 +254,36 @@ def _fixed_text() -> list[int]:
     return tokenizer.encode("\n".join(file.read_text() for file in files)).ids
 
 
-@torch.inference_mode()
-def _perplexity(model: Decoder, tokens: list[int], dtype: torch.dtype) -> float:
+def _perplexity(model: Decoder, tokens: list[int], dtype: Dtype) -> float:
     """Of a text as one sequence, with keys and values held in this type."""
     table = tuple(range(1, -(-len(tokens) // BLOCK) + 1))
     store = make_store(model, len(table), dtype)
-    maker = BatchMaker(BLOCK, model.padded, torch.device("cpu"))
     losses = []
     for first in range(0, len(tokens) - 1, MAX_STEP_TOKENS):
         fed = tokens[first : min(first + MAX_STEP_TOKENS, len(tokens) - 1)]
-        batch = maker.make([WorkItem(0, tuple(fed), first, table)])
-        logits = model.compute(batch, store, torch.arange(len(fed))).logits.double()
-        targets = torch.tensor(tokens[first + 1 : first + 1 + len(fed)])
-        losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
-    return float(torch.cat(losses).mean().exp())
+        batch = make_batch([WorkItem(0, tuple(fed), first, table)], BLOCK)
+        logits = model.compute(batch, store, np.arange(len(fed))).logits.astype(np.float64)
+        below = logits - logits.max(axis=1, keepdims=True)
+        targets = tokens[first + 1 : first + 1 + len(fed)]
+        losses.append(np.log(np.exp(below).sum(axis=1)) - below[np.arange(len(fed)), targets])
+    return float(np.exp(np.concatenate(losses).mean()))
 
 
 @section("without native kernels")
 def fallback(proof: Proof) -> None:
-    """The path in plain torch, as it runs where there was no compiler, over the native one."""
-    with (
-        patch.object(torch_load, "why_not_native", lambda *_: "asked for"),
-        patch.object(linear, "_probe_native", lambda _dtype: "asked for"),
-    ):
-        plain = load_smollm2()
-    calls = {"plain": decoding(plain, 16, 288).step, "native": decoding(smollm2_model(), 16, 288).step}
-    taken = in_turn(calls, proof.sized(quick=5, full=15))
+    """Sixteen requests through transformers' modules, as they run where there was no compiler, over the CPU backend."""
+    settings = ModelSettings(max_step_tokens=MAX_STEP_TOKENS, max_sequence_tokens=1_024, memory_bytes=8 * GIB)
+    with patch.object(products, "probe", lambda _dtype: "asked for"):
+        plain = load_backend(smollm2(), replace(settings, backend="torch")).runner
+    own = make_runner(smollm2_model(), make_store(smollm2_model(), 512))
+    prompts = texts_of(proof.random, real_text(), [64] * 16)
+    params = ResolvedSampling(temperature=0.0, max_tokens=16)
+
+    def answer(runner: Runner) -> list[Ask]:
+        return Machine(runner).run([Ask(one, params) for one in prompts])
+
+    calls = {"plain": lambda: answer(plain), "native": lambda: answer(own)}
+    taken = in_turn(calls, proof.sized(quick=2, full=7))
     _report_ratio(proof, "fallback_ratio", taken["plain"], taken["native"])
 
 

@@ -1,7 +1,7 @@
 """The same bits in any circumstance: logits of whole sequences, sampled answers, one greedy answer a thousand times.
 
 Sequences are fed by hand, so that every circumstance is the one that is named. Every row's logits become a digest of
-their bytes: stricter than `torch.equal`, and small enough to keep the reference of every sequence.
+their bytes: stricter than comparing numbers, and small enough to keep the reference of every sequence.
 """
 
 import math
@@ -14,13 +14,14 @@ from hashlib import blake2b
 from random import Random
 
 import msgspec
-import torch
+import numpy as np
 
 from benchmarks.record import say
 from benchmarks.steps import BLOCK, MAX_STEP_TOKENS, make_runner, make_store, real_text, smollm2_model
 from proofs.proof import Proof, section
+from quire.backends.host.batch import make_batch
+from quire.backends.kernels.threads import num_threads, use_threads
 from quire.backends.protocol import Runner
-from quire.backends.torch.inputs import BatchMaker
 from quire.core.request import ResolvedSampling
 from quire.core.step import WorkItem
 from quire.core.waiting_queue import QueueConfig
@@ -42,16 +43,14 @@ class Desk:
         self.random = random
         self._model = smollm2_model()
         self._store = make_store(self._model, NUM_BLOCKS)
-        self._maker = BatchMaker(BLOCK, self._model.padded, torch.device("cpu"))
         self._free = random.sample(range(1, NUM_BLOCKS + 1), NUM_BLOCKS)
         self._hashers = ThreadPoolExecutor(2)
 
-    @torch.inference_mode()
     def feed(self, items: Sequence[WorkItem]) -> list[list[bytes]]:
         """Digests of the logits of every fed row, item by item."""
-        batch = self._maker.make(items)
+        batch = make_batch(items, BLOCK)
         num_rows = sum(len(item.token_ids) for item in items)
-        logits = self._model.compute(batch, self._store, torch.arange(num_rows)).logits.contiguous().numpy()
+        logits = self._model.compute(batch, self._store, np.arange(num_rows)).logits
         digests = list(self._hashers.map(lambda row: blake2b(row, digest_size=16).digest(), logits))
         ends = [first + len(item.token_ids) for first, item in zip(batch.first_rows, items, strict=True)]
         return [digests[first:end] for first, end in zip(batch.first_rows, ends, strict=True)]
@@ -205,12 +204,12 @@ def _together(desk: Desk, pairs: Pairs, batch: Sequence[Known]) -> None:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    before = num_threads()
+    use_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        use_threads(before)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

@@ -43,27 +43,29 @@ def simulate(seed: int) -> SimRun:
 
 @section("conformance")
 def prove_conformance(proof: Proof) -> None:
-    """The kit, asked of the oracle and of torch on each of its paths."""
+    """The kit, asked of the oracle, of torch and of the CPU backend."""
     num_broken = sum(not keeps_the_contract(name, make) for name, make in runners())
     proof.at_least("conformance_new_checks", len(conformance_wanted.CHECKS), 4)
-    proof.holds("conformance", num_broken == 0, f"{len(conformance.CHECKS)} checks on the oracle and on torch")
+    proof.holds(
+        "conformance", num_broken == 0, f"{len(conformance.CHECKS)} checks on the oracle, torch and the CPU backend"
+    )
 
 
 def runners() -> list[tuple[str, MakeRunner]]:
-    """The oracle, plain torch, transformers' own modules, and the native kernels in both types of weights."""
+    """The oracle, transformers' own modules, and the CPU backend in both types of weights."""
     from tests.support import architectures  # noqa: PLC0415 - transformers makes the models, and takes seconds
     from tests.support.models import runners_of  # noqa: PLC0415
 
-    def torch(name: str, block_size: int, dtype: str = "float32") -> tuple[str, MakeRunner]:
+    def loaded(name: str, block_size: int, dtype: str = "float32") -> tuple[str, MakeRunner]:
         settings = {**SETTINGS, "block_size": block_size, "dtype": dtype}
         return f"{name} in {dtype}", runners_of(architectures.directory(name), **settings)
 
     return [
         ("oracle", lambda: OracleRunner(Capacity(48, 8, 1 << 20, 256, 50, 64))),
-        torch("llama", 8),
-        torch("gemma2", 8),
-        torch("llama-native", 16),
-        torch("llama-native", 16, "bfloat16"),
+        loaded("llama", 8),
+        loaded("gemma2", 8),
+        loaded("llama-native", 16),
+        loaded("llama-native", 16, "bfloat16"),
     ]
 
 

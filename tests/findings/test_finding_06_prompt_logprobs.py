@@ -2,40 +2,39 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from quire.backends.torch.sampler import logprobs_of
+from quire.backends.host import sampler
 from quire.text.tokenizer import Tokenizer
 from tests.support.local_api import house
 
 VOCABULARY = 4_096
 
 
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """How often torch is asked for something."""
+class CountedNumpy:
+    """numpy, and how often it is asked for something."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.num_calls = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __getattr__(self, name: str) -> Any:
         self.num_calls += 1
-        return func(*args, **(kwargs or {}))
+        return getattr(np, name)
 
 
-def calls_for(num_rows: int) -> int:
-    logits = torch.randn(num_rows, VOCABULARY, generator=torch.Generator().manual_seed(1))
-    counted = Counted()
-    with counted:
-        reports = logprobs_of(logits, [3] * num_rows, [20] * num_rows)
-    assert [len(report.alternatives) for report in reports] == [20] * num_rows
+def calls_for(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    logits = np.random.default_rng(1).standard_normal((num_rows, VOCABULARY), np.float32)
+    counted = CountedNumpy()
+    monkeypatch.setattr(sampler, "np", counted)
+    found = sampler._likeliest_tokens(logits, 20)
+    monkeypatch.undo()
+    assert [len(one) for one in found] == [20] * num_rows
     return counted.num_calls
 
 
-def test_alternatives_of_all_rows_are_found_in_one_operation() -> None:
-    assert calls_for(64) == calls_for(2)
+def test_alternatives_of_all_rows_are_found_in_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert calls_for(64, monkeypatch) == calls_for(2, monkeypatch)
 
 
 def asked(prompts: list[list[int]], n: int) -> dict[str, Any]:

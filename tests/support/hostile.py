@@ -25,6 +25,8 @@ from unittest import mock
 from safetensors.numpy import load_file
 
 from quire.checkpoints import Checkpoint, CheckpointError, gguf_file, load_tokenizer, resolve
+from quire.checkpoints.gguf_convert import in_safetensors
+from quire.checkpoints.weights import weight_paths
 from tests.support.tiny_models import Tiny, make_directory, piece_metadata, write_gguf
 
 SECONDS_PER_FILE = 60.0
@@ -241,8 +243,8 @@ def _nodes(value: Any) -> list[tuple[Any, Any]]:
 
 
 def open_all(checkpoint: Checkpoint) -> None:
-    """A loader without tensors: every value read by the safetensors library, the tokenizer used."""
-    for path in checkpoint.weight_files:
+    """A loader without tensors: every value read where it lies and by the safetensors library, the tokenizer used."""
+    for path in weight_paths(in_safetensors(checkpoint)):
         load_file(path)
     if checkpoint.tokenizer_file is not None:
         load_tokenizer(checkpoint.tokenizer_file).encode("hello world 123 <|im_end|>")

@@ -1,14 +1,14 @@
-"""A real model behind the real scheduler, driven by hand: what tests and proofs of the torch backend share."""
+"""A real model behind the real scheduler, driven by hand: what tests and proofs of backends share."""
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quire.backends.cpu.kv_store import KVStore
+from quire.backends.cpu.runner import CpuRunner
 from quire.backends.load import load_backend
 from quire.backends.protocol import PendingStep, Runner
-from quire.backends.torch.kv_store import KVStore
-from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
 from quire.config import ModelSettings
 from quire.core import invariants
@@ -27,14 +27,24 @@ def load_runner(model: str | Path, **settings: object) -> Runner:
 
 
 def runners_of(model: str | Path, **settings: object) -> Callable[[], Runner]:
-    """Makes torch runners, each with a pool of its own, over one model that is loaded once."""
+    """Makes runners, each with a pool of its own, over one model that is loaded once."""
     first = load_runner(model, **settings)
+    capacity = first.capacity
+    if isinstance(first, CpuRunner):
+        decoder, blocks = first._opened()
+        shape = (capacity.num_blocks, capacity.block_size, blocks.dtype)
+        return lambda: CpuRunner(decoder, KVStore(decoder.kv_shapes, *shape), capacity)
+    return _torch_runners(first)
+
+
+def _torch_runners(first: Runner) -> Callable[[], Runner]:
+    from quire.backends.torch.kv_store import KVStore as TorchStore  # noqa: PLC0415 - where torch is not needed
+    from quire.backends.torch.runner import TorchRunner  # noqa: PLC0415
+
     assert isinstance(first, TorchRunner)
-    (weights, pool), capacity = first._opened(), first.capacity
-    size, kv_dtype, device = capacity.block_size, pool.dtype, pool.keys[0].device
-    return lambda: TorchRunner(
-        weights, KVStore(weights.kv_shapes, capacity.num_blocks, size, kv_dtype, device), capacity
-    )
+    (model, pool), capacity = first._opened(), first.capacity
+    shape = (capacity.num_blocks, capacity.block_size, pool.dtype, pool.keys[0].device)
+    return lambda: TorchRunner(model, TorchStore(model.kv_shapes, *shape), capacity)
 
 
 @dataclass

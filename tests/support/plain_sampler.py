@@ -1,6 +1,6 @@
 """The sampler a second time, one row at a time, in loops over plain numbers: slow, and simple enough to be believed.
 
-The sampler of the torch backend works on whole batches and takes shortcuts. Here is what it must come to, written from
+The sampler works on whole batches and takes shortcuts. Here is what it must come to, written from
 its promises and not from its code. `survey` has both choose for random rows and reports where they part.
 
 Two honest implementations may differ where rounding decides. So every plain choice carries a `margin`: how far the
@@ -14,17 +14,19 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from quire.backends.draws import uniform
-from quire.backends.torch.sampler import Choice, choose, logprobs_of
+from quire.backends.host.sampler import Choice, choose, logprobs_of
+from quire.backends.kernels.products import held
 from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling, TokenLogprobs
 
 NEAR_TIE = 1e-9
 LARGEST_BATCH = 33
 LARGEST_VOCABULARY = 60
-DTYPES = [torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64]
+DTYPES = ["float32", "float32", "bfloat16", "float16", "float64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +279,19 @@ def survey(count: int, seed: int) -> SamplerSurvey:
     return found
 
 
-def compare(rows: list[Row], dtype: torch.dtype, found: SamplerSurvey, name: str) -> None:
+def logits_of(rows: list[Row], dtype: str) -> NDArray[Any]:
+    """The rows' numbers as this type holds them; numpy has no bfloat16, and float32 holds it exactly."""
+    numbers = [row.logits for row in rows]
+    with np.errstate(over="ignore"):
+        return held(np.array(numbers, np.float32), dtype) if dtype == "bfloat16" else np.array(numbers, dtype)
+
+
+def compare(rows: list[Row], dtype: str, found: SamplerSurvey, name: str) -> None:
     """Have both choose for this batch, and add what comes out to `found`."""
-    logits = torch.tensor([row.logits for row in rows], dtype=dtype)
-    before = logits.clone()
+    logits = logits_of(rows, dtype)
+    before = logits.copy()
     choices = choose(logits, [row.sampling for row in rows])
-    if not torch.equal(logits.nan_to_num(), before.nan_to_num()):
+    if not np.array_equal(logits, before, equal_nan=True):
         found.wrong.append(f"{name}: the logits were changed")
     for at, (row, choice) in enumerate(zip(rows, choices, strict=True)):
         values = logits[at].tolist()
@@ -307,13 +316,13 @@ def _faults(choice: Choice, plain: PlainChoice) -> list[str]:
     return []
 
 
-def _logprob_faults(rows: list[Row], logits: torch.Tensor, choices: list[Choice]) -> list[str]:
+def _logprob_faults(rows: list[Row], logits: NDArray[Any], choices: list[Choice]) -> list[str]:
     """Of the chosen token where there is one, and of the last in the vocabulary."""
     asked = [
         (at, token_id)
         for at, choice in enumerate(choices)
         for token_id in (choice.token_id, logits.shape[1] - 1)
-        if token_id is not None and logits[at].isfinite().all()
+        if token_id is not None and np.isfinite(logits[at]).all()
     ]
     if not asked:
         return []

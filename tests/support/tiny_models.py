@@ -15,6 +15,8 @@ from safetensors.numpy import load_file, save_file
 from tokenizers.pre_tokenizers import ByteLevel
 
 from quire.checkpoints import Checkpoint, resolve
+from quire.checkpoints.directory import read_directory
+from quire.checkpoints.gguf_convert import in_safetensors
 
 Array = NDArray[Any]
 WORDS = ["h e", "l l", "he ll", "hell o", "Ġ w", "1 2"]
@@ -206,4 +208,9 @@ def converted_tiny(scratch: Path, tiny: Tiny) -> Checkpoint:
     """A tiny model that has gone through GGUF and conversion, kept outside `scratch` in a folder beside it."""
     beside = scratch.parent / f"{scratch.name}-source"
     beside.mkdir(parents=True, exist_ok=True)
-    return resolve(str(write_gguf(beside / "tiny.gguf", tiny)), cache=beside / "cache")
+    return converted(resolve(str(write_gguf(beside / "tiny.gguf", tiny)), cache=beside / "cache"))
+
+
+def converted(checkpoint: Checkpoint) -> Checkpoint:
+    """The same model with its weights as safetensors."""
+    return read_directory(in_safetensors(checkpoint), checkpoint.name)

@@ -35,6 +35,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "max_running": ((1, 1), ("32", 32), (64, 64)),
     "dtype": (("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")),
     "kv_dtype": (("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")),
+    "backend": (("auto", "auto"), ("cpu", "cpu"), ("torch", "torch")),
     "device": (("cpu", "cpu"), ("cuda:1", "cuda:1"), ("mps", "mps")),
     "threads": ((1, 1), ("2", 2), (64, 64)),
     "head_start_high_s": ((60, 60.0), ("90.5", 90.5), (120.25, 120.25)),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.backends.loaded import LoadedRunner, OnRead
@@ -12,23 +13,38 @@ from quire.errors import ConfigError
 
 
 def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead | None = None) -> LoadedRunner:
-    """A runner for this checkpoint. The torch backend is the one there is."""
+    """A runner for this checkpoint: by the CPU backend if it can and may, else by torch if that is installed."""
     # A thread that waits for another spins first. By default it spins so long that one busy neighbour makes a step ten
     # times slower; a short spin costs a few percent of a quiet machine. Read when the OpenMP runtime is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own pool: nothing here multiplies with it
+    tell = on_read or (lambda _done, _total: None)
+    if settings.backend == "torch":
+        return _load_torch(checkpoint, settings, tell, "backend is torch")
+    from quire.backends.cpu import load as cpu_load  # noqa: PLC0415 - numpy, paid when used
+
+    reason = cpu_load.why_not(checkpoint, settings)
+    if reason is None:
+        return cpu_load.load(checkpoint, settings, tell)
+    if settings.backend == "cpu":
+        raise ConfigError(f"{reason}; set backend to auto, or take another model", ("backend",))
+    loaded = _load_torch(checkpoint, settings, tell, reason)
+    return replace(loaded, notes=(f"torch and not the CPU backend: {reason}", *loaded.notes))
+
+
+def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead, reason: str) -> LoadedRunner:
     try:
         from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
     except ImportError as error:
         raise ConfigError(
-            f"running a model needs torch and transformers, {error.name!r} is missing; pip install 'quire[torch]'"
+            f"{reason}; anything else needs torch and transformers, {error.name!r} is missing; "
+            "pip install 'quire[torch]'"
         ) from error
-    if on_read is None:
-        return torch_load.load(checkpoint, settings)
     return torch_load.load(checkpoint, settings, on_read)
 
 
 def roof_of(config: Mapping[str, Any], settings: ModelSettings) -> Roof:
     """The roof of a model that these settings run, by the backend that runs it."""
-    from quire.backends.torch.measured_roof import TorchRoof  # noqa: PLC0415 - seconds of import, paid when used
+    from quire.backends.cpu.measured_roof import CpuRoof  # noqa: PLC0415 - numpy, paid when used
 
-    return TorchRoof.of(config, settings.dtype, settings.device)
+    return CpuRoof.of(config, settings)

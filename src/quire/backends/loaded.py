@@ -1,10 +1,12 @@
 """What loading a model gives, whichever backend does it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from quire.backends.memory_plan import MemoryPlan
 from quire.backends.protocol import Runner
+from quire.errors import CheckpointError
 
 OnRead = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes in all."""
@@ -21,3 +23,15 @@ class LoadedRunner:
     kv_layout: str
     """How keys and values lie in a block: blocks of two layouts are never the same block."""
     notes: tuple[str, ...]
+
+
+@contextmanager
+def told_in_words(name: str) -> Iterator[None]:
+    """Whatever a damaged model makes a library say, the person is told in one sentence."""
+    try:
+        yield
+    except (RuntimeError, IndexError, ArithmeticError, MemoryError) as error:
+        told = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{name} cannot be run as its config.json says: {told}; download the model again"
+        ) from error

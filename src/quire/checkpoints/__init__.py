@@ -1,4 +1,4 @@
-"""From a model's name to its files on this machine, checked: hub ids, directories, GGUF files converted once.
+"""From a model's name to its files on this machine, checked: hub ids, directories, GGUF files.
 
 Nothing here imports a tensor library, and nothing in a model is ever executed.
 """

@@ -1,8 +1,11 @@
 """What the rest of quire knows of a model on disk."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from quire.checkpoints.stored_tensors import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,10 +14,15 @@ class Checkpoint:
 
     name: str
     """What the user called it."""
+    source: Path
+    """What it is opened by: its directory, or its GGUF file."""
     directory: Path
+    """Config and tokenizer; the weights too, unless they are in a GGUF file."""
     config: dict[str, Any]
     """config.json without what would have code run (`auto_map`)."""
     weight_files: tuple[Path, ...]
+    tensors: Mapping[str, StoredTensor]
+    """Where each tensor lies, by Hugging Face's names."""
     tokenizer_file: Path | None
     chat_template: str | None
     eos_token_ids: frozenset[int]

@@ -1,14 +1,18 @@
 """Reads and checks a Hugging Face directory. Nothing in it is ever executed."""
 
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.families import check_shapes
+from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
 from quire.checkpoints.tokenizer_file import load_tokenizer
-from quire.checkpoints.weights import WeightFile, open_weights
+from quire.checkpoints.weights import DTYPE_BITS, WeightFile, open_weights
 from quire.errors import CheckpointError
 
 CONVERSION_NAME = "quire.json"
@@ -26,10 +30,25 @@ SAMPLING_LIMITS: dict[str, tuple[float, float]] = {
 TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where a model's weights are, and what of them names the model."""
+
+    source: Path
+    files: tuple[Path, ...]
+    tensors: dict[str, StoredTensor]
+    headers: list[Any]
+
+
 def read_directory(directory: Path, name: str) -> Checkpoint:
     """The checkpoint in this directory, or a CheckpointError that says what is wrong with it."""
+    return read_described(directory, name, lambda config: _weights_beside(config, directory))
+
+
+def read_described(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Weights]) -> Checkpoint:
+    """The checkpoint whose config and tokenizer are here, and whose weights are found by its config."""
     try:
-        return _read(directory, name)
+        return _read(directory, name, weights_of)
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be read: {error}; check that the model is there") from error
 
@@ -41,9 +60,19 @@ def check_weights(config: dict[str, Any], directory: Path) -> tuple[WeightFile, 
     return files
 
 
-def _read(directory: Path, name: str) -> Checkpoint:
-    config = _read_config(directory)
+def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
     files = check_weights(config, directory)
+    headers = [
+        [file.path.name, file.num_bytes, {name: [one.dtype, one.shape] for name, one in file.tensors.items()}]
+        for file in files
+    ]
+    tensors = {name: stored for file in files for name, stored in _stored(file)}
+    return Weights(directory, tuple(file.path for file in files), tensors, headers)
+
+
+def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Weights]) -> Checkpoint:
+    config = _read_config(directory)
+    weights = weights_of(config)
     generation = _read_optional(directory, "generation_config.json")
     described = _read_optional(directory, "tokenizer_config.json")
     tokenizer_file = directory / "tokenizer.json"
@@ -56,17 +85,25 @@ def _read(directory: Path, name: str) -> Checkpoint:
         eos |= {token for token in of_tokenizer if token is not None}
     return Checkpoint(
         name=name,
+        source=weights.source,
         directory=directory,
         config=config,
-        weight_files=tuple(file.path for file in files),
+        weight_files=weights.files,
+        tensors=weights.tensors,
         tokenizer_file=tokenizer_file if has_tokenizer else None,
         chat_template=_chat_template(directory, described),
         eos_token_ids=frozenset(eos),
         bos_token_id=min(bos, default=None),
         special_tokens={key: text for key in TEMPLATE_TOKENS for text in _token_texts(described, key)},
         generation_defaults=_sampling(generation),
-        fingerprint=_fingerprint(config, files, _conversion(directory)),
+        fingerprint=_fingerprint(config, weights.headers, _conversion(directory)),
     )
+
+
+def _stored(file: WeightFile) -> Iterator[tuple[str, StoredTensor]]:
+    for name, entry in file.tensors.items():
+        num_bytes = math.prod(entry.shape) * DTYPE_BITS[entry.dtype] // 8
+        yield name, StoredTensor(file.path, entry.dtype, entry.shape, entry.offset, num_bytes)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -163,16 +200,13 @@ def _sampling(generation: dict[str, Any]) -> dict[str, float | int]:
 
 
 def _conversion(directory: Path) -> list[Any]:
-    """What a converted GGUF file adds to the fingerprint: its content, which two files of equal shapes differ in."""
+    """What a GGUF file adds to the fingerprint: its content, which two files of equal shapes differ in."""
     written = _read_optional(directory, CONVERSION_NAME)
     return [written.get("format_version"), written.get("source_digest")]
 
 
-def _fingerprint(config: dict[str, Any], files: tuple[WeightFile, ...], conversion: list[Any]) -> str:
-    parts = [canonical_json(config), canonical_json(conversion)]
-    for file in files:
-        header = {name: [entry.dtype, entry.shape] for name, entry in file.tensors.items()}
-        parts.append(canonical_json([file.path.name, file.num_bytes, header]))
+def _fingerprint(config: dict[str, Any], headers: list[Any], conversion: list[Any]) -> str:
+    parts = [canonical_json(config), canonical_json(conversion), *(canonical_json(header) for header in headers)]
     state = blake2b(digest_size=32, person=b"quire.model")
     for part in parts:
         state.update(len(part).to_bytes(8, "little") + part)

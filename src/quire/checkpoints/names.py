@@ -6,8 +6,8 @@ from typing import Any
 
 from quire.checkpoints.cache import cache_folder
 from quire.checkpoints.checkpoint import Checkpoint
-from quire.checkpoints.directory import read_directory
-from quire.checkpoints.gguf_convert import converted
+from quire.checkpoints.directory import Weights, read_described, read_directory
+from quire.checkpoints.gguf_model import described, plan
 from quire.checkpoints.progress import Progress, quiet
 from quire.config.home import expanded
 from quire.errors import CheckpointError
@@ -19,25 +19,30 @@ HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model"]
 def resolve(name: str, *, progress: Progress = quiet, cache: Path | None = None) -> Checkpoint:
     """The checkpoint of this name: a directory, the path of a `.gguf` file, or a hub id such as `org/name`.
 
-    A GGUF file is converted into the cache folder the first time. Raises CheckpointError, or ConfigError where a home
-    directory is needed and there is none; nothing else.
+    Of a GGUF file config and tokenizer are written into the cache folder the first time. Raises CheckpointError, or
+    ConfigError where a home directory is needed and there is none; nothing else.
     """
     try:
         path = Path(name).expanduser()
         if path.suffix.lower() == ".gguf" and not path.is_dir():
-            return _converted(path, name, progress, cache or cache_folder())
+            return _in_one_file(path, name, progress, cache or cache_folder())
         directory = _directory(path, name)
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a folder not to be entered, no home
         raise CheckpointError(f"the model {name[:200]!r} cannot be opened: {error}; check the name") from error
     return read_directory(directory, name)
 
 
-def _converted(path: Path, name: str, progress: Progress, cache: Path) -> Checkpoint:
-    directory = converted(path, cache, progress)
+def _in_one_file(path: Path, name: str, progress: Progress, cache: Path) -> Checkpoint:
+    file, directory = described(path, cache, progress)
+    _, tensors = plan(file)
+    source = path.resolve()
+    # By name and type, but not by the file's own name: a copy of it is the same model.
+    header = {name: [tensor.type, tensor.shape] for name, tensor in tensors.items()}
+    weights = Weights(source, (source,), tensors, [[file.file_bytes, header]])
     try:
-        return read_directory(directory, name)
+        return read_described(directory, name, lambda _config: weights)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}. This was converted: to do so again, delete {directory}") from error
+        raise CheckpointError(f"{error}. This was made of {path.name}: to do so again, delete {directory}") from error
 
 
 def _directory(path: Path, name: str) -> Path:

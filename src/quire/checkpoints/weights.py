@@ -28,6 +28,8 @@ class TensorEntry:
 
     dtype: str
     shape: tuple[int, ...]
+    offset: int
+    """Where its data begins in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def read_header(path: Path) -> WeightFile:
         raise _damaged(path, "its header does not begin with an object")
     header = parse_json_object(raw, f"the header of {path.name}")
     _check_note(path, header.pop("__metadata__", {}))
-    spans = [_read_entry(path, name, entry) for name, entry in header.items()]
+    spans = [_read_entry(path, name, entry, 8 + header_bytes) for name, entry in header.items()]
     _check_spans(path, sorted((span for _, span in spans)), num_bytes - 8 - header_bytes)
     return WeightFile(path, num_bytes, {name: entry for name, (entry, _) in zip(header, spans, strict=True)})
 
@@ -90,7 +92,7 @@ def _check_note(path: Path, note: Any) -> None:
         raise _damaged(path, "__metadata__ must be an object of strings")
 
 
-def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorEntry, tuple[int, int]]:
+def _read_entry(path: Path, name: str, entry: Any, data_begins: int) -> tuple[TensorEntry, tuple[int, int]]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(path, f"tensor {name[:100]!r} must have dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -103,7 +105,7 @@ def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorEntry, tuple[i
         raise _damaged(
             path, f"tensor {name[:100]!r} of shape {str(shape)[:80]} does not fill its {end - begin:,} bytes"
         )
-    return TensorEntry(dtype, tuple(shape)), (begin, end)
+    return TensorEntry(dtype, tuple(shape), data_begins + begin), (begin, end)
 
 
 def _are_counts(values: Any) -> bool:

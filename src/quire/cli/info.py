@@ -15,9 +15,9 @@ from quire.config import ModelSettings, Settings
 if TYPE_CHECKING:
     from quire.checkpoints import Checkpoint
     from quire.checkpoints.families import ModelSizes
-    from quire.checkpoints.weights import TensorEntry
+    from quire.checkpoints.stored_tensors import StoredTensor
 
-    Tensors = Mapping[str, TensorEntry]
+    Tensors = Mapping[str, StoredTensor]
 
 EPILOG = """\
 \b
@@ -105,7 +105,7 @@ def _resolved(model: str) -> "Checkpoint":
             return in_background(lambda tell: resolve(model, progress=tell), progress).result()
     except ModuleNotFoundError as error:
         raise CheckpointError(
-            f"reading a model needs the package {error.name}, which is not installed; pip install 'quire[torch]'"
+            f"reading a model needs the package {error.name}, which is not installed; install quire again"
         ) from error
 
 
@@ -121,15 +121,13 @@ def _tell_if_fetched(model: str) -> None:
 
 def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()) -> Facts:  # noqa: B008 - frozen
     """Read the facts off a checkpoint's config and the headers of its weights."""
-    from quire.checkpoints.weights import DTYPE_BITS, read_header
-
     config = checkpoint.config
-    tensors = {name: one for path in checkpoint.weight_files for name, one in read_header(path).tensors.items()}
+    tensors = checkpoint.tensors
     sizes, used = _known(config, tensors)
     num_values = sum(math.prod(one.shape) for one in used.values())
     return Facts(
         name=checkpoint.name,
-        path=str(checkpoint.directory),
+        path=str(checkpoint.source),
         family=str(config["model_type"]),
         architecture=_architecture(config),
         layers=_count(config, "num_hidden_layers"),
@@ -139,8 +137,8 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         context_tokens=_count(config, "max_position_embeddings"),
         vocabulary=_count(config, "vocab_size"),
         parameters=num_values,
-        weight_bytes=sum(math.prod(one.shape) * DTYPE_BITS[one.dtype] // 8 for one in tensors.values()),
-        weight_types=tuple(sorted({one.dtype for one in used.values()})),
+        weight_bytes=sum(one.num_bytes for one in tensors.values()),
+        weight_types=tuple(sorted({one.type for one in used.values()})),
         kv_bytes_per_token={dtype: _kv_bytes(sizes, dtype) for dtype in SHOWN_KV_DTYPES} if sizes else None,
         has_chat_template=checkpoint.chat_template is not None,
         end_tokens=_end_tokens(checkpoint),

@@ -75,7 +75,7 @@ def plan_workers(
     servings = []
     for index, (checkpoint, budget) in enumerate(zip(checkpoints, budgets, strict=True)):
         command = Open(
-            str(checkpoint.directory),
+            str(checkpoint.source),
             replace(given, memory_bytes=budget),
             queue_of(queueing),
             kv_key(queueing),

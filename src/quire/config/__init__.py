@@ -8,7 +8,7 @@
 May import errors and the standard library. Nothing below reads flags or the environment.
 """
 
-from quire.config.model_settings import MEMORY_SHARE, Dtype, ModelSettings
+from quire.config.model_settings import MEMORY_SHARE, Backend, Dtype, ModelSettings
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
 from quire.config.sources import Resolved, Settings, load_settings
@@ -17,6 +17,7 @@ from quire.config.table import SETTINGS, Group, Setting
 __all__ = [
     "MEMORY_SHARE",
     "SETTINGS",
+    "Backend",
     "Dtype",
     "Group",
     "ModelSettings",

@@ -6,6 +6,7 @@ from typing import Literal
 from quire.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Backend = Literal["auto", "cpu", "torch"]
 
 MEMORY_SHARE = 0.5
 """How much of the memory that is free at start the process may take when nothing was said."""
@@ -25,8 +26,10 @@ class ModelSettings:
     dtype: Dtype = "float32"
     kv_dtype: Dtype | None = None
     """How keys and values are held; None: as the weights. bfloat16 halves what a token takes."""
+    backend: Backend = "auto"
+    """Who computes. `auto`: the CPU backend if it can run the model, else torch."""
     device: str = "cpu"
-    """`cpu` is tested; `cuda` and `mps` take the portable path and are not."""
+    """`cpu` is tested; `cuda` and `mps` are torch's and are not."""
     num_threads: int | None = None
     """None: one per physical core."""
 
@@ -42,6 +45,8 @@ class ModelSettings:
                 f"{self.max_step_tokens} given; raise it, or lower max_running",
                 ("max_step_tokens", "max_running", "block_size"),
             )
+        if self.backend not in ("auto", "cpu", "torch"):
+            raise ConfigError(f"backend must be auto, cpu or torch, {self.backend!r} given", ("backend",))
         for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype or self.dtype)):
             if dtype not in ("float32", "bfloat16", "float16"):
                 raise ConfigError(f"{name} must be float32, bfloat16 or float16, {dtype!r} given", (name,))

@@ -107,8 +107,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         Group.MODEL, "dtype", choice("float32", "bfloat16", "float16"), _MODEL.dtype,
         "How weights are held. bfloat16 takes half the memory and, where the processor has tile registers, much less "
-        "time; sums are float32 all the same. On the fast path an answer is the same bit for bit, alone or in company, "
-        "in both.",
+        "time; sums are float32 all the same. On the CPU backend an answer is the same bit for bit, alone or in "
+        "company, in both.",
         "bfloat16", is_common=True,
     ),
     Setting(
@@ -117,10 +117,16 @@ SETTINGS: tuple[Setting, ...] = (
         "bfloat16", "as dtype",
     ),
     Setting(
+        Group.MODEL, "backend", choice("auto", "cpu", "torch"), _MODEL.backend,
+        "Who computes. cpu: quire's own kernels, for Llama, Mistral, Qwen2 and Qwen3. torch: any other full-attention "
+        "decoder of transformers; it needs quire[torch]. auto: cpu if it can run the model, else torch.",
+        "torch",
+    ),
+    Setting(
         Group.MODEL, "device",
         text("cpu, cuda, mps, or one of several such as cuda:1", r"(cpu|mps|cuda)(:[0-9]{1,3})?"),
         _MODEL.device,
-        "Where the model runs. cpu is tested; cuda and mps are not.",
+        "Where the model runs. cpu is tested; cuda and mps are torch's and are not.",
         "cpu",
     ),
     Setting(

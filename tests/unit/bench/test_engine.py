@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from quire.backends.cpu.measured_roof import CpuRoof, interleaved_calls
+from quire.backends.kernels import extension
 from quire.backends.roof import RoofPoint
-from quire.backends.torch import native
-from quire.backends.torch.measured_roof import TorchRoof, interleaved_calls
 from quire.bench.engine import EngineBench, EngineLoad
+from quire.config import ModelSettings
 from quire.errors import ConfigError
 from tests.support.talkers import talker
 from tests.support.tiny_models import Tiny, converted_tiny
@@ -16,7 +17,7 @@ from tests.support.tiny_models import Tiny, converted_tiny
 LOAD = EngineLoad((1, 2, 4), prompt_tokens=12, output_tokens=5, prefix_tokens=40, num_rounds=2, has_roof=False)
 
 
-class PretendedRoof(TorchRoof):
+class PretendedRoof(CpuRoof):
     """Runs the step and says what a machine would."""
 
     def beside(self, step: Callable[[], object], num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
@@ -58,7 +59,7 @@ def test_the_roof_stands_beside_a_step_in_which_all_decode_and_nothing_is_left()
 
 def test_a_model_without_a_roof_says_why() -> None:
     load = EngineLoad((1,), 12, 5, 0, 1, has_roof=True)
-    with EngineBench(talker(), load, TorchRoof(None, "it is strange"), "oracle") as bench:
+    with EngineBench(talker(), load, CpuRoof(None, "it is strange"), "oracle") as bench:
         result = bench.run(lambda _: None)
     assert result.notes == ("no roof: it is strange",)
     assert result.prefix_ttft_ratio is None
@@ -71,14 +72,14 @@ def test_what_does_not_fit_a_sequence_is_refused_before_anything_runs() -> None:
 
 def test_a_roof_is_measured_turn_about_with_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = converted_tiny(tmp_path, Tiny(hidden=256)).config
-    reason = TorchRoof.of(config, "float32", "cpu").reason
-    if not native.available().is_available:
-        assert reason == native.available().reason
+    reason = CpuRoof.of(config, ModelSettings()).reason
+    if not extension.available().is_available:
+        assert reason == extension.available().reason
         return
     assert reason == ""
-    monkeypatch.setattr("quire.backends.torch.measured_roof.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("quire.backends.cpu.measured_roof.READ_BYTES", 1 << 20)
     steps: list[int] = []
-    point = TorchRoof.of(config, "float32", "cpu").beside(lambda: steps.append(1), 3, kv_bytes=1e9, num_steps=4)
+    point = CpuRoof.of(config, ModelSettings()).beside(lambda: steps.append(1), 3, kv_bytes=1e9, num_steps=4)
     assert len(steps) == 5
     assert 0 < point.bare_s < point.roof_s
     assert point.roof_s == pytest.approx(point.bare_s + 1e9 / point.bytes_per_s)
@@ -86,8 +87,8 @@ def test_a_roof_is_measured_turn_about_with_the_step(tmp_path: Path, monkeypatch
 
 def test_what_has_no_roof_says_why(tmp_path: Path) -> None:
     config = converted_tiny(tmp_path, Tiny()).config
-    assert "bfloat16 on cpu" in TorchRoof.of(config, "bfloat16", "cpu").reason
-    assert "transformers" in TorchRoof.of({"model_type": "gpt2"}, "float32", "cpu").reason
+    assert "bfloat16 on cpu" in CpuRoof.of(config, ModelSettings(dtype="bfloat16")).reason
+    assert "transformers" in CpuRoof.of({"model_type": "gpt2"}, ModelSettings()).reason
 
 
 def test_more_at_once_than_may_run_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""A converted GGUF file has the values, names, order of rows and config that Hugging Face's classes expect."""
+"""A GGUF file, read where it lies or converted, has the values, names, order of rows and config that Hugging Face's
+classes expect."""
 
 import json
 import shutil
@@ -13,15 +14,22 @@ from gguf.quants import dequantize
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from quire.checkpoints import Checkpoint, gguf_convert, resolve
+from quire.checkpoints import Checkpoint, gguf_convert, gguf_model, resolve
 from quire.checkpoints import cache as cache_room
+from quire.checkpoints.cache import UNFINISHED
 from quire.checkpoints.gguf_config import shortest
+from quire.checkpoints.stored_tensors import half_split, numbers_of, read_rows
+from quire.checkpoints.stored_tensors import opened as opened_file
 from quire.errors import CheckpointError
-from tests.support.tiny_models import Array, Tiny, piece_metadata, write_gguf
+from tests.support.tiny_models import Array, Tiny, converted, piece_metadata, write_gguf
+
+
+def opened(folder: Path, tiny: Tiny) -> Checkpoint:
+    return resolve(str(write_gguf(folder / "tiny.gguf", tiny)), cache=folder / "cache")
 
 
 def convert(folder: Path, tiny: Tiny) -> Checkpoint:
-    return resolve(str(write_gguf(folder / "tiny.gguf", tiny)), cache=folder / "cache")
+    return converted(opened(folder, tiny))
 
 
 def refusal(folder: Path, tiny: Tiny) -> str:
@@ -51,6 +59,29 @@ def test_every_quantisation_gives_the_values_of_the_formats_own_package(tmp_path
         expected = dequantize(source[theirs].data, GGMLQuantizationType[kind])
         assert tensors[ours].dtype == np.float32
         assert np.array_equal(tensors[ours], expected.reshape(tensors[ours].shape)), theirs
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("count", [1, 5, 256])
+def test_rows_read_where_they_lie_are_those_of_the_conversion(tmp_path: Path, kind: str, count: int) -> None:
+    source = opened(tmp_path, Tiny(kind=kind, hidden=256, intermediate=512))
+    for checkpoint in (source, converted(source)):
+        assert set(checkpoint.tensors) == set(source.tensors)
+    made = converted(source).tensors
+    for name, tensor in source.tensors.items():
+        with opened_file(tensor.path) as file, opened_file(made[name].path) as other:
+            for first in range(0, tensor.num_rows, count):
+                some = min(count, tensor.num_rows - first)
+                mine = numbers_of(read_rows(file, tensor, first, some), tensor.type)
+                theirs = numbers_of(read_rows(other, made[name], first, some), made[name].type)
+                assert np.array_equal(mine, theirs), name
+
+
+def test_a_file_that_ends_while_it_is_read_is_a_sentence(tmp_path: Path) -> None:
+    tensor = opened(tmp_path, Tiny()).tensors["model.embed_tokens.weight"]
+    tensor.path.write_bytes(tensor.path.read_bytes()[: tensor.offset + 10])
+    with opened_file(tensor.path) as file, pytest.raises(CheckpointError, match="bytes early"):
+        read_rows(file, tensor, 0, 3)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", "float16"), ("BF16", "bfloat16")])
@@ -85,18 +116,16 @@ def test_rotating_halves_after_the_reordering_scores_as_rotating_neighbours_befo
         return np.concatenate(turned)
 
     neighbours = [rotated(row[0::2], row[1::2], angle) for row, angle in zip(rows, angles, strict=True)]
-    moved = [
-        gguf_convert.half_split(row.reshape(head_dim, 1).view(np.uint8), head_dim).view(np.float64) for row in rows
-    ]
+    moved = [half_split(row.reshape(head_dim, 1).view(np.uint8), head_dim).view(np.float64) for row in rows]
     halves = [rotated(row[:4, 0], row[4:, 0], angle) for row, angle in zip(moved, angles, strict=True)]
     assert neighbours[0] @ neighbours[1] == pytest.approx(halves[0] @ halves[1])
 
 
 def test_slices_of_any_size_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", Tiny(kind="Q4_1"))
-    whole = resolve(str(path), cache=tmp_path / "a")
+    whole = converted(resolve(str(path), cache=tmp_path / "a"))
     monkeypatch.setattr(gguf_convert, "SLICE_VALUES", 96)
-    sliced = resolve(str(path), cache=tmp_path / "b")
+    sliced = converted(resolve(str(path), cache=tmp_path / "b"))
     assert whole.weight_files[0].read_bytes() == sliced.weight_files[0].read_bytes()
     assert whole.fingerprint == sliced.fingerprint
 
@@ -187,40 +216,44 @@ def test_a_sliding_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
         (Tiny(tensors={"token_embd.weight": np.full((266, 32), np.inf, np.float16)}), "NaN or infinity"),
     ],
 )
-def test_what_cannot_be_converted_is_refused_and_leaves_nothing(tmp_path: Path, tiny: Tiny, sentence: str) -> None:
+def test_what_cannot_be_converted_is_refused_and_leaves_no_half(tmp_path: Path, tiny: Tiny, sentence: str) -> None:
     assert sentence in refusal(tmp_path, tiny)
-    assert list((tmp_path / "cache").rglob("*.*")) == []
+    assert list((tmp_path / "cache").rglob("*.safetensors")) + list((tmp_path / "cache").rglob(f"{UNFINISHED}*")) == []
 
 
-def test_the_second_time_nothing_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = convert(tmp_path, Tiny())
-    monkeypatch.setattr(gguf_convert, "_convert", lambda *_: pytest.fail("converted again"))
-    assert resolve(str(tmp_path / "tiny.gguf"), cache=tmp_path / "cache") == first
+def test_the_second_time_nothing_is_described_or_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = opened(tmp_path, Tiny())
+    made = converted(first)
+    monkeypatch.setattr(gguf_model, "_describe", lambda *_: pytest.fail("described again"))
+    monkeypatch.setattr(gguf_convert, "_write", lambda *_: pytest.fail("converted again"))
+    again = resolve(str(tmp_path / "tiny.gguf"), cache=tmp_path / "cache")
+    assert again == first
+    assert converted(again) == made
 
 
 def test_a_changed_file_gets_another_directory_and_another_fingerprint(tmp_path: Path) -> None:
-    first = convert(tmp_path, Tiny(seed=1))
-    second = convert(tmp_path, Tiny(seed=2))
+    first = opened(tmp_path, Tiny(seed=1))
+    second = opened(tmp_path, Tiny(seed=2))
     assert first.directory != second.directory
     assert first.fingerprint != second.fingerprint
 
 
 def test_a_copied_and_renamed_file_has_the_same_fingerprint(tmp_path: Path) -> None:
-    first = convert(tmp_path, Tiny())
+    first = opened(tmp_path, Tiny())
     shutil.copy(tmp_path / "tiny.gguf", tmp_path / "other.gguf")
     assert resolve(str(tmp_path / "other.gguf"), cache=tmp_path / "b").fingerprint == first.fingerprint
 
 
-def test_two_converting_at_once_both_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_describing_at_once_both_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", Tiny())
-    real = gguf_convert._convert
+    real = gguf_model._describe
 
-    def convert_after_another_did(file: Any, final: Path, progress: Any) -> None:
-        monkeypatch.setattr(gguf_convert, "_convert", real)
+    def describe_after_another_did(file: Any, final: Path, progress: Any) -> None:
+        monkeypatch.setattr(gguf_model, "_describe", real)
         real(file, final, progress)
         real(file, final, progress)  # finds the place taken when it is done
 
-    monkeypatch.setattr(gguf_convert, "_convert", convert_after_another_did)
+    monkeypatch.setattr(gguf_model, "_describe", describe_after_another_did)
     checkpoint = resolve(str(path), cache=tmp_path / "cache")
     assert [entry.name for entry in (tmp_path / "cache" / "converted").iterdir()] == [checkpoint.directory.name]
 
@@ -246,10 +279,12 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 def test_progress_rises_to_the_whole(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     path = write_gguf(tmp_path / "tiny.gguf", Tiny())
-    resolve(str(path), cache=tmp_path / "cache", progress=lambda *told: seen.append(told))
-    done = [done for _, done, _ in seen]
-    assert done == sorted(done)
-    assert seen[-1][1] == seen[-1][2] > 0
+    checkpoint = resolve(str(path), cache=tmp_path / "cache", progress=lambda *told: seen.append(told))
+    gguf_convert.in_safetensors(checkpoint, lambda *told: seen.append(told))
+    for label in ("reading tiny.gguf", "converting tiny.gguf"):
+        told = [one for one in seen if one[0] == label]
+        assert told == sorted(told)
+        assert told[-1][1] == told[-1][2] > 0
 
 
 def test_sampling_and_ends_in_the_metadata_become_the_generation_config(tmp_path: Path) -> None:
@@ -260,9 +295,9 @@ def test_sampling_and_ends_in_the_metadata_become_the_generation_config(tmp_path
     assert checkpoint.bos_token_id == 1
 
 
-def test_a_damaged_conversion_says_what_to_delete(tmp_path: Path) -> None:
-    checkpoint = convert(tmp_path, Tiny())
-    checkpoint.weight_files[0].write_bytes(b"")
+def test_a_damaged_folder_says_what_to_delete(tmp_path: Path) -> None:
+    checkpoint = opened(tmp_path, Tiny())
+    (checkpoint.directory / "config.json").write_bytes(b"")
     with pytest.raises(CheckpointError, match="delete"):
         resolve(str(tmp_path / "tiny.gguf"), cache=tmp_path / "cache")
 

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from quire.backends.torch.inputs import Tiles
 from quire.backends.torch.kv_store import KVStore
+from quire.backends.torch.tiles import Tiles
 
 
 class Combine(Protocol):

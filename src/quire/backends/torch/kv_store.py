@@ -1,7 +1,6 @@
 """Where keys and values lie: for each layer one tensor of keys and one of values, cut into blocks.
 
-A block of keys is stored transposed, so that a query meets a whole block in one small matrix product and a native
-kernel reads it in full vector registers:
+A block of keys is stored transposed, so that a query meets a whole block in one small matrix product:
 
     keys    [block, kv head, head size, slot]
     values  [block, kv head, slot, head size]
@@ -12,32 +11,13 @@ the machine's byte order. Block 0 is the null block: padding rows write there an
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
-from quire.backends.torch import large_pages
+from quire.backends.host.decoder_shape import LayerShape, num_block_bytes
+from quire.backends.kernels import large_pages
 from quire.core.step import BlockCopy
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What one token takes in one layer."""
-
-    num_kv_heads: int
-    key_size: int
-    value_size: int
-
-    @property
-    def num_values(self) -> int:
-        """Numbers per token: its keys and its values."""
-        return self.num_kv_heads * (self.key_size + self.value_size)
-
-
-def num_block_bytes(shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
-    return sum(shape.num_values for shape in shapes) * block_size * dtype.itemsize
 
 
 class KVStore:
@@ -47,7 +27,7 @@ class KVStore:
         self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.block_size = block_size
-        self.num_block_bytes = num_block_bytes(shapes, block_size, dtype)
+        self.num_block_bytes = num_block_bytes(shapes, block_size, dtype.itemsize)
         self.dtype = dtype
         keys = [(num_blocks + 1, s.num_kv_heads, s.key_size, block_size) for s in shapes]
         values = [(num_blocks + 1, s.num_kv_heads, block_size, s.value_size) for s in shapes]
@@ -90,7 +70,7 @@ class KVStore:
 def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
     """All in one piece, and each at the beginning of a cache line: a vector that lies across two is read twice."""
     sizes = [large_pages.whole_lines(math.prod(shape) * dtype.itemsize) for shape in shapes]
-    lines = large_pages.zeros(sum(sizes)).to(device)
+    lines = torch.from_numpy(large_pages.zeros(sum(sizes))).to(device)
     firsts = accumulate(sizes[:-1], initial=0)
     return [
         lines[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)

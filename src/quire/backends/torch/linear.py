@@ -1,11 +1,10 @@
 """Matrix products with weights packed once. The only file that knows how, and the private operator of the second way.
 
-`F.linear` gives a row other bits in other company and wastes much of a batched step. Two packed products do neither;
-which is used is one decision per process, because their bits differ from each other:
+`F.linear` gives a row other bits in other company. Two packed products do not; which is used is one decision per
+process, because their bits differ from each other:
 
-    native   quire's own: one copy for any number of rows, none of them padding; the fastest up to a hundred rows and as
-             fast as any above; weights in float32 or bfloat16
-    oneDNN   where there was no compiler: one copy, from two rows up, a few different counts of them; float32 only
+    native   quire's own: one copy for any number of rows, none of them padding
+    oneDNN   where there was no compiler: one copy, from two rows up, a few different counts of them
 
 What is used is asked, not assumed: each is probed on this machine, and if one is missing, wrong or not row-invariant
 the next is taken, with a reason. The original weights are not kept.
@@ -18,14 +17,11 @@ from functools import cache
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 
-from quire.backends.torch import native
-from quire.backends.torch.large_pages import Arena
+from quire.backends.kernels import products
+from quire.backends.kernels.arrays import Floats
+from quire.backends.kernels.large_pages import Arena
 
 PackedLinear = Callable[[torch.Tensor], torch.Tensor]
-
-CHUNK_ROWS = 256
-"""Rows that a chain of products takes at once: what one makes is still in the cache when the next reads it."""
-PROBED_ROWS = (1, 2, 4, 8, 15, 16, 40, 64, 96)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +31,12 @@ class LinearKind:
     name: str
     """`native`, `onednn` or `plain`."""
     reason: str
-    dtype: torch.dtype = torch.float32
-    """How weights are held."""
     _arena: Arena = field(default_factory=Arena, compare=False, repr=False)
 
     @property
     def is_packed(self) -> bool:
         """Whether a row's bits depend on that row alone."""
         return self.name != "plain"
-
-    @property
-    def row_dtype(self) -> torch.dtype:
-        """The type of the rows that go in and come out."""
-        return torch.float32 if self.is_packed else self.dtype
-
-    def row_chunks(self, num_rows: int) -> list[slice]:
-        """How this many padded rows are best cut for a chain of products."""
-        size = CHUNK_ROWS if self.name == "native" else num_rows
-        return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
     def padded(self, num_rows: int) -> int:
         """The row count that is computed for this many."""
@@ -62,7 +46,7 @@ class LinearKind:
         """A product with this weight ([out, in], in the rows' type) for rows padded by `padded`."""
         match self.name:
             case "native":
-                return native.PackedProduct(weight, bias, self.dtype, self._arena)
+                return _native(weight, bias, self._arena)
             case "onednn":
                 return _onednn(weight, bias)
             case _:
@@ -75,54 +59,38 @@ def padded(num_rows: int) -> int:
     return max(2, -(-num_rows // step) * step)
 
 
-def choose_kind(dtype: torch.dtype, rows: torch.dtype, device: torch.device) -> LinearKind:
-    """The fastest way that is known to be right, for weights held in `dtype` and rows of the other type."""
-    if rows != torch.float32 or device.type != "cpu" or dtype not in native.WEIGHT_TYPES:
-        return LinearKind("plain", f"rows are multiplied as float32 on a CPU, these are {rows} on {device.type}", dtype)
-    if (complaint := _probe_native(dtype)) is None:
-        return LinearKind("native", "weights packed once for any rows", dtype)
-    if dtype == torch.float32 and _probe_onednn() is None:
-        return LinearKind("onednn", complaint)
-    return LinearKind("plain", complaint, dtype)
-
-
-@cache
-def _probe_native(dtype: torch.dtype) -> str | None:
-    found = native.available()
-    if not found.is_available:
-        return f"no native kernels: {found.reason}"
-    kind = LinearKind("native", "", dtype)
-    return _probed("quire", kind.prepare, PROBED_ROWS, dtype)
+def choose_kind(dtype: torch.dtype, device: torch.device) -> LinearKind:
+    """The fastest way that is known to be right, for weights and rows of this type."""
+    if dtype != torch.float32 or device.type != "cpu":
+        return LinearKind("plain", f"weights are packed as float32 on a CPU, these are {dtype} on {device.type}")
+    if (complaint := products.probe("float32")) is None:
+        return LinearKind("native", "weights packed once for any rows")
+    return LinearKind("onednn" if _probe_onednn() is None else "plain", complaint)
 
 
 @cache
 def _probe_onednn() -> str | None:
-    return _probed("oneDNN", lambda weight: _onednn(weight, None), tuple({padded(count) for count in PROBED_ROWS}))
+    counts = tuple({padded(count) for count in products.PROBED_ROWS})
+
+    def prepare(weight: Floats) -> Callable[[Floats], Floats]:
+        product = _onednn(torch.from_numpy(weight), None)
+        return lambda rows: product(torch.from_numpy(rows)).numpy()
+
+    return products.probed("oneDNN", prepare, counts)
 
 
-def _probed(
-    name: str,
-    prepare: Callable[[torch.Tensor], PackedLinear],
-    counts: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-) -> str | None:
-    """None if the product runs, is right, and gives a row the same bits in every company; else what is wrong."""
-    generator = torch.Generator().manual_seed(1)
-    for num_in, num_out in ((64, 96), (576, 1536), (1536, 576), (33, 65)):
-        # Numbers that the weights' type holds exactly, so that what it is held in is not an error.
-        weight = (torch.randn(num_out, num_in, generator=generator) / num_in**0.5).to(dtype).float()
-        rows = torch.randn(256, num_in, generator=generator).to(dtype).float()
-        try:
-            product = prepare(weight)
-            whole = product(rows)
-        except (AttributeError, RuntimeError) as error:
-            return f"the packed product of {name} does not run here ({type(error).__name__})"
-        if not torch.allclose(whole, F.linear(rows, weight), atol=1e-4, rtol=1e-4):
-            return f"the packed product of {name} disagrees with F.linear here"
-        places = ((first, n) for n in counts for first in {0, min(5, len(rows) - n), len(rows) - n})
-        if any(not torch.equal(product(rows[first : first + n]), whole[first : first + n]) for first, n in places):
-            return f"the packed product of {name} is not row-invariant here"
-    return None
+def _native(weight: torch.Tensor, bias: torch.Tensor | None, arena: Arena) -> PackedLinear:
+    num_out, num_in = weight.shape
+    added = None if bias is None else bias.contiguous().numpy()
+    packed = products.PackedProduct([weight.contiguous().numpy()], (num_out, num_in), added, "float32", arena)
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        # Whatever the caller's process has made torch's defaults: the kernel writes floats into it.
+        out = torch.empty(len(rows), num_out, dtype=torch.float32, device="cpu")
+        packed.product(rows.numpy(), out.numpy())
+        return out
+
+    return product
 
 
 def _onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:

@@ -1,42 +1,34 @@
 """From a checkpoint on disk to a runner: weights in, memory decided, one line that says what fits."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from quire.backends import memory_plan
-from quire.backends.loaded import LoadedRunner, OnRead
+from quire.backends.host.decoder_shape import model_tokens, num_block_bytes
+from quire.backends.host.worst_step import measured_bytes, worst_plans
+from quire.backends.kernels.threads import use_threads
+from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
 from quire.backends.protocol import Capacity
-from quire.backends.torch.inputs import MAX_ROWS_OF_A_CALL, TILE_ROWS
-from quire.backends.torch.kv_store import KVStore, num_block_bytes
+from quire.backends.torch.adapter import Adapter
+from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.linear import LinearKind, choose_kind
-from quire.backends.torch.models.decoder import Decoder
-from quire.backends.torch.models.decoder_config import is_decoder, read_shape
-from quire.backends.torch.models.model import Model
-from quire.backends.torch.models.rope import read_rope
-from quire.backends.torch.native_ops import NativeOps, why_not_native
-from quire.backends.torch.ops import Ops, TorchOps
 from quire.backends.torch.runner import TorchRunner
-from quire.backends.torch.threads import use_threads
-from quire.backends.torch.weight_reader import WeightReader
+from quire.backends.torch.tiles import MAX_ROWS_OF_A_CALL
 from quire.checkpoints import Checkpoint
+from quire.checkpoints.gguf_convert import in_safetensors
 from quire.config import ModelSettings
-from quire.core.request import ResolvedSampling
-from quire.core.step import Sampling, Scoring, StepPlan, WorkItem
-from quire.errors import CheckpointError, ConfigError
+from quire.errors import ConfigError
 
 
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
     """Load the model within the budget, or raise before anything is served."""
     if settings.device != "cpu" and not _has_device(settings.device):
         raise ConfigError(f"device must be one this torch can use, {settings.device!r} given; try cpu")
-    use_threads(settings.num_threads)
+    torch.set_num_threads(use_threads(settings.num_threads))
     budget_bytes = memory_plan.budget(settings)
-    with _quiet_failures(checkpoint):
-        model, notes = load_model(checkpoint, settings, budget_bytes, on_read)
-        num_bytes = _num_file_bytes(checkpoint)
-        on_read(num_bytes, num_bytes)  # heads of files and tensors that nobody needs are passed over, not missing
+    with told_in_words(checkpoint.name):
+        model, notes = load_model(checkpoint, settings, budget_bytes)
+        num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
+        on_read(num_bytes, num_bytes)
         load_peak_bytes = memory_plan.peak_bytes()
         plan = _decide(model, checkpoint, settings, budget_bytes)
     device = torch.device(settings.device)
@@ -54,68 +46,36 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
 
 
 @torch.inference_mode()
-def load_model(
-    checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int, on_read: OnRead
-) -> tuple[Model, tuple[str, ...]]:
-    """The weights, on the fast path where the architecture is one of its families."""
-    config = checkpoint.config
-    dtype = getattr(torch, settings.dtype)
-    total = _num_file_bytes(checkpoint)
-    done = 0
-
-    def count(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        on_read(done, total)
-
-    device = torch.device(settings.device)
-    if is_decoder(config):
-        shape = read_shape(config)
-        reason = why_not_native(shape, settings.block_size, dtype, device)
-    else:
-        shape, reason = None, f"{config['model_type']} runs through transformers' own modules, not the fast path"
-    kind = choose_kind(dtype, torch.float32 if reason is None else dtype, device)
-    if reason is None and kind.row_dtype != torch.float32:
-        reason = kind.reason  # kernels, but no products for these weights
-    reasons = () if reason is None else (reason,)
-    reader = WeightReader(checkpoint.weight_files, kind.row_dtype, count)
+def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int) -> tuple[Adapter, tuple[str, ...]]:
+    """transformers' modules with the weights in them, and what a person should know of how they run."""
+    config, dtype, device = checkpoint.config, getattr(torch, settings.dtype), torch.device(settings.device)
+    kind = choose_kind(dtype, device)
+    sizes = [tensor.num_values for tensor in checkpoint.tensors.values()]
     memory_plan.check_weights_fit(
         budget_bytes,
-        reader.num_values * dtype.itemsize,
-        reader.largest_values * kind.row_dtype.itemsize,
+        sum(sizes) * dtype.itemsize,
+        max(sizes, default=0) * dtype.itemsize,
         settings.max_step_tokens * int(config.get("vocab_size", 0) or 0) * 4,
     )
-    if shape is None:
-        from quire.backends.torch.models.adapter import Adapter  # noqa: PLC0415 - transformers takes seconds to import
-
-        model: Model = Adapter(config, checkpoint.directory, dtype, kind)
-        return model, (*reasons, *_product_notes(kind, None))
-    if settings.device != "cpu":
-        raise ConfigError("the fast path is not moved to other devices yet; use device cpu")
-    rope = read_rope(config, shape.head_size)
-    ops: Ops = NativeOps(shape, rope) if reason is None else TorchOps(shape, rope, settings.block_size, device)
-    notes = [f"slower path in plain torch: {one}" for one in reasons]
-    return Decoder(shape, reader, kind, ops), (*notes, *_product_notes(kind, reason))
+    note = f"{config['model_type']} runs through transformers' own modules"
+    return Adapter(config, in_safetensors(checkpoint), dtype, kind, device), (note, *_product_notes(kind))
 
 
-def _num_file_bytes(checkpoint: Checkpoint) -> int:
-    return sum(file.stat().st_size for file in checkpoint.weight_files)
-
-
-def _product_notes(kind: LinearKind, said: str | None) -> tuple[str, ...]:
-    """What is not as it should be with products, unless the reason was said already."""
+def _product_notes(kind: LinearKind) -> tuple[str, ...]:
+    """What is not as it should be with products."""
     if not kind.is_packed:
         return (f"plain products, so that an answer may depend on its company: {kind.reason}",)
-    return () if kind.name == "native" or kind.reason == said else (f"slower products: {kind.reason}",)
+    return () if kind.name == "native" else (f"slower products: {kind.reason}",)
 
 
-def _decide(model: Model, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int) -> memory_plan.MemoryPlan:
-    model_tokens = _model_tokens(checkpoint)
-    longest = min(settings.max_sequence_tokens or model_tokens, model_tokens)
-    step_bytes = measure_step(model, settings, longest)
-    block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, _kv_dtype(settings))
+def _decide(
+    model: Adapter, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int
+) -> memory_plan.MemoryPlan:
+    most = model_tokens(checkpoint.config)
+    step_bytes = measure_step(model, settings, min(settings.max_sequence_tokens or most, most))
+    block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, _kv_dtype(settings).itemsize)
     held_bytes = memory_plan.resident_bytes()
-    return memory_plan.decide(settings, budget_bytes, held_bytes, step_bytes, block_bytes, model_tokens)
+    return memory_plan.decide(settings, budget_bytes, held_bytes, step_bytes, block_bytes, most)
 
 
 def _kv_dtype(settings: ModelSettings) -> torch.dtype:
@@ -123,61 +83,16 @@ def _kv_dtype(settings: ModelSettings) -> torch.dtype:
     return dtype
 
 
-def _model_tokens(checkpoint: Checkpoint) -> int:
-    config = checkpoint.config
-    for fields in (config, config.get("text_config")):
-        tokens = fields.get("max_position_embeddings", fields.get("n_positions")) if isinstance(fields, dict) else None
-        if isinstance(tokens, int) and tokens >= 1:
-            return tokens
-    return 2048
-
-
-def measure_step(model: Model, settings: ModelSettings, longest: int) -> int:
-    """The most a step takes: every row it may have, with all that can be asked of logits, and the longest sequences.
+def measure_step(model: Adapter, settings: ModelSettings, longest: int) -> int:
+    """The most a step takes, found by running the worst ones.
 
     Attention works through a step in calls of bounded size, so one row at the end of the longest sequence and enough
     pairs to fill a call show its peak; feeding every row at full length would only take longer."""
     size = settings.block_size
     store = KVStore(model.kv_shapes, 1, size, _kv_dtype(settings), torch.device(settings.device))
-    num_fed, tail = min(settings.max_step_tokens, longest), min(TILE_ROWS, longest)
-    table = (1,) * -(-longest // size)
-    prompts = [_scored(0, num_fed, 0, table)]
-    if num_fed > tail:
-        prompts = [_scored(0, num_fed - tail, 0, table), _scored(1, tail, longest - tail, table)]
-    short = size * -(-MAX_ROWS_OF_A_CALL // (8 * settings.max_running))
-    params = ResolvedSampling(
-        top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5
-    )
-    decoding = [
-        WorkItem(at, (1,), position, table, Sampling(params, 1, 0, position + 1, 1, (1,) * (position + 1)))
-        for at in range(settings.max_running)
-        for position in [longest - 1 if at == 0 else min(longest, short) - 1]
-    ]
     capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
-    runner = TorchRunner(model, store, capacity)
-    memory_plan.forget_peak()
-    before = memory_plan.resident_bytes()
-    runner.run(StepPlan(0, (), tuple(prompts)))
-    runner.run(StepPlan(1, (), tuple(decoding)))
-    return max(0, memory_plan.peak_bytes() - before)
-
-
-def _scored(sequence_id: int, num_tokens: int, first: int, table: tuple[int, ...]) -> WorkItem:
-    """An item of which all is wanted that can be of a prompt."""
-    tokens = (1,) * num_tokens
-    return WorkItem(sequence_id, tokens, first, table, scoring=Scoring(first + 1, tokens, 5))
-
-
-@contextmanager
-def _quiet_failures(checkpoint: Checkpoint) -> Iterator[None]:
-    """Whatever a damaged model makes torch say, the person is told in one sentence."""
-    try:
-        yield
-    except (RuntimeError, IndexError, ArithmeticError, MemoryError) as error:
-        told = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{checkpoint.name} cannot be run as its config.json says: {told}; download the model again"
-        ) from error
+    short = size * -(-MAX_ROWS_OF_A_CALL // (8 * settings.max_running))
+    return measured_bytes(TorchRunner(model, store, capacity).run, worst_plans(settings, longest, short))
 
 
 def _has_device(device: str) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.backends.host.batch import make_batch
+from quire.backends.host.token_lists import KeptLists
+from quire.backends.host.wanted import Wanted
 from quire.backends.protocol import Capacity, PendingStep
-from quire.backends.torch.inputs import BatchMaker
+from quire.backends.torch.adapter import Adapter
 from quire.backends.torch.kv_store import KVStore
-from quire.backends.torch.models.model import Model
-from quire.backends.torch.token_lists import KeptLists
-from quire.backends.torch.wanted import Wanted
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.errors import InvariantError
 
@@ -21,11 +21,10 @@ from quire.errors import InvariantError
 class TorchRunner:
     """Runs one model over one store of blocks."""
 
-    def __init__(self, model: Model, store: KVStore, capacity: Capacity) -> None:
-        self._model: Model | None = model
+    def __init__(self, model: Adapter, store: KVStore, capacity: Capacity) -> None:
+        self._model: Adapter | None = model
         self._store: KVStore | None = store
         self._capacity = capacity
-        self._maker = BatchMaker(capacity.block_size, model.padded, store.keys[0].device)
         self._lists = KeptLists(capacity.vocabulary_size)
 
     @property
@@ -59,12 +58,12 @@ class TorchRunner:
         store.copy(plan.copies)
         if not plan.items:
             return StepResult(plan.step, {})
-        batch = self._maker.make(plan.items)
+        batch = make_batch(plan.items, store.block_size, model.padded)
         wanted = Wanted(plan.items, batch)
         computed = model.compute(batch, store, wanted.rows)
         return StepResult(plan.step, wanted.results(computed, self._lists.of(plan.items), masks))
 
-    def _opened(self) -> tuple[Model, KVStore]:
+    def _opened(self) -> tuple[Adapter, KVStore]:
         if self._model is None or self._store is None:
             raise InvariantError("the runner is closed")
         return self._model, self._store

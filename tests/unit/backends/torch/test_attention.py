@@ -6,10 +6,12 @@ from random import Random
 import pytest
 import torch
 
+from quire.backends.host.batch import make_batch
+from quire.backends.host.decoder_shape import LayerShape
 from quire.backends.torch.attention import AttentionSettings, attend
-from quire.backends.torch.inputs import BatchMaker, Tiler
-from quire.backends.torch.kv_store import KVStore, LayerShape
+from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.linear import padded
+from quire.backends.torch.tiles import Tiler
 from quire.core.step import WorkItem
 
 CPU = torch.device("cpu")
@@ -71,7 +73,7 @@ class Layer:
             store.write(0, table[whole // self.block_size], whole % self.block_size, keys, values)
             items.append(WorkItem(at, (0,) * (length - first), first, tuple(blocks[at])))
             queries.append(self.queries(sequence, length)[first:])
-        batch = BatchMaker(self.block_size, padded, CPU).make(items)
+        batch = make_batch(items, self.block_size, padded)
         tiler = Tiler(self.block_size, self.kv_shapes, (self.window,), self.group_size, CPU)
         rows = torch.cat(queries)
         filled = torch.cat([rows, rows.new_zeros(len(batch.tokens) - len(rows), *rows.shape[1:])])
@@ -125,6 +127,6 @@ def test_many_tiles_are_attended_to_in_several_calls_with_the_same_bits(monkeypa
     spans = [(at, 0, 70) for at in range(5)]
     tables = spread(layer, Random(3), [70] * 5)
     together = layer.paged(spans, tables)
-    monkeypatch.setattr("quire.backends.torch.inputs.MAX_ROWS_OF_A_CALL", 64)
+    monkeypatch.setattr("quire.backends.torch.tiles.MAX_ROWS_OF_A_CALL", 64)
     apart = layer.paged(spans, tables)
     assert all(torch.equal(one, other) for one, other in zip(together, apart, strict=True))

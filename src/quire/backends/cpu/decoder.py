@@ -1,0 +1,206 @@
+"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 families over flat batches, every weight packed once.
+
+The families differ in biases, QK-norm and windows only, and the weights say which are there. Queries, keys and values
+are one product, gate and up another. All layers of a step are one native call.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.cpu.kv_store import KV_TYPES, KVStore
+from quire.backends.cpu.layers import CALL, CHUNK_ROWS, PARTS, Buffers, check_layout, table_of
+from quire.backends.cpu.linear import HeldRows, PackedWeight
+from quire.backends.cpu.tiles import StepTiles
+from quire.backends.cpu.weight_reader import WeightReader
+from quire.backends.host.batch import Batch
+from quire.backends.host.decoder_shape import DecoderShape, LayerShape
+from quire.backends.host.rope import Rope
+from quire.backends.host.wanted import Computed
+from quire.backends.kernels.arrays import address_of
+from quire.backends.kernels.extension import kernels
+from quire.backends.kernels.large_pages import Arena
+from quire.backends.kernels.products import PackedProduct, rounded_bf16, widened_bf16
+from quire.backends.kernels.threads import num_threads
+from quire.errors import CheckpointError, InvariantError
+
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+Floats = NDArray[np.float32]
+
+
+class Decoder:
+    """A model of these families. Every row's arithmetic depends on that row alone."""
+
+    def __init__(self, shape: DecoderShape, rope: Rope, reader: WeightReader, dtype: str) -> None:
+        check_layout()
+        self.shape = shape
+        self._rope = rope
+        self._weights = _Weights(reader, dtype)
+        head = EMBEDDING if shape.has_tied_head else HEAD
+        if shape.has_tied_head:
+            reader.forget(HEAD)
+        self._head: PackedWeight = self._weights.matrix([head], [shape.vocabulary_size], shape.hidden_size)
+        self._embedding: HeldRows = self._head if shape.has_tied_head else self._read_embedding(reader, dtype)
+        self._layers = table_of([self._read_layer(reader, at) for at in range(shape.num_layers)])
+        self._call = self._constant_call(self._weights.vector([NORM], [shape.hidden_size]))
+        self._buffers = Buffers(shape, 0)
+        self._seconds: NDArray[np.float64] | None = None
+        _refuse_unread(reader)
+
+    @property
+    def kv_shapes(self) -> tuple[LayerShape, ...]:
+        """What a token takes, layer by layer."""
+        return (self.shape.layer,) * self.shape.num_layers
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the head."""
+        return self.shape.vocabulary_size
+
+    def time_parts(self, seconds: NDArray[np.float64] | None) -> None:
+        """From now on add to these how long each of `layers.PARTS` takes; None: do not look at the clock."""
+        self._seconds = seconds
+        self._call["seconds"] = 0 if seconds is None else address_of(seconds, np.float64, (len(PARTS),))
+
+    def shallow(self) -> "Decoder":
+        """The same with its first layer alone: a step takes as much memory and little time."""
+        other = copy(self)
+        other._call = self._call.copy()
+        other._call["num_layers"] = 1
+        other._buffers = Buffers(self.shape, 0)
+        return other
+
+    def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64]) -> Computed:
+        """Write the rows' KV, and return the last hidden states, and the logits of the wanted rows.
+
+        Hidden states lie in a buffer that the next step uses again.
+        """
+        num_rows = len(batch.tokens)
+        if num_rows > self._buffers.num_rows:
+            self._buffers = Buffers(self.shape, num_rows)
+            self._buffers.tell(self._call)
+        buffers, call = self._buffers, self._call
+        tiles = StepTiles(batch.items, store.block_size, self.shape.group_size)
+        if tiles.max_block > store.num_blocks or tiles.num_rows != num_rows:
+            raise InvariantError(f"block {tiles.max_block} is not in a store of {store.num_blocks}")
+        buffers.residual[:num_rows] = self._embedding.rows(batch.tokens)
+        cos, sin = self._rope.angles(batch.positions)
+        self._tell_store(store)
+        for name, array in (
+            ("cos", cos), ("sin", sin), ("blocks", batch.blocks), ("slots", batch.slots),
+            ("tables", tiles.tables), ("members", tiles.members), ("tiles", tiles.tiles),
+        ):  # fmt: skip
+            call[name] = array.ctypes.data
+        call["num_tiles"], call["num_rows"], call["num_threads"] = tiles.num_tiles, num_rows, num_threads()
+        kernels().compute_layers(call.ctypes.data)
+        return Computed(buffers.is_finite[:num_rows], buffers.hidden[:num_rows], self._logits(buffers.hidden[wanted]))
+
+    def _logits(self, hidden: Floats) -> Floats:
+        logits = np.empty((len(hidden), self.shape.vocabulary_size), np.float32)
+        if len(hidden):
+            self._head.product(hidden, logits)
+        return logits
+
+    def _constant_call(self, norm: Floats) -> NDArray[Any]:
+        call, shape = np.zeros((), CALL), self.shape
+        call["layers"], call["num_layers"], call["norm"] = self._layers.ctypes.data, shape.num_layers, norm.ctypes.data
+        call["eps"], call["scale"] = shape.norm_eps, shape.head_size**-0.5
+        call["num_heads"], call["num_kv_heads"] = shape.num_heads, shape.num_kv_heads
+        call["head_size"], call["hidden_size"] = shape.head_size, shape.hidden_size
+        call["intermediate_size"], call["chunk_rows"] = shape.intermediate_size, CHUNK_ROWS
+        return call
+
+    def _tell_store(self, store: KVStore) -> None:
+        call, block = self._call, self.shape.kv_size * store.block_size
+        call["stores"], call["kv_type"], call["block_size"] = (
+            store.addresses.ctypes.data, KV_TYPES[store.dtype], store.block_size,
+        )  # fmt: skip
+        call["key_block_stride"] = call["value_block_stride"] = block
+
+    def _read_embedding(self, reader: WeightReader, dtype: str) -> HeldRows:
+        size, width = self.shape.vocabulary_size, self.shape.hidden_size
+        return _PlainRows(reader.pieces([EMBEDDING], [size], width), (size, width), dtype)
+
+    def _read_layer(self, reader: WeightReader, at: int) -> tuple[Any, ...]:
+        shape, weights, prefix = self.shape, self._weights, f"model.layers.{at}."
+        hidden, wide, attention = shape.hidden_size, shape.intermediate_size, f"{prefix}self_attn."
+        norms = [
+            weights.address([f"{prefix}input_layernorm.weight"], [hidden]),
+            *(
+                weights.address([name], [shape.head_size]) if reader.has(name) else 0
+                for name in (f"{attention}q_norm.weight", f"{attention}k_norm.weight")
+            ),
+            weights.address([f"{prefix}post_attention_layernorm.weight"], [hidden]),
+        ]
+        sizes = [shape.query_size, shape.kv_size, shape.kv_size]
+        products = [
+            weights.product([f"{attention}{name}_proj" for name in "qkv"], sizes, hidden),
+            weights.product([f"{attention}o_proj"], [hidden], shape.query_size),
+            weights.product([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], [wide, wide], hidden),
+            weights.product([f"{prefix}mlp.down_proj"], [hidden], wide),
+        ]
+        window = shape.windows[at]
+        return (*norms, *(one.reference for one in products), -1 if window is None else window)
+
+
+class _Weights:
+    """Reads weights and keeps what addresses were taken of."""
+
+    def __init__(self, reader: WeightReader, dtype: str) -> None:
+        self._reader = reader
+        self._dtype = dtype
+        self._arena = Arena()
+        self._held: list[object] = []
+
+    def vector(self, names: Sequence[str], sizes: Sequence[int]) -> Floats:
+        found = self._reader.vector(names, sizes)
+        self._held.append(found)
+        return found
+
+    def address(self, names: Sequence[str], sizes: Sequence[int]) -> int:
+        return self.vector(names, sizes).ctypes.data
+
+    def matrix(
+        self, names: Sequence[str], sizes: Sequence[int], num_in: int, bias: Floats | None = None
+    ) -> PackedProduct:
+        pieces = self._reader.pieces(names, sizes, num_in)
+        return PackedProduct(pieces, (sum(sizes), num_in), bias, self._dtype, self._arena)
+
+    def product(self, names: Sequence[str], sizes: Sequence[int], num_in: int) -> PackedProduct:
+        """With the bias, if there is one."""
+        biases = [f"{name}.bias" for name in names]
+        bias = self.vector(biases, sizes) if self._reader.has(biases[0]) else None
+        made = self.matrix([f"{name}.weight" for name in names], sizes, num_in, bias)
+        self._held.append(made)
+        return made
+
+
+class _PlainRows:
+    """An embedding that is not the head: rows as they are, in the type of the weights."""
+
+    def __init__(self, pieces: Any, shape: tuple[int, int], dtype: str) -> None:
+        self._is_half = dtype == "bfloat16"
+        self._rows: NDArray[Any] = np.empty(shape, np.uint16 if self._is_half else np.float32)
+        first = 0
+        for piece in pieces:
+            self._rows[first : first + len(piece)] = rounded_bf16(piece) if self._is_half else piece
+            first += len(piece)
+
+    def rows(self, indices: NDArray[np.int64]) -> Floats:
+        """Those of these tokens."""
+        found = self._rows[indices]
+        return widened_bf16(found) if self._is_half else found
+
+
+def _refuse_unread(reader: WeightReader) -> None:
+    """A tensor nobody used means that the model is not what it seems to be."""
+    unread = sorted(name for name in reader.names if not name.endswith("rotary_emb.inv_freq"))
+    if unread:
+        raise CheckpointError(
+            f"the checkpoint has {len(unread)} tensors that its architecture does not use, the first is {unread[0]!r}; "
+            "config.json and weights belong to different models"
+        )

@@ -1,0 +1,79 @@
+"""Where keys and values lie: for each layer one array of keys and one of values, cut into blocks.
+
+A block of keys is stored transposed, so that a kernel reads it in full vector registers:
+
+    keys    [block, kv head, head size, slot]
+    values  [block, kv head, slot, head size]
+
+As bytes, a block is, layer after layer, its keys and then its values in exactly these orders, in the store's type and
+the machine's byte order. Block 0 is the null block, which nobody reads. bfloat16 is the upper half of a float32, held
+as 16-bit integers: numpy has no such type, and only kernels compute with it.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.host.decoder_shape import LayerShape, num_block_bytes
+from quire.backends.kernels import large_pages
+from quire.core.step import BlockCopy
+
+KV_TYPES = {"float32": 0, "bfloat16": 1}
+HELD_AS: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16}
+
+
+class KVStore:
+    """The data of a pool of blocks. Decides nothing: it is told which blocks."""
+
+    def __init__(self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: str) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.dtype = dtype
+        self.num_block_bytes = num_block_bytes(shapes, block_size, np.dtype(HELD_AS[dtype]).itemsize)
+        keys = [(num_blocks + 1, s.num_kv_heads, s.key_size, block_size) for s in shapes]
+        values = [(num_blocks + 1, s.num_kv_heads, block_size, s.value_size) for s in shapes]
+        arrays = _zeros([*keys, *values], np.dtype(HELD_AS[dtype]))
+        self.keys, self.values = arrays[: len(keys)], arrays[len(keys) :]
+        self.addresses = np.array(
+            [(one.ctypes.data, other.ctypes.data) for one, other in zip(self.keys, self.values, strict=True)], np.uint64
+        )
+        """[layer, 2]: where its keys and its values lie."""
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Whole blocks, in the order given: a later copy may read what an earlier one wrote."""
+        for src, dst in copies:
+            for array in (*self.keys, *self.values):
+                array[dst] = array[src]
+
+    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
+        """Blocks as bytes, in the layout above."""
+        return [b"".join(array[block].tobytes() for array in self._in_order()) for block in block_ids]
+
+    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
+        """Put such bytes back, perhaps into other blocks."""
+        for block, content in zip(block_ids, data, strict=True):
+            if len(content) != self.num_block_bytes:
+                raise ValueError(f"a block has {self.num_block_bytes} bytes, {len(content)} given")
+            first = 0
+            for array in self._in_order():
+                part = array[block]
+                part[...] = np.frombuffer(content, part.dtype, part.size, first).reshape(part.shape)
+                first += part.nbytes
+
+    def _in_order(self) -> list[NDArray[Any]]:
+        return [array for pair in zip(self.keys, self.values, strict=True) for array in pair]
+
+
+def _zeros(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+    """All in one piece, and each at the beginning of a cache line: a vector that lies across two is read twice."""
+    sizes = [large_pages.whole_lines(math.prod(shape) * dtype.itemsize) for shape in shapes]
+    lines = large_pages.zeros(sum(sizes))
+    firsts = accumulate(sizes[:-1], initial=0)
+    return [
+        lines[first : first + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        for first, shape in zip(firsts, shapes, strict=True)
+    ]

@@ -1,0 +1,76 @@
+"""The structures of native/decoder.hpp, laid out by numpy, and the buffers a step works in.
+
+Buffers are made for the most rows seen so far and used again by every step; what is asked for and not touched takes no
+memory.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.host.decoder_shape import DecoderShape
+from quire.backends.kernels.extension import kernels
+from quire.errors import InvariantError
+
+Floats = NDArray[np.float32]
+
+PARTS = ("qkv", "out", "gate_up", "down", "attention", "rope_write", "add_rms_norm", "silu_mul")
+"""What a call can be asked to time, in the order of its seconds."""
+CHUNK_ROWS = 256
+"""Rows that a chain of products takes at once: what one makes is still in the cache when the next reads it."""
+
+LINEAR = np.dtype([("type", "i8"), ("packed", "u8"), ("bias", "u8"), ("num_in", "i8"), ("num_out", "i8")])
+LAYER = np.dtype([
+    *((name, "u8") for name in ("input_norm", "query_norm", "key_norm", "post_norm")),
+    *((name, LINEAR) for name in ("qkv", "out", "gate_up", "down")),
+    ("window", "i8"),
+])  # fmt: skip
+CALL = np.dtype([
+    ("layers", "u8"), ("stores", "u8"), ("num_layers", "i8"), ("norm", "u8"), ("eps", "f8"), ("scale", "f8"),
+    *((name, "i8") for name in ("num_heads", "num_kv_heads", "head_size", "hidden_size", "intermediate_size")),
+    *((name, "i8") for name in ("key_block_stride", "value_block_stride", "kv_type", "block_size")),
+    *((name, "u8") for name in ("cos", "sin", "blocks", "slots", "tables", "members", "tiles")),
+    ("num_tiles", "i8"), ("num_rows", "i8"),
+    *((name, "u8") for name in ("residual", "hidden", "is_finite", "added", "queries", "answers")),
+    *((name, "u8") for name in ("qkv", "gate_up", "gated")),
+    ("chunk_rows", "i8"), ("num_threads", "i8"), ("seconds", "u8"),
+])  # fmt: skip
+
+
+@cache
+def check_layout() -> None:
+    """Refuse an extension that was built from other structures."""
+    built = (kernels().layer_bytes(), kernels().decoder_call_bytes())
+    if built != (LAYER.itemsize, CALL.itemsize):
+        raise InvariantError(f"the kernels take structures of {built} bytes, this source has {LAYER.itemsize} and "
+                             f"{CALL.itemsize}; build quire._native again")  # fmt: skip
+
+
+def table_of(rows: Sequence[tuple[Any, ...]]) -> NDArray[Any]:
+    """Layers as one array of LAYER."""
+    return np.array(rows, LAYER)
+
+
+class Buffers:
+    """What one step works in."""
+
+    def __init__(self, shape: DecoderShape, num_rows: int) -> None:
+        chunk = min(num_rows, CHUNK_ROWS)
+        self.num_rows = num_rows
+        self.residual = np.empty((num_rows, shape.hidden_size), np.float32)
+        self.hidden = np.empty_like(self.residual)
+        self.added = np.empty_like(self.residual)
+        self.is_finite = np.empty(num_rows, np.bool_)
+        self.queries = np.empty((num_rows, shape.query_size), np.float32)
+        self.answers = np.empty_like(self.queries)
+        self.qkv = np.empty((chunk, shape.query_size + 2 * shape.kv_size), np.float32)
+        self.gate_up = np.empty((chunk, 2 * shape.intermediate_size), np.float32)
+        self.gated = np.empty((chunk, shape.intermediate_size), np.float32)
+
+    def tell(self, call: NDArray[Any]) -> None:
+        """Write the addresses into a call."""
+        for name in ("residual", "hidden", "is_finite", "added", "queries", "answers", "qkv", "gate_up", "gated"):
+            call[name] = getattr(self, name).ctypes.data

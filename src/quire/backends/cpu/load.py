@@ -1,0 +1,106 @@
+"""From a checkpoint on disk to a runner: weights in, memory decided, one line that says what fits."""
+
+import numpy as np
+
+from quire.backends import memory_plan
+from quire.backends.cpu.decoder import Decoder
+from quire.backends.cpu.kv_store import HELD_AS, KVStore
+from quire.backends.cpu.runner import CpuRunner
+from quire.backends.cpu.weight_reader import WeightReader
+from quire.backends.host.decoder_shape import is_decoder, model_tokens, num_block_bytes, read_shape
+from quire.backends.host.rope import read_rope
+from quire.backends.host.worst_step import measured_bytes, worst_plans
+from quire.backends.kernels.products import WEIGHT_TYPES, probe
+from quire.backends.kernels.threads import use_threads
+from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
+from quire.backends.protocol import Capacity
+from quire.checkpoints import Checkpoint
+from quire.checkpoints.families import FAMILIES
+from quire.config import ModelSettings
+
+HEAD_SIZES = range(32, 256 + 1, 8)
+BLOCK_SIZES = (16, 32, 64)
+
+
+def why_not(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
+    """None if this backend can run the model as it is asked for; else the reason, which names the rule."""
+    config = checkpoint.config
+    if settings.device != "cpu":
+        return f"the CPU backend runs on the device cpu, {settings.device} is asked for"
+    if not is_decoder(config):
+        return f"the CPU backend runs {', '.join(sorted(FAMILIES))}, this model is {config.get('model_type')!r}"
+    held = {settings.dtype, settings.kv_dtype or settings.dtype}
+    if strange := sorted(held - WEIGHT_TYPES.keys()):
+        return f"the CPU backend holds weights, keys and values in {' or '.join(WEIGHT_TYPES)}, not in {strange[0]}"
+    head_size = read_shape(config).head_size
+    if head_size not in HEAD_SIZES or settings.block_size not in BLOCK_SIZES:
+        return (
+            "the CPU backend takes heads of 32 to 256 in steps of 8 and blocks of 16, 32 or 64, this is "
+            f"{head_size} and {settings.block_size}"
+        )
+    return probe(settings.dtype)
+
+
+def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
+    """Load the model within the budget, or raise before anything is served. `why_not` has nothing against it."""
+    use_threads(settings.num_threads)
+    budget_bytes = memory_plan.budget(settings)
+    with told_in_words(checkpoint.name):
+        model = load_model(checkpoint, settings, budget_bytes, on_read)
+        load_peak_bytes = memory_plan.peak_bytes()
+        plan = _decide(model, checkpoint, settings, budget_bytes)
+    kv_dtype = settings.kv_dtype or settings.dtype
+    store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, kv_dtype)
+    capacity = Capacity(
+        num_blocks=plan.num_blocks,
+        block_size=settings.block_size,
+        max_sequence_tokens=plan.max_sequence_tokens,
+        max_step_tokens=settings.max_step_tokens,
+        vocabulary_size=model.vocabulary_size,
+        num_kv_bytes=store.num_block_bytes,
+    )
+    return LoadedRunner(CpuRunner(model, store, capacity), plan, load_peak_bytes, f"cpu {kv_dtype}", ())
+
+
+def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int, on_read: OnRead) -> Decoder:
+    """The weights, packed."""
+    total = sum(file.stat().st_size for file in checkpoint.weight_files)
+    done = 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        on_read(done, total)
+
+    config = checkpoint.config
+    shape = read_shape(config)
+    reader = WeightReader(checkpoint.tensors, count)
+    value_bytes = np.dtype(HELD_AS[settings.dtype]).itemsize
+    logit_bytes = settings.max_step_tokens * shape.vocabulary_size * 4
+    memory_plan.check_weights_fit(budget_bytes, reader.num_values * value_bytes, 0, logit_bytes)
+    model = Decoder(shape, read_rope(config, shape.head_size), reader, settings.dtype)
+    on_read(total, total)  # heads of files and tensors that nobody needs are passed over, not missing
+    return model
+
+
+def _decide(
+    model: Decoder, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int
+) -> memory_plan.MemoryPlan:
+    most = model_tokens(checkpoint.config)
+    longest = min(settings.max_sequence_tokens or most, most)
+    step_bytes = measure_step(model, settings, longest)
+    value_bytes = np.dtype(HELD_AS[settings.kv_dtype or settings.dtype]).itemsize
+    block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, value_bytes)
+    held_bytes = memory_plan.resident_bytes()
+    return memory_plan.decide(settings, budget_bytes, held_bytes, step_bytes, block_bytes, most)
+
+
+def measure_step(model: Decoder, settings: ModelSettings, longest: int) -> int:
+    """The most a step takes, found by running the worst ones.
+
+    Attention goes through a sequence block by block, so that longer ones take no more."""
+    size = settings.block_size
+    store = KVStore(model.kv_shapes, 1, size, settings.kv_dtype or settings.dtype)
+    capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
+    runner = CpuRunner(model.shallow(), store, capacity)
+    return measured_bytes(runner.run, worst_plans(settings, min(longest, settings.max_step_tokens), 2 * size))

@@ -1,0 +1,128 @@
+"""The roof of a model that this backend runs: its products alone, and a sum over memory for its bandwidth.
+
+Each is timed interleaved with the step in one process, because a machine drifts; figures are medians.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from quire.backends.host.decoder_shape import DecoderShape, is_decoder, read_shape
+from quire.backends.kernels import extension
+from quire.backends.kernels.arrays import Array, Floats
+from quire.backends.kernels.large_pages import Arena
+from quire.backends.kernels.products import PackedProduct
+from quire.backends.kernels.threads import num_threads
+from quire.backends.roof import RoofPoint
+from quire.config import ModelSettings
+from quire.errors import InvariantError
+
+READ_BYTES = 1 << 30
+
+Work = Callable[[], object]
+Multiply = Callable[[Any], object]
+"""A product with one weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRoof:
+    """Of one model."""
+
+    shape: DecoderShape | None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], settings: ModelSettings) -> "CpuRoof":
+        """For the model of this config."""
+        dtype, device = settings.dtype, settings.device
+        if not is_decoder(config) or settings.backend == "torch":
+            return cls(None, "the model runs through transformers' own modules")
+        if dtype != "float32" or device != "cpu":
+            return cls(None, f"it is measured for float32 on a CPU, this is {dtype} on {device}")
+        if not extension.available().is_available:
+            return cls(None, extension.available().reason)
+        return cls(read_shape(config))
+
+    def beside(self, step: Work, num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
+        """The step and its roof, interleaved."""
+        if self.shape is None:
+            raise InvariantError(f"there is no roof: {self.reason}")
+        data = np.ones(READ_BYTES // 4, np.float32)
+        rows = max(2, num_rows)
+        bare = Bare(self.shape, rows, rows, native_product)
+        taken = interleaved_calls({"step": step, "bare": bare.run, "read": lambda: read_sum(data)}, num_steps)
+        bare_s, bytes_per_s = taken["bare"], READ_BYTES / taken["read"]
+        return RoofPoint(taken["step"], bare_s, bare_s + kv_bytes / bytes_per_s, bytes_per_s)
+
+
+def read_sum(data: Array, threads: int | None = None) -> float:
+    """Read all of `data` as fast as this machine can: the roof of everything that is bound by memory."""
+    total: float = extension.kernels().read_sum(data.ctypes.data, data.nbytes, threads or num_threads())
+    return total
+
+
+def native_product(weight: Floats) -> Multiply:
+    """By the kernels, into a buffer that is used again."""
+    num_out, num_in = weight.shape
+    packed = PackedProduct([weight], (num_out, num_in), None, "float32", Arena())
+    outs: dict[int, Floats] = {}
+
+    def product(rows: Floats) -> Floats:
+        out = outs.setdefault(len(rows), np.empty((len(rows), num_out), np.float32))
+        packed.product(rows, out)
+        return out
+
+    return product
+
+
+def interleaved_calls(calls: Mapping[str, Work], num_rounds: int) -> dict[str, float]:
+    """Each call in turn, round after round; the first round is not counted. Medians in seconds."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(num_rounds + 1):
+        for name, call in calls.items():
+            started_s = perf_counter()
+            call()
+            times[name].append(perf_counter() - started_s)
+    return {name: median(taken[1:]) for name, taken in times.items()}
+
+
+class Bare:
+    """The products of a step at exactly this many rows, and nothing else: all layers, then the head of some rows.
+
+    `parts` takes the layers' rows so many times, as a step does that is cut into chunks of rows. Each weight is
+    prepared by a function, the head's perhaps by another.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        num_rows: int,
+        head_rows: int,
+        prepare: Callable[[Floats], Multiply],
+        prepare_head: Callable[[Floats], Multiply] | None = None,
+        parts: int = 1,
+    ) -> None:
+        hidden, wide, dice = shape.hidden_size, shape.intermediate_size, np.random.default_rng(1)
+
+        def numbers(*size: int) -> Floats:
+            return dice.standard_normal(size, np.float32)
+
+        qkv = shape.query_size + 2 * shape.kv_size
+        sizes = ((qkv, hidden), (hidden, shape.query_size), (2 * wide, hidden), (hidden, wide))
+        self._layers = [[prepare(numbers(*size)) for size in sizes] for _ in range(shape.num_layers)]
+        self._inputs = [numbers(num_rows, size) for _, size in sizes]
+        self._head = (prepare_head or prepare)(numbers(shape.vocabulary_size, hidden))
+        self._head_input = numbers(head_rows, hidden)
+        self._parts = parts
+
+    def run(self) -> None:
+        """One step's worth."""
+        for layer in self._layers:
+            for product, rows in zip(layer, self._inputs, strict=True):
+                for _ in range(self._parts):
+                    product(rows)
+        self._head(self._head_input)

@@ -1,0 +1,75 @@
+"""A plan in, a result out: copies, one forward pass over all rows, and for each row what it was wanted for.
+
+Holds the KV data between steps, and lists of tokens made ready for sampling (`token_lists`), which change no result.
+Which blocks, which tokens, in which order: the plan says.
+"""
+
+from collections.abc import Sequence
+
+from quire.backends.cpu.decoder import Decoder
+from quire.backends.cpu.kv_store import KVStore
+from quire.backends.host.batch import make_batch
+from quire.backends.host.token_lists import KeptLists
+from quire.backends.host.wanted import Wanted
+from quire.backends.protocol import Capacity, PendingStep
+from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
+from quire.errors import InvariantError
+
+
+class CpuRunner:
+    """Runs one model over one store of blocks."""
+
+    def __init__(self, model: Decoder, store: KVStore, capacity: Capacity) -> None:
+        self._model: Decoder | None = model
+        self._store: KVStore | None = store
+        self._capacity = capacity
+        self._lists = KeptLists(capacity.vocabulary_size)
+
+    @property
+    def capacity(self) -> Capacity:
+        """Fixed at load."""
+        return self._capacity
+
+    def start(self, plan: StepPlan) -> PendingStep:
+        """Computed when it is waited for: on a CPU nothing runs beside it anyway."""
+        return _CpuStep(self, plan)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
+        """In the layout `kv_store` documents."""
+        return self._opened()[1].read_blocks(block_ids)
+
+    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
+        """Put such bytes back."""
+        self._opened()[1].write_blocks(block_ids, data)
+
+    def close(self) -> None:
+        """Give model and blocks back."""
+        self._model = self._store = None
+
+    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
+        """Copies first, then every row at once."""
+        model, store = self._opened()
+        num_tokens = sum(len(item.token_ids) for item in plan.items)
+        if num_tokens > self._capacity.max_step_tokens:
+            raise InvariantError(f"a step may feed {self._capacity.max_step_tokens} tokens, {num_tokens} given")
+        store.copy(plan.copies)
+        if not plan.items:
+            return StepResult(plan.step, {})
+        batch = make_batch(plan.items, store.block_size)
+        wanted = Wanted(plan.items, batch)
+        computed = model.compute(batch, store, wanted.rows)
+        return StepResult(plan.step, wanted.results(computed, self._lists.of(plan.items), masks))
+
+    def _opened(self) -> tuple[Decoder, KVStore]:
+        if self._model is None or self._store is None:
+            raise InvariantError("the runner is closed")
+        return self._model, self._store
+
+
+class _CpuStep:
+    def __init__(self, runner: CpuRunner, plan: StepPlan) -> None:
+        self._runner = runner
+        self._plan = plan
+
+    def wait(self, masks: Masks = NO_MASKS) -> StepResult:
+        return self._runner.run(self._plan, masks)

@@ -1,0 +1,127 @@
+"""Rotary positions: how fast each pair of a head's numbers turns, for every scaling that a prefix cache can live with.
+
+A cached key must stay right however long the sequence grows, so scalings whose frequencies depend on that length
+(`dynamic`, `longrope`) are refused.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.errors import CheckpointError
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Frequencies, and a factor on the rotated values."""
+
+    frequencies: Floats
+    scaling: float = 1.0
+
+    def angles(self, positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Cosines and sines, [row, head size], float32: the same for all heads.
+
+        An angle is a float32, as models are trained; its cosine is that of float64, rounded: no library's own.
+        """
+        num_rows, size = len(positions), len(self.frequencies)
+        half = (positions.astype(np.float32)[:, None] * self.frequencies).astype(np.float64)
+        both = np.empty((2, num_rows, 2, size), np.float32)
+        both[0], both[1] = np.cos(half)[:, None], np.sin(half)[:, None]
+        if self.scaling != 1.0:
+            both *= np.float32(self.scaling)
+        cos, sin = both.reshape(2, num_rows, 2 * size)
+        return cos, sin
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Today's `rope_parameters`, or what older configs spread over `rope_theta` and `rope_scaling`."""
+    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    found["rope_type"] = found.get("rope_type", found.get("type", "default"))
+    found.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    return found
+
+
+def read_rope(config: Mapping[str, Any], head_size: int) -> Rope:
+    """The frequencies a config asks for."""
+    rope = rope_parameters(config)
+    kind = rope["rope_type"]
+    if kind not in ROPE_TYPES:
+        raise CheckpointError(
+            f"RoPE scaling must be one of {', '.join(ROPE_TYPES)}, config.json says {kind!r}: one that depends on how "
+            "long a sequence gets cannot share a prefix cache; take another model"
+        )
+    try:
+        with np.errstate(all="ignore"):
+            base = float(rope["rope_theta"])
+            exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+            plain: Floats = np.float32(1) / (base ** exponents.astype(np.float64)).astype(np.float32)
+            made = _SCALINGS[kind](plain, rope, base)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"the RoPE parameters of config.json are not valid: {rope} ({error}); download the model again"
+        ) from error
+    if not bool(np.isfinite(made.frequencies).all()) or not math.isfinite(made.scaling):
+        raise CheckpointError(
+            f"the RoPE parameters of config.json give no finite frequencies: {rope}; download the model again"
+        )
+    return made
+
+
+def _default(plain: Floats, _rope: Mapping[str, Any], _base: float) -> Rope:
+    return Rope(plain)
+
+
+def _linear(plain: Floats, rope: Mapping[str, Any], _base: float) -> Rope:
+    return Rope(plain / np.float32(rope["factor"]))
+
+
+def _llama3(plain: Floats, rope: Mapping[str, Any], _base: float) -> Rope:
+    """Slow turns are stretched, fast ones kept, those between blended."""
+    factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    length = float(rope["original_max_position_embeddings"])
+    waves = 2 * math.pi / plain
+    blend = (length / waves - low) / (high - low)
+    blended = (1 - blend) * plain / factor + blend * plain
+    slow, fast = waves > length / low, waves < length / high
+    return Rope(np.where(slow, plain / factor, np.where(fast, plain, blended)).astype(np.float32))
+
+
+def _yarn(plain: Floats, rope: Mapping[str, Any], base: float) -> Rope:
+    """Stretched by a ramp over the dimensions between two numbers of turns, and the values scaled up a little."""
+    factor, size = float(rope["factor"]), 2 * len(plain)
+    length = float(rope["original_max_position_embeddings"])
+
+    def dimension(turns: float) -> float:
+        return size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = dimension(float(rope.get("beta_fast") or 32)), dimension(float(rope.get("beta_slow") or 1))
+    if rope.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    span = last - first if last != first else 0.001
+    stretched = np.clip((np.arange(len(plain), dtype=np.float32) - np.float32(first)) / np.float32(span), 0, 1)
+    frequencies = plain / factor * stretched + plain * (1 - stretched)
+    return Rope(frequencies.astype(np.float32), _yarn_scaling(rope, factor))
+
+
+def _yarn_scaling(rope: Mapping[str, Any], factor: float) -> float:
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+
+    def growth(share: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
+
+    one, all_dimensions = rope.get("mscale"), rope.get("mscale_all_dim")
+    return growth(float(one)) / growth(float(all_dimensions)) if one and all_dimensions else growth(1.0)
+
+
+_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}

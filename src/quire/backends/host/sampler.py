@@ -1,0 +1,227 @@
+"""Logits to tokens: a pure function of each row's logits, parameters, known tokens, seed, position and mask.
+
+Everything after the raw logits happens in float64, in this order:
+
+    penalties   repetition over all known tokens, presence and frequency over those produced
+    bias        logit_bias is added; tokens not allowed, masked, banned, or stopping too early are struck out
+    greedy      temperature 0 or top-k 1: the likeliest token, the smallest id among equals
+    heat        logits / temperature
+    min-p       tokens less likely than min_p times the likeliest are struck out
+    top-k       tokens less likely than the k-th likeliest are struck out; equals of it stay
+    top-p       tokens of which the strictly likelier ones (of those left) already hold top_p are struck out
+    draw        the first token id at which the cumulated probability of those left exceeds the uniform number
+
+Equals are never told apart by the order a library happens to sort them in. Log-probabilities and ranks are of the raw
+logits. A row whose logits are not finite fails alone. From heat on it is `drawing`'s.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.host.drawing import NEG_INF, draw
+from quire.backends.host.exponential import exp_of
+from quire.backends.host.token_lists import Mask, Numbers, RowLists, TokenLists
+from quire.backends.kernels import extension, sampling
+from quire.core.step import UNSATISFIABLE, Sampling, TokenLogprobs
+from quire.errors import InvariantError
+
+MAX_SLICE_VALUES = 1 << 21
+"""Numbers of a slice of rows handled together: what bounds the memory sampling takes, whatever the vocabulary."""
+COLUMN_DEPTH = 64
+"""Tokens of a column in which the likeliest are looked for: few columns to sort, and few tokens in each to look at."""
+
+Logits = NDArray[Any]
+"""[row, vocabulary], of any type of floating point that numpy has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The token chosen for one row, or why there is none."""
+
+    token_id: int | None
+    error: str | None = None
+
+
+def choose(
+    logits: Logits,
+    samplings: Sequence[Sampling],
+    kept: Sequence[RowLists] | None = None,
+    masks: Sequence[bytes | None] | None = None,
+) -> list[Choice]:
+    """One token for each row of `logits` ([row, vocabulary]), each by its own sampling and among those its mask allows.
+
+    What was kept for the rows saves work and changes nothing.
+    """
+    if kept is None:
+        kept = [RowLists(TokenLists(one.params, logits.shape[1])) for one in samplings]
+    if masks is None:
+        masks = [None] * len(samplings)
+    rows = [_Row(sampling, lists, mask) for sampling, lists, mask in zip(samplings, kept, masks, strict=True)]
+    likeliest, is_finite = _likeliest(logits)
+    choices = [Choice(token_id) for token_id in likeliest]
+    struck, shifted = [], []
+    for at, row in enumerate(rows):
+        if not is_finite[at]:
+            choices[at] = Choice(None, "the model's logits are not finite")
+        elif not row.is_greedy or row.is_shifted:
+            shifted.append(at)
+        elif row.struck is not None:
+            struck.append(at)
+    for call, others in ((_choose_left, struck), (_choose_shifted, shifted)):
+        for part in _slices(others, logits.shape[1]):
+            for at, choice in zip(part, call(logits[part], [rows[at] for at in part]), strict=True):
+                choices[at] = choice
+    return choices
+
+
+def _likeliest(logits: Logits) -> tuple[list[int], list[bool]]:
+    """Each row's likeliest token, the smallest id among equals, and whether all its numbers are finite."""
+    if logits.dtype == np.float32 and logits.flags.c_contiguous and extension.available().is_available:
+        tokens, is_finite = sampling.argmax(logits)
+        return tokens.tolist(), is_finite.tolist()
+    likeliest: list[int] = logits.argmax(axis=1).tolist()
+    return likeliest, [bool(np.isfinite(row).all()) for row in logits]
+
+
+def logprobs_of(logits: Logits, token_ids: Sequence[int], num_alternatives: Sequence[int]) -> list[TokenLogprobs]:
+    """Log-probability and rank of one token for each row of raw logits, with so many likeliest ones."""
+    peaks, totals = _exp_totals(logits)
+    norms = [math.log(total) for total in totals]
+    likeliest = _likeliest_tokens(logits, max(num_alternatives, default=0))
+    reports = []
+    for at, token_id in enumerate(token_ids):
+        row, peak, norm = logits[at], peaks[at], norms[at]
+        alternatives = tuple((other, (value - peak) - norm) for other, value in likeliest[at][: num_alternatives[at]])
+        rank = int(np.count_nonzero(row > row[token_id])) + 1
+        reports.append(TokenLogprobs(token_id, (float(row[token_id]) - peak) - norm, rank, alternatives))
+    return reports
+
+
+def _exp_totals(logits: Logits) -> tuple[list[float], list[float]]:
+    """Of each row the peak, and what the exponentials below it sum to, in the order of the tokens.
+
+    Shifted by the peak: the sum of exponentials of large logits would swallow their differences."""
+    if logits.dtype == np.float32 and logits.flags.c_contiguous and extension.available().is_available:
+        found = sampling.exp_totals(logits)
+        return found[0].tolist(), found[1].tolist()
+    peaks = logits.max(axis=1).astype(np.float64)
+    below = logits.astype(np.float64) - peaks[:, None]
+    return peaks.tolist(), [float(np.cumsum(exp_of(row))[-1]) for row in below]
+
+
+def _likeliest_tokens(values: Logits, count: int) -> list[list[tuple[int, float]]]:
+    """Each row's `count` likeliest tokens with their logits, the smaller id first among equals; at most all there are.
+
+    A row is cut into columns, so many that the `count` largest of their peaks are a first guess: no token below the
+    least of these can be among the likeliest. What is in the columns that reach it is looked at, and nothing else.
+    """
+    num_rows, size = values.shape
+    count = min(count, size)
+    if count == 0:
+        return [[] for _ in values]
+    depth = min(COLUMN_DEPTH, size // count)
+    width = size // depth
+    columns, rest = values[:, : depth * width].reshape(num_rows, depth, width), values[:, depth * width :]
+    peaks = columns.max(axis=1)
+    guesses = np.partition(peaks, width - count, axis=1)[:, width - count]
+    row, column = np.nonzero(peaks >= guesses[:, None])
+    rows = np.concatenate((np.repeat(row, depth), np.repeat(np.arange(num_rows), rest.shape[1])))
+    ids = np.concatenate(
+        ((column[:, None] + np.arange(depth) * width).ravel(), np.tile(np.arange(depth * width, size), num_rows))
+    )
+    found = np.concatenate((columns[row, :, column].ravel(), rest.ravel()))
+    is_near = found >= guesses[rows]
+    rows, ids, found = rows[is_near], ids[is_near], found[is_near]
+    order = np.lexsort((ids, -found, rows))
+    pairs = list(zip(ids[order].tolist(), found[order].tolist(), strict=True))
+    firsts = np.searchsorted(rows[order], np.arange(num_rows)).tolist()
+    ends = np.searchsorted(rows[order], np.arange(num_rows), side="right").tolist()
+    return [pairs[first : min(first + count, end)] for first, end in zip(firsts, ends, strict=True)]
+
+
+class _Row(NamedTuple):
+    """What one row is asked, and what was kept for it."""
+
+    sampling: Sampling
+    kept: RowLists
+    mask: bytes | None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampling.params.temperature == 0.0 or self.sampling.params.top_k == 1
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether its numbers are changed before the likeliest can be taken."""
+        return self.sampling.params.needs_known_tokens or bool(self.sampling.params.logit_bias)
+
+    @property
+    def struck(self) -> Mask | None:
+        struck = self.kept.lists.struck(is_early=self.sampling.num_output_tokens < self.sampling.params.min_tokens)
+        return struck if self.mask is None else self.kept.lists.masked(struck, self.mask)
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        if self.sampling.known_tokens is None:
+            raise InvariantError("penalties need the known tokens, the plan has none")
+        return self.sampling.known_tokens
+
+
+def _choose_left(left: Logits, rows: Sequence[_Row]) -> list[Choice]:
+    """The likeliest of the tokens that are left; the logits are a copy."""
+    _strike_out(left, rows)
+    tokens, _ = _likeliest(left)
+    return [_choice(token_id, row[token_id] == NEG_INF, len(row)) for token_id, row in zip(tokens, left, strict=True)]
+
+
+def _choose_shifted(logits: Logits, rows: Sequence[_Row]) -> list[Choice]:
+    values = logits.astype(np.float64)
+    for numbers, row in zip(values, rows, strict=True):
+        _penalise(numbers, row)
+        if row.sampling.params.logit_bias:
+            np.add.at(numbers, *row.kept.lists.biases)
+    _strike_out(values, rows)
+    tokens: list[int] = values.argmax(axis=1).tolist()
+    is_empty = [bool(numbers[token_id] == NEG_INF) for token_id, numbers in zip(tokens, values, strict=True)]
+    drawn = [at for at, row in enumerate(rows) if not row.is_greedy and not is_empty[at]]
+    if drawn:
+        picked = draw(values if len(drawn) == len(rows) else values[drawn], [rows[at].sampling for at in drawn])
+        for at, token_id in zip(drawn, picked, strict=True):
+            tokens[at] = token_id
+    return [_choice(token_id, empty, logits.shape[1]) for token_id, empty in zip(tokens, is_empty, strict=True)]
+
+
+def _choice(token_id: int, is_empty: bool, vocabulary_size: int) -> Choice:
+    if is_empty:
+        return Choice(None, UNSATISFIABLE[0])
+    if token_id >= vocabulary_size:
+        return Choice(None, UNSATISFIABLE[1])
+    return Choice(token_id)
+
+
+def _penalise(values: Numbers, row: _Row) -> None:
+    """Repetition over every known token; presence and frequency by how often a token was produced."""
+    params = row.sampling.params
+    if params.repetition_penalty != 1.0:
+        ids, _ = row.kept.known.of(row.known)
+        found = values[ids]
+        values[ids] = np.where(found > 0, found / params.repetition_penalty, found * params.repetition_penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        ids, counts = row.kept.produced.of(row.known[row.sampling.num_prompt_tokens :])
+        values[ids] = values[ids] - params.presence_penalty - params.frequency_penalty * counts
+
+
+def _strike_out(values: Logits, rows: Sequence[_Row]) -> None:
+    for numbers, row in zip(values, rows, strict=True):
+        if (struck := row.struck) is not None:
+            numbers[struck] = NEG_INF
+
+
+def _slices(rows: Sequence[int], vocabulary_size: int) -> list[Sequence[int]]:
+    count = max(1, MAX_SLICE_VALUES // vocabulary_size)
+    return [rows[first : first + count] for first in range(0, len(rows), count)]

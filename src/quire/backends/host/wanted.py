@@ -1,0 +1,165 @@
+"""What a step's rows are wanted for: which rows need logits, and what becomes of them.
+
+    rows with logits    those after which a token is chosen, then those at which given tokens are scored
+
+A sequence with drafts is sampled after each of them as if it were right. What counts is decided then, row by row: the
+tokens up to the first wrong draft, and only where the model's numbers are finite.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.acceptance import accepted, masks_of
+from quire.backends.host import sampler
+from quire.backends.host.batch import Batch
+from quire.backends.host.token_lists import RowLists
+from quire.core.step import Masks, RowResult, Sampling, TokenLogprobs, WorkItem
+
+LOGPROB_ROWS = 32
+"""Rows whose log-probabilities are taken at once: bounds the memory, whatever the step."""
+NOT_FINITE = "the model's numbers are not finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a forward pass came to."""
+
+    is_finite: NDArray[np.bool_]
+    """[row]: whether the row's last hidden state is. If not, what it wrote must not be used."""
+    hidden: NDArray[np.float32]
+    """[row, hidden size]: the last hidden states, as the head gets them."""
+    logits: NDArray[np.float32]
+    """[wanted row, vocabulary]."""
+
+
+class Wanted:
+    """The rows of one step whose logits are needed, in order, and the results that come of them."""
+
+    def __init__(self, items: Sequence[WorkItem], batch: Batch) -> None:
+        self._items = items
+        self._first_rows = batch.first_rows
+        self._sampled = [at for at, item in enumerate(items) if item.sampling is not None]
+        self._samplings: list[Sampling] = []
+        self._starts: list[int] = []
+        """Of each sampled item, which of the samplings is its first."""
+        self._num_drafts: dict[int, int] = {}
+        """Of the items that have any."""
+        rows: list[int] = []
+        for at in self._sampled:
+            end, samplings = self._first_rows[at] + len(items[at].token_ids), items[at].samplings()
+            self._starts.append(len(rows))
+            self._samplings += samplings
+            rows += range(end - len(samplings), end)
+            if len(samplings) > 1:
+                self._num_drafts[at] = len(samplings) - 1
+        for first_row, item in zip(batch.first_rows, items, strict=True):
+            if item.scoring is not None:
+                first = first_row + item.scoring.first_position - 1 - item.first_position
+                rows += range(first, first + len(item.scoring.token_ids))
+        self.rows = np.array(rows, np.int64)
+
+    def results(self, computed: Computed, lists: Sequence[RowLists], masks: Masks) -> dict[int, RowResult]:
+        """A result for each item. One whose numbers are not finite fails alone."""
+        logits, num_sampled = computed.logits, len(self._samplings)
+        allowed = self._allowed(masks, logits.shape[1]) if masks else None
+        choices = sampler.choose(logits[:num_sampled], self._samplings, self._lists(lists), allowed)
+        is_finite: list[bool] = computed.is_finite.tolist()
+        tokens = self._tokens(choices, is_finite)
+        errors = self._errors(choices, is_finite)
+        logprobs = self._chosen_logprobs(logits, tokens)
+        scores = self._scores(logits[num_sampled:])
+        results = {}
+        for at, item in enumerate(self._items):
+            if at in errors:
+                results[item.sequence_id] = RowResult(error=errors[at])
+                continue
+            hidden = self._hidden_states(computed, at) if item.hidden_positions else ()
+            results[item.sequence_id] = RowResult(tokens.get(at, ()), logprobs.get(at, ()), scores.get(at, ()), hidden)
+        return results
+
+    def _lists(self, lists: Sequence[RowLists]) -> Sequence[RowLists]:
+        """Those of each item, for each of its samplings."""
+        if not self._num_drafts:
+            return lists
+        pairs = zip(self._sampled, lists, strict=True)
+        return [one for at, one in pairs for _ in range(self._num_drafts.get(at, 0) + 1)]
+
+    def _allowed(self, masks: Masks, vocabulary_size: int) -> list[bytes | None]:
+        return [mask for at in self._sampled for mask in masks_of(masks, self._items[at], vocabulary_size)]
+
+    def _tokens(self, choices: Sequence[sampler.Choice], is_finite: Sequence[bool]) -> dict[int, tuple[int, ...]]:
+        """What each sampled item that can have a token gets."""
+        found: dict[int, tuple[int, ...]] = {}
+        for at, start in zip(self._sampled, self._starts, strict=True):
+            token_id = choices[start].token_id
+            if token_id is not None:
+                found[at] = (token_id,) if at not in self._num_drafts else self._accepted(at, start, choices, is_finite)
+        return found
+
+    def _accepted(
+        self, at: int, start: int, choices: Sequence[sampler.Choice], is_finite: Sequence[bool]
+    ) -> tuple[int, ...]:
+        num_drafts, end = self._num_drafts[at], self._first_rows[at] + len(self._items[at].token_ids)
+        chosen: list[int | None] = [one.token_id for one in choices[start : start + num_drafts + 1]]
+        for number, is_sound in enumerate(is_finite[end - num_drafts : end], 1):
+            if not is_sound:
+                chosen[number] = None  # nobody knows what follows a draft that was not computed
+        return accepted(self._items[at].drafts, chosen)
+
+    def _errors(self, choices: Sequence[sampler.Choice], is_finite: Sequence[bool]) -> dict[int, str]:
+        errors = {
+            at: error
+            for at, start in zip(self._sampled, self._starts, strict=True)
+            if (error := choices[start].error) is not None
+        }
+        if all(is_finite):
+            return errors
+        for at, (first, item) in enumerate(zip(self._first_rows, self._items, strict=True)):
+            if not all(is_finite[first : first + len(item.token_ids) - self._num_drafts.get(at, 0)]):
+                errors[at] = NOT_FINITE
+        return errors
+
+    def _chosen_logprobs(
+        self, logits: NDArray[np.float32], found: Mapping[int, tuple[int, ...]]
+    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+        rows: list[int] = []
+        tokens: list[int] = []
+        counts: list[int] = []
+        places: list[int] = []
+        for at, start in zip(self._sampled, self._starts, strict=True):
+            wanted = self._samplings[start].params.logprobs
+            if wanted is not None and at in found:
+                places.append(at)
+                rows += range(start, start + len(found[at]))
+                tokens += found[at]
+                counts += [wanted] * len(found[at])
+        entries = iter(_logprobs(lambda part: logits[rows[part]], tokens, counts))
+        return {at: tuple(islice(entries, len(found[at]))) for at in places}
+
+    def _scores(self, logits: NDArray[np.float32]) -> dict[int, tuple[TokenLogprobs, ...]]:
+        scorings = [(at, one) for at, item in enumerate(self._items) if (one := item.scoring) is not None]
+        targets = [token_id for _, one in scorings for token_id in one.token_ids]
+        counts = [one.num_alternatives for _, one in scorings for _ in one.token_ids]
+        entries = iter(_logprobs(lambda part: logits[part], targets, counts))
+        return {at: tuple(islice(entries, len(one.token_ids))) for at, one in scorings}
+
+    def _hidden_states(self, computed: Computed, at: int) -> tuple[bytes, ...]:
+        item = self._items[at]
+        rows = [self._first_rows[at] + position - item.first_position for position in item.hidden_positions]
+        return tuple(state.tobytes() for state in computed.hidden[rows].astype("<f4", copy=False))
+
+
+def _logprobs(
+    logits_of: Callable[[slice], NDArray[np.float32]], token_ids: Sequence[int], num_alternatives: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Of all rows, so many at once as the memory for them allows."""
+    parts = [slice(first, first + LOGPROB_ROWS) for first in range(0, len(token_ids), LOGPROB_ROWS)]
+    return [
+        entry
+        for part in parts
+        for entry in sampler.logprobs_of(logits_of(part), token_ids[part], num_alternatives[part])
+    ]

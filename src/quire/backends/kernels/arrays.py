@@ -1,0 +1,33 @@
+"""What the kernels ask of an array before they take its address."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Array = NDArray[Any]
+
+
+def address_of(array: Array, dtype: type[np.generic], shape: tuple[int, ...] | None = None) -> int:
+    """Of a dense array of this type, and of exactly this shape if one is given."""
+    if array.dtype != dtype or not array.flags.c_contiguous or (shape is not None and array.shape != shape):
+        wanted = "" if shape is None else f" of {shape}"
+        raise ValueError(f"{layout(array)} does not fit: a dense array{wanted} of {np.dtype(dtype)} is needed")
+    return array.ctypes.data
+
+
+def rows_of(array: Array, dtype: type[np.generic], width: int | None = None) -> tuple[int, int]:
+    """Address and stride of rows that are contiguous each, and so wide."""
+    item = array.dtype.itemsize
+    is_fitting = array.dtype == dtype and array.ndim == 2 and (width is None or array.shape[1] == width)
+    is_apart = is_fitting and array.size > 0 and (array.shape[1] > 1 and array.strides[1] != item)
+    if not is_fitting or is_apart or array.strides[0] % item:
+        numbers = "contiguous" if width is None else f"{width} contiguous"
+        raise ValueError(f"rows are {layout(array)}: {numbers} numbers of {np.dtype(dtype)} each are needed")
+    return array.ctypes.data, array.strides[0] // item
+
+
+def layout(array: Array) -> str:
+    """Type, shape and strides, for an error."""
+    return f"{array.dtype} {array.shape} with strides {array.strides}"

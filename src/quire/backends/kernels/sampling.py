@@ -1,0 +1,54 @@
+"""Tokens and log-probabilities from rows of logits, by the kernels."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.kernels.arrays import Floats, address_of, rows_of
+from quire.backends.kernels.extension import kernels
+from quire.backends.kernels.threads import num_threads
+
+Ids = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+
+
+def argmax(logits: Floats) -> tuple[Ids, NDArray[np.bool_]]:
+    """The first index of each row's largest number, and whether all numbers of the row are finite."""
+    address, stride = rows_of(logits, np.float32)
+    num_rows, size = logits.shape
+    if size == 0:
+        raise ValueError("a row of logits has at least one number, these have none")
+    tokens, is_finite = np.empty(num_rows, np.int64), np.empty(num_rows, np.bool_)
+    kernels().argmax(address, stride, tokens.ctypes.data, is_finite.ctypes.data, num_rows, size, num_threads())
+    return tokens, is_finite
+
+
+def draw(
+    values: Numbers, temperatures: Numbers, min_ps: Numbers, top_ks: Ids, top_ps: Numbers, numbers: Numbers
+) -> Ids:
+    """What `host.drawing.draw` comes to, bit for bit."""
+    address, stride = rows_of(values, np.float64)
+    num_rows, size = values.shape
+    shape, out = (num_rows,), np.empty(num_rows, np.int64)
+    kernels().draw(
+        address,
+        stride,
+        address_of(temperatures, np.float64, shape),
+        address_of(min_ps, np.float64, shape),
+        address_of(top_ks, np.int64, shape),
+        address_of(top_ps, np.float64, shape),
+        address_of(numbers, np.float64, shape),
+        out.ctypes.data,
+        num_rows,
+        size,
+        num_threads(),
+    )
+    return out
+
+
+def exp_totals(logits: Floats) -> tuple[Numbers, Numbers]:
+    """Each row's largest logit, and the sum of e^(logit - largest) in the order of the tokens."""
+    address, stride = rows_of(logits, np.float32)
+    num_rows, size = logits.shape
+    peaks, totals = np.empty(num_rows, np.float64), np.empty(num_rows, np.float64)
+    kernels().exp_totals(address, stride, peaks.ctypes.data, totals.ctypes.data, num_rows, size, num_threads())
+    return peaks, totals

@@ -1,0 +1,291 @@
+"""Any other full-attention decoder of transformers, through its own modules with our attention.
+
+The model runs over one flat row of tokens, [1, rows], with explicit positions; where it calls attention, the queries,
+keys and values of that layer come here instead: keys and values go into the store, queries are answered through block
+tables. Whatever the model does between is its own business.
+
+Whether that is true of a model is asked when it is loaded: a short text through its own attention and through ours must
+give the same logits. A model that biases attention in ways we do not know is refused there, with the reason.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire.backends.host.batch import Batch, make_batch
+from quire.backends.host.decoder_shape import LayerShape, windows_of
+from quire.backends.host.wanted import Computed
+from quire.backends.torch.attention import AttentionSettings, attend
+from quire.backends.torch.kv_store import KVStore
+from quire.backends.torch.linear import LinearKind, PackedLinear, padded
+from quire.backends.torch.tiles import Tiler, TilesByWindow
+from quire.core.step import WorkItem
+from quire.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+ATTENTION_NAME = "quire"
+CPU = torch.device("cpu")
+PROBE_TOKENS = 24
+PROBE_TOLERANCE = 1e-3
+PROBE_ROUNDINGS = 16
+"""How many roundings of the model's own type its logits may differ by."""
+
+
+class Adapter:
+    """A transformers model over flat batches and block tables. Device cpu is tested; others are not."""
+
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        directory: Path,
+        dtype: torch.dtype,
+        linear: LinearKind,
+        device: torch.device = CPU,
+    ) -> None:
+        config = _read_config(fields)
+        _refuse(config)
+        text = config.get_text_config()
+        self._windows = windows_of(text.to_dict(), int(text.num_hidden_layers))
+        self._vocabulary_size = int(text.vocab_size)
+        self._answer: Callable[..., torch.Tensor] = self._answer_probe
+        self._linear = linear
+        self._tilers: dict[int, Tiler] = {}
+        self._tiles: TilesByWindow = {}
+        self._device = device
+        self._places: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._store: KVStore | None = None
+        self._hidden: torch.Tensor | None = None
+        self._shapes: dict[int, tuple[LayerShape, int]] = {}
+        self._model = _load(config, directory, dtype).to(device)
+        self._model.base_model.register_forward_hook(self._keep_hidden)
+        for module in self._model.modules():
+            if hasattr(module, "layer_idx"):
+                module.quire_adapter = self
+        if linear.is_packed:
+            _pack_products(self._model, linear)
+        self._check_against_own_attention()
+
+    @property
+    def kv_shapes(self) -> tuple[LayerShape, ...]:
+        """What a token takes, layer by layer."""
+        return tuple(self._shapes[at][0] for at in range(len(self._windows)))
+
+    def padded(self, num_rows: int) -> int:
+        """How many rows are computed for this many."""
+        return padded(num_rows)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the head."""
+        return self._vocabulary_size
+
+    def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64]) -> Computed:
+        """Write the rows' KV, and return the last hidden states, and the logits of the wanted rows."""
+        tiles = self._tiler(store.block_size).tiles(batch)
+        self._places = (self._tensor(batch.blocks), self._tensor(batch.slots))
+        self._store, self._tiles, self._answer = store, tiles, self._answer_paged
+        logits = self._run(*(self._tensor(one) for one in (batch.tokens, batch.positions, wanted)))
+        hidden = self._hidden
+        self._places = self._store = self._hidden = None
+        if hidden is None:
+            raise CheckpointError("the model returned no hidden state; quire cannot tell whether its rows are finite")
+        states = hidden[0].float().cpu().numpy()
+        return Computed(np.isfinite(states).all(axis=1), states, logits.cpu().numpy())
+
+    def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def attend(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        """A layer's attention: [row, head, size] each."""
+        return self._answer(layer, queries, keys, values, options)
+
+    def _answer_paged(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        places, store = self._places, self._store
+        if places is None or store is None:
+            raise CheckpointError("attention was asked for outside a step; the model cannot be run")
+        store.write(layer, *places, keys, values)
+        settings = AttentionSettings(options["scaling"], options.get("softcap"))
+        return attend(queries.contiguous(), store, layer, self._tiles[self._windows[layer]], settings)
+
+    def _answer_probe(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
+    ) -> torch.Tensor:
+        """Learn the layer's shape; the answer does not matter yet."""
+        if layer in self._shapes:
+            raise CheckpointError(f"layer {layer} attends twice in one pass; take another model")
+        if options.get("s_aux") is not None:
+            raise CheckpointError("attention with sinks is not supported; take another model")
+        if options.get("scaling") is None:
+            raise CheckpointError("the model does not say how it scales attention; take another model")
+        if "sliding_window" in options and options["sliding_window"] != self._windows[layer]:
+            raise CheckpointError(
+                f"layer {layer} uses a window of {options['sliding_window']}, its config says {self._windows[layer]}; "
+                "take another model"
+            )
+        shape = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
+        self._shapes[layer] = (shape, queries.shape[1] // keys.shape[1])
+        return queries.new_zeros(*queries.shape[:2], values.shape[2])
+
+    def _tiler(self, block_size: int) -> Tiler:
+        if block_size not in self._tilers:
+            group = min(size for _, size in self._shapes.values())
+            self._tilers[block_size] = Tiler(block_size, self.kv_shapes, self._windows, group, self._device)
+        return self._tilers[block_size]
+
+    def _run(self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        kept = wanted if len(wanted) else torch.zeros(1, dtype=torch.int64, device=self._device)
+        out = self._model(
+            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=kept
+        )
+        logits: torch.Tensor = out.logits[0, : len(wanted)].float()
+        return logits
+
+    def _keep_hidden(self, _module: object, _inputs: object, output: Any) -> None:
+        self._hidden = output[0]
+
+    def _check_against_own_attention(self) -> None:
+        tokens = torch.arange(PROBE_TOKENS, device=self._device) * 7 % self._vocabulary_size
+        rows = torch.arange(PROBE_TOKENS, device=self._device)
+        self._model.set_attn_implementation("eager")
+        expected = self._run(tokens, rows, rows)
+        self._model.set_attn_implementation(ATTENTION_NAME)
+        self._run(tokens, rows, rows)
+        if set(self._shapes) != set(range(len(self._windows))):
+            raise CheckpointError(
+                f"every one of {len(self._windows)} layers must attend through the shared interface, "
+                f"{len(self._shapes)} do; models that share KV between layers or keep recurrent state are not run"
+            )
+        size = 8
+        item = WorkItem(0, tuple(tokens.tolist()), 0, (1, 2, 3))
+        store = KVStore(self.kv_shapes, 3, size, expected.dtype, self._device)
+        got = self.compute(make_batch([item], size, self.padded), store, rows.cpu().numpy()).logits
+        worst = float((torch.from_numpy(got) - expected.cpu()).abs().max())
+        tolerance = max(PROBE_TOLERANCE, PROBE_ROUNDINGS * torch.finfo(self._model.dtype).eps)
+        if not worst <= tolerance * max(1.0, float(expected.abs().max())):
+            raise CheckpointError(
+                f"the model's own attention and paged attention must agree, their logits differ by {worst:.2g}; "
+                "it attends in a way that quire does not know"
+            )
+
+
+def _paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls: [1, head, row, size] in, [1, row, head, size] out."""
+    del attention_mask
+    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    adapter: Adapter = module.quire_adapter  # type: ignore[assignment]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    return adapter.attend(layer, queries, keys, values, options).unsqueeze(0), None
+
+
+def _pack_products(model: "PreTrainedModel", linear: LinearKind) -> None:
+    """The model's own linear layers with packed weights. An embedding that is also the head keeps its rows."""
+    shared = model.get_input_embeddings().weight
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            bias: torch.Tensor | None = getattr(module, "bias", None)
+            product = linear.prepare(module.weight.detach(), bias if bias is None else bias.detach())
+            module.forward = _any_shape(product, linear)  # type: ignore[method-assign, assignment]
+            if module.weight is not shared:
+                module.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+
+
+def _any_shape(product: PackedLinear, linear: LinearKind) -> PackedLinear:
+    """Flatten to rows, and pad them to a number that is computed like all others."""
+
+    def forward(values: torch.Tensor) -> torch.Tensor:
+        rows = values.flatten(0, -2).contiguous()
+        count, computed = len(rows), linear.padded(len(rows))
+        filled = rows if computed == count else torch.nn.functional.pad(rows, (0, 0, 0, computed - count))
+        made = product(filled)[:count]
+        return made.view(*values.shape[:-1], made.shape[-1])
+
+    return forward
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    """Block tables and positions say who sees whom."""
+
+
+def _read_config(fields: Mapping[str, Any]) -> "PretrainedConfig":
+    """config.json as transformers understands it, defaults included. Code named by a checkpoint is never run."""
+    from transformers import CONFIG_MAPPING  # noqa: PLC0415
+
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"config.json must name a model_type that transformers knows, {model_type!r} given; "
+            "models that bring their own code are not run"
+        )
+    try:
+        return CONFIG_MAPPING[model_type].from_dict({k: v for k, v in fields.items() if k != "auto_map"})
+    except Exception as error:
+        raise CheckpointError(
+            f"config.json is not a valid {model_type} config: {_one_line(error)}; take it from its source again"
+        ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _refuse(config: "PretrainedConfig") -> None:
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    if config.is_encoder_decoder:
+        raise CheckpointError(f"{config.model_type} is an encoder-decoder; quire runs decoders: take another model")
+    if kinds & {"dynamic", "longrope"}:
+        raise CheckpointError(
+            "RoPE scaling that depends on how long a sequence gets cannot share a prefix cache; "
+            f"config.json says {', '.join(sorted(str(kind) for kind in kinds if kind))}; take another model"
+        )
+
+
+def _refuse_other_tensors(told: Mapping[str, Any], model_type: str) -> None:
+    """transformers fills in numbers of its own for a tensor that is not there, and passes over one too many."""
+    for key, what in (("missing_keys", "must have and has not"), ("unexpected_keys", "has and does not use")):
+        if names := sorted(map(str, told.get(key) or ())):
+            raise CheckpointError(
+                f"the checkpoint {what} {len(names)} tensors of a {model_type} model, the first is {names[0]!r}; "
+                "config.json and weights belong to different models"
+            )
+
+
+def _load(config: "PretrainedConfig", directory: Path, dtype: torch.dtype) -> "PreTrainedModel":
+    from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415
+
+    AttentionInterface.register(ATTENTION_NAME, _paged_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+    logging.disable_progress_bar()
+    try:
+        model, told = AutoModelForCausalLM.from_pretrained(
+            directory, config=config, dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False,
+            output_loading_info=True,
+        )  # fmt: skip
+    except Exception as error:
+        raise CheckpointError(
+            f"transformers cannot load this {config.model_type} model: {_one_line(error)}; download it again"
+        ) from error
+    _refuse_other_tensors(told, config.model_type)
+    if not model._supports_attention_backend:
+        raise CheckpointError(f"{config.model_type} does not let its attention be replaced; quire cannot run it")
+    loaded: PreTrainedModel = model.eval()
+    return loaded

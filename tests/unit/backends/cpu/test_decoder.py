@@ -1,0 +1,156 @@
+"""The CPU backend without torch: the tokens of small models for ever, files it reads, what it refuses."""
+
+import json
+import sys
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from subprocess import run
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from quire.backends.cpu.kv_store import KVStore
+from quire.backends.cpu.load import why_not
+from quire.backends.host.decoder_shape import LayerShape
+from quire.backends.kernels import extension
+from quire.backends.load import load_backend
+from quire.checkpoints import resolve
+from quire.config import ModelSettings
+from quire.core.request import ResolvedSampling
+from quire.core.step import BlockCopy
+from quire.errors import CheckpointError, ConfigError
+from tests.support.models import Ask, Machine
+from tests.support.tiny_models import Tiny, make_directory, write_gguf
+
+pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+
+SETTINGS = ModelSettings(memory_bytes=4 << 30, block_size=16, max_step_tokens=64, max_running=8, backend="cpu")
+LLAMA = Tiny(hidden=96, num_heads=3, num_kv_heads=1, num_layers=2, intermediate=64)
+MODELS = {
+    "llama": LLAMA,
+    "qwen2": replace(LLAMA, arch="qwen2", tied=False),
+    "qwen3": replace(LLAMA, arch="qwen3"),
+    "mistral": replace(LLAMA, metadata={"llama.attention.sliding_window": 20}),
+}
+
+GOLDEN = {
+    "llama": "710b237636a9b0cb",
+    "qwen2": "a479be66db84244e",
+    "qwen3": "0eab555c15beacc1",
+    "mistral": "b57b86749eae0145",
+}
+"""Digests of all answers, the same on every instruction set, and as the decoder in torch gave them."""
+
+
+def answers(path: Path, settings: ModelSettings = SETTINGS) -> list[list[int]]:
+    runner = load_backend(resolve(str(path), cache=path.parent / "cache"), settings).runner
+    params = (ResolvedSampling(temperature=0.0, max_tokens=12), ResolvedSampling(max_tokens=12, top_p=0.9, top_k=50))
+    prompts = ([5], list(range(3, 40)), [7, 8] * 20)
+    asks = [Ask(prompt, one, seed=at) for at, prompt in enumerate(prompts) for one in params]
+    return [ask.tokens for ask in Machine(runner, max_running=4).run(asks)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_are_what_they_always_were(name: str, tmp_path: Path) -> None:
+    given = json.dumps(answers(write_gguf(tmp_path / "model.gguf", MODELS[name]))).encode()
+    assert blake2b(given, digest_size=8).hexdigest() == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gguf_file_answers_as_its_conversion_does(name: str, tmp_path: Path) -> None:
+    tiny = replace(MODELS[name], kind="Q8_0")
+    directory, file = make_directory(tmp_path / "model", tiny=tiny), write_gguf(tmp_path / "model.gguf", tiny)
+    assert answers(file) == answers(directory)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F64"])
+def test_weights_of_any_type_of_floating_point_are_read(dtype: str, tmp_path: Path) -> None:
+    directory = make_directory(tmp_path / "model", num_shards=1, tiny=LLAMA)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    if dtype == "BF16":  # numbers that bfloat16 holds, so that float32 files of them must answer alike
+        halves = {name: (one.view(np.uint32) & 0xFFFF0000).view(np.float32) for name, one in tensors.items()}
+        save_file(halves, file)
+        expected = answers(directory)
+        raw = {name: (one.view(np.uint32) >> 16).astype(np.uint16) for name, one in halves.items()}
+        save_file(raw, file)
+        file.write_bytes(_renamed(file.read_bytes()))
+    else:
+        kind: Any = {"F16": np.float16, "F64": np.float64}[dtype]
+        narrow = {name: one.astype(np.float16).astype(np.float32) for name, one in tensors.items()}
+        save_file(narrow, file)
+        expected = answers(directory)
+        save_file({name: one.astype(kind) for name, one in narrow.items()}, file)
+    assert answers(directory) == expected
+
+
+def _renamed(data: bytes) -> bytes:
+    """The same file with its 16-bit integers called bfloat16; the header keeps its length by its own padding."""
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size].replace(b'"U16"', b'"BF16"')
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[8 + size :]
+
+
+def test_weights_in_other_types_or_not_finite_are_refused(tmp_path: Path) -> None:
+    directory = make_directory(tmp_path / "model", num_shards=1, tiny=LLAMA)
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    for name, value, words in (
+        ("model.norm.weight", tensors["model.norm.weight"].astype(np.int8), "is I8"),
+        ("model.norm.weight", np.full(96, np.nan, np.float32), "NaN or infinity"),
+    ):
+        save_file({**tensors, name: value}, file)
+        with pytest.raises(CheckpointError, match=words):
+            load_backend(resolve(str(directory)), SETTINGS)
+
+
+def test_what_it_cannot_run_is_told_with_the_rule(tmp_path: Path) -> None:
+    checkpoint = resolve(str(make_directory(tmp_path / "model", tiny=LLAMA)))
+    assert why_not(checkpoint, SETTINGS) is None
+    told = {
+        "device": why_not(checkpoint, replace(SETTINGS, device="cuda")),
+        "float16": why_not(checkpoint, replace(SETTINGS, dtype="float16")),
+        "blocks of 16, 32 or 64": why_not(checkpoint, replace(SETTINGS, block_size=8)),
+        "llama, mistral, qwen2, qwen3": why_not(
+            replace(checkpoint, config={**checkpoint.config, "model_type": "gemma2"}), SETTINGS
+        ),
+    }
+    assert all(reason is not None and word in reason for word, reason in told.items())
+    with pytest.raises(ConfigError, match="the memory budget must hold the model"):
+        load_backend(checkpoint, replace(SETTINGS, memory_bytes=1 << 20))
+
+
+def test_a_model_is_served_without_torch(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", LLAMA)
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'safetensors'): sys.modules[name] = None\n"
+        "from quire.backends.load import load_backend\n"
+        "from quire.checkpoints import resolve\n"
+        "from quire.config import ModelSettings\n"
+        f"checkpoint = resolve({str(file)!r})\n"
+        "print(type(load_backend(checkpoint, ModelSettings(memory_bytes=4 << 30)).runner).__name__)\n"
+    )
+    done = run([sys.executable, "-c", program], capture_output=True, text=True, env={"QUIRE_CACHE": str(tmp_path)})
+    assert (done.stdout, done.returncode) == ("CpuRunner\n", 0), done.stderr
+
+
+def test_a_block_as_bytes_is_keys_then_values_layer_after_layer() -> None:
+    store = KVStore((LayerShape(2, 4, 6), LayerShape(1, 4, 4)), 5, 16, "float32")
+    for at, array in enumerate((*store.keys, *store.values)):
+        array[...] = np.arange(array.size).reshape(array.shape) + 10_000 * at
+    (data,) = store.read_blocks([3])
+    expected = [store.keys[0][3], store.values[0][3], store.keys[1][3], store.values[1][3]]
+    assert data == b"".join(array.tobytes() for array in expected)
+    assert len(data) == store.num_block_bytes == (2 * 10 + 8) * 16 * 4
+    store.copy([BlockCopy(3, 4), BlockCopy(4, 5), BlockCopy(1, 3)])
+    assert store.read_blocks([4, 5, 3]) == [data, data, *store.read_blocks([1])]
+    store.write_blocks([2], [data])
+    assert store.read_blocks([2]) == [data]
+    with pytest.raises(ValueError, match="1792 bytes, 3 given"):
+        store.write_blocks([1], [b"abc"])
