@@ -170,7 +170,7 @@ class LLM:
         return [reply.completion() for reply in replies]
 
     def _ask(self, ids: list[int], params: SamplingParams) -> Reply:
-        return Reply(make_request(self.text, ids, params), params, self.text.tokenizer)
+        return Reply(make_request(self.text, ids, params), params, self.text.tokenizer, monotonic)
 
     def _submit_more(self, waiting: deque[Reply]) -> None:
         while waiting and len(self._live) < MAX_OPEN:
