@@ -17,7 +17,9 @@ def main() -> None:
         if made.has_group or Arithmetic.INTEGER not in made.arithmetics:
             continue
         weight = PackedWeight([gguf_source(name, random_rows(name, 37, 512, dice), 512)], Arena(), 1)
-        rows = dice.standard_normal((23, 512)).astype(np.float32) * np.exp(dice.normal(0, 4, (23, 1))).astype(np.float32)
+        rows = dice.standard_normal((23, 512)).astype(np.float32) * np.exp(dice.normal(0, 4, (23, 1))).astype(
+            np.float32
+        )
         rows[3, 32:64] = 0.0
         rows[4, :32] = 1e-35
         out = np.empty((23, 37), np.float32)

@@ -41,7 +41,8 @@ def rounded(rows: Floats) -> NDArray[np.float64]:
     largest = np.abs(groups).max(-1, keepdims=True)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     whole = np.rint(groups * inverse).astype(np.float64)
-    return (whole * (largest / np.float32(127)).astype(np.float64)).reshape(rows.shape)
+    made: NDArray[np.float64] = (whole * (largest / np.float32(127)).astype(np.float64)).reshape(rows.shape)
+    return made
 
 
 def worst_error(out: Floats, rows: NDArray[np.floating], weight: Floats) -> float:
