@@ -12,7 +12,15 @@
 namespace quire {
 
 #ifdef QUIRE_HAS_avx512
+namespace avx512vnni {
+extern const Kernels kernels;
+}
 namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+#ifdef QUIRE_HAS_avxvnni
+namespace avxvnni {
 extern const Kernels kernels;
 }
 #endif
@@ -38,14 +46,14 @@ namespace {
 
 [[maybe_unused]] bool runs_avx2() {
 #ifdef QUIRE_HAS_avx2
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #else
     return false;
 #endif
 }
 
 const Kernels* best() {
-    for (const char* isa : {"avx512", "avx2"})
+    for (const char* isa : {"avx512vnni", "avx512", "avxvnni", "avx2"})
         if (const Kernels* found = kernels_named(isa)) return found;
     return &portable::kernels;
 }
@@ -55,8 +63,8 @@ const Kernels* choose() {
     if (wanted == nullptr || *wanted == '\0') return best();
     const Kernels* found = kernels_named(wanted);
     if (found == nullptr)
-        throw std::runtime_error(std::string("QUIRE_NATIVE must be avx512, avx2 or portable and run here, it is ") +
-                                 wanted);
+        throw std::runtime_error(std::string("QUIRE_NATIVE must be avx512vnni, avx512, avxvnni, avx2 or "
+                                             "portable and run here, it is ") + wanted);
     return found;
 }
 
@@ -93,7 +101,13 @@ const Products& chosen_products(WeightType type) {
 
 const Kernels* kernels_named(const char* isa) {
 #ifdef QUIRE_HAS_avx512
+    if (std::strcmp(isa, "avx512vnni") == 0)
+        return runs_avx512() && __builtin_cpu_supports("avx512vnni") ? &avx512vnni::kernels : nullptr;
     if (std::strcmp(isa, "avx512") == 0) return runs_avx512() ? &avx512::kernels : nullptr;
+#endif
+#ifdef QUIRE_HAS_avxvnni
+    if (std::strcmp(isa, "avxvnni") == 0)
+        return runs_avx2() && __builtin_cpu_supports("avxvnni") ? &avxvnni::kernels : nullptr;
 #endif
 #ifdef QUIRE_HAS_avx2
     if (std::strcmp(isa, "avx2") == 0) return runs_avx2() ? &avx2::kernels : nullptr;

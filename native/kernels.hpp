@@ -12,6 +12,9 @@
 
 #include <cstdint>
 
+// Never out of line: of functions that several builds have in common the linker would keep one build's copy.
+#define QUIRE_INLINE inline __attribute__((always_inline))
+
 namespace quire {
 
 enum class KVType : int { float32 = 0, bfloat16 = 1 };
@@ -142,6 +145,8 @@ struct Products {
     void (*rows)(const RowsCall&);
 };
 
+struct PanelProducts;  // panel_products.hpp
+
 // One build of all kernels for one instruction set.
 struct Kernels {
     const char* isa;
@@ -154,6 +159,7 @@ struct Kernels {
     void (*exp_double)(const double* in, double* out, int64_t size);
     double (*read_sum)(const void* data, int64_t num_bytes, int num_threads);
     const Products *float32, *bfloat16;  // by the type of the weights
+    const PanelProducts* panels;
 };
 
 // What a head may measure: vectors cover eight numbers or sixteen, and a tail of eight is the only one.

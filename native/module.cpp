@@ -9,6 +9,8 @@
 
 #include "decoder.hpp"
 #include "dispatch.hpp"
+#include "panel_products.hpp"
+#include "panels_pack.hpp"
 #include "sampling.hpp"
 #include "tiles.hpp"
 
@@ -140,13 +142,59 @@ void packed_rows(int type, Address packed, int64_t num_out, int64_t num_in, Addr
         .rows({at<const void>(packed), num_out, num_in, at<const int64_t>(indices), num_rows, at<float>(out)});
 }
 
+quire::PanelShape shape_of(int format, int64_t num_out, int64_t num_in, int64_t group) {
+    return {static_cast<quire::Format>(format), num_out, num_in, group};
+}
+
+int64_t panel_bytes(int format, int64_t num_out, int64_t num_in, int64_t group) {
+    return shape_of(format, num_out, num_in, group).packed_bytes();
+}
+
+void pack_panels(int format, int64_t num_out, int64_t num_in, int64_t group, Address rows, int64_t row_bytes,
+                 Address scales, Address zeros, Address panels, int num_threads) {
+    quire::pack_panels({shape_of(format, num_out, num_in, group), at<const uint8_t>(rows), row_bytes,
+                        {at<const float>(scales), at<const uint8_t>(zeros)}, at<uint8_t>(panels), num_threads});
+}
+
+// Rows as integers live from one product to the next of the same thread: no page is asked for twice.
+char* scratch_of(size_t num_bytes) {
+    static thread_local std::unique_ptr<char, Freed> held;
+    static thread_local size_t held_bytes = 0;
+    if (num_bytes > held_bytes) {
+        held_bytes = 0;
+        held.reset(static_cast<char*>(std::aligned_alloc(64, (num_bytes + 63) / 64 * 64)));
+        if (!held) throw std::bad_alloc();
+        held_bytes = num_bytes;
+    }
+    return held.get();
+}
+
+void panel_product(int format, int64_t num_out, int64_t num_in, int64_t group, Address packed, Address bias,
+                   int arithmetic, int num_threads, Address rows, int64_t row_stride, Address out, int64_t out_stride,
+                   int64_t num_rows) {
+    const quire::PanelProducts& products = *quire::chosen_kernels().panels;
+    const auto kind = static_cast<quire::Arithmetic>(arithmetic);
+    const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(kind, num_rows, num_in));
+    const quire::PanelCall call = {shape_of(format, num_out, num_in, group), at<const uint8_t>(packed),
+                                   at<const float>(rows), row_stride, at<const float>(bias), at<float>(out), out_stride,
+                                   num_rows, num_threads, num_bytes > 0 ? scratch_of(num_bytes) : nullptr};
+    (kind == quire::Arithmetic::integer ? products.integer : products.floating)(call);
+}
+
+void panel_unpack(int format, int64_t num_out, int64_t num_in, int64_t group, Address packed, Address outputs,
+                  int64_t num_outputs, Address out, int64_t out_stride, int num_threads) {
+    quire::chosen_kernels().panels->unpack({shape_of(format, num_out, num_in, group), at<const uint8_t>(packed),
+                                            at<const int64_t>(outputs), num_outputs, at<float>(out), out_stride,
+                                            num_threads});
+}
+
 std::string isa() { return quire::chosen_kernels().isa; }
 
 }  // namespace
 
 NB_MODULE(_native, module) {
     const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
-    module.def("isa", &isa, "The instruction set whose kernels run: avx512, avx2 or portable.");
+    module.def("isa", &isa, "The instruction set whose kernels run.");
     module.def("attention", &attention, unlocked);
     module.def("make_tiles", &make_tiles, unlocked);
     module.def("add_rms_norm", &add_rms_norm, unlocked);
@@ -165,5 +213,9 @@ NB_MODULE(_native, module) {
     module.def("compute_layers", &compute_layers, unlocked);
     module.def("layer_bytes", &layer_bytes);
     module.def("decoder_call_bytes", &decoder_call_bytes);
+    module.def("panel_bytes", &panel_bytes);
+    module.def("pack_panels", &pack_panels, unlocked);
+    module.def("panel_product", &panel_product, unlocked);
+    module.def("panel_unpack", &panel_unpack, unlocked);
     module.def("read_sum", &read_sum, unlocked);
 }

@@ -15,8 +15,6 @@
 
 #include "kernels.hpp"
 
-#define QUIRE_INLINE inline __attribute__((always_inline))
-
 namespace quire::QUIRE_ISA {
 
 template <int N>

@@ -2,6 +2,7 @@
 // sanitizers (`make native-sanitize`). Whether numbers are right is the Python tests' business; here buffers have
 // exactly the size they are said to have, unwritten slots hold NaN, and rows must be finite and the same alone as
 // together.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,8 @@
 
 #include "decoder.hpp"
 #include "dispatch.hpp"
+#include "panel_products.hpp"
+#include "panels_pack.hpp"
 #include "sampling.hpp"
 #include "tiles.hpp"
 
@@ -342,6 +345,71 @@ void test_decoder() {
     expect(all_finite(out), "decoder", "every build");
 }
 
+// A weight of some format: any codes, scales that are small, packed into exactly its bytes.
+struct PackedPanels {
+    quire::PanelShape shape;
+    std::unique_ptr<char, Free> panels;
+
+    explicit PackedPanels(quire::Format format) : shape{format, pick(1, 100), 0, 0} {
+        const quire::FormatTraits& traits = quire::traits_of(format);
+        const bool is_open = traits.scales == quire::Scales::given || traits.scales == quire::Scales::none;
+        shape.num_in = is_open ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroup) * pick(1, 4);
+        shape.group = is_open ? pick(1, 100) : 32 * pick(1, 4);
+        const size_t row_bytes = static_cast<size_t>(shape.num_in / traits.file_inputs * traits.file_bytes);
+        std::vector<uint8_t> rows(row_bytes * static_cast<size_t>(shape.num_out));
+        for (uint8_t& one : rows) one = static_cast<uint8_t>(pick(0, 255) & 0xDB);  // no exponent of all ones
+        const size_t num_scales = static_cast<size_t>(shape.num_out * shape.num_scales());
+        const std::vector<float> scales = numbers<float>(num_scales);
+        const std::vector<uint8_t> zeros(num_scales, 7);
+        if (traits.code_bits == 4 && traits.file_inputs == 1)
+            for (uint8_t& one : rows) one &= 15;
+        const size_t num_bytes = static_cast<size_t>(shape.packed_bytes());
+        panels.reset(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
+        quire::pack_panels({shape, rows.data(), static_cast<int64_t>(row_bytes), {scales.data(), zeros.data()}, bytes(),
+                            2});
+    }
+
+    uint8_t* bytes() const { return reinterpret_cast<uint8_t*>(panels.get()); }
+};
+
+std::vector<float> multiply_panels(const quire::Kernels& kernels, const PackedPanels& weight, const std::vector<float>& rows,
+                                   int first, int count, quire::Arithmetic arithmetic) {
+    const quire::PanelShape& shape = weight.shape;
+    std::vector<float> out(static_cast<size_t>(count * shape.num_out));
+    const int64_t num_bytes = kernels.panels->scratch_bytes(arithmetic, count, shape.num_in);
+    std::unique_ptr<char, Free> scratch(
+        static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(num_bytes + 63) / 64 * 64)));
+    const quire::PanelCall call = {shape, weight.bytes(), rows.data() + first * shape.num_in, shape.num_in, nullptr,
+                                   out.data(), shape.num_out, count, pick(1, 3), scratch.get()};
+    (arithmetic == quire::Arithmetic::integer ? kernels.panels->integer : kernels.panels->floating)(call);
+    return out;
+}
+
+// Every format: rows alone as together, and integers on every build as on the portable one.
+void test_panels(const quire::Kernels& kernels, quire::Format format) {
+    const PackedPanels weight(format);
+    const int num_rows = pick(1, pick(0, 3) ? 20 : 250);
+    const std::vector<float> rows = numbers<float>(static_cast<size_t>(num_rows * weight.shape.num_in));
+    const int first = pick(0, num_rows - 1), count = pick(1, num_rows - first);
+    for (const auto arithmetic : {quire::Arithmetic::floating, quire::Arithmetic::integer}) {
+        if (arithmetic == quire::Arithmetic::integer && !quire::is_coded(format)) continue;
+        const std::vector<float> all = multiply_panels(kernels, weight, rows, 0, num_rows, arithmetic);
+        const std::vector<float> some = multiply_panels(kernels, weight, rows, first, count, arithmetic);
+        expect(all_finite(all), "a product of panels", kernels.isa);
+        expect(std::memcmp(&all[static_cast<size_t>(first * weight.shape.num_out)], some.data(), some.size() * 4) == 0,
+               "a product of panels in company", kernels.isa);
+        if (arithmetic == quire::Arithmetic::integer) {
+            const quire::Kernels& plain = *quire::kernels_named("portable");
+            const std::vector<float> portable = multiply_panels(plain, weight, rows, 0, num_rows, arithmetic);
+            expect(std::memcmp(all.data(), portable.data(), all.size() * 4) == 0, "integers", kernels.isa);
+        }
+    }
+    std::vector<int64_t> outputs = {pick(0, static_cast<int>(weight.shape.num_out) - 1)};
+    std::vector<float> unpacked(static_cast<size_t>(weight.shape.num_in));
+    kernels.panels->unpack({weight.shape, weight.bytes(), outputs.data(), 1, unpacked.data(), weight.shape.num_in, 1});
+    expect(all_finite(unpacked), "rows of panels", kernels.isa);
+}
+
 }  // namespace
 
 int main() {
@@ -350,7 +418,7 @@ int main() {
         test_decoder();
     }
     std::printf("draws and layers: clean\n");
-    for (const char* isa : {"portable", "avx2", "avx512"}) {
+    for (const char* isa : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni"}) {
         const quire::Kernels* kernels = quire::kernels_named(isa);
         if (kernels == nullptr) continue;
         for (int round = 0; round < 15; ++round) {
@@ -359,6 +427,8 @@ int main() {
             test_rows(*kernels);
             test_products(*kernels->float32, isa, kRounded32);
             test_products(*kernels->bfloat16, isa, kRounded16);
+            for (int format = 0; format < static_cast<int>(quire::Format::count); ++format)
+                test_panels(*kernels, static_cast<quire::Format>(format));
         }
         std::printf("%s: clean\n", kernels->isa);
     }

@@ -1,0 +1,283 @@
+// Integer arithmetic: rows quantised by groups, dot products of a group exact, groups added in float32 in their order.
+//
+//     sum = fma(fl(dot * weight scale), row scale, sum)             for each scale of a group
+//     sum = fma(minimum, -fl(row scale * sum of inputs), sum)       where the format has one
+//
+// These operations are the same on every build, so all builds give the same bits. Where operations are fused, a dot
+// product is a float as it stands: its sum begins with the bits of 1.5 * 2^23, and that number times the scale, which
+// is exact because scales are cut to 22 bits, is taken away in the operation that multiplies.
+#include "panel_task.hpp"
+#include "panels_decode.hpp"
+#include "quantised_rows.hpp"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+typedef Lanes<kLanes>::F F;
+
+constexpr int kParts = kWidth / kLanes;  // vectors of a panel
+constexpr int kPanels = kLanes == 16 ? 2 : 1;
+constexpr int kVectors = kPanels * kParts;
+constexpr int64_t kGroupRows = 32 * kTogether;
+constexpr int64_t kGroups = 8;           // decoded at a time
+constexpr int64_t kAheadBytes = 4096;  // of each panel
+
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool kHasFused = true;
+#else
+constexpr bool kHasFused = false;
+#endif
+
+// a * b + c in one rounding, on any machine.
+QUIRE_INLINE F fused_once(F a, F b, F c) {
+    if constexpr (kHasFused) return fused(a, b, c);
+    for (int l = 0; l < kLanes; ++l) c[l] = __builtin_fmaf(a[l], b[l], c[l]);
+    return c;
+}
+
+// dot * scale in one rounding, of a sum that began with kLiftBits.
+QUIRE_INLINE F scaled(Sums sum, F scale, F lift) {
+    if constexpr (kHasFused) return fused((F)sum, scale, lift);
+    return __builtin_convertvector(sum - kLiftBits, F) * scale;
+}
+
+// What a part of the rows passes over.
+struct Weights {
+    const uint8_t* codes[kPanels];
+    const GroupScales* scales;  // [panel][kGroups]
+    int64_t count;
+    int64_t codes_step;             // bytes for each group
+    const uint8_t* ahead[kPanels];  // asked for on the way
+    int64_t ahead_step, num_lines;  // bytes for each group, and how many lines of them are asked for
+};
+
+// What a format asks of a kernel: two scales for a group, a term, codes in halves of bytes as they lie in the panel.
+template <bool halves, bool term, bool nibbles>
+struct Kind {
+    static constexpr bool has_halves = halves, has_term = term, has_nibbles = nibbles;
+};
+
+struct Scale {
+    F scale, lift;
+};
+
+QUIRE_INLINE Scale scale_of(const float* from) {
+    const F cut = (F)((Words)load<kLanes>(from) & ~3u);
+    return {cut, cut * -kLift};
+}
+
+// Vector k of a group's codes, from byte `at` of it on.
+template <bool has_nibbles>
+QUIRE_INLINE Words codes_of(const uint8_t* group, int k, int at) {
+    Words words;
+    __builtin_memcpy(&words, group + (has_nibbles ? k % 4 : k) * kLine + at, sizeof words);
+    return has_nibbles ? words >> (k / 4 * 4) & 0x0F0F0F0Fu : words;
+}
+
+// A half of group g, or all of it: dot products of R rows, onto what they begin with.
+template <int R, typename Kind>
+QUIRE_INLINE void multiply(const Weights& weights, const RowGroup& rows, int64_t g, int half, Sums (&sums)[R][kVectors]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = rows.begins[half][r] - Sums{};
+#pragma GCC unroll 8
+    for (int k = 4 * half; k < (Kind::has_halves ? 4 * half + 4 : 8); ++k) {
+        Four codes[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+            codes[v] = four(codes_of<Kind::has_nibbles>(weights.codes[v / kParts] + g * weights.codes_step, k,
+                                                        v % kParts * kLanes * 4));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v)
+                sums[r][v] = dot(sums[r][v], codes[v], rows.inputs[r] + k * kWords / 8);
+    }
+}
+
+// No format has less than four bits.
+QUIRE_INLINE void ask_ahead(const Weights& weights, int64_t g) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+        const uint8_t* ahead = weights.ahead[p] + g * weights.ahead_step;
+#pragma GCC unroll 4
+        for (int line = 0; line < 4; ++line) __builtin_prefetch(ahead + line * kLine);
+        for (int64_t line = 4; line < weights.num_lines; ++line) __builtin_prefetch(ahead + line * kLine);
+    }
+}
+
+template <int R, typename Kind>
+void lead(const Weights& weights, const RowGroup* rows, float* to) {
+    F total[R][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) total[r][v] = load<kLanes>(to + (r * kVectors + v) * kLanes);
+    for (int64_t g = 0; g < weights.count; ++g, ++rows) {
+        if (weights.num_lines > 0) ask_ahead(weights, g);
+#pragma GCC unroll 2
+        for (int half = 0; half < (Kind::has_halves ? 2 : 1); ++half) {
+            Sums sums[R][kVectors];
+            multiply<R, Kind>(weights, *rows, g, half, sums);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) {
+                const GroupScales& group = weights.scales[v / kParts * kGroups + g];
+                const Scale scale = scale_of(group.scales[half] + v % kParts * kLanes);
+                [[maybe_unused]] F term;
+                if constexpr (Kind::has_term) term = load<kLanes>(group.term + v % kParts * kLanes);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    total[r][v] = fused_once(scaled(sums[r][v], scale.scale, scale.lift),
+                                             splat<kLanes>(rows->scales[r]), total[r][v]);
+                    if constexpr (Kind::has_term)
+                        total[r][v] = fused_once(term, splat<kLanes>(rows->sums[r]), total[r][v]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store(to + (r * kVectors + v) * kLanes, total[r][v]);
+}
+
+typedef void (*Lead)(const Weights&, const RowGroup*, float*);
+
+template <typename Kind>
+Lead lead_for(int64_t count) {
+    switch (count) {
+        case 1: return lead<1, Kind>;
+        case 2: return lead<2, Kind>;
+    }
+    if constexpr (kTogether > 2) switch (count) {
+        case 3: return lead<3, Kind>;
+        case 4: return lead<4, Kind>;
+    }
+    if constexpr (kTogether > 4) switch (count) {
+        case 5: return lead<5, Kind>;
+        case 6: return lead<6, Kind>;
+    }
+    return nullptr;
+}
+
+Lead lead_for(const FormatTraits& traits, bool has_nibbles, int64_t count) {
+    const bool has_term = traits.term != Term::none;
+    if (traits.scales == Scales::super_halves) return lead_for<Kind<true, false, false>>(count);
+    if (has_nibbles) return has_term ? lead_for<Kind<false, true, true>>(count) : lead_for<Kind<false, false, true>>(count);
+    return has_term ? lead_for<Kind<false, true, false>>(count) : lead_for<Kind<false, false, false>>(count);
+}
+
+// Where kernels find codes: as they lie in the panel if those are bytes, or halves of bytes and few rows pass; else in
+// a buffer, taken apart once for all rows.
+enum class Source { bytes, nibbles, decoded };
+
+Source source_of(const FormatTraits& traits, int64_t parts) {
+    if (traits.codes != Codes::linear) return Source::decoded;
+    if (traits.code_bits == 8) return Source::bytes;
+    return traits.code_bits == 4 && parts <= 2 ? Source::nibbles : Source::decoded;
+}
+
+// Quantised rows: [part][group], each part of so many rows.
+struct Rows {
+    const RowGroup* groups;
+    int64_t part, num_groups;
+};
+
+// Groups of kPanels panels on their way to the rows.
+struct Decoded {
+    GroupCodes codes[kPanels][kGroups];
+    GroupScales scales[kPanels][kGroups];
+};
+
+// scale * (code - zero) is scale * code - minimum.
+QUIRE_INLINE void make_minima(GroupScales* groups, int64_t count) {
+    for (GroupScales* group = groups; group < groups + count; ++group)
+        for (int v = 0; v < kParts; ++v) {
+            float* term = group->term + v * kLanes;
+            store(term, load<kLanes>(term) * scale_of(group->scales[0] + v * kLanes).scale);
+        }
+}
+
+// The next groups of panels from `panel` on, as far as there are panels.
+QUIRE_INLINE void prepare(const PanelCall& call, Source source, int64_t panel, int64_t first, Decoded& decoded,
+                          Weights& weights) {
+    const PanelShape& shape = call.shape;
+    const Decoder& decoder = decoder_of(shape.format);
+    const int64_t last = shape.num_panels() - 1;
+    for (int p = 0; p < kPanels; ++p) {
+        const uint8_t* at = call.packed + least(panel + p, last) * shape.panel_bytes();
+        const uint8_t* codes = at + shape.codes_at() + first * shape.group_bytes();
+        const Span span = {shape, at, first, weights.count};
+        if (source == Source::decoded) decoder.codes(span, decoded.codes[p]);
+        decoder.scales(span, decoded.scales[p]);
+        if (shape.traits().term == Term::zero) make_minima(decoded.scales[p], weights.count);
+        weights.codes[p] = source == Source::decoded ? decoded.codes[p][0].bytes[0] : codes;
+        weights.ahead[p] = codes + kAheadBytes;
+    }
+}
+
+// Parts [begin, end) of the rows through kPanels panels.
+void run_task(const PanelCall& call, const Rows& rows, int64_t begin, int64_t end, int64_t panel) {
+    const FormatTraits& traits = call.shape.traits();
+    const int64_t first_row = begin * rows.part, num_rows = least(end * rows.part, call.num_rows) - first_row;
+    const Source source = source_of(traits, end - begin);
+    const Lead whole = lead_for(traits, source == Source::nibbles, rows.part);
+    const Lead last = lead_for(traits, source == Source::nibbles, num_rows - (end - begin - 1) * rows.part);
+    Decoded decoded;
+    alignas(64) float sums[kGroupRows * kVectors * kLanes];
+    __builtin_memset(sums, 0, static_cast<size_t>(num_rows * kVectors * kLanes) * sizeof(float));
+    Weights weights = {};
+    weights.scales = decoded.scales[0];
+    weights.ahead_step = call.shape.group_bytes();
+    weights.codes_step = source == Source::decoded ? static_cast<int64_t>(sizeof(GroupCodes)) : weights.ahead_step;
+    for (int64_t first = 0; first < rows.num_groups; first += kGroups) {
+        weights.count = least(kGroups, rows.num_groups - first);
+        prepare(call, source, panel, first, decoded, weights);
+        for (int64_t part = begin; part < end; ++part) {
+            weights.num_lines = part == begin ? weights.ahead_step / kLine : 0;
+            (part + 1 < end ? whole : last)(weights, rows.groups + part * rows.num_groups + first,
+                                            sums + (part - begin) * rows.part * kVectors * kLanes);
+        }
+    }
+    put_sums(call, first_row, num_rows, panel * kWidth, sums, kVectors * kLanes);
+}
+
+constexpr int64_t kRun = 8;  // groups of a row that are quantised at a time
+
+}  // namespace
+
+int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num_in) {
+    if (arithmetic == Arithmetic::floating) return 0;
+    const int64_t part = rows_of_part(num_rows, kTogether), parts = (num_rows + part - 1) / part;
+    return parts * (num_in / kGroup) * static_cast<int64_t>(sizeof(RowGroup));
+}
+
+void panel_integers(const PanelCall& call) {
+    const PanelShape& shape = call.shape;
+    RowGroup* quantised = reinterpret_cast<RowGroup*>(call.scratch);
+    const Rows rows = {quantised, rows_of_part(call.num_rows, kTogether), shape.num_in / kGroup};
+    const Beginning beginning = {shape.traits().offset, shape.traits().scales == Scales::super_halves};
+    const int64_t parts = (call.num_rows + rows.part - 1) / rows.part, most = kGroupRows / kTogether;
+    const int64_t sets = (parts + most - 1) / most, runs = (shape.num_panels() + kPanels - 1) / kPanels;
+    const int64_t pieces = (rows.num_groups + kRun - 1) / kRun;
+    const bool is_large = call.num_rows * shape.num_in * shape.num_out >= kWorthThreads;
+    const int num_threads = is_large ? call.num_threads : 1;
+    Shares shares(runs * sets, num_threads);
+#pragma omp parallel num_threads(num_threads) if (is_large)
+    {
+#pragma omp for schedule(static)
+        for (int64_t piece = 0; piece < call.num_rows * pieces; ++piece) {
+            const int64_t row = piece / pieces, first = piece % pieces * kRun;
+            for (int64_t group = first; group < least(first + kRun, rows.num_groups); ++group)
+                quantise_group(call.rows + row * call.row_stride + group * kGroup, beginning,
+                               quantised[row / rows.part * rows.num_groups + group], static_cast<int>(row % rows.part));
+        }
+        for (int64_t task; shares.take(omp_get_thread_num(), task);) {
+            const int64_t set = task / runs;
+            run_task(call, rows, parts * set / sets, parts * (set + 1) / sets, task % runs * kPanels);
+        }
+    }
+}
+
+}  // namespace quire::QUIRE_ISA

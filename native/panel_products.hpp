@@ -1,0 +1,43 @@
+// Products with weights in panels: what they are called with, and what a build has of them.
+#pragma once
+
+#include "panels.hpp"
+
+namespace quire {
+
+// How rows meet weights. Float: weights are widened to float32, and a sum is one chain in the order of the inputs.
+// Integer: a row's inputs are rounded to eight bits by groups of 32, sums of a group are exact, and groups are added in
+// float32 in their order; every build gives the same bits.
+enum class Arithmetic : int { floating = 0, integer = 1 };
+
+struct PanelCall {
+    PanelShape shape;
+    const uint8_t* packed;
+    const float* rows;  // [row, in]
+    int64_t row_stride;
+    const float* bias;  // [out], or null
+    float* out;         // [row, out]
+    int64_t out_stride;
+    int64_t num_rows;
+    int num_threads;
+    char* scratch;  // scratch_bytes, aligned to 64
+};
+
+struct UnpackCall {
+    PanelShape shape;
+    const uint8_t* packed;
+    const int64_t* outputs;  // which of them
+    int64_t num_outputs;
+    float* out;  // [output, in]
+    int64_t out_stride;
+    int num_threads;
+};
+
+struct PanelProducts {
+    void (*floating)(const PanelCall&);
+    void (*integer)(const PanelCall&);
+    int64_t (*scratch_bytes)(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
+    void (*unpack)(const UnpackCall&);
+};
+
+}  // namespace quire

@@ -1,0 +1,72 @@
+"""Tensors of GGUF files: types with kernels as they are, others widened to 8 bits, and the log says so."""
+
+import logging
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.cpu.formats.source import Piece, Source
+from quire.backends.cpu.formats.weight_format import FORMATS
+from quire.errors import CheckpointError
+
+LOG = logging.getLogger("quire.backends")
+
+GGUF_NAMES = frozenset(name for name, made in FORMATS.items() if not made.has_group)
+"""Types that have kernels."""
+WIDENED = FORMATS["Q8_0"]
+
+
+def gguf_source(type_name: str, rows: NDArray[np.uint8], num_in: int) -> Source:
+    """A tensor of some type; `rows` are its bytes, [out, bytes of a row], mapped or read."""
+    if type_name in GGUF_NAMES:
+        return _as_it_is(type_name, rows, num_in)
+    return _widened(type_name, rows, num_in)
+
+
+def _as_it_is(type_name: str, rows: NDArray[np.uint8], num_in: int) -> Source:
+    made = FORMATS[type_name]
+    _check_row(type_name, rows, made.row_bytes(num_in))
+    return Source(made, len(rows), num_in, lambda first, end: Piece(rows[first:end]), unpacked_at_once=None)
+
+
+def _widened(type_name: str, rows: NDArray[np.uint8], num_in: int) -> Source:
+    quants, kind, block_size, block_bytes = _gguf_type(type_name)
+    WIDENED.row_bytes(num_in)
+    _check_row(type_name, rows, num_in // block_size * block_bytes if num_in % block_size == 0 else -1)
+    _tell(type_name)
+    wide_kind = _gguf_type(WIDENED.name)[1]
+
+    def read(first: int, end: int) -> Piece:
+        numbers = quants.dequantize(rows[first:end], kind).reshape(end - first, num_in)
+        return Piece(quants.quantize(numbers, wide_kind))
+
+    return Source(WIDENED, len(rows), num_in, read)
+
+
+def _check_row(type_name: str, rows: NDArray[np.uint8], row_bytes: int) -> None:
+    if rows.ndim != 2 or rows.dtype != np.uint8 or rows.shape[1] != row_bytes:
+        raise CheckpointError(
+            f"each output of a tensor of type {type_name} must have {row_bytes} bytes, {rows.dtype} {rows.shape} is "
+            "given; the file is damaged: download it again"
+        )
+
+
+@cache
+def _tell(type_name: str) -> None:
+    LOG.warning("weights of type %s have no kernels: they are widened to 8 bits (Q8_0) as they are read", type_name)
+
+
+@cache
+def _gguf_type(name: str) -> tuple[Any, Any, int, int]:
+    """The package's functions, its number for the type, inputs and bytes of a block."""
+    import gguf  # noqa: PLC0415 - slow to import, and few files need it
+
+    kind = gguf.GGMLQuantizationType.__members__.get(name)
+    if kind is None or kind not in gguf.quants._type_traits:
+        raise CheckpointError(
+            f"a weight must be of a type that the gguf package can read, {name} is given; take the model in one of "
+            f"{', '.join(sorted(GGUF_NAMES))}"
+        )
+    return gguf.quants, kind, *gguf.GGML_QUANT_SIZES[kind]

@@ -1,0 +1,127 @@
+"""A weight in panels: packed once, held in one copy for any number of rows, multiplied or looked up."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.cpu.formats import extension
+from quire.backends.cpu.formats.arena import Arena
+from quire.backends.cpu.formats.source import PANEL_OUTPUTS, Piece, Source
+from quire.backends.cpu.formats.weight_format import Arithmetic, WeightFormat
+from quire.errors import InvariantError
+
+Floats = NDArray[np.float32]
+
+
+class PackedWeight:
+    """Rows times a weight [out, in], plus a bias. A row's result is the same in any company and for any threads."""
+
+    __slots__ = ("_bias", "_head", "_packed", "format", "num_in", "num_out")
+
+    def __init__(self, sources: Sequence[Source], arena: Arena, num_threads: int, bias: Floats | None = None) -> None:
+        """Of tensors one below the other, all of one format; all but the last have whole panels of outputs."""
+        first = sources[0]
+        _check_joined(sources)
+        self.format: WeightFormat = first.format
+        self.num_in = first.num_in
+        self.num_out = sum(source.num_out for source in sources)
+        shape = (first.format.native_id, self.num_out, self.num_in, first.group)
+        self._packed = arena.take(extension.kernels().panel_bytes(*shape))
+        self._bias = None if bias is None else np.ascontiguousarray(bias, dtype=np.float32)
+        if self._bias is not None and self._bias.shape != (self.num_out,):
+            raise InvariantError(f"a bias must have {self.num_out} numbers, {self._bias.shape} is given")
+        self._head = (*shape, self._packed.ctypes.data, 0 if self._bias is None else self._bias.ctypes.data)
+        self._pack(sources, num_threads)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the panels."""
+        return len(self._packed)
+
+    @property
+    def reference(self) -> tuple[int, int, int, int, int, int]:
+        """As native code wants it: format, outputs, inputs, group, address, address of the bias or 0."""
+        return self._head
+
+    def product(self, rows: Floats, out: Floats, arithmetic: Arithmetic, num_threads: int) -> None:
+        """`out` [row, out] = `rows` [row, in] x weight^T + bias. Rows may lie anywhere, each is contiguous."""
+        if arithmetic not in self.format.arithmetics:
+            raise InvariantError(f"format {self.format.name} has no {arithmetic.name.lower()} arithmetic")
+        row_stride, out_stride = _stride(rows, self.num_in), _stride(out, self.num_out)
+        if len(out) != len(rows):
+            raise InvariantError(f"{len(rows)} rows do not fit {len(out)} rows of results")
+        extension.kernels().panel_product(
+            *self._head,
+            int(arithmetic),
+            num_threads,
+            rows.ctypes.data,
+            row_stride,
+            out.ctypes.data,
+            out_stride,
+            len(rows),
+        )
+
+    def rows(self, indices: NDArray[np.int64], num_threads: int = 1) -> Floats:
+        """[index, in]: outputs of the weight as the numbers they stand for."""
+        indices = np.ascontiguousarray(indices, dtype=np.int64)
+        if indices.ndim != 1 or (len(indices) and not 0 <= indices.min() <= indices.max() < self.num_out):
+            raise InvariantError(f"rows must be between 0 and {self.num_out - 1}, {indices} are asked for")
+        out = np.empty((len(indices), self.num_in), dtype=np.float32)
+        extension.kernels().panel_unpack(
+            *self._head[:5], indices.ctypes.data, len(indices), out.ctypes.data, self.num_in, num_threads
+        )
+        return out
+
+    def _pack(self, sources: Sequence[Source], num_threads: int) -> None:
+        panel_bytes = extension.kernels().panel_bytes(self._head[0], PANEL_OUTPUTS, *self._head[2:4])
+        begin = 0
+        for source in sources:
+            for first, piece in source.pieces():
+                at = self._head[4] + (begin + first) // PANEL_OUTPUTS * panel_bytes
+                self._pack_piece(piece, at, num_threads)
+            begin += source.num_out
+
+    def _pack_piece(self, piece: Piece, address: int, num_threads: int) -> None:
+        rows = piece.rows if piece.rows.strides[1] == 1 else np.ascontiguousarray(piece.rows)
+        scales = None if piece.scales is None else np.ascontiguousarray(piece.scales, dtype=np.float32)
+        zeros = None if piece.zeros is None else np.ascontiguousarray(piece.zeros, dtype=np.uint8)
+        extension.kernels().pack_panels(
+            self._head[0],
+            len(rows),
+            *self._head[2:4],
+            rows.ctypes.data,
+            rows.strides[0],
+            0 if scales is None else scales.ctypes.data,
+            0 if zeros is None else zeros.ctypes.data,
+            address,
+            num_threads,
+        )
+
+
+def can_join(sources: Sequence[Source]) -> bool:
+    """Whether these tensors can be one weight: one format, equal inputs, whole panels."""
+    first = sources[0]
+    are_alike = all(
+        (each.format, each.num_in, each.group) == (first.format, first.num_in, first.group) for each in sources
+    )
+    return are_alike and all(each.num_out % PANEL_OUTPUTS == 0 for each in sources[:-1])
+
+
+def _check_joined(sources: Sequence[Source]) -> None:
+    if not can_join(sources):
+        shapes = ", ".join(f"{each.format.name} [{each.num_out}, {each.num_in}]" for each in sources)
+        raise InvariantError(
+            f"tensors of one weight must have one format, equal inputs and, but for the last, a multiple of "
+            f"{PANEL_OUTPUTS} outputs: {shapes} are given"
+        )
+
+
+def _stride(rows: Floats, size: int) -> int:
+    """Numbers from one row to the next."""
+    if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != size or (size > 1 and rows.strides[1] != 4):
+        raise InvariantError(
+            f"rows must be float32, {size} contiguous numbers each: {rows.dtype} {rows.shape} with strides "
+            f"{rows.strides} is given"
+        )
+    return rows.strides[0] // 4

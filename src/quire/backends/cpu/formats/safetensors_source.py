@@ -1,0 +1,213 @@
+"""Tensors of safetensors files: plain numbers, and the schemes by which small codes are kept there.
+
+    compressed-tensors  pack-quantized, int4 or int8     AWQ   int4         fp8   e4m3 codes, scales of blocks,
+    GPTQ                int4 or int8, no desc_act                                channels or the whole tensor
+
+A scheme says what a weight's codes, scales and zeros are. Codes are unpacked to a byte each for a piece at a time.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.cpu.formats.source import Piece, Source
+from quire.backends.cpu.formats.weight_format import FORMATS
+from quire.errors import CheckpointError
+
+Codes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """A tensor as mapped: its type as safetensors spells it. BF16 comes as uint16, F8_E4M3 as uint8."""
+
+    type: str
+    array: NDArray[np.generic]
+
+    def floats(self) -> Floats:
+        """As float32: for scales, which are few."""
+        if self.type == "BF16":
+            return (self.array.astype(np.uint32) << 16).view(np.float32)
+        if self.type not in {"F16", "F32"}:
+            raise CheckpointError(f"scales must be of type BF16, F16 or F32, {self.type} is given")
+        return self.array.astype(np.float32)
+
+
+Tensors = Mapping[str, StoredArray]
+"""What a file has of one weight, by the last part of its names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemeOptions:
+    """What a model's quantisation config says of all its weights."""
+
+    num_bits: int = 4
+    group_size: int | None = None
+    """Inputs that share a scale; None: all of an output."""
+    is_symmetric: bool = True
+    zeros_are_less_one: bool = True
+    """GPTQ's first file format has zeros one below what they stand for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A weight of a scheme: how to unpack outputs [first, end), and all scales and zeros, [out, group]."""
+
+    num_out: int
+    num_in: int
+    unpack: Callable[[int, int], Codes]
+    scales: Floats
+    zeros: Codes
+
+    def source(self, options: SchemeOptions) -> Source:
+        group = options.group_size or self.num_in
+        wanted = (self.num_out, -(-self.num_in // group))
+        if self.scales.shape != wanted or self.zeros.shape != wanted:
+            raise CheckpointError(
+                f"a weight [{self.num_out}, {self.num_in}] with groups of {group} must have scales and zeros "
+                f"{wanted}, {self.scales.shape} and {self.zeros.shape} are given; the files belong to different models"
+            )
+
+        def read(first: int, end: int) -> Piece:
+            return Piece(self.unpack(first, end), self.scales[first:end], self.zeros[first:end])
+
+        return Source(FORMATS[f"INT{options.num_bits}"], self.num_out, self.num_in, read, group)
+
+
+def dense_source(tensor: StoredArray) -> Source:
+    """Plain numbers."""
+    if tensor.type not in {"F32", "F16", "BF16"}:
+        raise CheckpointError(f"plain weights must be of type F32, F16 or BF16, {tensor.type} is given")
+    num_out, num_in = tensor.array.shape
+    rows = np.ascontiguousarray(tensor.array).view(np.uint8)
+    return Source(FORMATS[tensor.type], num_out, num_in, lambda first, end: Piece(rows[first:end]), 0, None)
+
+
+def compressed_source(tensors: Tensors, options: SchemeOptions) -> Source:
+    """compressed-tensors, pack-quantized: words of an output's neighbouring inputs, lowest bits first."""
+    num_out, num_in = (int(size) for size in np.ravel(tensors["weight_shape"].array))
+    _refuse_order(tensors.get("weight_g_idx"), options)
+    packed = np.ascontiguousarray(tensors["weight_packed"].array)
+    scales = tensors["weight_scale"].floats().reshape(num_out, -1)
+    zeros = np.full(scales.shape, 1 << (options.num_bits - 1), dtype=np.uint8)
+    if not options.is_symmetric:
+        words = np.ascontiguousarray(tensors["weight_zero_point"].array.T)
+        zeros = np.ascontiguousarray(_unpack_words(words, options.num_bits)[:, :num_out].T)
+    return _Coded(
+        num_out,
+        num_in,
+        lambda first, end: _unpack_words(packed[first:end], options.num_bits)[:, :num_in],
+        scales,
+        zeros,
+    ).source(options)
+
+
+def gptq_source(tensors: Tensors, options: SchemeOptions) -> Source:
+    """GPTQ: words of an output's neighbouring inputs, [in / words, out]."""
+    words = tensors["qweight"].array
+    num_out, num_in = words.shape[1], words.shape[0] * (32 // options.num_bits)
+    _refuse_order(tensors.get("g_idx"), options)
+    zeros = _unpack_words(np.ascontiguousarray(tensors["qzeros"].array), options.num_bits)[:, :num_out]
+    return _Coded(
+        num_out,
+        num_in,
+        lambda first, end: _unpack_words(np.ascontiguousarray(words[:, first:end].T), options.num_bits),
+        np.ascontiguousarray(tensors["scales"].floats().T),
+        np.ascontiguousarray((zeros + np.uint8(options.zeros_are_less_one)).T),
+    ).source(options)
+
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbouring outputs each half byte of a word is, lowest bits first."""
+
+
+def awq_source(tensors: Tensors, options: SchemeOptions) -> Source:
+    """AWQ: words of neighbouring outputs, [in, out / 8], in an order of their own."""
+    if options.num_bits != 4:
+        raise CheckpointError(f"AWQ weights must have 4 bits, {options.num_bits} are given")
+    words = tensors["qweight"].array
+    num_in, num_out = words.shape[0], words.shape[1] * 8
+
+    def unpack(first: int, end: int) -> Codes:
+        begin, last = first // 8, -(-end // 8)
+        return np.ascontiguousarray(_in_order(words[:, begin:last])[:, : end - first].T)
+
+    return _Coded(
+        num_out,
+        num_in,
+        unpack,
+        np.ascontiguousarray(tensors["scales"].floats().T),
+        np.ascontiguousarray(_in_order(tensors["qzeros"].array).T),
+    ).source(options)
+
+
+def fp8_source(tensors: Tensors, options: SchemeOptions) -> Source:
+    """fp8: numbers of type e4m3, and scales of blocks, of outputs or of the whole tensor."""
+    rows = np.ascontiguousarray(tensors["weight"].array).view(np.uint8)
+    num_out, num_in = rows.shape
+    group = options.group_size or num_in
+    is_by_blocks = "weight_scale_inv" in tensors
+    given = tensors["weight_scale_inv" if is_by_blocks else "weight_scale"].floats()
+    scales = np.atleast_1d(given).reshape(len(np.atleast_1d(given)), -1)
+    if len(scales) != num_out:
+        # One row of scales serves a block of outputs, or all of them.
+        each = group if is_by_blocks else num_out
+        scales = np.repeat(scales, each, axis=0)[:num_out]
+    if scales.shape != (num_out, -(-num_in // group)):
+        raise CheckpointError(
+            f"a weight [{num_out}, {num_in}] with groups of {group} has scales {given.shape}; the files belong to "
+            "different models"
+        )
+    return Source(
+        FORMATS["FP8_E4M3"],
+        num_out,
+        num_in,
+        lambda first, end: Piece(rows[first:end], scales[first:end]),
+        group,
+        None,
+    )
+
+
+SCHEMES: Mapping[str, Callable[[Tensors, SchemeOptions], Source]] = {
+    "pack-quantized": compressed_source,
+    "gptq": gptq_source,
+    "awq": awq_source,
+    "fp8": fp8_source,
+}
+"""By what a model's quantisation config calls them."""
+
+
+def _unpack_words(words: NDArray[np.generic], num_bits: int) -> Codes:
+    """[row, word] of 32 bits to [row, code], lowest bits first."""
+    as_bytes = words.view(np.uint8)
+    if num_bits == 8:
+        return as_bytes
+    if num_bits != 4:
+        raise CheckpointError(f"codes must have 4 or 8 bits, {num_bits} are given; take the model in another format")
+    codes = np.empty((len(as_bytes), as_bytes.shape[1], 2), dtype=np.uint8)
+    np.bitwise_and(as_bytes, 15, out=codes[..., 0])
+    np.right_shift(as_bytes, 4, out=codes[..., 1])
+    return codes.reshape(len(as_bytes), -1)
+
+
+def _in_order(words: NDArray[np.generic]) -> Codes:
+    """AWQ's words, [row, word], as codes of neighbouring outputs."""
+    codes = _unpack_words(np.ascontiguousarray(words), 4).reshape(len(words), -1, 8)
+    ordered = np.empty_like(codes)
+    ordered[..., AWQ_ORDER] = codes
+    return ordered.reshape(len(words), -1)
+
+
+def _refuse_order(indices: StoredArray | None, options: SchemeOptions) -> None:
+    """Groups must be neighbouring inputs."""
+    if indices is None:
+        return
+    given = np.ravel(indices.array)
+    if (given >= 0).all() and (given != np.arange(len(given)) // (options.group_size or len(given))).any():
+        raise CheckpointError(
+            "groups of a quantised weight must be neighbouring inputs, this one has them in an order of its own "
+            "(desc_act); take the model quantised without it"
+        )

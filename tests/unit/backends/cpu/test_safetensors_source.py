@@ -1,0 +1,204 @@
+"""The schemes by which safetensors files keep small codes, packed here word by word as their authors describe them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from quire.backends.cpu.formats import SCHEMES, Arena, Arithmetic, PackedWeight, StoredArray, dense_source
+from quire.backends.cpu.formats.safetensors_source import SchemeOptions
+from quire.errors import CheckpointError
+
+pytest.importorskip("quire._native")
+
+Codes = NDArray[np.uint8]
+
+
+def words_of(codes: Codes, num_bits: int) -> NDArray[np.int32]:
+    """Neighbours of the last dimension, lowest bits first."""
+    each = 32 // num_bits
+    words = np.zeros((*codes.shape[:-1], codes.shape[-1] // each), np.uint32)
+    for at in range(each):
+        words |= codes[..., at::each].astype(np.uint32) << np.uint32(num_bits * at)
+    return words.view(np.int32)
+
+
+def awq_words(codes: Codes) -> NDArray[np.int32]:
+    """Of eight neighbours, the even ones first."""
+    eights = codes.reshape(*codes.shape[:-1], -1, 8)
+    return words_of(eights[..., [0, 2, 4, 6, 1, 3, 5, 7]].reshape(codes.shape), 4)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Codes [out, in], scales and zeros [out, group]."""
+
+    codes: Codes
+    scales: NDArray[np.float16]
+    zeros: Codes
+    group: int
+
+    @classmethod
+    def draw(cls, num_bits: int, num_out: int, num_in: int, group: int, seed: int) -> "Quantised":
+        dice = np.random.default_rng(seed)
+        shape = (num_out, num_in // group)
+        codes = dice.integers(0, 1 << num_bits, (num_out, num_in), dtype=np.uint8)
+        scales = dice.uniform(1e-3, 1e-2, shape).astype(np.float16)
+        return cls(codes, scales, dice.integers(1, 1 << num_bits, shape, dtype=np.uint8), group)
+
+    @property
+    def weight(self) -> NDArray[np.float32]:
+        zeros = np.repeat(self.zeros, self.group, axis=1).astype(np.float32)
+        return (self.codes.astype(np.float32) - zeros) * np.repeat(self.scales, self.group, axis=1).astype(np.float32)
+
+
+Tensors = dict[str, StoredArray]
+Pack = Callable[[Quantised, int], Tensors]
+
+
+def compressed(made: Quantised, num_bits: int) -> Tensors:
+    return {
+        "weight_packed": StoredArray("I32", words_of(made.codes, num_bits)),
+        "weight_scale": StoredArray("F16", made.scales),
+        "weight_zero_point": StoredArray("I32", np.ascontiguousarray(words_of(made.zeros.T, num_bits).T)),
+        "weight_shape": StoredArray("I64", np.array(made.codes.shape)),
+    }
+
+
+def gptq(made: Quantised, num_bits: int) -> Tensors:
+    return {
+        "qweight": StoredArray("I32", np.ascontiguousarray(words_of(made.codes, num_bits).T)),
+        "qzeros": StoredArray("I32", words_of(np.ascontiguousarray((made.zeros - 1).T), num_bits)),
+        "scales": StoredArray("F16", np.ascontiguousarray(made.scales.T)),
+        "g_idx": StoredArray("I32", (np.arange(made.codes.shape[1]) // made.group).astype(np.int32)),
+    }
+
+
+def awq(made: Quantised, num_bits: int) -> Tensors:
+    del num_bits
+    return {
+        "qweight": StoredArray("I32", awq_words(np.ascontiguousarray(made.codes.T))),
+        "qzeros": StoredArray("I32", awq_words(np.ascontiguousarray(made.zeros.T))),
+        "scales": StoredArray("F16", np.ascontiguousarray(made.scales.T)),
+    }
+
+
+CASES = [
+    ("pack-quantized", compressed, 4),
+    ("pack-quantized", compressed, 8),
+    ("gptq", gptq, 4),
+    ("gptq", gptq, 8),
+    ("awq", awq, 4),
+]
+
+
+@pytest.mark.parametrize(("name", "pack", "num_bits"), CASES)
+@settings(max_examples=10)
+@given(
+    sizes=st.tuples(st.integers(1, 9), st.sampled_from([32, 64, 128]), st.integers(1, 3)),
+    is_by_channel=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_scheme_gives_the_weights_its_codes_stand_for(
+    name: str, pack: Pack, num_bits: int, sizes: tuple[int, int, int], is_by_channel: bool, seed: int
+) -> None:
+    eights, group, num_groups = sizes
+    num_in = group * num_groups
+    made = Quantised.draw(num_bits, 8 * eights, num_in, num_in if is_by_channel else group, seed)
+    options = SchemeOptions(num_bits, None if is_by_channel else group, is_symmetric=False)
+    weight = PackedWeight([SCHEMES[name](pack(made, num_bits), options)], Arena(), 2)
+    assert np.array_equal(weight.rows(np.arange(8 * eights)), made.weight)
+
+
+def test_both_arithmetics_multiply_the_codes_of_a_scheme() -> None:
+    made = Quantised.draw(4, 48, 256, 128, 1)
+    options = SchemeOptions(4, 128)
+    weight = PackedWeight([SCHEMES["gptq"](gptq(made, 4), options)], Arena(), 1)
+    rows = np.random.default_rng(2).standard_normal((9, 256)).astype(np.float32)
+    wanted = rows.astype(np.float64) @ made.weight.astype(np.float64).T
+    sizes = np.abs(rows).astype(np.float64) @ np.abs(made.weight).astype(np.float64).T
+    for kind, most in ((Arithmetic.FLOAT, 2e-6), (Arithmetic.INTEGER, 5e-3)):
+        out = np.empty((9, 48), np.float32)
+        weight.product(rows, out, kind, 1)
+        assert np.max(np.abs(out - wanted) / sizes) < most
+
+
+def test_symmetric_codes_have_their_zero_in_the_middle() -> None:
+    made = Quantised.draw(4, 16, 64, 32, 3)
+    tensors = {name: tensor for name, tensor in compressed(made, 4).items() if name != "weight_zero_point"}
+    weight = PackedWeight([SCHEMES["pack-quantized"](tensors, SchemeOptions(4, 32))], Arena(), 1)
+    middle = Quantised(made.codes, made.scales, np.full_like(made.zeros, 8), 32)
+    assert np.array_equal(weight.rows(np.arange(16)), middle.weight)
+
+
+def test_groups_in_an_order_of_their_own_are_refused() -> None:
+    made = Quantised.draw(4, 16, 64, 32, 3)
+    tensors = gptq(made, 4) | {"g_idx": StoredArray("I32", np.arange(64, dtype=np.int32)[::-1] // 32)}
+    with pytest.raises(CheckpointError, match="desc_act"):
+        SCHEMES["gptq"](tensors, SchemeOptions(4, 32))
+
+
+def test_bits_groups_and_scales_that_do_not_fit_are_refused() -> None:
+    made = Quantised.draw(4, 16, 64, 32, 3)
+    with pytest.raises(CheckpointError, match="4 or 8 bits, 3"):
+        SCHEMES["gptq"](gptq(made, 4), SchemeOptions(3, 32))
+    with pytest.raises(CheckpointError, match="AWQ weights must have 4 bits"):
+        SCHEMES["awq"](awq(made, 4), SchemeOptions(8, 32))
+    with pytest.raises(CheckpointError, match="different models"):
+        SCHEMES["awq"](awq(made, 4), SchemeOptions(4, 64))
+    with pytest.raises(CheckpointError, match="multiple of 32 inputs, 16"):
+        SCHEMES["awq"](awq(Quantised.draw(4, 16, 64, 16, 3), 4), SchemeOptions(4, 16))
+
+
+def e4m3(codes: Codes) -> NDArray[np.float64]:
+    exponent, mantissa = codes >> 3 & 15, (codes & 7).astype(np.float64)
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent.astype(np.float64) - 10))
+    return np.where(codes & 0x80, -1.0, 1.0) * np.where(codes & 0x7F == 0x7F, np.nan, size)
+
+
+ALL_CODES = np.arange(256, dtype=np.uint8).reshape(4, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "scales", "group"),
+    [
+        ("weight_scale", np.array([0.25, 3.0, 1e-3, 7.5], np.float32)[:, None], None),
+        ("weight_scale", np.array([0.3], np.float32), None),
+        ("weight_scale", np.array(0.3, np.float32), None),
+        ("weight_scale_inv", np.array([[0.5, 0.3]], np.float32), 32),
+    ],
+)
+def test_fp8_codes_are_their_numbers_times_their_scales(
+    name: str, scales: NDArray[np.float32], group: int | None
+) -> None:
+    tensors = {"weight": StoredArray("F8_E4M3", ALL_CODES), name: StoredArray("F32", scales)}
+    weight = PackedWeight([SCHEMES["fp8"](tensors, SchemeOptions(8, group))], Arena(), 1)
+    each = (
+        scales
+        if scales.size == 1
+        else np.repeat(np.broadcast_to(scales, (4, scales.shape[1])), 64 // scales.shape[1], axis=1)
+    )
+    wanted = e4m3(ALL_CODES).astype(np.float32) * each
+    assert np.array_equal(weight.rows(np.arange(4)), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_plain_numbers_stay_what_they_are(name: str) -> None:
+    numbers = np.random.default_rng(4).standard_normal((20, 24)).astype(np.float32)
+    halves = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    kept = {"F32": StoredArray("F32", numbers), "F16": StoredArray("F16", numbers.astype(np.float16))}
+    stored = kept.get(name, StoredArray("BF16", halves))
+    weight = PackedWeight([dense_source(stored)], Arena(), 1)
+    assert weight.format.name == name
+    assert np.array_equal(weight.rows(np.arange(20)), stored.floats())
+
+
+def test_other_types_are_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match="I32 is given"):
+        dense_source(StoredArray("I32", np.zeros((2, 2), np.int32)))
+    with pytest.raises(CheckpointError, match="scales must be"):
+        StoredArray("I32", np.zeros(2, np.int32)).floats()
