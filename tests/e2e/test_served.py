@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from benchmarks.test_model import smollm2_directory, smollm2_file
+from quire.checkpoints import resolve
 from quire.client.outputs import Completion
 from quire.client.params import SamplingParams
 from quire.client.served import ServedModel, plan_worker, plan_workers
@@ -48,7 +49,10 @@ def test_two_models_share_one_memory_budget_and_answer_each_for_itself() -> None
     async def main() -> None:
         settings = ModelSettings(memory_bytes=3 << 30, max_sequence_tokens=256, max_running=4, max_step_tokens=64)
         first, second = plan_workers(names, settings)
-        assert [one.plan.open.settings.memory_bytes for one in (first, second)] == [3 << 29] * 2
+        budgets = [one.plan.open.settings.memory_bytes or 0 for one in (first, second)]
+        sizes = [sum(file.stat().st_size for file in resolve(name).weight_files) for name in names]
+        assert sum(budgets) == 3 << 30
+        assert budgets[0] - sizes[0] == budgets[1] - sizes[1]
         async with ServedModel(lambda: first) as one, ServedModel(lambda: second) as other:
             done = [await model.generate(PROMPTS[1], params(1)) for model in (one, other)]
         assert done[0].answers == done[1].answers
