@@ -20,7 +20,8 @@ class StepTiles:
     def __init__(self, items: Sequence[WorkItem], block_size: int, group_size: int) -> None:
         if not items:
             raise ValueError("a step has at least one item")
-        flat, self.num_rows, num_blocks = [], 0, 0
+        flat: list[int] = []
+        self.num_rows, num_blocks = 0, 0
         for item in items:
             num_rows, count, position = len(item.token_ids), len(item.block_ids), item.first_position
             _check_item(num_rows, position, count * block_size)
