@@ -64,8 +64,10 @@ class Step {
         const Layer& layer = call_.layers[at];
         const LayerStore& store = call_.stores[at];
         norm(at == 0 ? nullptr : call_.added, layer.input_norm, rows);
-        product(kQkv, layer.qkv, call_.hidden + rows.first * call_.hidden_size, call_.qkv, rows.count);
-        const RopeCall rope = {call_.qkv, layer.qkv.num_out, call_.cos + rows.first * call_.head_size,
+        const int64_t width = (call_.num_heads + 2 * call_.num_kv_heads) * call_.head_size;
+        const float* normed = call_.hidden + rows.first * call_.hidden_size;
+        products(kQkv, layer.qkv, normed, call_.qkv, width, rows.count);
+        const RopeCall rope = {call_.qkv, width, call_.cos + rows.first * call_.head_size,
                              call_.sin + rows.first * call_.head_size, layer.query_norm, layer.key_norm, eps(),
                              store.keys, call_.key_block_stride, store.values, call_.value_block_stride, kv_type(),
                              call_.blocks + rows.first, call_.slots + rows.first,
@@ -86,12 +88,13 @@ class Step {
     void answer(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
         float* added = call_.added + rows.first * call_.hidden_size;
-        product(kOut, layer.out, call_.answers + rows.first * query_size(), added, rows.count);
+        product(kOut, layer.out, call_.answers + rows.first * query_size(), added, call_.hidden_size, rows.count);
         norm(call_.added, layer.post_norm, rows);
-        product(kGateUp, layer.gate_up, call_.hidden + rows.first * call_.hidden_size, call_.gate_up, rows.count);
+        products(kGateUp, layer.gate_up, call_.hidden + rows.first * call_.hidden_size, call_.gate_up,
+                 2 * call_.intermediate_size, rows.count);
         const SiluCall silu = {call_.gate_up, call_.gated, rows.count, call_.intermediate_size, num_threads()};
         timed(kSilu, [&] { kernels_.silu_mul(silu); });
-        product(kDown, layer.down, call_.gated, added, rows.count);
+        product(kDown, layer.down, call_.gated, added, call_.hidden_size, rows.count);
     }
 
     void norm(const float* added, const float* weight, Rows rows) {
@@ -101,8 +104,18 @@ class Step {
         timed(kNorm, [&] { kernels_.add_rms_norm(norm); });
     }
 
-    void product(Part part, const Linear& linear, const float* rows, float* out, int64_t num_rows) {
-        const ProductCall product = {rows, linear.num_in, linear.packed, linear.bias, out, linear.num_out, num_rows,
+    // Weights whose outputs stand side by side in rows of `width`.
+    template <size_t N>
+    void products(Part part, const Linear (&linears)[N], const float* rows, float* out, int64_t width,
+                  int64_t num_rows) {
+        for (const Linear& linear : linears) {
+            if (linear.num_out > 0) product(part, linear, rows, out, width, num_rows);
+            out += linear.num_out;
+        }
+    }
+
+    void product(Part part, const Linear& linear, const float* rows, float* out, int64_t width, int64_t num_rows) {
+        const ProductCall product = {rows, linear.num_in, linear.packed, linear.bias, out, width, num_rows,
                                      linear.num_in, linear.num_out, num_threads(), product_scratch_.get()};
         timed(part, [&] { products_of(linear).product(product); });
     }
@@ -136,10 +149,15 @@ class Step {
     static int64_t largest_scratch(const DecoderCall& call) {
         int64_t largest = 0;
         const int64_t num_rows = std::min(call.chunk_rows, call.num_rows);
-        for (int64_t at = 0; at < call.num_layers; ++at)
-            for (const Linear* one : {&call.layers[at].qkv, &call.layers[at].out, &call.layers[at].gate_up,
-                                      &call.layers[at].down})
-                largest = std::max(largest, products_of(*one).scratch_bytes(num_rows, one->num_in));
+        const auto meet = [&](const Linear& one) {
+            largest = std::max(largest, products_of(one).scratch_bytes(num_rows, one.num_in));
+        };
+        for (int64_t at = 0; at < call.num_layers; ++at) {
+            for (const Linear& one : call.layers[at].qkv) meet(one);
+            for (const Linear& one : call.layers[at].gate_up) meet(one);
+            meet(call.layers[at].out);
+            meet(call.layers[at].down);
+        }
         return largest;
     }
 

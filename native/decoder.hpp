@@ -19,7 +19,7 @@ struct Layer {
     const float* query_norm;  // [head size], or null
     const float* key_norm;
     const float* post_norm;
-    Linear qkv, out, gate_up, down;
+    Linear qkv[3], out, gate_up[2], down;  // what cannot be one weight is several; outputs side by side, none: zeros
     int64_t window;  // -1: none
 };
 
@@ -50,7 +50,7 @@ struct DecoderCall {
     float* added;        // [row, hidden], and so on: what is between
     float* queries;      // [row, heads x head size]
     float* answers;      // as queries
-    float* qkv;          // [row of a chunk, out of qkv]
+    float* qkv;          // [row of a chunk, queries, keys and values]
     float* gate_up;      // [row of a chunk, 2 x intermediate]
     float* gated;        // [row of a chunk, intermediate]
     int64_t chunk_rows;  // rows that go through a chain of products at once: what one makes is warm for the next

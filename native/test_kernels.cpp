@@ -309,18 +309,21 @@ void test_decoder() {
     const int64_t rows = pick(1, 16), block = 16, query = heads * head, kv = kv_heads * head;
     std::vector<Packed> packed;
     for (int layer = 0; layer < 2; ++layer) {
-        packed.emplace_back(type, query + 2 * kv, hidden);
+        packed.emplace_back(type, query, hidden);
+        packed.emplace_back(type, 2 * kv, hidden);
         packed.emplace_back(type, hidden, query);
-        packed.emplace_back(type, 2 * wide, hidden);
+        packed.emplace_back(type, wide, hidden);
+        packed.emplace_back(type, wide, hidden);
         packed.emplace_back(type, hidden, wide);
     }
     auto floats = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
     const std::vector<float> norm = floats(hidden), head_norm = floats(head), cos = floats(rows * head);
     std::vector<quire::Layer> layers;
     std::vector<std::vector<float>> stored(4, std::vector<float>(static_cast<size_t>(2 * kv * block), NAN));
-    for (size_t at = 0; at < 8; at += 4)
-        layers.push_back({norm.data(), head_norm.data(), head_norm.data(), norm.data(), packed[at].linear,
-                          packed[at + 1].linear, packed[at + 2].linear, packed[at + 3].linear, -1});
+    for (size_t at = 0; at < 12; at += 6)
+        layers.push_back({norm.data(), head_norm.data(), head_norm.data(), norm.data(),
+                          {packed[at].linear, packed[at + 1].linear}, packed[at + 2].linear,
+                          {packed[at + 3].linear, packed[at + 4].linear}, packed[at + 5].linear, -1});
     const std::vector<quire::LayerStore> stores = {{stored[0].data(), stored[1].data()},
                                                    {stored[2].data(), stored[3].data()}};
     std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots;

@@ -106,7 +106,7 @@ def tree() -> list[measures.Module]:
 
 
 async def modules_of_a_worker() -> list[str]:
-    """What a worker has loaded after it has answered one request of a small model on the fast path."""
+    """What a worker has loaded after it has answered one request of a small model on the CPU backend."""
     from tests.support import architectures  # noqa: PLC0415 - transformers makes the model, and takes seconds
 
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

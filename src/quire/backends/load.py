@@ -23,7 +23,7 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
         return _load_torch(checkpoint, settings, tell, "backend is torch")
     from quire.backends.cpu import load as cpu_load  # noqa: PLC0415 - numpy, paid when used
 
-    reason = cpu_load.why_not(checkpoint, settings)
+    reason = cpu_load.why_not_cpu(checkpoint, settings)
     if reason is None:
         return cpu_load.load(checkpoint, settings, tell)
     if settings.backend == "cpu":

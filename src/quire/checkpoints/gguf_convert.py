@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quire.checkpoints.cache import UNFINISHED, check_free_space
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.progress import Progress, quiet
-from quire.checkpoints.stored_tensors import StoredTensor, numbers_of, opened, read_rows
+from quire.checkpoints.stored_tensors import StoredTensor, numbers_of, opened_weights, read_rows
 from quire.checkpoints.weights import SINGLE_NAME
 from quire.errors import CheckpointError
 
@@ -93,7 +93,7 @@ def _converted_pieces(name: str, tensor: StoredTensor) -> Iterator[memoryview]:
     import numpy as np
 
     step = max(1, SLICE_VALUES // tensor.shape[-1])
-    with opened(tensor.path) as source:
+    with opened_weights(tensor.path) as source:
         for first in range(0, tensor.num_rows, step):
             rows = read_rows(source, tensor, first, min(step, tensor.num_rows - first))
             values = _finite(name, numbers_of(rows, tensor.type))

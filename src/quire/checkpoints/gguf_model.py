@@ -28,7 +28,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 HALF_TYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
-def described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFFile, Path]:
+def gguf_described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFFile, Path]:
     """The file's header, and the folder with its config and tokenizer."""
     try:
         file = read_gguf(path)

@@ -7,7 +7,7 @@ from typing import Any
 from quire.checkpoints.cache import cache_folder
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.directory import Weights, read_described, read_directory
-from quire.checkpoints.gguf_model import described, plan
+from quire.checkpoints.gguf_model import gguf_described, plan
 from quire.checkpoints.progress import Progress, quiet
 from quire.config.home import expanded
 from quire.errors import CheckpointError
@@ -33,7 +33,7 @@ def resolve(name: str, *, progress: Progress = quiet, cache: Path | None = None)
 
 
 def _in_one_file(path: Path, name: str, progress: Progress, cache: Path) -> Checkpoint:
-    file, directory = described(path, cache, progress)
+    file, directory = gguf_described(path, cache, progress)
     _, tensors = plan(file)
     source = path.resolve()
     # By name and type, but not by the file's own name: a copy of it is the same model.

@@ -51,12 +51,12 @@ class StoredTensor:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def opened_weights(path: Path) -> Iterator[BinaryIO]:
     """The file for reading, or a CheckpointError."""
     try:
         file = path.open("rb", buffering=0)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be opened: {error.strerror}; check the path") from error
+        raise CheckpointError(f"{path} cannot be opened_weights: {error.strerror}; check the path") from error
     with file:
         yield file
 

@@ -19,7 +19,7 @@ from quire.checkpoints import cache as cache_room
 from quire.checkpoints.cache import UNFINISHED
 from quire.checkpoints.gguf_config import shortest
 from quire.checkpoints.stored_tensors import half_split, numbers_of, read_rows
-from quire.checkpoints.stored_tensors import opened as opened_file
+from quire.checkpoints.stored_tensors import opened_weights as opened_file
 from quire.errors import CheckpointError
 from tests.support.tiny_models import Array, Tiny, converted, piece_metadata, write_gguf
 

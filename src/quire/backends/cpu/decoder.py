@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.backends.cpu.kv_store import KV_TYPES, KVStore
-from quire.backends.cpu.layers import CALL, CHUNK_ROWS, PARTS, Buffers, check_layout, table_of
+from quire.backends.cpu.layers import CALL, CHUNK_ROWS, NO_LINEAR, PARTS, Buffers, check_layout, layer_table
 from quire.backends.cpu.linear import HeldRows, PackedWeight
 from quire.backends.cpu.tiles import StepTiles
 from quire.backends.cpu.weight_reader import WeightReader
@@ -20,7 +20,7 @@ from quire.backends.host.batch import Batch
 from quire.backends.host.decoder_shape import DecoderShape, LayerShape
 from quire.backends.host.rope import Rope
 from quire.backends.host.wanted import Computed
-from quire.backends.kernels.arrays import address_of
+from quire.backends.kernels.arrays import Floats, address_of
 from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import PackedProduct, rounded_bf16, widened_bf16
@@ -28,8 +28,6 @@ from quire.backends.kernels.threads import num_threads
 from quire.errors import CheckpointError, InvariantError
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-
-Floats = NDArray[np.float32]
 
 
 class Decoder:
@@ -45,7 +43,7 @@ class Decoder:
             reader.forget(HEAD)
         self._head: PackedWeight = self._weights.matrix([head], [shape.vocabulary_size], shape.hidden_size)
         self._embedding: HeldRows = self._head if shape.has_tied_head else self._read_embedding(reader, dtype)
-        self._layers = table_of([self._read_layer(reader, at) for at in range(shape.num_layers)])
+        self._layers = layer_table([self._read_layer(reader, at) for at in range(shape.num_layers)])
         self._call = self._constant_call(self._weights.vector([NORM], [shape.hidden_size]))
         self._buffers = Buffers(shape, 0)
         self._seconds: NDArray[np.float64] | None = None
@@ -137,14 +135,13 @@ class Decoder:
             weights.address([f"{prefix}post_attention_layernorm.weight"], [hidden]),
         ]
         sizes = [shape.query_size, shape.kv_size, shape.kv_size]
-        products = [
-            weights.product([f"{attention}{name}_proj" for name in "qkv"], sizes, hidden),
-            weights.product([f"{attention}o_proj"], [hidden], shape.query_size),
-            weights.product([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], [wide, wide], hidden),
-            weights.product([f"{prefix}mlp.down_proj"], [hidden], wide),
-        ]
+        qkv = weights.product([f"{attention}{name}_proj" for name in "qkv"], sizes, hidden)
+        out = weights.product([f"{attention}o_proj"], [hidden], shape.query_size)
+        gate_up = weights.product([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], [wide, wide], hidden)
+        down = weights.product([f"{prefix}mlp.down_proj"], [hidden], wide)
+        linears = ([qkv, NO_LINEAR, NO_LINEAR], out, [gate_up, NO_LINEAR], down)
         window = shape.windows[at]
-        return (*norms, *(one.reference for one in products), -1 if window is None else window)
+        return (*norms, *linears, -1 if window is None else window)
 
 
 class _Weights:
@@ -170,13 +167,13 @@ class _Weights:
         pieces = self._reader.pieces(names, sizes, num_in)
         return PackedProduct(pieces, (sum(sizes), num_in), bias, self._dtype, self._arena)
 
-    def product(self, names: Sequence[str], sizes: Sequence[int], num_in: int) -> PackedProduct:
-        """With the bias, if there is one."""
+    def product(self, names: Sequence[str], sizes: Sequence[int], num_in: int) -> tuple[int, int, int, int, int]:
+        """A reference to one weight of these tensors, with their bias if they have one."""
         biases = [f"{name}.bias" for name in names]
         bias = self.vector(biases, sizes) if self._reader.has(biases[0]) else None
         made = self.matrix([f"{name}.weight" for name in names], sizes, num_in, bias)
         self._held.append(made)
-        return made
+        return made.reference
 
 
 class _PlainRows:

@@ -15,8 +15,6 @@ from quire.backends.host.decoder_shape import DecoderShape
 from quire.backends.kernels.extension import kernels
 from quire.errors import InvariantError
 
-Floats = NDArray[np.float32]
-
 PARTS = ("qkv", "out", "gate_up", "down", "attention", "rope_write", "add_rms_norm", "silu_mul")
 """What a call can be asked to time, in the order of its seconds."""
 CHUNK_ROWS = 256
@@ -25,9 +23,10 @@ CHUNK_ROWS = 256
 LINEAR = np.dtype([("type", "i8"), ("packed", "u8"), ("bias", "u8"), ("num_in", "i8"), ("num_out", "i8")])
 LAYER = np.dtype([
     *((name, "u8") for name in ("input_norm", "query_norm", "key_norm", "post_norm")),
-    *((name, LINEAR) for name in ("qkv", "out", "gate_up", "down")),
+    ("qkv", LINEAR, 3), ("out", LINEAR), ("gate_up", LINEAR, 2), ("down", LINEAR),
     ("window", "i8"),
 ])  # fmt: skip
+NO_LINEAR = (0, 0, 0, 0, 0)
 CALL = np.dtype([
     ("layers", "u8"), ("stores", "u8"), ("num_layers", "i8"), ("norm", "u8"), ("eps", "f8"), ("scale", "f8"),
     *((name, "i8") for name in ("num_heads", "num_kv_heads", "head_size", "hidden_size", "intermediate_size")),
@@ -49,7 +48,7 @@ def check_layout() -> None:
                              f"{CALL.itemsize}; build quire._native again")  # fmt: skip
 
 
-def table_of(rows: Sequence[tuple[Any, ...]]) -> NDArray[Any]:
+def layer_table(rows: Sequence[tuple[Any, ...]]) -> NDArray[Any]:
     """Layers as one array of LAYER."""
     return np.array(rows, LAYER)
 

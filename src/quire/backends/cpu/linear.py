@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from quire.backends.kernels.arrays import Floats
 
 
 class HeldRows(Protocol):

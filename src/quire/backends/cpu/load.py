@@ -22,7 +22,7 @@ HEAD_SIZES = range(32, 256 + 1, 8)
 BLOCK_SIZES = (16, 32, 64)
 
 
-def why_not(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
+def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
     """None if this backend can run the model as it is asked for; else the reason, which names the rule."""
     config = checkpoint.config
     if settings.device != "cpu":
@@ -42,7 +42,7 @@ def why_not(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
 
 
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
-    """Load the model within the budget, or raise before anything is served. `why_not` has nothing against it."""
+    """Load the model within the budget, or raise before anything is served. `why_not_cpu` has nothing against it."""
     use_threads(settings.num_threads)
     budget_bytes = memory_plan.budget(settings)
     with told_in_words(checkpoint.name):

@@ -3,16 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.products import PIECE_ROWS
-from quire.checkpoints.stored_tensors import FLOAT_BYTES, StoredTensor, numbers_of, opened, read_rows
+from quire.checkpoints.stored_tensors import FLOAT_BYTES, StoredTensor, numbers_of, opened_weights, read_rows
 from quire.errors import CheckpointError
 
 PIECE_VALUES = 2 << 20
 """Numbers read at once: 8 MiB as float32."""
-
-Floats = NDArray[np.float32]
 
 
 class WeightReader:
@@ -82,7 +80,7 @@ class WeightReader:
         return tensor
 
     def _numbers(self, tensor: StoredTensor, first: int, count: int) -> Floats:
-        with opened(tensor.path) as file:
+        with opened_weights(tensor.path) as file:
             raw = read_rows(file, tensor, first, count)
         numbers = numbers_of(raw, tensor.type)
         if not np.isfinite(numbers).all():

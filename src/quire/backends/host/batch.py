@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quire.backends.kernels.arrays import Ids
 from quire.core.step import WorkItem
-
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,19 @@
 """From numbers to one token of each row: heat, min-p, top-k, top-p, and the inversion of one uniform number.
 
 In float64, and every sum in the order of the tokens: what is drawn must not depend on how a library sums, nor on other
-rows. `kernels.sampling.draw` comes to the same, bit for bit; this is its definition, and what runs without kernels.
+rows. `kernels.sampling.draw_rows` comes to the same, bit for bit; this is its definition, and runs without kernels.
 """
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.backends.draws import uniform
 from quire.backends.host.exponential import exp_of
 from quire.backends.kernels import extension, sampling
+from quire.backends.kernels.arrays import Numbers
 from quire.core.step import Sampling
-
-Ids = NDArray[np.int64]
-Numbers = NDArray[np.float64]
 
 NUM_CANDIDATES = 1024
 """Likeliest tokens looked at first for top-p; nearly always enough, and far cheaper than sorting a vocabulary."""
@@ -32,7 +29,7 @@ def draw(values: Numbers, samplings: Sequence[Sampling]) -> list[int]:
     if not extension.available().is_available:
         return [_draw_row(row, one, number) for row, one, number in zip(values, samplings, numbers, strict=True)]
     params = [one.params for one in samplings]
-    drawn: list[int] = sampling.draw(
+    drawn: list[int] = sampling.draw_rows(
         values,
         np.array([one.temperature for one in params], np.float64),
         np.array([one.min_p for one in params], np.float64),

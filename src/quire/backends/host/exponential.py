@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
+from quire.backends.kernels.arrays import Numbers
 
 ROUND = 1.5 * 2.0**52
 """Adding it leaves the nearest integer in the low bits."""

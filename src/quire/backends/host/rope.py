@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.backends.kernels.arrays import Floats
 from quire.errors import CheckpointError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

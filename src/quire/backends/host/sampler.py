@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from quire.backends.host.drawing import NEG_INF, draw
 from quire.backends.host.exponential import exp_of
-from quire.backends.host.token_lists import Mask, Numbers, RowLists, TokenLists
+from quire.backends.host.token_lists import Mask, RowLists, TokenLists
 from quire.backends.kernels import extension, sampling
+from quire.backends.kernels.arrays import Numbers
 from quire.core.step import UNSATISFIABLE, Sampling, TokenLogprobs
 from quire.errors import InvariantError
 

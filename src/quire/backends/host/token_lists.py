@@ -15,11 +15,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.backends.kernels.arrays import Ids, Numbers
 from quire.core.request import ResolvedSampling
 from quire.core.step import WorkItem
 
-Ids = NDArray[np.int64]
-Numbers = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 

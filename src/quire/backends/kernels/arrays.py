@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Numbers = NDArray[np.float64]
+Ids = NDArray[np.int64]
 Array = NDArray[Any]
 
 

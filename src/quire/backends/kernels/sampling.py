@@ -3,12 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.kernels.arrays import Floats, address_of, rows_of
+from quire.backends.kernels.arrays import Floats, Ids, Numbers, address_of, rows_of
 from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.threads import num_threads
-
-Ids = NDArray[np.int64]
-Numbers = NDArray[np.float64]
 
 
 def argmax(logits: Floats) -> tuple[Ids, NDArray[np.bool_]]:
@@ -22,7 +19,7 @@ def argmax(logits: Floats) -> tuple[Ids, NDArray[np.bool_]]:
     return tokens, is_finite
 
 
-def draw(
+def draw_rows(
     values: Numbers, temperatures: Numbers, min_ps: Numbers, top_ks: Ids, top_ps: Numbers, numbers: Numbers
 ) -> Ids:
     """What `host.drawing.draw` comes to, bit for bit."""

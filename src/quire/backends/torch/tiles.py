@@ -21,8 +21,6 @@ from quire.backends.host.batch import Batch
 from quire.backends.host.decoder_shape import LayerShape
 from quire.core.step import WorkItem
 
-Array = NDArray[np.int64] | NDArray[np.bool_]
-
 TILE_ROWS = 32
 """Rows of a tile where an item feeds several tokens."""
 MAX_ROWS_OF_A_CALL = 4096
@@ -126,7 +124,7 @@ class Tiler:
             real_places=self._tensor(np.flatnonzero(is_real)),
         )
 
-    def _tensor(self, array: Array) -> torch.Tensor:
+    def _tensor(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from quire.backends.cpu.kv_store import KVStore
-from quire.backends.cpu.load import why_not
+from quire.backends.cpu.load import why_not_cpu
 from quire.backends.host.decoder_shape import LayerShape
 from quire.backends.kernels import extension
 from quire.backends.load import load_backend
@@ -111,12 +111,12 @@ def test_weights_in_other_types_or_not_finite_are_refused(tmp_path: Path) -> Non
 
 def test_what_it_cannot_run_is_told_with_the_rule(tmp_path: Path) -> None:
     checkpoint = resolve(str(make_directory(tmp_path / "model", tiny=LLAMA)))
-    assert why_not(checkpoint, SETTINGS) is None
+    assert why_not_cpu(checkpoint, SETTINGS) is None
     told = {
-        "device": why_not(checkpoint, replace(SETTINGS, device="cuda")),
-        "float16": why_not(checkpoint, replace(SETTINGS, dtype="float16")),
-        "blocks of 16, 32 or 64": why_not(checkpoint, replace(SETTINGS, block_size=8)),
-        "llama, mistral, qwen2, qwen3": why_not(
+        "device": why_not_cpu(checkpoint, replace(SETTINGS, device="cuda")),
+        "float16": why_not_cpu(checkpoint, replace(SETTINGS, dtype="float16")),
+        "blocks of 16, 32 or 64": why_not_cpu(checkpoint, replace(SETTINGS, block_size=8)),
+        "llama, mistral, qwen2, qwen3": why_not_cpu(
             replace(checkpoint, config={**checkpoint.config, "model_type": "gemma2"}), SETTINGS
         ),
     }
