@@ -106,6 +106,11 @@ def _refused(here: House, runner: PacedRunner, secret: str = "", **more: Any) ->
     return got[0]
 
 
+def _wait_until_running(runner: PacedRunner) -> None:
+    """The first request has left the queue: all places there are free for those that come next."""
+    assert runner.is_waiting.wait(60)
+
+
 def _step_until_heard(here: House, runner: PacedRunner, num_requests: int) -> None:
     """The engine has heard of so many: one runs, all others wait."""
     here.wait_until(lambda: next(iter(here.admission.models)).open().num_open == num_requests)
@@ -117,7 +122,9 @@ def test_a_place_in_the_queue_is_kept_for_each_class() -> None:
     opened, runner = paced_talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
     with house(models={"oracle": opened}) as here:
-        open_requests = [ask(here, prompt=f"question {at}") for at in range(9)]
+        open_requests = [ask(here, prompt="the first")]
+        _wait_until_running(runner)
+        open_requests += [ask(here, prompt=f"question {at}") for at in range(8)]
         _step_until_heard(here, runner, 9)
         assert _refused(here, runner).status == 503
         open_requests.append(ask(here, prompt="urgent", priority=-1))
@@ -142,7 +149,9 @@ def full(tmp_path: Path) -> Iterator[tuple[House, dict[str, str]]]:
     opened, runner = paced_talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
     with house(models={"oracle": opened}, keys_file=keys) as here:
-        open_requests = [_ask_with(here, secrets["usual"], {**BODY, "max_tokens": 100}) for _ in range(9)]
+        open_requests = [_ask_with(here, secrets["usual"], {**BODY, "max_tokens": 100})]
+        _wait_until_running(runner)
+        open_requests += [_ask_with(here, secrets["usual"], {**BODY, "max_tokens": 100}) for _ in range(8)]
         _step_until_heard(here, runner, 9)
         assert _refused(here, runner, secrets["usual"]).status == 503
         here.wait_until_asked(9)
@@ -258,7 +267,9 @@ def test_a_full_model_does_not_turn_away_who_asks_for_another() -> None:
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=10))
     models = {"oracle": opened, "other": talker()}
     with house(models=models) as here:
-        open_requests = [ask(here, prompt=f"question {at}") for at in range(9)]
+        open_requests = [ask(here, prompt="the first")]
+        _wait_until_running(runner)
+        open_requests += [ask(here, prompt=f"question {at}") for at in range(8)]
         _step_until_heard(here, runner, 9)
         assert _refused(here, runner).status == 503
         assert here.post(COMPLETE, BODY).status == 503
