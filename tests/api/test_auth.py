@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 
 from quire.api.access import keys as keys_module
 from quire.api.access.admission import Admission
@@ -18,7 +20,7 @@ from quire.api.access.keys import Key, KeyRing, add_key, digest_of, find, read_k
 from quire.api.app import make_app
 from quire.api.models import Models
 from quire.core.request import PriorityClass
-from quire.errors import ConfigError
+from quire.errors import ConfigError, InvariantError
 from quire.observe.metrics import Metrics
 from tests.support.local_api import House, house
 from tests.support.talkers import talker
@@ -219,7 +221,7 @@ def test_what_changes_in_the_file_is_in_force_without_a_restart(
 def test_without_keys_everybody_is_one_tenant_and_may_be_urgent() -> None:
     caller = Gate(KeyRing(None)).caller(None, None)
     assert (caller.tenant, caller.ceiling) == ("default", PriorityClass.HIGH)
-    assert asyncio.run(public()) is None
+    assert asyncio.run(public(Request({"type": "http"}))) is None
 
 
 def test_a_keys_file_that_cannot_be_seen_is_not_no_keys_file(tmp_path: Path) -> None:
@@ -237,3 +239,12 @@ def test_two_who_change_the_keys_at_once_do_not_undo_each_other(tmp_path: Path) 
         list(pool.map(lambda at: add_key(path, f"k{at}"), range(40)))
         list(pool.map(lambda at: revoke_key(path, f"k{at}"), range(0, 40, 2)))
     assert {key.name for key in read_keys(path) or ()} == {f"k{at}" for at in range(1, 40, 2)}
+
+
+def test_a_route_without_a_guard_cannot_be_added() -> None:
+    async def unguarded(request: Request) -> Response:
+        return Response()
+
+    app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
+    with pytest.raises(InvariantError, match="/open has 0"):
+        app.add_api_route("/open", unguarded)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate, require_key
-from quire.api.app import Guarded, add_route, make_app
+from quire.api.app import add_route, make_app
 from quire.api.asgi import RequestMiddleware
 from quire.api.dialects.answering import Answering
 from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
@@ -103,9 +103,9 @@ class Toy:
         return GenerationRequest(to, [ids], params, ToyWriter(), bool(fields.get("stream")))
 
 
-async def _answer(request: Request, caller: Guarded) -> Response:
+async def _answer(request: Request) -> Response:
     """What follows."""
-    return Answering(request.app.state.admission, caller, Toy())
+    return Answering(request.app.state.admission, request.scope["quire.caller"], Toy())
 
 
 def make_toy(admission: Admission, gate: Gate) -> RequestMiddleware:

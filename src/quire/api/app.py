@@ -4,11 +4,12 @@ The framework gives routing, dependencies and the description at `/openapi.json`
 answers are written by us, so that a client who leaves is seen.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any
 
 import msgspec
 from fastapi import Depends, FastAPI
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -28,19 +29,38 @@ from quire.api.dialects.openai.tokens import detokenize, tokenize
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import described, with_bodies
-from quire.errors import QuireError
+from quire.errors import InvariantError, QuireError
 from quire.observe.metrics import CONTENT_TYPE, Picture
 
-Guarded = Annotated[Caller, Depends(require_key)]
 Endpoint = Callable[..., Awaitable[Response]]
 QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
 """The framework can report to collectors by itself. A server that was not told to talks to nobody."""
+
+
+class GuardedRoute(APIRoute):
+    """A route whose guard is asked first. The framework describes it and finds it; bodies and callers it need not look
+    for, since those are read by us."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Ask the guard, then the endpoint. A route without a guard is a mistake of ours."""
+        guards, endpoint = [one.dependency for one in self.dependencies if one.dependency is not None], self.endpoint
+        if len(guards) != 1:
+            raise InvariantError(f"a route needs one guard, {self.path} has {len(guards)}")
+        (guard,) = guards
+
+        async def handle(request: Request) -> Response:
+            await guard(request)
+            response: Response = await endpoint(request, **request.path_params)
+            return response
+
+        return handle
 
 
 def make_app(admission: Admission, gate: Gate) -> FastAPI:
     """All public routes."""
     app = FastAPI(title="quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, telemetry=QUIET)
     app.router.redirect_slashes = False
+    app.router.route_class = GuardedRoute
     app.state.admission, app.state.gate = admission, gate
     admission.metrics.watch(lambda: pictures(admission))
     app.add_exception_handler(HTTPException, _no_such_route)
@@ -94,14 +114,14 @@ BODIES: dict[str, type[BaseModel]] = {
 }
 
 
-async def _chat(request: Request, caller: Guarded) -> Response:
+async def _chat(request: Request) -> Response:
     """The next message of a conversation."""
-    return Answering(_admission(request), caller, Chat())
+    return Answering(*_admitted(request), Chat())
 
 
-async def _completions(request: Request, caller: Guarded) -> Response:
+async def _completions(request: Request) -> Response:
     """What follows a prompt."""
-    return Answering(_admission(request), caller, Completions())
+    return Answering(*_admitted(request), Completions())
 
 
 async def _models(request: Request) -> Response:
@@ -114,22 +134,22 @@ async def _model(request: Request, name: str) -> Response:
     return _json(_admission(request).models.named(name).card())
 
 
-async def _tokenize(request: Request, caller: Guarded) -> Response:
+async def _tokenize(request: Request) -> Response:
     """The token ids of a prompt or a conversation."""
-    return TextAnswering(_admission(request), caller, tokenize)
+    return TextAnswering(*_admitted(request), tokenize)
 
 
-async def _detokenize(request: Request, caller: Guarded) -> Response:
+async def _detokenize(request: Request) -> Response:
     """The text of token ids."""
-    return TextAnswering(_admission(request), caller, detokenize)
+    return TextAnswering(*_admitted(request), detokenize)
 
 
-async def _explain(request: Request, caller: Guarded) -> Response:
+async def _explain(request: Request) -> Response:
     """How much of a prompt would be found in the cache, and why the next token would not. Nothing is computed."""
-    return Explaining(_admission(request), caller)
+    return Explaining(*_admitted(request))
 
 
-async def _version() -> Response:
+async def _version(request: Request) -> Response:
     """The version."""
     return _json({"version": __version__})
 
@@ -181,6 +201,11 @@ def pictures(admission: Admission) -> Iterator[Picture]:
 def _admission(request: Request) -> Admission:
     admission: Admission = request.app.state.admission
     return admission
+
+
+def _admitted(request: Request) -> tuple[Admission, Caller]:
+    """For whoever takes a body: the admission, and whom the guard has let in."""
+    return _admission(request), request.scope["quire.caller"]
 
 
 def _json(value: Any) -> Response:

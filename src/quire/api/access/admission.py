@@ -125,9 +125,11 @@ class Admission:
         try:
             yield bill
         except Exception as error:
-            if api_error_of(error, record.request_id).status in NOT_NOW:
-                bill.refund()
-            raise
+            refusal = api_error_of(error, record.request_id)
+            if refusal.status not in NOT_NOW:
+                raise
+            bill.refund()
+            raise refusal from error
 
     def told(self, record: RequestRecord, refusal: ApiError) -> None:
         """A refusal is about to be sent. When it says to come back, in whole seconds, is remembered."""

@@ -52,12 +52,13 @@ async def require_key(request: Request) -> Caller:
     """Default deny."""
     gate: Gate = request.app.state.gate
     caller = gate.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
+    request.scope["quire.caller"] = caller
     if (record := request.scope.get("quire.record")) is not None:
         record.tenant = caller.tenant
     return caller
 
 
-async def public() -> None:
+async def public(request: Request) -> None:
     """Everybody may come in here."""
 
 

@@ -42,6 +42,13 @@ class Answering(BodyAnswer):
     def __init__(self, admission: Admission, caller: Caller, dialect: Dialect) -> None:
         super().__init__(admission, caller)
         self._dialect = dialect
+        self._asked: tuple[Any, Target] | None = None
+        """The fields of a body that was looked at, and whom they ask."""
+
+    def look(self, call: BodyRequest) -> None:
+        """A small body is read, and turned away if the model's queue would: before anything is made for it."""
+        if len(call.body) <= ON_LOOP_BYTES:
+            self._asked = self._addressed(self._parsed(call.body), call.record)
 
     async def answer(self, call: BodyRequest) -> None:
         """Ask, and send what comes."""
@@ -63,15 +70,24 @@ class Answering(BodyAnswer):
                 self._admission.metrics.observe(figures_of(record))
 
     async def _question(self, body: bytes, record: RequestRecord) -> GenerationRequest:
-        fields = await self.sized(len(body), lambda: self._dialect.parse(parse_object(body)))
-        to = self._dialect.target(fields, self._admission.models, self._caller, record.headers)
-        if not record.is_promised:
-            to.client.check_room(self._caller.tenant, to.priority.value)
-        record.model, record.priority = to.model.name, to.priority.value
+        if self._asked is None:
+            self._asked = self._addressed(await self.run(lambda: self._parsed(body)), record)
+        fields, to = self._asked
         generation = await self.run(lambda: self._made(fields, to, record))
         record.is_streamed, record.max_tokens = generation.is_streamed, generation.params.max_tokens
         record.num_answers = generation.params.n * len(generation.prompts)
         return generation
+
+    def _parsed(self, body: bytes) -> Any:
+        return self._dialect.parse(parse_object(body))
+
+    def _addressed(self, fields: Any, record: RequestRecord) -> tuple[Any, Target]:
+        """Whom it asks, unless its queue has said that it takes no more of this tenant and class."""
+        to = self._dialect.target(fields, self._admission.models, self._caller, record.headers)
+        if not record.is_promised:
+            to.client.check_room(self._caller.tenant, to.priority.value)
+        record.model, record.priority = to.model.name, to.priority.value
+        return fields, to
 
     def _made(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
         """The question with the requests it comes to. Beside the event loop: lists in it may be long."""

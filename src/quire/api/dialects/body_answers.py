@@ -54,9 +54,14 @@ class BodyAnswer(Response):
             with self._admission.admit(record, self._caller):
                 body = await self._admission.body(record, self._caller, receive)
                 with self._admission.billed(self._caller, record, len(body)) as bill:
-                    await while_client_stays(receive, self.answer(BodyRequest(body, record, bill, send)))
+                    call = BodyRequest(body, record, bill, send)
+                    self.look(call)
+                    await while_client_stays(receive, self.answer(call))
         except ClientGoneError:
             record.is_cut = True
+
+    def look(self, call: BodyRequest) -> None:
+        """Refuse what can be refused at a glance: nothing has been begun for it yet."""
 
     async def answer(self, call: BodyRequest) -> None:
         """Send the whole answer."""
@@ -91,18 +96,27 @@ class TextAnswering(BodyAnswer):
 
 
 async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; break it off when the client goes away."""
-    working = asyncio.ensure_future(work)
+    """Do the work; break it off when the client goes away. Work that ends at once costs no more than itself."""
+    working, is_over, is_gone = asyncio.current_task(), False, False
+
+    def leave(_leaving: "asyncio.Task[None]") -> None:
+        nonlocal is_gone
+        if not is_over and working is not None:
+            is_gone = True
+            working.cancel()
+
     leaving = asyncio.ensure_future(_until_gone(receive))
+    leaving.add_done_callback(leave)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGoneError
-        working.result()
+        await work
+    except asyncio.CancelledError:
+        # The server may break it off as well, and then that is to be told.
+        if is_gone and working is not None and not working.uncancel():
+            raise ClientGoneError from None
+        raise
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        is_over = True
+        leaving.cancel()
 
 
 async def _until_gone(receive: Receive) -> None:
