@@ -11,7 +11,7 @@ most urgent sequence always gets on, and ends. Who needs a block that another wr
 matches it at the next plan: N equal cold prompts are computed once. What a step has left may go to drafts (`drafts`).
 """
 
-from math import inf
+from heapq import heappush
 
 from quire.core import rows
 from quire.core.deadlines import Deadlines
@@ -50,7 +50,7 @@ class Scheduler:
         """Request and index of what ends when the step in flight has returned, in the order it was said."""
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
-        self._latest_arrival_s = -inf
+        self._latest_arrival_s = float("-inf")
         self._next_sequence_id = 1
 
     # -- requests come and go ------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Scheduler:
             wait = self.queue.add_promised if is_promised else self.queue.add
             wait(leader)
             if request.deadline_s is not None:
-                self._deadlines.add(request.deadline_s, request.request_id)
+                heappush(self._deadlines, (request.deadline_s, request.request_id))
         for sequence, reason in zip(sequences, reasons, strict=True):
             if reason is not None:
                 self._finish(sequence, reason)
