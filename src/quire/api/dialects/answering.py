@@ -45,10 +45,10 @@ class Answering(BodyAnswer):
         self._asked: tuple[Any, Target] | None = None
         """The fields of a body that was looked at, and whom they ask."""
 
-    def look(self, call: BodyRequest) -> None:
+    def look(self, body: bytes, record: RequestRecord) -> None:
         """A small body is read, and turned away if the model's queue would: before anything is made for it."""
-        if len(call.body) <= ON_LOOP_BYTES:
-            self._asked = self._addressed(self._parsed(call.body), call.record)
+        if len(body) <= ON_LOOP_BYTES:
+            self._asked = self._addressed(self._parsed(body), record)
 
     async def answer(self, call: BodyRequest) -> None:
         """Ask, and send what comes."""

@@ -54,13 +54,12 @@ class BodyAnswer(Response):
             with self._admission.admit(record, self._caller):
                 body = await self._admission.body(record, self._caller, receive)
                 with self._admission.billed(self._caller, record, len(body)) as bill:
-                    call = BodyRequest(body, record, bill, send)
-                    self.look(call)
-                    await while_client_stays(receive, self.answer(call))
+                    self.look(body, record)
+                    await while_client_stays(receive, self.answer(BodyRequest(body, record, bill, send)))
         except ClientGoneError:
             record.is_cut = True
 
-    def look(self, call: BodyRequest) -> None:
+    def look(self, body: bytes, record: RequestRecord) -> None:
         """Refuse what can be refused at a glance: nothing has been begun for it yet."""
 
     async def answer(self, call: BodyRequest) -> None:
