@@ -16,7 +16,8 @@ TESTS = (
     "tests/unit/client/test_engines.py",
 )
 
-LOOP, ENGINE, LEDGER, REPLY = "engine/loop.py", "engine/engine.py", "worker/ledger.py", "client/reply.py"
+LOOP, ENGINE, REPLY = "engine/loop.py", "engine/engine.py", "client/reply.py"
+LEDGER, ENTRY = "worker/ledger.py", "worker/ledger_entry.py"
 ROWS, TREE = "core/rows.py", "core/prefix_tree.py"
 STATUS, SESSION, SUPERVISOR = "worker/shared_status.py", "worker/session.py", "worker/supervisor.py"
 
@@ -26,8 +27,8 @@ MUTANTS = [
     Mutant(
         "the time left is taken for an instant", LOOP, "else now_s + command.time_left_s", "else command.time_left_s"
     ),
-    Mutant("who is asked again is new", LEDGER, "            now_s - request.arrival_s,\n", "            0.0,\n"),
-    Mutant("a deadline is sent as it is", LEDGER, "else request.deadline_s - now_s", "else request.deadline_s"),
+    Mutant("who is asked again is new", ENTRY, "            now_s - request.arrival_s,\n", "            0.0,\n"),
+    Mutant("a deadline is sent as it is", ENTRY, "else request.deadline_s - now_s", "else request.deadline_s"),
     Mutant("an admission is told as if it were now", ROWS, "age_s=step_s", "age_s=0.0"),
     Mutant("a reply forgets how long ago an admission was", REPLY, "self._clock() - event.age_s", "self._clock()"),
     Mutant("an eviction says when it was", TREE, "max(0.0, now_s - evicted_at_s)", "evicted_at_s"),
@@ -92,12 +93,12 @@ MUTANTS = [
     Mutant("what was told elsewhere is told again", LEDGER, "        if request.has_begun:\n", "        if False:\n"),
     Mutant(
         "who was let in elsewhere must ask again",
-        LEDGER,
+        ENTRY,
         "self.is_queued or request.has_begun else",
         "self.is_queued else",
     ),
-    Mutant("tokens from elsewhere were told here", LEDGER, "> len(one.produced) for", "> 0 for"),
-    Mutant("who has begun has no place", LEDGER, "bool(self.ends) or any(self.tokens.values()),", "bool(self.ends),"),
+    Mutant("tokens from elsewhere were told here", ENTRY, "> len(one.produced) for", "> 0 for"),
+    Mutant("who has begun has no place", ENTRY, "bool(self.ends) or any(self.tokens.values()),", "bool(self.ends),"),
     Mutant(
         "text begins at the seam",
         REPLY,

@@ -19,7 +19,6 @@ end; one that is in flight alone when the worker dies is ended with an error of 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -37,81 +36,12 @@ from quire.core.events import (
     SequenceFinished,
     Token,
 )
-from quire.core.request import Continuation, FinishReason, Request
+from quire.core.request import FinishReason, Request
 from quire.engine.commands import Cancel, Restore, Submit
 from quire.errors import MessageError, QuireError
-
-STRIKES = 2
-"""Consecutive crashes with no token between after which a request must run alone."""
+from quire.worker.ledger_entry import LedgerEntry
 
 POISON = "this request crashed the worker repeatedly, at last while it ran alone, and was quarantined"
-
-
-@dataclass(slots=True)
-class LedgerEntry:
-    """One request, and all its client was told."""
-
-    request: Request
-    is_queued: bool = False
-    """A worker has let it in: it is not asked about room again."""
-    epoch: int | None = None
-    """Its assignment to the worker; None: it is held, the worker does not have it."""
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    ends: dict[int, FinishReason] = field(default_factory=dict)
-    dropped: set[int] = field(default_factory=set)
-    """Answers that ended on this side; the worker may speak of them until it has ended them too."""
-    admitted: Admitted | None = None
-    num_cached_tokens: int | None = None
-    """Prompt tokens not computed on the first pass; None until that pass is done."""
-    num_prompt_logprobs: int = 0
-    is_cancelled: bool = False
-    num_strikes: int = 0
-
-    @property
-    def is_answered(self) -> bool:
-        """Every answer has ended: there is nothing to ask again."""
-        return len(self.ends) == len(self.tokens)
-
-    @property
-    def is_suspect(self) -> bool:
-        """It must run alone."""
-        return self.num_strikes >= STRIKES
-
-    @property
-    def is_told(self) -> bool:
-        """Its client was told tokens or an end by this ledger."""
-        answers = self.request.continuations
-        return bool(self.ends) or any(len(self.tokens[one.index]) > len(one.produced) for one in answers)
-
-    @property
-    def left(self) -> tuple[Continuation, ...]:
-        """The answers still to be made, with the tokens they have."""
-        return tuple(
-            Continuation(one.index, tuple(self.tokens[one.index]))
-            for one in self.request.continuations
-            if one.index not in self.ends
-        )
-
-    def assigned(self, epoch: int, now_s: float) -> Submit | Restore:
-        """What the worker is told of it: what is still to do, and how old it is."""
-        request = self.request
-        kind = Restore if self.is_queued or request.has_begun else Submit
-        return kind(
-            request.request_id,
-            epoch,
-            now_s - request.arrival_s,
-            None if request.deadline_s is None else request.deadline_s - now_s,
-            request.prompt,
-            request.namespace,
-            request.params,
-            request.seed,
-            request.tenant,
-            request.priority,
-            self.left,
-            request.is_explained,
-            # Whose client has seen something has a place, whatever waits by now.
-            request.is_promised or bool(self.ends) or any(self.tokens.values()),
-        )
 
 
 class Ledger:

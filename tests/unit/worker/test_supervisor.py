@@ -52,6 +52,8 @@ from tests.support.served import served
 from tests.support.talkers import talker
 
 POISON_SEED = 666
+NUM_TOKENS_BEFORE = 5
+"""Tokens that a request of this seed brings before it does harm."""
 PATIENT = Limits(stuck_s=600.0)
 """A busy machine must not make a healthy worker look stuck."""
 HUNG = Limits(stuck_s=2.0)
@@ -88,7 +90,7 @@ def undisturbed(count: int, max_tokens: int = 60) -> list[Completion]:
     return asyncio.run(ask())
 
 
-def fault(kind: str, after: int = 5) -> str:
+def fault(kind: str, after: int = NUM_TOKENS_BEFORE) -> str:
     return json.dumps([{"kind": kind, "seed": POISON_SEED, "after": after}])
 
 
@@ -175,11 +177,16 @@ def test_a_request_that_breaks_its_worker_is_ended_and_its_neighbours_are_not(ki
         async with served(faults=fault(kind), limits=HUNG if kind == "hang" else PATIENT) as model:
             poison = asyncio.create_task(model.generate("poison", params(POISON_SEED)))
             healthy = await ask_all(model, 5)
-            assert same(healthy, alone)
+            assert [one.answers for one in healthy] == [one.answers for one in alone]
+            # What one of them shares with another may have died with a worker before it was found.
+            assert all(
+                ours.num_cached_tokens in (0, one.num_cached_tokens) for ours, one in zip(healthy, alone, strict=True)
+            )
             end = (await poison).answers[0]
             assert (end.finish_reason, end.error) == ("error", POISON)
-            # Twice among others, once more if tokens on their way were lost with the first, and once alone.
-            assert model.num_restarts in (3, 4)
+            # Twice among others with no token between and once alone: tokens die on their way with a worker, so the
+            # first of these crashes is after any of its tokens.
+            assert 3 <= model.num_restarts <= NUM_TOKENS_BEFORE + 2
             assert model.supervisor.num_quarantined == 1
 
     run(main)
