@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
-from quire.client.text_model import TextModel
+from quire.client.text_model import TextModel, read_tokenizer
 from quire.config import ModelSettings, ServingSettings
 from quire.engine.engine import Engine
 from quire.engine.loading import kv_key, open_engine, queue_of
@@ -30,4 +30,4 @@ def open_model(
     serving = serving or ServingSettings()
     checkpoint = resolve(model, progress=progress) if isinstance(model, str) else model
     engine = open_engine(checkpoint, settings or ModelSettings(), queue_of(serving), kv_key(serving), progress)
-    return OpenedModel(engine, TextModel.of(checkpoint, engine.info))
+    return OpenedModel(engine, TextModel.of(checkpoint, engine.info, read_tokenizer(checkpoint)))

@@ -8,12 +8,13 @@ async with ServedModel(plan_worker("model")) as model:
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
 
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
 from quire.client.client import EngineClient, EngineStats
-from quire.client.text_model import TextModel
+from quire.client.text_model import TextModel, read_tokenizer
 from quire.config import ModelSettings, ServingSettings
 from quire.config.machine import share_of_memory_bytes
 from quire.config.model_settings import MEMORY_SHARE
@@ -101,7 +102,11 @@ def _weight_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _words_of(checkpoint: Checkpoint) -> Callable[[Ready], TextModel]:
-    return lambda ready: TextModel.of(checkpoint, ready.info)
+    """Read from now on, beside the worker, which takes longer to load."""
+    with_one_thread = ThreadPoolExecutor(1, "tokenizer")
+    reading = with_one_thread.submit(read_tokenizer, checkpoint)
+    with_one_thread.shutdown(wait=False)
+    return lambda ready: TextModel.of(checkpoint, ready.info, reading.result())
 
 
 def _kv_events(serving: ServingSettings) -> KVEventSettings | None:

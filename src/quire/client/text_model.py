@@ -42,6 +42,13 @@ class Namespaces(dict[tuple[str, str], Namespace]):
         return found
 
 
+def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a checkpoint, limited by no engine yet: it can be read while that loads."""
+    if checkpoint.tokenizer_file is None:
+        raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
+    return Tokenizer.from_files(checkpoint.tokenizer_file, MAX_BYTES_PER_TOKEN)
+
+
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """What turns words into requests."""
@@ -69,16 +76,14 @@ class TextModel:
         object.__setattr__(self, "max_sequence_tokens", self.info.max_sequence_tokens)
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, info: ModelInfo) -> "TextModel":
-        """The text side of a checkpoint that an engine has loaded."""
-        if checkpoint.tokenizer_file is None:
-            raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
+    def of(cls, checkpoint: Checkpoint, info: ModelInfo, tokenizer: Tokenizer) -> "TextModel":
+        """The text side of a checkpoint that an engine has loaded; the tokenizer gets that engine's limits."""
         max_bytes = MAX_BYTES_PER_TOKEN * info.max_sequence_tokens
         template = checkpoint.chat_template
         return cls(
             name=checkpoint.name,
             info=info,
-            tokenizer=Tokenizer.from_files(checkpoint.tokenizer_file, max_bytes, info.max_sequence_tokens),
+            tokenizer=tokenizer.limited(max_bytes, info.max_sequence_tokens),
             template=None if template is None else ChatTemplate(template, checkpoint.special_tokens),
             eos_token_ids=checkpoint.eos_token_ids,
             defaults=checkpoint.generation_defaults,

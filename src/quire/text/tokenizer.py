@@ -6,6 +6,7 @@ what the library makes, one token more than a prompt may have is looked at.
 """
 
 from collections.abc import Iterable
+from copy import copy
 from pathlib import Path
 
 import tokenizers
@@ -49,6 +50,13 @@ class Tokenizer:
     def from_files(cls, tokenizer_file: Path, max_bytes: int, max_tokens: int | None = None) -> "Tokenizer":
         """Read a `tokenizer.json`. Texts of more bytes in UTF-8, or of more tokens, will be refused."""
         return cls(load_tokenizer(tokenizer_file), max_bytes, max_tokens)
+
+    def limited(self, max_bytes: int, max_tokens: int) -> "Tokenizer":
+        """The same with other limits. What took time to read is shared."""
+        other = copy(self)
+        other.max_bytes, other.max_tokens = max_bytes, max_tokens
+        other.encoder = other._bounded_twin()
+        return other
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """The text's token ids. A rendered chat template already has its special tokens: do not add them again."""

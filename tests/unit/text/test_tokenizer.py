@@ -58,6 +58,17 @@ def test_a_text_is_tokenised_no_further_than_one_token_past_the_most(tokenizer_f
         tokenizer.encode("!?!?", add_special_tokens=False)
 
 
+def test_limits_are_set_after_reading_and_the_first_tokenizer_keeps_its_own() -> None:
+    first = Tokenizer(byte_level().library, max_bytes=2)
+    other = first.limited(max_bytes=1000, max_tokens=3)
+    assert len(other.encode("!?!", add_special_tokens=False)) == 3
+    with pytest.raises(RequestTooLargeError, match="may have 3 tokens, this one has more"):
+        other.encode("!?!?", add_special_tokens=False)
+    with pytest.raises(RequestTooLargeError, match="2 bytes"):
+        first.encode("!?!", add_special_tokens=False)
+    assert other.bytes is first.bytes
+
+
 def test_a_bound_on_one_tokenizer_is_no_bound_on_another_of_the_same_library() -> None:
     library = byte_level().library
     Tokenizer(library, 1000, max_tokens=2)
