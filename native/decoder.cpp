@@ -1,14 +1,13 @@
 // See decoder.hpp. Which kernels run is dispatch.cpp's choice; in which order is here.
 #include "decoder.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
 #include "dispatch.hpp"
+#include "team.hpp"
 #include "tiles.hpp"
 
 namespace quire {
@@ -26,30 +25,188 @@ Memory taken(int64_t num_bytes) {
     return memory;
 }
 
-const Products& products_of(const Linear& linear) { return chosen_products(static_cast<WeightType>(linear.type)); }
+// Below so many multiplications of a whole step, waking threads costs more than they give.
+constexpr int64_t kWorthMultiplications = 1 << 20;
+
+constexpr int64_t lines(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+
+// Some rows times a weight, whoever packed it.
+class Product {
+  public:
+    Product() = default;
+
+    Product(const Linear& linear, const float* rows, float* out, int64_t width, int64_t num_rows, char* scratch)
+        : is_panels_(linear.packing == kPanels), is_integer_(linear.arithmetic == int64_t(Arithmetic::integer)),
+          panels_(chosen_kernels().panels),
+          products_(is_panels_ ? nullptr : &chosen_products(static_cast<WeightType>(linear.packing))),
+          panel_call_{{static_cast<Format>(linear.format), linear.num_out, linear.num_in, linear.group},
+                      static_cast<const uint8_t*>(linear.packed), rows, linear.num_in, linear.bias, out, width,
+                      num_rows, scratch},
+          call_{rows, linear.num_in, linear.packed, linear.bias, out, width, num_rows, linear.num_in, linear.num_out,
+                scratch} {}
+
+    int64_t scratch_bytes() const {
+        if (!is_panels_) return products_->scratch_bytes(call_.num_rows, call_.num_in);
+        const Arithmetic arithmetic = is_integer_ ? Arithmetic::integer : Arithmetic::floating;
+        return panels_->scratch_bytes(arithmetic, call_.num_rows, call_.num_in);
+    }
+
+    // Rows that must be made ready, those behind the last among them.
+    int64_t num_ready_rows() const {
+        if (is_panels_) return is_integer_ ? call_.num_rows : 0;
+        return products_->num_ready_rows(call_);
+    }
+
+    void make_ready(int64_t row, int64_t first, int64_t end) const {
+        if (is_panels_)
+            panels_->make_ready(panel_call_, row, first, end);
+        else
+            products_->make_ready(call_, row, first, end);
+    }
+
+    void multiply(TeamThread& thread) const {
+        if (is_panels_)
+            (is_integer_ ? panels_->integer : panels_->floating)(panel_call_, thread);
+        else
+            products_->multiply(call_, thread);
+    }
+
+  private:
+    bool is_panels_ = false, is_integer_ = false;
+    const PanelProducts* panels_ = nullptr;
+    const Products* products_ = nullptr;
+    PanelCall panel_call_ = {};
+    ProductCall call_ = {};
+};
+
+// Products with the same rows; their outputs stand side by side in rows of `width`.
+class Group {
+  public:
+    template <size_t N>
+    Group(const Linear (&linears)[N], const float* rows, float* out, int64_t width, int64_t num_rows, char* scratch) {
+        for (const Linear& linear : linears) {
+            if (linear.num_out == 0) continue;
+            char* own = scratch == nullptr ? nullptr : scratch + scratch_bytes_;
+            products_[count_] = {linear, rows, out, width, num_rows, own};
+            out += linear.num_out;
+            scratch_bytes_ += lines(products_[count_].scratch_bytes());
+            num_ready_rows_ = std::max(num_ready_rows_, products_[count_++].num_ready_rows());
+        }
+    }
+
+    int64_t scratch_bytes() const { return scratch_bytes_; }
+
+    int64_t num_ready_rows() const { return num_ready_rows_; }
+
+    void make_ready(int64_t row, int64_t first, int64_t end) const {
+        for (int at = 0; at < count_; ++at)
+            if (row < products_[at].num_ready_rows()) products_[at].make_ready(row, first, end);
+    }
+
+    void multiply(TeamThread& thread) const {
+        for (int at = 0; at < count_; ++at) products_[at].multiply(thread);
+        thread.wait();
+    }
+
+  private:
+    Product products_[3];
+    int count_ = 0;
+    int64_t scratch_bytes_ = 0, num_ready_rows_ = 0;
+};
 
 // A chunk of rows: the first, and how many.
 struct Rows {
     int64_t first, count;
 };
 
+// What threads share of a step.
+struct StepState {
+    const DecoderCall& call;
+    AttentionCall attention;
+    AttentionMemory attention_memory;
+    Memory scratch;
+
+    explicit StepState(const DecoderCall& given)
+        : call(given), attention(attention_call(given)), attention_memory(attention) {
+        scratch = taken(most_scratch());
+    }
+
+    int64_t query_size() const { return call.num_heads * call.head_size; }
+    int64_t qkv_size() const { return (call.num_heads + 2 * call.num_kv_heads) * call.head_size; }
+
+    Group qkv(const Layer& layer, Rows rows) const {
+        return {layer.qkv, call.hidden + rows.first * call.hidden_size, call.qkv, qkv_size(), rows.count,
+                scratch.get()};
+    }
+
+    Group out(const Layer& layer, Rows rows) const {
+        const Linear linears[] = {layer.out};
+        return {linears, call.answers + rows.first * query_size(), call.added + rows.first * call.hidden_size,
+                call.hidden_size, rows.count, scratch.get()};
+    }
+
+    Group gate_up(const Layer& layer, Rows rows) const {
+        return {layer.gate_up, call.hidden + rows.first * call.hidden_size, call.gate_up, 2 * call.intermediate_size,
+                rows.count, scratch.get()};
+    }
+
+    Group down(const Layer& layer, Rows rows) const {
+        const Linear linears[] = {layer.down};
+        return {linears, call.gated, call.added + rows.first * call.hidden_size, call.hidden_size, rows.count,
+                scratch.get()};
+    }
+
+    int num_threads() const {
+        int64_t weights = 0;
+        for (int64_t at = 0; at < call.num_layers; ++at) {
+            const Layer& layer = call.layers[at];
+            for (const Linear& one : layer.qkv) weights += one.num_in * one.num_out;
+            for (const Linear& one : layer.gate_up) weights += one.num_in * one.num_out;
+            weights += layer.out.num_in * layer.out.num_out + layer.down.num_in * layer.down.num_out;
+        }
+        return call.num_rows * weights >= kWorthMultiplications ? int(call.num_threads) : 1;
+    }
+
+  private:
+    int64_t most_scratch() const {
+        const Rows rows = {0, std::min(call.chunk_rows, call.num_rows)};
+        int64_t most = 0;
+        for (const Layer* layer = call.layers; layer < call.layers + call.num_layers; ++layer)
+            for (const Group& group : {qkv(*layer, rows), out(*layer, rows), gate_up(*layer, rows), down(*layer, rows)})
+                most = std::max(most, group.scratch_bytes());
+        return most;
+    }
+
+    static AttentionCall attention_call(const DecoderCall& call) {
+        const int64_t size = call.num_heads * call.head_size;
+        return {
+            call.queries, size, call.answers, size, nullptr, call.key_block_stride, nullptr, call.value_block_stride,
+            static_cast<KVType>(call.kv_type), int(call.num_heads), int(call.num_kv_heads), int(call.head_size),
+            int(call.head_size), int(call.block_size), call.tables, call.members, call.tiles, call.num_tiles,
+            call.num_rows, call.num_rows, -1, static_cast<float>(call.scale), 0.0f, int(call.num_threads)};
+    }
+};
+
+// One thread's way through a step. Between two of its phases all threads wait for each other; rows are made ready for a
+// product by whoever makes them, where that is one row at a time.
 class Step {
   public:
-    explicit Step(const DecoderCall& call)
-        : call_(call), kernels_(chosen_kernels()), attention_(attention_call(call)),
-          attention_scratch_(taken(call.num_threads * attention_.scratch_bytes)),
-          product_scratch_(taken(largest_scratch(call))) {
-        attention_.scratch = attention_scratch_.get();
-    }
+    Step(const StepState& state, TeamThread& thread)
+        : state_(state), call_(state.call), kernels_(chosen_kernels()), thread_(thread), attention_(state.attention) {}
 
     void run() {
         for (int64_t at = 0; at < call_.num_layers; ++at) {
             for_chunks([&](Rows rows) { ask(at, rows); });
             attend(at);
-            for_chunks([&](Rows rows) { answer(at, rows); });
+            for_chunks([&](Rows rows) { answer(call_.layers[at], rows); });
         }
-        for_chunks([&](Rows rows) { norm(call_.added, call_.norm, rows); });
-        for (int64_t row = 0; row < call_.num_rows; ++row) call_.is_finite[row] = is_finite(row);
+        const NormCall last = norm_call(call_.added, call_.norm, {0, call_.num_rows});
+        timed(kNorm, [&] {
+            thread_.share(call_.num_rows, [&](int64_t row) {
+                kernels_.norm_row(last, row);
+                call_.is_finite[row] = is_finite(row);
+            });
+        });
     }
 
   private:
@@ -63,66 +220,75 @@ class Step {
     void ask(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
         const LayerStore& store = call_.stores[at];
-        norm(at == 0 ? nullptr : call_.added, layer.input_norm, rows);
-        const int64_t width = (call_.num_heads + 2 * call_.num_kv_heads) * call_.head_size;
-        const float* normed = call_.hidden + rows.first * call_.hidden_size;
-        products(kQkv, layer.qkv, normed, call_.qkv, width, rows.count);
-        const RopeCall rope = {call_.qkv, width, call_.cos + rows.first * call_.head_size,
-                             call_.sin + rows.first * call_.head_size, layer.query_norm, layer.key_norm, eps(),
-                             store.keys, call_.key_block_stride, store.values, call_.value_block_stride, kv_type(),
-                             call_.blocks + rows.first, call_.slots + rows.first,
-                             call_.queries + rows.first * query_size(), rows.count, int(call_.num_heads),
-                             int(call_.num_kv_heads), int(call_.head_size), int(call_.head_size),
-                             int(call_.block_size), num_threads()};
-        timed(kRopeWrite, [&] { kernels_.rope_write(rope); });
+        const Group qkv = state_.qkv(layer, rows);
+        norm(at == 0 ? nullptr : call_.added, layer.input_norm, rows, qkv);
+        timed(kQkv, [&] { qkv.multiply(thread_); });
+        const RopeCall rope = {call_.qkv, state_.qkv_size(), call_.cos + rows.first * call_.head_size,
+                               call_.sin + rows.first * call_.head_size, layer.query_norm, layer.key_norm, eps(),
+                               store.keys, call_.key_block_stride, store.values, call_.value_block_stride,
+                               static_cast<KVType>(call_.kv_type), call_.blocks + rows.first, call_.slots + rows.first,
+                               call_.queries + rows.first * state_.query_size(), rows.count, int(call_.num_heads),
+                               int(call_.num_kv_heads), int(call_.head_size), int(call_.head_size),
+                               int(call_.block_size)};
+        timed(kRopeWrite, [&] { thread_.share(rows.count, [&](int64_t row) { kernels_.rope_row(rope, row); }); });
     }
 
     void attend(int64_t at) {
         attention_.keys = call_.stores[at].keys;
         attention_.values = call_.stores[at].values;
         attention_.window = int(call_.layers[at].window);
-        timed(kAttention, [&] { kernels_.attention(attention_); });
+        timed(kAttention, [&] {
+            kernels_.attention(attention_, thread_);
+            thread_.wait();
+        });
     }
 
     // What attention found, and the gated part.
-    void answer(int64_t at, Rows rows) {
-        const Layer& layer = call_.layers[at];
-        float* added = call_.added + rows.first * call_.hidden_size;
-        product(kOut, layer.out, call_.answers + rows.first * query_size(), added, call_.hidden_size, rows.count);
-        norm(call_.added, layer.post_norm, rows);
-        products(kGateUp, layer.gate_up, call_.hidden + rows.first * call_.hidden_size, call_.gate_up,
-                 2 * call_.intermediate_size, rows.count);
-        const SiluCall silu = {call_.gate_up, call_.gated, rows.count, call_.intermediate_size, num_threads()};
-        timed(kSilu, [&] { kernels_.silu_mul(silu); });
-        product(kDown, layer.down, call_.gated, added, call_.hidden_size, rows.count);
+    void answer(const Layer& layer, Rows rows) {
+        const Group out = state_.out(layer, rows);
+        const Group gate_up = state_.gate_up(layer, rows);
+        const Group down = state_.down(layer, rows);
+        timed(kOut, [&] {
+            const auto ready = [&](int64_t row, int64_t first, int64_t end) { out.make_ready(row, first, end); };
+            if (out.num_ready_rows() > 0) thread_.share_parts(out.num_ready_rows(), state_.query_size(), ready);
+            out.multiply(thread_);
+        });
+        norm(call_.added, layer.post_norm, rows, gate_up);
+        timed(kGateUp, [&] { gate_up.multiply(thread_); });
+        silu(rows, down);
+        timed(kDown, [&] { down.multiply(thread_); });
     }
 
-    void norm(const float* added, const float* weight, Rows rows) {
+    void norm(const float* added, const float* weight, Rows rows, const Group& next) {
+        const NormCall norm = norm_call(added, weight, rows);
+        timed(kNorm, [&] {
+            thread_.share(std::max(rows.count, next.num_ready_rows()), [&](int64_t row) {
+                if (row < rows.count) kernels_.norm_row(norm, row);
+                next.make_ready(row, 0, call_.hidden_size);
+            });
+        });
+    }
+
+    void silu(Rows rows, const Group& next) {
+        const SiluCall silu = {call_.gate_up, call_.gated, rows.count, call_.intermediate_size};
+        timed(kSilu, [&] {
+            const int64_t num_rows = std::max(rows.count, next.num_ready_rows());
+            thread_.share_parts(num_rows, call_.intermediate_size, [&](int64_t row, int64_t first, int64_t end) {
+                if (row < rows.count) kernels_.silu_part(silu, row, first, end);
+                next.make_ready(row, first, end);
+            });
+        });
+    }
+
+    NormCall norm_call(const float* added, const float* weight, Rows rows) const {
         const int64_t first = rows.first * call_.hidden_size;
-        const NormCall norm = {added == nullptr ? nullptr : added + first, call_.residual + first, weight,
-                               call_.hidden + first, rows.count, call_.hidden_size, eps(), num_threads()};
-        timed(kNorm, [&] { kernels_.add_rms_norm(norm); });
-    }
-
-    // Weights whose outputs stand side by side in rows of `width`.
-    template <size_t N>
-    void products(Part part, const Linear (&linears)[N], const float* rows, float* out, int64_t width,
-                  int64_t num_rows) {
-        for (const Linear& linear : linears) {
-            if (linear.num_out > 0) product(part, linear, rows, out, width, num_rows);
-            out += linear.num_out;
-        }
-    }
-
-    void product(Part part, const Linear& linear, const float* rows, float* out, int64_t width, int64_t num_rows) {
-        const ProductCall product = {rows, linear.num_in, linear.packed, linear.bias, out, width, num_rows,
-                                     linear.num_in, linear.num_out, num_threads(), product_scratch_.get()};
-        timed(part, [&] { products_of(linear).product(product); });
+        return {added == nullptr ? nullptr : added + first, call_.residual + first, weight, call_.hidden + first,
+                rows.count, call_.hidden_size, eps()};
     }
 
     template <typename Do>
     void timed(Part part, Do work) {
-        if (call_.seconds == nullptr) return work();
+        if (call_.seconds == nullptr || thread_.number() > 0) return work();
         const double started_s = omp_get_wtime();
         work();
         call_.seconds[part] += omp_get_wtime() - started_s;
@@ -135,45 +301,20 @@ class Step {
         return differences == 0.0f;
     }
 
-    static AttentionCall attention_call(const DecoderCall& call) {
-        const int64_t size = call.num_heads * call.head_size;
-        AttentionCall attention = {
-            call.queries, size, call.answers, size, nullptr, call.key_block_stride, nullptr, call.value_block_stride,
-            static_cast<KVType>(call.kv_type), int(call.num_heads), int(call.num_kv_heads), int(call.head_size),
-            int(call.head_size), int(call.block_size), call.tables, call.members, call.tiles, call.num_tiles,
-            call.num_rows, call.num_rows, -1, static_cast<float>(call.scale), 0.0f, int(call.num_threads), nullptr, 0};
-        attention.scratch_bytes = scratch_bytes(attention);
-        return attention;
-    }
-
-    static int64_t largest_scratch(const DecoderCall& call) {
-        int64_t largest = 0;
-        const int64_t num_rows = std::min(call.chunk_rows, call.num_rows);
-        const auto meet = [&](const Linear& one) {
-            largest = std::max(largest, products_of(one).scratch_bytes(num_rows, one.num_in));
-        };
-        for (int64_t at = 0; at < call.num_layers; ++at) {
-            for (const Linear& one : call.layers[at].qkv) meet(one);
-            for (const Linear& one : call.layers[at].gate_up) meet(one);
-            meet(call.layers[at].out);
-            meet(call.layers[at].down);
-        }
-        return largest;
-    }
-
     float eps() const { return static_cast<float>(call_.eps); }
-    KVType kv_type() const { return static_cast<KVType>(call_.kv_type); }
-    int num_threads() const { return int(call_.num_threads); }
-    int64_t query_size() const { return call_.num_heads * call_.head_size; }
 
+    const StepState& state_;
     const DecoderCall& call_;
     const Kernels& kernels_;
+    TeamThread& thread_;
     AttentionCall attention_;
-    Memory attention_scratch_, product_scratch_;
 };
 
 }  // namespace
 
-void compute_layers(const DecoderCall& call) { Step(call).run(); }
+void compute_layers(const DecoderCall& call) {
+    const StepState state(call);
+    in_team(state.num_threads(), [&](TeamThread& thread) { Step(state, thread).run(); });
+}
 
 }  // namespace quire

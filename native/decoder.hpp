@@ -2,13 +2,17 @@
 // (backends/cpu/layers.py) lays these structures out by itself. They own nothing.
 #pragma once
 
-#include "kernels.hpp"
+#include "panel_products.hpp"
 
 namespace quire {
 
+// Who packed a weight: products.cpp, products_amx.cpp (as WeightType has them), or panels_pack.cpp.
+enum Packing : int64_t { kFloat32 = 0, kTiles = 1, kPanels = 2 };
+
 // A weight that was packed, and its bias.
 struct Linear {
-    int64_t type;  // WeightType
+    int64_t packing;
+    int64_t format, arithmetic, group;  // of panels: Format, Arithmetic, and inputs that share a given scale
     const void* packed;
     const float* bias;  // [out], or null
     int64_t num_in, num_out;

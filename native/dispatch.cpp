@@ -4,6 +4,10 @@
 #include "products_amx.hpp"
 #endif
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -26,6 +30,11 @@ extern const Kernels kernels;
 #endif
 #ifdef QUIRE_HAS_avx2
 namespace avx2 {
+extern const Kernels kernels;
+}
+#endif
+#ifdef QUIRE_HAS_neondot
+namespace neondot {
 extern const Kernels kernels;
 }
 #endif
@@ -52,8 +61,19 @@ namespace {
 #endif
 }
 
+// Every processor of Apple's has them.
+[[maybe_unused]] bool runs_neondot() {
+#if defined(QUIRE_HAS_neondot) && defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(QUIRE_HAS_neondot) && defined(__APPLE__)
+    return true;
+#else
+    return false;
+#endif
+}
+
 const Kernels* best() {
-    for (const char* isa : {"avx512vnni", "avx512", "avxvnni", "avx2"})
+    for (const char* isa : {"avx512vnni", "avx512", "avxvnni", "avx2", "neondot"})
         if (const Kernels* found = kernels_named(isa)) return found;
     return &portable::kernels;
 }
@@ -63,8 +83,8 @@ const Kernels* choose() {
     if (wanted == nullptr || *wanted == '\0') return best();
     const Kernels* found = kernels_named(wanted);
     if (found == nullptr)
-        throw std::runtime_error(std::string("QUIRE_NATIVE must be avx512vnni, avx512, avxvnni, avx2 or "
-                                             "portable and run here, it is ") + wanted);
+        throw std::runtime_error(std::string("QUIRE_NATIVE must be avx512vnni, avx512, avxvnni, avx2, neondot "
+                                             "or portable and run here, it is ") + wanted);
     return found;
 }
 
@@ -111,6 +131,9 @@ const Kernels* kernels_named(const char* isa) {
 #endif
 #ifdef QUIRE_HAS_avx2
     if (std::strcmp(isa, "avx2") == 0) return runs_avx2() ? &avx2::kernels : nullptr;
+#endif
+#ifdef QUIRE_HAS_neondot
+    if (std::strcmp(isa, "neondot") == 0) return runs_neondot() ? &neondot::kernels : nullptr;
 #endif
     return std::strcmp(isa, "portable") == 0 ? &portable::kernels : nullptr;
 }

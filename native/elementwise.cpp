@@ -9,9 +9,6 @@ namespace {
 
 typedef Lanes<kLanes>::F F;
 
-// Below this many numbers (some 50 microseconds), waking threads costs more than they give, far more on a busy machine.
-constexpr int64_t kWorthThreads = 65536;
-
 // Vectors in turn onto four sums, then the sums onto each other, then the lanes.
 QUIRE_INLINE float sum_of_squares(const float* numbers, int64_t size) {
     F sums[4] = {};
@@ -33,17 +30,6 @@ QUIRE_INLINE float norm_factor(const float* numbers, int64_t size, float eps) {
     return 1.0f / __builtin_sqrtf(sum_of_squares(numbers, size) / static_cast<float>(size) + eps);
 }
 
-QUIRE_INLINE void norm_row(const NormCall& call, int64_t row) {
-    float* residual = call.residual + row * call.size;
-    float* out = call.out + row * call.size;
-    if (call.added != nullptr) {
-        const float* added = call.added + row * call.size;
-        for (int64_t i = 0; i < call.size; ++i) residual[i] += added[i];
-    }
-    const float factor = norm_factor(residual, call.size, call.eps);
-    for (int64_t i = 0; i < call.size; ++i) out[i] = call.weight[i] * (residual[i] * factor);
-}
-
 // One head, normed if there is a weight, turned by its position's angles into `out`.
 QUIRE_INLINE void turn_head(const float* head, const float* norm, float eps, const float* cos, const float* sin,
                             int size, float* out) {
@@ -56,6 +42,44 @@ QUIRE_INLINE void turn_head(const float* head, const float* norm, float eps, con
     const int half = size / 2;
     for (int i = 0; i < half; ++i) out[i] = head[i] * cos[i] - head[i + half] * sin[i];
     for (int i = half; i < size; ++i) out[i] = head[i] * cos[i] + head[i - half] * sin[i];
+}
+
+// Numbers of one head as codes, `stride` apart, and their scale: the largest becomes 127, rounding is to the nearest,
+// ties to even. What is not finite has no codes; its scale is NaN, so that nobody reads it as a number.
+QUIRE_INLINE void write_codes(const float* numbers, int size, int8_t* codes, int64_t stride, char* scale_at) {
+    float most = 0.0f, differences = 0.0f;
+    for (int i = 0; i < size; ++i) {
+        const float magnitude = numbers[i] < 0.0f ? -numbers[i] : numbers[i];
+        most = magnitude > most ? magnitude : most;
+        differences += numbers[i] - numbers[i];
+    }
+    const bool is_some = most > 1e-30f && differences == 0.0f;
+    const float factor = is_some ? 127.0f / most : 0.0f, round = 12582912.0f;
+    const float scale = differences == 0.0f ? (is_some ? most / 127.0f : 0.0f) : __builtin_nanf("");
+    for (int i = 0; i < size; ++i)
+        codes[i * stride] = is_some ? static_cast<int8_t>((numbers[i] * factor + round) - round) : int8_t{0};
+    __builtin_memcpy(scale_at, &scale, sizeof scale);
+}
+
+// As `write_row`, in codes: a head's codes, then a scale for each slot.
+QUIRE_INLINE void write_coded_row(const RopeCall& call, int64_t row, const float* qkv, const float* cos,
+                                  const float* sin) {
+    const int64_t slot = call.slots[row], size = call.block_size;
+    int8_t* keys = static_cast<int8_t*>(call.keys) + call.blocks[row] * call.key_block_stride;
+    int8_t* values = static_cast<int8_t*>(call.values) + call.blocks[row] * call.value_block_stride;
+    const float* value = qkv + int64_t{call.num_heads + call.num_kv_heads} * call.key_size;
+    for (int head = 0; head < call.num_kv_heads; ++head) {
+        float turned[kMaxHeadSize];
+        const float* key = qkv + int64_t{call.num_heads + head} * call.key_size;
+        turn_head(key, call.key_norm, call.eps, cos, sin, call.key_size, turned);
+        char* key_scales = reinterpret_cast<char*>(keys + size * call.key_size);
+        char* value_scales = reinterpret_cast<char*>(values + size * call.value_size);
+        write_codes(turned, call.key_size, keys + slot, size, key_scales + 4 * slot);
+        write_codes(value, call.value_size, values + slot * call.value_size, 1, value_scales + 4 * slot);
+        keys += size * (call.key_size + 4);
+        values += size * (call.value_size + 4);
+        value += call.value_size;
+    }
 }
 
 template <typename T>
@@ -77,45 +101,17 @@ QUIRE_INLINE void write_row(const RopeCall& call, int64_t row, const float* qkv,
 // Where a row's keys and values go is cold memory, a cache line for every number of a key: asked for before the row's
 // queries are turned. Attention reads the same lines soon after.
 QUIRE_INLINE void ask_for_row(const RopeCall& call, int64_t row) {
-    const int64_t bytes = call.kv_type == KVType::float32 ? 4 : 2, size = call.block_size;
+    const int64_t bytes = call.kv_type == KVType::float32 ? 4 : call.kv_type == KVType::bfloat16 ? 2 : 1;
+    const int64_t size = call.block_size, scale_rows = bytes == 1 ? 4 : 0;
     const char* keys = static_cast<const char*>(call.keys) + call.blocks[row] * call.key_block_stride * bytes;
-    const int64_t num_keys = int64_t{call.num_kv_heads} * call.key_size;
+    const int64_t num_keys = call.num_kv_heads * (call.key_size + scale_rows);
     for (int64_t i = 0; i < num_keys; ++i) __builtin_prefetch(keys + (i * size + call.slots[row]) * bytes, 1, 2);
-}
-
-QUIRE_INLINE void rope_row(const RopeCall& call, int64_t row) {
-    if (call.blocks[row] != 0 && (row == 0 || call.blocks[row] != call.blocks[row - 1])) ask_for_row(call, row);
-    const float* qkv = call.qkv + row * call.qkv_stride;
-    const float* cos = call.cos + row * call.key_size;
-    const float* sin = call.sin + row * call.key_size;
-    float* queries = call.queries + row * call.num_heads * call.key_size;
-    for (int64_t head = 0; head < call.num_heads; ++head)
-        turn_head(qkv + head * call.key_size, call.query_norm, call.eps, cos, sin, call.key_size,
-                  queries + head * call.key_size);
-    if (call.blocks[row] == 0) return;  // padding rows all name the same slot: threads would race for it
-    if (call.kv_type == KVType::float32)
-        write_row<float>(call, row, qkv, cos, sin);
-    else
-        write_row<bf16>(call, row, qkv, cos, sin);
 }
 
 // x / (1 + e^-x), with e^-|x| so that nothing overflows.
 QUIRE_INLINE F silu(F x) {
     const F e = exp_of<kLanes>(x < 0.0f ? x : -x);
     return x * ((x < 0.0f ? e : splat<kLanes>(1.0f)) / (1.0f + e));
-}
-
-QUIRE_INLINE void silu_row(const SiluCall& call, int64_t row, int64_t first, int64_t end) {
-    const float* gate = call.gate_up + row * 2 * call.size;
-    const float* up = gate + call.size;
-    float* out = call.out + row * call.size;
-    int64_t at = first;
-    for (; at + kLanes <= end; at += kLanes)
-        store(out + at, silu(load<kLanes>(gate + at)) * load<kLanes>(up + at));
-    if (at < end) {
-        const int64_t left = end - at;
-        store_part(out + at, silu(load_part<kLanes>(gate + at, left)) * load_part<kLanes>(up + at, left), left);
-    }
 }
 
 // The largest of some logits; `differences` stays zero as long as all are finite.
@@ -135,8 +131,52 @@ QUIRE_INLINE float largest_of(const float* logits, int64_t size, F& differences)
     return largest;
 }
 
+}  // namespace
+
+void norm_row(const NormCall& call, int64_t row) {
+    float* residual = call.residual + row * call.size;
+    float* out = call.out + row * call.size;
+    if (call.added != nullptr) {
+        const float* added = call.added + row * call.size;
+        for (int64_t i = 0; i < call.size; ++i) residual[i] += added[i];
+    }
+    const float factor = norm_factor(residual, call.size, call.eps);
+    for (int64_t i = 0; i < call.size; ++i) out[i] = call.weight[i] * (residual[i] * factor);
+}
+
+void rope_row(const RopeCall& call, int64_t row) {
+    if (call.blocks[row] != 0 && (row == 0 || call.blocks[row] != call.blocks[row - 1])) ask_for_row(call, row);
+    const float* qkv = call.qkv + row * call.qkv_stride;
+    const float* cos = call.cos + row * call.key_size;
+    const float* sin = call.sin + row * call.key_size;
+    float* queries = call.queries + row * call.num_heads * call.key_size;
+    for (int64_t head = 0; head < call.num_heads; ++head)
+        turn_head(qkv + head * call.key_size, call.query_norm, call.eps, cos, sin, call.key_size,
+                  queries + head * call.key_size);
+    if (call.blocks[row] == 0) return;  // padding rows all name the same slot: threads would race for it
+    if (call.kv_type == KVType::float32)
+        write_row<float>(call, row, qkv, cos, sin);
+    else if (call.kv_type == KVType::bfloat16)
+        write_row<bf16>(call, row, qkv, cos, sin);
+    else
+        write_coded_row(call, row, qkv, cos, sin);
+}
+
+void silu_part(const SiluCall& call, int64_t row, int64_t first, int64_t end) {
+    const float* gate = call.gate_up + row * 2 * call.size;
+    const float* up = gate + call.size;
+    float* out = call.out + row * call.size;
+    int64_t at = first;
+    for (; at + kLanes <= end; at += kLanes)
+        store(out + at, silu(load<kLanes>(gate + at)) * load<kLanes>(up + at));
+    if (at < end) {
+        const int64_t left = end - at;
+        store_part(out + at, silu(load_part<kLanes>(gate + at, left)) * load_part<kLanes>(up + at, left), left);
+    }
+}
+
 // Part by part, remembering the first part with the largest: only that one is searched for the place.
-QUIRE_INLINE void argmax_row(const ArgmaxCall& call, int64_t row) {
+void argmax_row(const ArgmaxCall& call, int64_t row) {
     constexpr int64_t part = 512;
     const float* logits = call.logits + row * call.stride;
     F differences = {};
@@ -152,35 +192,6 @@ QUIRE_INLINE void argmax_row(const ArgmaxCall& call, int64_t row) {
     while (found < end && !(logits[found] == largest)) ++found;
     call.out[row] = found < end ? found : index;
     call.is_finite[row] = sum_lanes<kLanes>(differences) == 0.0f;
-}
-
-}  // namespace
-
-void add_rms_norm(const NormCall& call) {
-#pragma omp parallel for schedule(static) num_threads(call.num_threads) if (call.num_rows * call.size >= kWorthThreads)
-    for (int64_t row = 0; row < call.num_rows; ++row) norm_row(call, row);
-}
-
-void rope_write(const RopeCall& call) {
-    // A key's number costs a cache miss: threads are worth waking for far fewer rows than arithmetic alone would need.
-    const int64_t misses = call.num_rows * call.num_kv_heads * call.key_size;
-#pragma omp parallel for schedule(static) num_threads(call.num_threads) if (misses >= kWorthThreads / 8)
-    for (int64_t row = 0; row < call.num_rows; ++row) rope_row(call, row);
-}
-
-void silu_mul(const SiluCall& call) {
-    constexpr int64_t part = 1024;
-    const int64_t num_parts = (call.size + part - 1) / part;
-#pragma omp parallel for schedule(static) num_threads(call.num_threads) if (call.num_rows * call.size >= kWorthThreads)
-    for (int64_t unit = 0; unit < call.num_rows * num_parts; ++unit) {
-        const int64_t first = unit % num_parts * part, end = first + part;
-        silu_row(call, unit / num_parts, first, end < call.size ? end : call.size);
-    }
-}
-
-void argmax(const ArgmaxCall& call) {
-#pragma omp parallel for schedule(static) num_threads(call.num_threads) if (call.num_rows * call.size >= kWorthThreads)
-    for (int64_t row = 0; row < call.num_rows; ++row) argmax_row(call, row);
 }
 
 void exp(const float* in, float* out, int64_t size) {

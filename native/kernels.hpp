@@ -4,10 +4,12 @@
 // The promise all of them keep: the bits of a row depend on that row's own inputs alone. Not on the other rows, their
 // number, how rows are tiled, which physical blocks hold the keys and values, or how many threads run.
 //
-// Strides count elements, not bytes. Innermost dimensions are contiguous. A KV store has one of two types (KVType).
+// Strides count elements, not bytes. Innermost dimensions are contiguous. A KV store has one of three types (KVType).
 //
 //     keys    [block, kv head, key size, slot]       transposed: one load holds several slots of one dimension
 //     values  [block, kv head, slot, value size]
+//
+// In int8 these are codes, and behind the codes of a block's head lies a float32 scale for each slot.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +19,7 @@
 
 namespace quire {
 
-enum class KVType : int { float32 = 0, bfloat16 = 1 };
+enum class KVType : int { float32 = 0, bfloat16 = 1, int8 = 2 };
 
 // One row of the step: where its query lies, its position, and where its block table begins in the flat tables.
 struct Member {
@@ -32,6 +34,20 @@ struct Tile {
     int32_t first_member;
     int32_t num_members;
     int32_t num_shared;
+};
+
+// Positions of a segment: attention goes through them with a running maximum of its own, and what segments found is
+// folded in order. A multiple of every block size.
+constexpr int kSegment = 1024;
+
+// Segments [first, end) of a tile: all of its segments, or one of them. A tile in such pieces is a split tile; what its
+// pieces found is kept in records until all are done.
+struct Piece {
+    int32_t tile;
+    int32_t first_segment, end_segment;
+    int32_t num_segments;  // of the whole tile
+    int32_t split;         // which split tile it is of; -1: of none
+    int64_t first_record;  // of that split tile
 };
 
 struct AttentionCall {
@@ -54,9 +70,14 @@ struct AttentionCall {
     int window;              // a row sees this many positions up to its own; -1: all
     float scale;
     float softcap;           // 0: none
-    int num_threads;
-    char* scratch;           // scratch_bytes per thread, aligned to 64
-    int64_t scratch_bytes;
+    int num_threads;         // at most
+    // What tiles.hpp adds:
+    const Piece* pieces = nullptr;
+    int64_t num_pieces = 0;
+    char* scratch = nullptr;       // scratch_bytes per thread, aligned to 64
+    int64_t scratch_bytes = 0;
+    float* records = nullptr;      // [split tile, kv head, segment, line, value size + 2]
+    int32_t* remaining = nullptr;  // [split tile, kv head]: segments not yet done; all of them between calls
 };
 
 struct NormCall {
@@ -66,7 +87,6 @@ struct NormCall {
     float* out;
     int64_t num_rows, size;
     float eps;
-    int num_threads;
 };
 
 struct RopeCall {
@@ -87,14 +107,12 @@ struct RopeCall {
     float* queries;  // [row, head, key size]
     int64_t num_rows;
     int num_heads, num_kv_heads, key_size, value_size, block_size;
-    int num_threads;
 };
 
 struct SiluCall {
     const float* gate_up;  // [row, 2 * size]: gate, then up
     float* out;            // [row, size]
     int64_t num_rows, size;
-    int num_threads;
 };
 
 struct ArgmaxCall {
@@ -103,8 +121,11 @@ struct ArgmaxCall {
     int64_t* out;         // first index of the largest number; of a row that is not finite, some index
     uint8_t* is_finite;   // whether every number of the row is finite
     int64_t num_rows, size;
-    int num_threads;
 };
+
+class TeamThread;  // team.hpp
+
+constexpr int64_t kPart = 1024;  // numbers of a row that are one task where a row has little to do
 
 enum class WeightType : int { float32 = 0, bfloat16 = 1 };
 
@@ -123,7 +144,6 @@ struct ProductCall {
     float* out;         // [row, out]
     int64_t out_stride;
     int64_t num_rows, num_in, num_out;
-    int num_threads;
     char* scratch;  // scratch_bytes, aligned to 64
 };
 
@@ -137,24 +157,30 @@ struct RowsCall {
 };
 
 // Products with weights of one type. How a weight is packed is between the functions of one of these.
+//
+// A product has two phases: rows are made ready in the scratch, where they must be, inputs [first, end) of a row at a
+// time; then they are multiplied. `first` is a multiple of kPart, and so is `end`, or it is the row's.
 struct Products {
     int64_t (*packed_bytes)(int64_t num_out, int64_t num_in);
     int64_t (*scratch_bytes)(int64_t num_rows, int64_t num_in);
     void (*pack)(const PackCall&);
-    void (*product)(const ProductCall&);
+    int64_t (*num_ready_rows)(const ProductCall&);  // of the scratch; 0: rows are read as they are
+    void (*make_ready)(const ProductCall&, int64_t row, int64_t first, int64_t end);
+    void (*multiply)(const ProductCall&, TeamThread&);
     void (*rows)(const RowsCall&);
 };
 
 struct PanelProducts;  // panel_products.hpp
 
-// One build of all kernels for one instruction set.
+// One build of all kernels for one instruction set. What takes a thread of a team is called by all of its threads, and
+// returns when no task is left to be taken: others may still be at theirs.
 struct Kernels {
     const char* isa;
-    void (*attention)(const AttentionCall&);
-    void (*add_rms_norm)(const NormCall&);
-    void (*rope_write)(const RopeCall&);
-    void (*silu_mul)(const SiluCall&);
-    void (*argmax)(const ArgmaxCall&);
+    void (*attention)(const AttentionCall&, TeamThread&);
+    void (*norm_row)(const NormCall&, int64_t row);
+    void (*rope_row)(const RopeCall&, int64_t row);
+    void (*silu_part)(const SiluCall&, int64_t row, int64_t first, int64_t end);
+    void (*argmax_row)(const ArgmaxCall&, int64_t row);
     void (*exp)(const float* in, float* out, int64_t size);
     void (*exp_double)(const double* in, double* out, int64_t size);
     double (*read_sum)(const void* data, int64_t num_bytes, int num_threads);

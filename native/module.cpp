@@ -12,6 +12,7 @@
 #include "panel_products.hpp"
 #include "panels_pack.hpp"
 #include "sampling.hpp"
+#include "single_calls.hpp"
 #include "tiles.hpp"
 
 namespace nb = nanobind;
@@ -38,14 +39,9 @@ void attention(Address queries, int64_t query_stride, Address out, int64_t out_s
         at<const float>(queries), query_stride, at<float>(out), out_stride, at<const void>(keys), key_block_stride,
         at<const void>(values), value_block_stride, static_cast<quire::KVType>(kv_type), num_heads, num_kv_heads,
         key_size, value_size, block_size, at<const int32_t>(tables), at<const quire::Member>(members),
-        at<const quire::Tile>(tiles), num_tiles, num_rows, num_padded_rows, window, scale, softcap, num_threads,
-        nullptr, 0};
-    call.scratch_bytes = quire::scratch_bytes(call);
-    std::unique_ptr<char, Freed> scratch(
-        static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>(num_threads * call.scratch_bytes))));
-    if (!scratch) throw std::bad_alloc();
-    call.scratch = scratch.get();
-    quire::chosen_kernels().attention(call);
+        at<const quire::Tile>(tiles), num_tiles, num_rows, num_padded_rows, window, scale, softcap, num_threads};
+    const quire::AttentionMemory memory(call);
+    quire::attention(quire::chosen_kernels(), call);
 }
 
 int64_t make_tiles(Address first_rows, Address num_rows, Address first_positions, Address table_offsets,
@@ -58,29 +54,34 @@ int64_t make_tiles(Address first_rows, Address num_rows, Address first_positions
 
 void add_rms_norm(Address added, Address residual, Address weight, Address out, int64_t num_rows, int64_t size,
                   float eps, int num_threads) {
-    quire::chosen_kernels().add_rms_norm({at<const float>(added), at<float>(residual), at<const float>(weight),
-                                          at<float>(out), num_rows, size, eps, num_threads});
+    quire::add_rms_norm(quire::chosen_kernels(),
+                        {at<const float>(added), at<float>(residual), at<const float>(weight), at<float>(out), num_rows,
+                         size, eps},
+                        num_threads);
 }
 
 void rope_write(Address qkv, int64_t qkv_stride, Address cos, Address sin, Address query_norm, Address key_norm,
                 float eps, Address keys, int64_t key_block_stride, Address values, int64_t value_block_stride,
                 int kv_type, Address blocks, Address slots, Address queries, int64_t num_rows, int num_heads,
                 int num_kv_heads, int key_size, int value_size, int block_size, int num_threads) {
-    quire::chosen_kernels().rope_write(
+    quire::rope_write(
+        quire::chosen_kernels(),
         {at<const float>(qkv), qkv_stride, at<const float>(cos), at<const float>(sin), at<const float>(query_norm),
          at<const float>(key_norm), eps, at<void>(keys), key_block_stride, at<void>(values), value_block_stride,
          static_cast<quire::KVType>(kv_type), at<const int64_t>(blocks), at<const int64_t>(slots), at<float>(queries),
-         num_rows, num_heads, num_kv_heads, key_size, value_size, block_size, num_threads});
+         num_rows, num_heads, num_kv_heads, key_size, value_size, block_size},
+        num_threads);
 }
 
 void silu_mul(Address gate_up, Address out, int64_t num_rows, int64_t size, int num_threads) {
-    quire::chosen_kernels().silu_mul({at<const float>(gate_up), at<float>(out), num_rows, size, num_threads});
+    quire::silu_mul(quire::chosen_kernels(), {at<const float>(gate_up), at<float>(out), num_rows, size}, num_threads);
 }
 
 void argmax(Address logits, int64_t stride, Address out, Address is_finite, int64_t num_rows, int64_t size,
             int num_threads) {
-    quire::chosen_kernels().argmax(
-        {at<const float>(logits), stride, at<int64_t>(out), at<uint8_t>(is_finite), num_rows, size, num_threads});
+    quire::argmax(quire::chosen_kernels(),
+                  {at<const float>(logits), stride, at<int64_t>(out), at<uint8_t>(is_finite), num_rows, size},
+                  num_threads);
 }
 
 void exp_of(Address in, Address out, int64_t size) {
@@ -132,8 +133,10 @@ void product(int type, Address packed, Address bias, int64_t num_in, int64_t num
         scratch.reset(static_cast<char*>(std::aligned_alloc(64, (num_bytes + 63) / 64 * 64)));
         if (!scratch) throw std::bad_alloc();
     }
-    products.product({at<const float>(rows), row_stride, at<const void>(packed), at<const float>(bias), at<float>(out),
-                      out_stride, num_rows, num_in, num_out, num_threads, scratch.get()});
+    quire::product(products,
+                   {at<const float>(rows), row_stride, at<const void>(packed), at<const float>(bias), at<float>(out),
+                    out_stride, num_rows, num_in, num_out, scratch.get()},
+                   num_threads);
 }
 
 void packed_rows(int type, Address packed, int64_t num_out, int64_t num_in, Address indices, int64_t num_rows,
@@ -177,8 +180,8 @@ void panel_product(int format, int64_t num_out, int64_t num_in, int64_t group, A
     const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(kind, num_rows, num_in));
     const quire::PanelCall call = {shape_of(format, num_out, num_in, group), at<const uint8_t>(packed),
                                    at<const float>(rows), row_stride, at<const float>(bias), at<float>(out), out_stride,
-                                   num_rows, num_threads, num_bytes > 0 ? scratch_of(num_bytes) : nullptr};
-    (kind == quire::Arithmetic::integer ? products.integer : products.floating)(call);
+                                   num_rows, num_bytes > 0 ? scratch_of(num_bytes) : nullptr};
+    quire::panel_product(quire::chosen_kernels(), kind, call, num_threads);
 }
 
 void panel_unpack(int format, int64_t num_out, int64_t num_in, int64_t group, Address packed, Address outputs,
@@ -197,6 +200,7 @@ NB_MODULE(_native, module) {
     module.def("isa", &isa, "The instruction set whose kernels run.");
     module.def("attention", &attention, unlocked);
     module.def("make_tiles", &make_tiles, unlocked);
+    module.def("most_record_bytes", &quire::most_record_bytes);
     module.def("add_rms_norm", &add_rms_norm, unlocked);
     module.def("rope_write", &rope_write, unlocked);
     module.def("silu_mul", &silu_mul, unlocked);

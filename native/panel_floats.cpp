@@ -13,109 +13,215 @@ constexpr int kPanels = kLanes == 16 ? 3 : 1;
 constexpr int kVectors = kPanels * kParts;
 constexpr int kMostRows = kRegisters > 16 ? (kLanes == 16 ? 9 : 6) : (kLanes == 8 ? 6 : 2);
 constexpr int64_t kGroupRows = 32 * kMostRows;
-constexpr int64_t kInputs = 64;         // decoded at a time: 12 KiB
+constexpr int64_t kInputs = 1024;       // widened at a time where several parts of the rows pass: 192 KiB
+constexpr int64_t kFewInputs = 64;     // where one part does: 12 KiB
 constexpr int64_t kAheadBytes = 2048;  // of each panel
-
-typedef float Wide[kPanels][kInputs][kWidth];
+constexpr int64_t kWorthThreads = 1 << 19;  // numbers to be unpacked
 
 // What a part of the rows passes over.
 struct Weights {
-    const Wide* wide;
+    const uint8_t* numbers[kPanels];  // of the kind that `lead` is made for
     int64_t num_inputs;
     const uint8_t* ahead[kPanels];  // asked for on the way
     int64_t ahead_step;             // bytes for each input
+    float* wide[kPanels];           // [input][16]: where the first of many parts leaves what it has widened
 };
 
-template <int R, bool asks>
+// Kinds of numbers: vector v of kVectors at input i.
+struct Floats {
+    static QUIRE_INLINE F at(const Weights& weights, int64_t i, int v) {
+        const uint8_t* from = weights.numbers[v / kParts] + (i * kWidth + v % kParts * kLanes) * 4;
+        return load<kLanes>(reinterpret_cast<const float*>(from));
+    }
+};
+
+struct Halves {
+    static QUIRE_INLINE F at(const Weights& weights, int64_t i, int v) {
+        return load_halves<kLanes>(weights.numbers[v / kParts] + (i * kWidth + v % kParts * kLanes) * 2);
+    }
+};
+
+struct Pairs {
+    static QUIRE_INLINE F at(const Weights& weights, int64_t i, int v) {
+        Lanes<kLanes>::U pair;
+        __builtin_memcpy(&pair, weights.numbers[v / kParts] + (i / 2 * kWidth + v % kParts * kLanes) * 4, sizeof pair);
+        return (F)(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
+    }
+};
+
+// One input of R rows, the weights kept if wanted.
+template <int R, typename Kind, bool keeps>
+QUIRE_INLINE void add_input(const Weights& weights, int64_t i, const float* rows, int64_t stride,
+                            F (&sum)[R][kVectors]) {
+    F weight[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+        weight[v] = held(Kind::at(weights, i, v));
+        if constexpr (keeps) store(weights.wide[v / kParts] + i * kWidth + v % kParts * kLanes, weight[v]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const F number = splat<kLanes>(rows[r * stride + i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = held(fused(number, weight[v], sum[r][v]));
+    }
+}
+
+// R rows pass. Beside each two inputs' weights, one line of each of the first N panels is asked for.
+template <int R, int N, typename Kind, bool keeps>
 void lead(const Weights& weights, const float* rows, int64_t stride, float* sums) {
     F sum[R][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) sum[r][v] = load<kLanes>(sums + (r * kVectors + v) * kLanes);
-    const float* wide = (*weights.wide)[0][0];
-    for (int64_t i = 0; i < weights.num_inputs; ++i) {
-        F weight[kVectors];
+    int64_t i = 0;
+    for (; i + 2 <= weights.num_inputs; i += 2) {
+        add_input<R, Kind, keeps>(weights, i, rows, stride, sum);
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v)
-            weight[v] = held(load<kLanes>(wide + (v / kParts * kInputs + i) * kWidth + v % kParts * kLanes));
-        if constexpr (asks)
-#pragma GCC unroll 4
-            for (int p = 0; p < kPanels; ++p) __builtin_prefetch(weights.ahead[p] + i * weights.ahead_step);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const F number = splat<kLanes>(rows[r * stride + i]);
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sum[r][v] = fused(number, weight[v], sum[r][v]);
+        for (int n = 0; n < N; ++n) {
+            __builtin_prefetch(weights.ahead[n] + i * weights.ahead_step);
+            if (weights.ahead_step > kLine / 2) __builtin_prefetch(weights.ahead[n] + (i + 1) * weights.ahead_step);
         }
+        add_input<R, Kind, keeps>(weights, i + 1, rows, stride, sum);
     }
+    if (i < weights.num_inputs) add_input<R, Kind, keeps>(weights, i, rows, stride, sum);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) store(sums + (r * kVectors + v) * kLanes, sum[r][v]);
 }
 
-template <bool asks>
-void lead_some(int64_t count, const Weights& weights, const float* rows, int64_t stride, float* sums) {
+typedef void (*Lead)(const Weights&, const float*, int64_t, float*);
+
+template <int N, typename Kind, bool keeps>
+Lead lead_for(int64_t count) {
     switch (count) {
-        case 1: return lead<1, asks>(weights, rows, stride, sums);
-        case 2: return lead<2, asks>(weights, rows, stride, sums);
+        case 1: return lead<1, N, Kind, keeps>;
+        case 2: return lead<2, N, Kind, keeps>;
     }
     if constexpr (kMostRows > 2) switch (count) {
-        case 3: return lead<3, asks>(weights, rows, stride, sums);
-        case 4: return lead<4, asks>(weights, rows, stride, sums);
-        case 5: return lead<5, asks>(weights, rows, stride, sums);
-        case 6: return lead<6, asks>(weights, rows, stride, sums);
+        case 3: return lead<3, N, Kind, keeps>;
+        case 4: return lead<4, N, Kind, keeps>;
+        case 5: return lead<5, N, Kind, keeps>;
+        case 6: return lead<6, N, Kind, keeps>;
     }
     if constexpr (kMostRows > 6) switch (count) {
-        case 7: return lead<7, asks>(weights, rows, stride, sums);
-        case 8: return lead<8, asks>(weights, rows, stride, sums);
-        case 9: return lead<9, asks>(weights, rows, stride, sums);
+        case 7: return lead<7, N, Kind, keeps>;
+        case 8: return lead<8, N, Kind, keeps>;
+        case 9: return lead<9, N, Kind, keeps>;
+    }
+    return nullptr;
+}
+
+// How the parts of a task read its weights. Float32 lies there. Sixteen bits are widened in registers: by every part
+// if there are two at most, else by the first, which keeps them for the others. All others are widened beforehand.
+enum class Reading { in_place, kept, widened };
+
+Reading reading_of(Format format, int64_t parts) {
+    if (format == Format::f32) return Reading::in_place;
+    if (format != Format::bf16 && format != Format::f16) return Reading::widened;
+    return parts <= 2 ? Reading::in_place : Reading::kept;
+}
+
+// For part `at` of `parts`. One or two parts ask for lines of every panel, of three and more the first three for one each.
+Lead lead_for(Format format, int64_t at, int64_t parts, int64_t count) {
+    const Reading reading = reading_of(format, parts);
+    const bool is_own = reading == Reading::in_place || (reading == Reading::kept && at == 0);
+    if (is_own && format == Format::bf16)
+        return parts <= 2 ? lead_for<kPanels, Pairs, false>(count) : lead_for<1, Pairs, true>(count);
+    if (is_own && format == Format::f16)
+        return parts <= 2 ? lead_for<kPanels, Halves, false>(count) : lead_for<1, Halves, true>(count);
+    if (parts <= 2) return lead_for<kPanels, Floats, false>(count);
+    return at < kPanels ? lead_for<1, Floats, false>(count) : lead_for<0, Floats, false>(count);
+}
+
+typedef float Wide[kInputs][kWidth];
+
+// A task: some rows through kPanels panels.
+struct Task {
+    const PanelCall& call;
+    const Places& places;
+    int64_t begin, end, panel;  // rows, and the first panel
+};
+
+// Inputs of a task that are decoded together.
+struct Stretch {
+    int64_t first, count;
+};
+
+QUIRE_INLINE void widen(const Task& task, const Stretch& stretch, Wide* wide) {
+    for (int p = 0; p < kPanels; ++p)
+        decoder_of(task.call.shape.format)
+            .widen({task.call.shape, task.places.panel(task.panel + p), stretch.first, stretch.count}, wide[p][0]);
+}
+
+// What a part of the rows asks for on its way. One part alone: what is a little ahead of it. Of several only the first
+// would wait for memory; so they ask for what comes next, between them.
+QUIRE_INLINE void ask(const Task& task, const Stretch& stretch, int64_t at, int64_t parts, Weights& weights) {
+    const int64_t input_bytes = task.places.group_bytes / kGroup, end = stretch.first + stretch.count;
+    const bool is_last = end == task.call.shape.num_in;
+    const int64_t next_panel = task.panel + (is_last ? kPanels : 0), next_first = is_last ? 0 : end;
+    weights.ahead_step = parts == 2 ? input_bytes / 2 : input_bytes;
+    for (int p = 0; p < kPanels; ++p) {
+        const int64_t panel = parts <= 2 ? p : at % kPanels;
+        weights.ahead[p] = parts == 1 ? task.places.ahead(task.panel + panel, stretch.first, kAheadBytes, kPanels)
+                                      : task.places.codes(next_panel + panel, next_first);
+        if (parts == 2) weights.ahead[p] += at * stretch.count * weights.ahead_step;
     }
 }
 
-// Rows [begin, end) through kPanels panels.
-void run_task(const PanelCall& call, int64_t begin, int64_t end, int64_t panel) {
-    const PanelShape& shape = call.shape;
-    const Decoder& decoder = decoder_of(shape.format);
-    const int64_t part = rows_of_part(end - begin, kMostRows), panels = least(kPanels, shape.num_panels() - panel);
-    alignas(64) Wide wide;
+// One part: as much as stays in the first-level cache while it passes. Several: equal pieces that stay in the second,
+// because where inputs are cut sums go through memory.
+QUIRE_INLINE int64_t inputs_at_once(int64_t num_in, Reading reading, int64_t parts) {
+    if (parts <= 2 && reading == Reading::in_place) return num_in;
+    if (parts == 1) return kFewInputs;
+    const int64_t pieces = (num_in + kInputs - 1) / kInputs, each = (num_in + pieces - 1) / pieces;
+    return (each + kGroup - 1) / kGroup * kGroup;
+}
+
+void run_task(const Task& task) {
+    const PanelCall& call = task.call;
+    const Format format = call.shape.format;
+    const int64_t num_rows = task.end - task.begin;
+    const int64_t part = rows_of_part(num_rows, kMostRows), parts = (num_rows + part - 1) / part;
+    const Reading reading = reading_of(format, parts);
+    const int64_t num_in = call.shape.num_in, at_once = inputs_at_once(num_in, reading, parts);
+    alignas(64) Wide wide[kPanels];
     alignas(64) float sums[kGroupRows * kVectors * kLanes];
-    __builtin_memset(sums, 0, static_cast<size_t>((end - begin) * kVectors * kLanes) * sizeof(float));
-    if (panels < kPanels) __builtin_memset(wide, 0, sizeof wide);
-    Weights weights = {&wide, 0, {}, shape.group_bytes() / kGroup};
-    for (int64_t first = 0; first < shape.num_in; first += kInputs) {
-        weights.num_inputs = least(kInputs, shape.num_in - first);
-        for (int64_t p = 0; p < kPanels; ++p) {
-            const uint8_t* at = call.packed + (panel + least(p, panels - 1)) * shape.panel_bytes();
-            weights.ahead[p] = at + shape.codes_at() + first * weights.ahead_step + kAheadBytes;
-            if (p < panels) decoder.widen({shape, at, first, weights.num_inputs}, wide[p][0]);
-        }
-        for (int64_t row = begin; row < end; row += part) {
-            const float* rows = call.rows + row * call.row_stride + first;
-            float* to = sums + (row - begin) * kVectors * kLanes;
-            const int64_t count = least(part, end - row);
-            if (row == begin)
-                lead_some<true>(count, weights, rows, call.row_stride, to);
-            else
-                lead_some<false>(count, weights, rows, call.row_stride, to);
+    __builtin_memset(sums, 0, static_cast<size_t>(num_rows * kVectors * kLanes) * sizeof(float));
+    Weights weights;
+    for (int64_t first = 0; first < num_in; first += at_once) {
+        const Stretch stretch = {first, least(at_once, num_in - first)};
+        if (reading == Reading::widened) widen(task, stretch, wide);
+        weights.num_inputs = stretch.count;
+        for (int64_t at = 0; at < parts; ++at) {
+            const bool is_own = reading == Reading::in_place || (reading == Reading::kept && at == 0);
+            for (int p = 0; p < kPanels; ++p) {
+                weights.wide[p] = wide[p][0];
+                weights.numbers[p] =
+                    is_own ? task.places.codes(task.panel + p, first) : reinterpret_cast<uint8_t*>(wide[p]);
+            }
+            ask(task, stretch, at, parts, weights);
+            const float* rows = call.rows + (task.begin + at * part) * call.row_stride + first;
+            lead_for(format, at, parts, least(part, num_rows - at * part))(weights, rows, call.row_stride,
+                                                                           sums + at * part * kVectors * kLanes);
         }
     }
-    put_sums(call, begin, end - begin, panel * kWidth, sums, kVectors * kLanes);
+    put_sums(call, task.begin, num_rows, task.panel * kWidth, sums, kVectors * kLanes);
 }
 
 }  // namespace
 
-void panel_floats(const PanelCall& call) {
-    const int64_t runs = (call.shape.num_panels() + kPanels - 1) / kPanels;
+void panel_floats(const PanelCall& call, TeamThread& thread) {
+    const Places places(call);
+    const int64_t runs = (places.num_panels + kPanels - 1) / kPanels;
     const int64_t groups = (call.num_rows + kGroupRows - 1) / kGroupRows;
-    const bool is_large = call.num_rows * call.shape.num_in * call.shape.num_out >= kWorthThreads;
-    const int num_threads = is_large ? call.num_threads : 1;
-    Shares shares(runs * groups, num_threads);
-#pragma omp parallel num_threads(num_threads) if (is_large)
-    for (int64_t task; shares.take(omp_get_thread_num(), task);) {
+    Tasks tasks = thread.tasks(runs * groups);
+    for (int64_t task; tasks.take(task);) {
         const int64_t group = task / runs;
-        run_task(call, call.num_rows * group / groups, call.num_rows * (group + 1) / groups, task % runs * kPanels);
+        run_task({call, places, call.num_rows * group / groups, call.num_rows * (group + 1) / groups,
+                  task % runs * kPanels});
     }
 }
 
@@ -126,7 +232,7 @@ void panel_unpack(const UnpackCall& call) {
     for (int64_t at = 0; at < call.num_outputs; ++at) {
         const int64_t output = call.outputs[at];
         const uint8_t* panel = call.packed + output / kWidth * call.shape.panel_bytes();
-        alignas(64) float wide[kInputs][kWidth];
+        alignas(64) Wide wide;
         for (int64_t first = 0; first < call.shape.num_in; first += kInputs) {
             const int64_t count = least(kInputs, call.shape.num_in - first);
             decoder.widen({call.shape, panel, first, count}, wide[0]);

@@ -5,7 +5,7 @@
 //
 // These operations are the same on every build, so all builds give the same bits. Where operations are fused, a dot
 // product is a float as it stands: its sum begins with the bits of 1.5 * 2^23, and that number times the scale, which
-// is exact because scales are cut to 22 bits, is taken away in the operation that multiplies.
+// is exact because scales have 22 bits at most, is taken away in the operation that multiplies.
 #include "panel_task.hpp"
 #include "panels_decode.hpp"
 #include "quantised_rows.hpp"
@@ -19,8 +19,8 @@ constexpr int kParts = kWidth / kLanes;  // vectors of a panel
 constexpr int kPanels = kLanes == 16 ? 2 : 1;
 constexpr int kVectors = kPanels * kParts;
 constexpr int64_t kGroupRows = 32 * kTogether;
-constexpr int64_t kGroups = 8;           // decoded at a time
-constexpr int64_t kAheadBytes = 4096;  // of each panel
+constexpr int64_t kGroups = 8;          // decoded at a time
+constexpr int64_t kAheadBytes = 6144;  // of each panel
 
 #if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
 constexpr bool kHasFused = true;
@@ -47,8 +47,11 @@ struct Weights {
     const GroupScales* scales;  // [panel][kGroups]
     int64_t count;
     int64_t codes_step;             // bytes for each group
-    const uint8_t* ahead[kPanels];  // asked for on the way
-    int64_t ahead_step, num_lines;  // bytes for each group, and how many lines of them are asked for
+    // What is a little ahead, asked for on the way. Of several parts only the first would wait for memory: each asks
+    // for its share.
+    const uint8_t* ahead[kPanels];
+    int64_t ahead_step;             // bytes for each group
+    int64_t ask_begin, ask_end;     // groups beside which that is done
 };
 
 // What a format asks of a kernel: two scales for a group, a term, codes in halves of bytes as they lie in the panel.
@@ -56,15 +59,6 @@ template <bool halves, bool term, bool nibbles>
 struct Kind {
     static constexpr bool has_halves = halves, has_term = term, has_nibbles = nibbles;
 };
-
-struct Scale {
-    F scale, lift;
-};
-
-QUIRE_INLINE Scale scale_of(const float* from) {
-    const F cut = (F)((Words)load<kLanes>(from) & ~3u);
-    return {cut, cut * -kLift};
-}
 
 // Vector k of a group's codes, from byte `at` of it on.
 template <bool has_nibbles>
@@ -103,7 +97,7 @@ QUIRE_INLINE void ask_ahead(const Weights& weights, int64_t g) {
         const uint8_t* ahead = weights.ahead[p] + g * weights.ahead_step;
 #pragma GCC unroll 4
         for (int line = 0; line < 4; ++line) __builtin_prefetch(ahead + line * kLine);
-        for (int64_t line = 4; line < weights.num_lines; ++line) __builtin_prefetch(ahead + line * kLine);
+        for (int64_t at = 4 * kLine; at < weights.ahead_step; at += kLine) __builtin_prefetch(ahead + at);
     }
 }
 
@@ -115,7 +109,7 @@ void lead(const Weights& weights, const RowGroup* rows, float* to) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) total[r][v] = load<kLanes>(to + (r * kVectors + v) * kLanes);
     for (int64_t g = 0; g < weights.count; ++g, ++rows) {
-        if (weights.num_lines > 0) ask_ahead(weights, g);
+        if (g >= weights.ask_begin && g < weights.ask_end) ask_ahead(weights, g);
 #pragma GCC unroll 2
         for (int half = 0; half < (Kind::has_halves ? 2 : 1); ++half) {
             Sums sums[R][kVectors];
@@ -123,12 +117,12 @@ void lead(const Weights& weights, const RowGroup* rows, float* to) {
 #pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) {
                 const GroupScales& group = weights.scales[v / kParts * kGroups + g];
-                const Scale scale = scale_of(group.scales[half] + v % kParts * kLanes);
+                const F scale = load<kLanes>(group.scales[half] + v % kParts * kLanes), lift = scale * -kLift;
                 [[maybe_unused]] F term;
                 if constexpr (Kind::has_term) term = load<kLanes>(group.term + v % kParts * kLanes);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
-                    total[r][v] = fused_once(scaled(sums[r][v], scale.scale, scale.lift),
+                    total[r][v] = fused_once(scaled(sums[r][v], scale, lift),
                                              splat<kLanes>(rows->scales[r]), total[r][v]);
                     if constexpr (Kind::has_term)
                         total[r][v] = fused_once(term, splat<kLanes>(rows->sums[r]), total[r][v]);
@@ -190,60 +184,72 @@ struct Decoded {
     GroupScales scales[kPanels][kGroups];
 };
 
-// scale * (code - zero) is scale * code - minimum.
+// scale * (code - zero) is scale * code - minimum. Scales that are given may be too long.
 QUIRE_INLINE void make_minima(GroupScales* groups, int64_t count) {
     for (GroupScales* group = groups; group < groups + count; ++group)
         for (int v = 0; v < kParts; ++v) {
-            float* term = group->term + v * kLanes;
-            store(term, load<kLanes>(term) * scale_of(group->scales[0] + v * kLanes).scale);
+            float *scale = group->scales[0] + v * kLanes, *term = group->term + v * kLanes;
+            const F cut = (F)((Words)load<kLanes>(scale) & ~3u);
+            store(scale, cut);
+            store(term, load<kLanes>(term) * cut);
         }
 }
 
-// The next groups of panels from `panel` on, as far as there are panels.
-QUIRE_INLINE void prepare(const PanelCall& call, Source source, int64_t panel, int64_t first, Decoded& decoded,
-                          Weights& weights) {
-    const PanelShape& shape = call.shape;
-    const Decoder& decoder = decoder_of(shape.format);
-    const int64_t last = shape.num_panels() - 1;
+// A task: some parts of the rows through kPanels panels.
+struct Task {
+    const PanelCall& call;
+    const Places& places;
+    const Rows& rows;
+    Source source;
+    int64_t begin, end, panel;  // parts, and the first panel
+};
+
+// Groups from `first` on.
+QUIRE_INLINE void prepare(const Task& task, int64_t first, Decoded& decoded, Weights& weights) {
+    const Decoder& decoder = decoder_of(task.call.shape.format);
     for (int p = 0; p < kPanels; ++p) {
-        const uint8_t* at = call.packed + least(panel + p, last) * shape.panel_bytes();
-        const uint8_t* codes = at + shape.codes_at() + first * shape.group_bytes();
-        const Span span = {shape, at, first, weights.count};
-        if (source == Source::decoded) decoder.codes(span, decoded.codes[p]);
+        const uint8_t* codes = task.places.codes(task.panel + p, first * kGroup);
+        const Span span = {task.call.shape, task.places.panel(task.panel + p), first, weights.count};
+        if (task.source == Source::decoded) decoder.codes(span, decoded.codes[p]);
         decoder.scales(span, decoded.scales[p]);
-        if (shape.traits().term == Term::zero) make_minima(decoded.scales[p], weights.count);
-        weights.codes[p] = source == Source::decoded ? decoded.codes[p][0].bytes[0] : codes;
-        weights.ahead[p] = codes + kAheadBytes;
+        if (is_given(task.call.shape.traits().scales)) make_minima(decoded.scales[p], weights.count);
+        weights.codes[p] = task.source == Source::decoded ? decoded.codes[p][0].bytes[0] : codes;
+        weights.ahead[p] = task.places.ahead(task.panel + p, first * kGroup, kAheadBytes, kPanels);
     }
 }
 
-// Parts [begin, end) of the rows through kPanels panels.
-void run_task(const PanelCall& call, const Rows& rows, int64_t begin, int64_t end, int64_t panel) {
-    const FormatTraits& traits = call.shape.traits();
-    const int64_t first_row = begin * rows.part, num_rows = least(end * rows.part, call.num_rows) - first_row;
-    const Source source = source_of(traits, end - begin);
-    const Lead whole = lead_for(traits, source == Source::nibbles, rows.part);
-    const Lead last = lead_for(traits, source == Source::nibbles, num_rows - (end - begin - 1) * rows.part);
+void run_task(const Task& task) {
+    const Rows& rows = task.rows;
+    const FormatTraits& traits = task.call.shape.traits();
+    const int64_t parts = task.end - task.begin, share = (kGroups + parts - 1) / parts;
+    const int64_t first_row = task.begin * rows.part;
+    const int64_t num_rows = least(task.end * rows.part, task.call.num_rows) - first_row;
+    const Lead whole = lead_for(traits, task.source == Source::nibbles, rows.part);
+    const Lead last = lead_for(traits, task.source == Source::nibbles, num_rows - (parts - 1) * rows.part);
     Decoded decoded;
     alignas(64) float sums[kGroupRows * kVectors * kLanes];
     __builtin_memset(sums, 0, static_cast<size_t>(num_rows * kVectors * kLanes) * sizeof(float));
-    Weights weights = {};
+    Weights weights;
     weights.scales = decoded.scales[0];
-    weights.ahead_step = call.shape.group_bytes();
-    weights.codes_step = source == Source::decoded ? static_cast<int64_t>(sizeof(GroupCodes)) : weights.ahead_step;
+    weights.ahead_step = task.places.group_bytes;
+    weights.codes_step = task.source == Source::decoded ? int64_t{sizeof(GroupCodes)} : weights.ahead_step;
     for (int64_t first = 0; first < rows.num_groups; first += kGroups) {
         weights.count = least(kGroups, rows.num_groups - first);
-        prepare(call, source, panel, first, decoded, weights);
-        for (int64_t part = begin; part < end; ++part) {
-            weights.num_lines = part == begin ? weights.ahead_step / kLine : 0;
-            (part + 1 < end ? whole : last)(weights, rows.groups + part * rows.num_groups + first,
-                                            sums + (part - begin) * rows.part * kVectors * kLanes);
+        prepare(task, first, decoded, weights);
+        for (int64_t at = 0; at < parts; ++at) {
+            weights.ask_begin = at * share;
+            weights.ask_end = weights.ask_begin + share;
+            (at + 1 < parts ? whole : last)(weights, rows.groups + (task.begin + at) * rows.num_groups + first,
+                                            sums + at * rows.part * kVectors * kLanes);
         }
     }
-    put_sums(call, first_row, num_rows, panel * kWidth, sums, kVectors * kLanes);
+    put_sums(task.call, first_row, num_rows, task.panel * kWidth, sums, kVectors * kLanes);
 }
 
-constexpr int64_t kRun = 8;  // groups of a row that are quantised at a time
+Rows rows_of(const PanelCall& call) {
+    return {reinterpret_cast<const RowGroup*>(call.scratch), rows_of_part(call.num_rows, kTogether),
+            call.shape.num_in / kGroup};
+}
 
 }  // namespace
 
@@ -253,30 +259,26 @@ int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num
     return parts * (num_in / kGroup) * static_cast<int64_t>(sizeof(RowGroup));
 }
 
-void panel_integers(const PanelCall& call) {
-    const PanelShape& shape = call.shape;
-    RowGroup* quantised = reinterpret_cast<RowGroup*>(call.scratch);
-    const Rows rows = {quantised, rows_of_part(call.num_rows, kTogether), shape.num_in / kGroup};
-    const Beginning beginning = {shape.traits().offset, shape.traits().scales == Scales::super_halves};
+void panel_quantise(const PanelCall& call, int64_t row, int64_t first, int64_t end) {
+    const FormatTraits& traits = call.shape.traits();
+    const Beginning beginning = {traits.offset, traits.scales == Scales::super_halves};
+    const Rows rows = rows_of(call);
+    RowGroup* to = reinterpret_cast<RowGroup*>(call.scratch) + row / rows.part * rows.num_groups;
+    for (int64_t group = first / kGroup; group < end / kGroup; ++group)
+        quantise_group(call.rows + row * call.row_stride + group * kGroup, beginning, to[group],
+                       static_cast<int>(row % rows.part));
+}
+
+void panel_integers(const PanelCall& call, TeamThread& thread) {
+    const Places places(call);
+    const Rows rows = rows_of(call);
     const int64_t parts = (call.num_rows + rows.part - 1) / rows.part, most = kGroupRows / kTogether;
-    const int64_t sets = (parts + most - 1) / most, runs = (shape.num_panels() + kPanels - 1) / kPanels;
-    const int64_t pieces = (rows.num_groups + kRun - 1) / kRun;
-    const bool is_large = call.num_rows * shape.num_in * shape.num_out >= kWorthThreads;
-    const int num_threads = is_large ? call.num_threads : 1;
-    Shares shares(runs * sets, num_threads);
-#pragma omp parallel num_threads(num_threads) if (is_large)
-    {
-#pragma omp for schedule(static)
-        for (int64_t piece = 0; piece < call.num_rows * pieces; ++piece) {
-            const int64_t row = piece / pieces, first = piece % pieces * kRun;
-            for (int64_t group = first; group < least(first + kRun, rows.num_groups); ++group)
-                quantise_group(call.rows + row * call.row_stride + group * kGroup, beginning,
-                               quantised[row / rows.part * rows.num_groups + group], static_cast<int>(row % rows.part));
-        }
-        for (int64_t task; shares.take(omp_get_thread_num(), task);) {
-            const int64_t set = task / runs;
-            run_task(call, rows, parts * set / sets, parts * (set + 1) / sets, task % runs * kPanels);
-        }
+    const int64_t sets = (parts + most - 1) / most, runs = (places.num_panels + kPanels - 1) / kPanels;
+    Tasks tasks = thread.tasks(runs * sets);
+    for (int64_t task; tasks.take(task);) {
+        const int64_t set = task / runs, begin = parts * set / sets, end = parts * (set + 1) / sets;
+        const Source source = source_of(call.shape.traits(), end - begin);
+        run_task({call, places, rows, source, begin, end, task % runs * kPanels});
     }
 }
 

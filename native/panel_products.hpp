@@ -19,7 +19,6 @@ struct PanelCall {
     float* out;         // [row, out]
     int64_t out_stride;
     int64_t num_rows;
-    int num_threads;
     char* scratch;  // scratch_bytes, aligned to 64
 };
 
@@ -33,10 +32,12 @@ struct UnpackCall {
     int num_threads;
 };
 
+// As Products: rows are made ready for integer arithmetic alone.
 struct PanelProducts {
-    void (*floating)(const PanelCall&);
-    void (*integer)(const PanelCall&);
+    void (*floating)(const PanelCall&, TeamThread&);
+    void (*integer)(const PanelCall&, TeamThread&);
     int64_t (*scratch_bytes)(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
+    void (*make_ready)(const PanelCall&, int64_t row, int64_t first, int64_t end);
     void (*unpack)(const UnpackCall&);
 };
 

@@ -6,7 +6,7 @@
 // A coded format has small codes by groups of 32 inputs, in the order in which four neighbouring inputs are multiplied
 // at once: vector k of a group holds inputs 4k to 4k + 3 of output 0, then those of output 1, and so on. Codes of less
 // than eight bits are planes: the low four bits of vectors k and k + 4 share bytes, the bits above lie behind them.
-// A dense format has one number after the other: [input][16].
+// A dense format has one number after the other: [input][16]; bf16 has two inputs side by side: [input / 2][16][2].
 //
 // Everything that packs, decodes or sizes a format reads this one table. A weight is
 //
@@ -118,8 +118,9 @@ struct PanelShape {
     QUIRE_INLINE constexpr int64_t codes_at() const { return whole_lines(num_scales() * scale_step(traits().scales)); }
     // Codes of 32 inputs.
     QUIRE_INLINE constexpr int64_t group_bytes() const { return traits().code_bits * kGroup * kWidth / 8; }
+    // An odd number of cache lines, so that neighbouring panels do not fall onto each other in the cache.
     QUIRE_INLINE constexpr int64_t panel_bytes() const {
-        return codes_at() + whole_lines(num_in * traits().code_bits * kWidth / 8);
+        return ((codes_at() + whole_lines(num_in * traits().code_bits * kWidth / 8)) / kLine | 1) * kLine;
     }
     QUIRE_INLINE constexpr int64_t packed_bytes() const { return num_panels() * panel_bytes(); }
 };

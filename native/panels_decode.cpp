@@ -8,7 +8,6 @@ namespace {
 typedef Lanes<kWidth>::F F;
 typedef Lanes<kWidth>::U U;
 typedef Lanes<kWidth>::I I;
-typedef Lanes<kWidth>::H H;
 
 template <typename V>
 QUIRE_INLINE V read(const void* from) {
@@ -19,22 +18,7 @@ QUIRE_INLINE V read(const void* from) {
 
 QUIRE_INLINE void write(void* to, U v) { __builtin_memcpy(to, &v, sizeof v); }
 
-QUIRE_INLINE F halves(const uint8_t* from) {
-#if defined(__AVX512F__)
-    return (F)_mm512_maskz_cvtph_ps(0xFFFF, read<__m256i>(from));
-#elif defined(__F16C__)
-    F wide;
-    const __m256 low = _mm256_cvtph_ps(read<__m128i>(from)), high = _mm256_cvtph_ps(read<__m128i>(from + 16));
-    __builtin_memcpy(&wide, &low, sizeof low);
-    __builtin_memcpy(reinterpret_cast<char*>(&wide) + sizeof low, &high, sizeof high);
-    return wide;
-#else
-    const U half = __builtin_convertvector(read<H>(from), U);
-    const U special = (half & 0x7C00u) == 0x7C00u ? (U{} + 0x7F800000u) : U{};
-    const F size = (F)((half & 0x7FFFu) << 13) * 0x1p112f;
-    return (F)((U)size | special | (half & 0x8000u) << 16);
-#endif
-}
+QUIRE_INLINE F halves(const uint8_t* from) { return load_halves<kWidth>(from); }
 
 // Sixteen bytes as integers. Compilers take a step from one to four bytes a number at a time: so by twos.
 template <typename Byte>
@@ -173,38 +157,76 @@ void decode_scales(const Span& span, GroupScales* to) {
     }
 }
 
-// The float32 numbers of a decoded group. A code goes into the low bits of 2^23, which is then taken away again.
+// A code's number: what it is multiplied with, and what is taken away before or after.
+template <Format format>
+struct Numbers {
+    static constexpr FormatTraits traits = traits_of(format);
+    static constexpr bool has_minimum = traits.term == Term::minimum;
+    static constexpr bool has_halves = traits.scales == Scales::super_halves;
+    F scales[2], term;
+
+    explicit QUIRE_INLINE Numbers(const GroupScales& from) {
+        for (int half = 0; half < 2; ++half) scales[half] = load<kWidth>(from.scales[has_halves ? half : 0]);
+        term = traits.term == Term::none ? splat<kWidth>(static_cast<float>(traits.offset)) : load<kWidth>(from.term);
+    }
+
+    QUIRE_INLINE F of(F code, int k) const {
+        if constexpr (has_minimum) return fused(code, scales[k / 4], -term);
+        return (code - term) * scales[k / 4];
+    }
+};
+
+// A code goes into the low bits of 2^23, which is then taken away again.
 template <Format format>
 QUIRE_INLINE void widen_group(const GroupCodes& codes, const GroupScales& scales, float* to) {
-    constexpr FormatTraits traits = traits_of(format);
-    constexpr bool has_minimum = traits.term == Term::minimum, has_halves = traits.scales == Scales::super_halves;
+    const Numbers<format> numbers(scales);
     const F lift = splat<kWidth>(0x1p23f);
-    F term = splat<kWidth>(static_cast<float>(traits.offset));
-    if constexpr (traits.term != Term::none) term = load<kWidth>(scales.term);
-    const F away = has_minimum ? lift : lift + term;  // what stands for zero is a small integer: exact
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-        const F scale = load<kWidth>(scales.scales[has_halves ? half : 0]);
-        for (int k = 4 * half; k < 4 * half + 4; ++k) {
-            const U four = read<U>(codes.bytes[k]);
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) {
+        const U four = read<U>(codes.bytes[k]);
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; ++j) {
-                const F code = (F)((four >> 8 * j & 0xFFu) | (U)lift) - away;
-                store(to + (4 * k + j) * kWidth, has_minimum ? fused(code, scale, -term) : code * scale);
-            }
-        }
+        for (int j = 0; j < 4; ++j)
+            store(to + (4 * k + j) * kWidth, numbers.of((F)((four >> 8 * j & 0xFFu) | (U)lift) - lift, k));
     }
 }
 
+#if defined(__AVX512F__)
+// Sixteen numbers are one register: half a byte is looked up there as it stands.
+template <Format format>
+QUIRE_INLINE void widen_nibbles(const uint8_t* codes, const GroupScales& scales, float* to) {
+    constexpr FormatTraits traits = traits_of(format);
+    const Numbers<format> numbers(scales);
+    F table;
+    for (int code = 0; code < 16; ++code)
+        table[code] = traits.codes == Codes::linear ? code : (format == Format::mxfp4 ? kTableMxfp4 : kTableIq4)[code];
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) {
+        const U four = read<U>(codes + k % 4 * kLine);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            const U places = four >> (8 * j + k / 4 * 4);
+            store(to + (4 * k + j) * kWidth,
+                  numbers.of((F)_mm512_maskz_permutexvar_ps(0xFFFF, (__m512i)places, (__m512)table), k));
+        }
+    }
+}
+#endif
+
 template <Format format>
 void widen_coded(const Span& inputs, float* to) {
-    for (int64_t at = 0; at < inputs.count / kGroup; ++at) {
-        GroupCodes codes;
+    for (int64_t at = 0; at < inputs.count / kGroup; ++at, to += kGroup * kWidth) {
         GroupScales scales;
         const Span one = {inputs.shape, inputs.panel, inputs.first / kGroup + at, 1};
-        decode_codes<format>(one, &codes);
         decode_scales<format>(one, &scales);
-        widen_group<format>(codes, scales, to + at * kGroup * kWidth);
+#if defined(__AVX512F__)
+        if constexpr (traits_of(format).code_bits == 4) {
+            widen_nibbles<format>(codes_at<format>(one), scales, to);
+            continue;
+        }
+#endif
+        GroupCodes codes;
+        decode_codes<format>(one, &codes);
+        widen_group<format>(codes, scales, to);
     }
 }
 
@@ -223,10 +245,18 @@ void widen_dense(const Span& inputs, float* to) {
         F number;
         if constexpr (format == Format::f32) number = read<F>(from);
         if constexpr (format == Format::f16) number = halves(from);
-        if constexpr (format == Format::bf16) number = (F)(__builtin_convertvector(read<H>(from), U) << 16);
         if constexpr (format == Format::fp8_e4m3)
             number = eights(from) * read<F>(inputs.panel + (inputs.first + i) / inputs.shape.group * 4 * kWidth);
         store(to + i * kWidth, number);
+    }
+}
+
+// Two inputs side by side: from an even one on.
+void widen_pairs(const Span& inputs, float* to) {
+    const uint8_t* from = inputs.panel + known<Format::bf16>(inputs.shape).codes_at() + inputs.first * 2 * kWidth;
+    for (int64_t i = 0; i < inputs.count; ++i) {
+        const U pair = read<U>(from + i / 2 * 4 * kWidth);
+        store(to + i * kWidth, (F)(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u));
     }
 }
 
@@ -234,6 +264,8 @@ template <Format format>
 constexpr Decoder make() {
     if constexpr (is_coded(format))
         return {decode_codes<format>, decode_scales<format>, widen_coded<format>};
+    else if constexpr (format == Format::bf16)
+        return {nullptr, nullptr, widen_pairs};
     else
         return {nullptr, nullptr, widen_dense<format>};
 }

@@ -22,6 +22,14 @@ void read_nibbles(const uint8_t* from, uint8_t* codes) {
     }
 }
 
+// Thirty-two low halves of bytes, then the high ones.
+void read_halves(const uint8_t* from, uint8_t* codes) {
+    for (int i = 0; i < 32; ++i) {
+        codes[i] = from[i] & 15;
+        codes[i + 32] = from[i] >> 4;
+    }
+}
+
 void add_fifth_bits(const uint8_t* from, uint8_t* codes) {
     for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((from[i / 8] >> i % 8 & 1) << 4);
 }
@@ -40,25 +48,27 @@ void read_q4_k(const uint8_t* from, Block& block) {
     block.scale = half_at(from);
     block.minimum = half_at(from + 2);
     read_six_bits(from + 4, block);
-    for (int i = 0; i < kSuper; ++i) block.codes[i] = from[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
+    for (int quarter = 0; quarter < 4; ++quarter) read_halves(from + 16 + 32 * quarter, block.codes + 64 * quarter);
 }
 
 void read_q5_k(const uint8_t* from, Block& block) {
     block.scale = half_at(from);
     block.minimum = half_at(from + 2);
     read_six_bits(from + 4, block);
-    for (int i = 0; i < kSuper; ++i) {
-        const int low = from[48 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
-        block.codes[i] = static_cast<uint8_t>(low | (from[16 + i % 32] >> i / 32 & 1) << 4);
-    }
+    for (int quarter = 0; quarter < 4; ++quarter) read_halves(from + 48 + 32 * quarter, block.codes + 64 * quarter);
+    for (int group = 0; group < 8; ++group)
+        for (int i = 0; i < kGroup; ++i)
+            block.codes[group * kGroup + i] |= static_cast<uint8_t>((from[16 + i] >> group & 1) << 4);
 }
 
 void read_q6_k(const uint8_t* from, Block& block) {
-    for (int i = 0; i < kSuper; ++i) {
-        const int half = i / 128, quarter = i / 32 % 4;
-        const int low = from[half * 64 + i % 64] >> quarter / 2 * 4 & 15;
-        block.codes[i] = static_cast<uint8_t>(low | (from[128 + half * 32 + i % 32] >> quarter * 2 & 3) << 4);
-    }
+    for (int half = 0; half < 2; ++half)
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            const uint8_t *low = from + half * 64 + quarter % 2 * 32, *high = from + 128 + half * 32;
+            uint8_t* codes = block.codes + half * 128 + quarter * 32;
+            for (int i = 0; i < 32; ++i)
+                codes[i] = static_cast<uint8_t>((low[i] >> quarter / 2 * 4 & 15) | (high[i] >> quarter * 2 & 3) << 4);
+        }
     std::memcpy(block.factors, from + 192, 16);
     block.scale = half_at(from + 208);
 }
@@ -99,26 +109,29 @@ void read_block(Format format, const uint8_t* from, Block& block) {
     block.minimum = static_cast<uint16_t>(half_at(from + 2) ^ 0x8000);  // these files add what others subtract
 }
 
-// One lane's 32 codes. The panel was zero before.
-void put_codes(int bits, uint8_t* group, int lane, const uint8_t* codes) {
-    const auto place = [&](int vector, uint32_t word) {
-        uint32_t there;
-        uint8_t* at = group + vector * kLine + lane * 4;
-        std::memcpy(&there, at, 4);
-        there |= word;
-        std::memcpy(at, &there, 4);
-    };
-    for (int k = 0; k < 8; ++k) {
-        uint32_t word;
-        std::memcpy(&word, codes + 4 * k, 4);
-        if (bits == 8) {
-            place(k, word);
-            continue;
-        }
-        place(k % 4, (word & 0x0F0F0F0Fu) << k / 4 * 4);
-        if (bits == 5) place(4, (word >> 4 & 0x01010101u) << k);
-        if (bits == 6) place(4 + k / 4, (word >> 4 & 0x03030303u) << k % 4 * 2);
+// One lane's 32 codes: each line of the group is written once.
+template <int bits>
+void put_codes(uint8_t* group, int lane, const uint8_t* codes) {
+    uint32_t words[8];
+    std::memcpy(words, codes, sizeof words);
+    const auto put = [&](int line, uint32_t word) { std::memcpy(group + line * kLine + lane * 4, &word, 4); };
+    if constexpr (bits == 8) {
+        for (int k = 0; k < 8; ++k) put(k, words[k]);
+        return;
     }
+    for (int k = 0; k < 4; ++k) put(k, (words[k] & 0x0F0F0F0Fu) | (words[k + 4] & 0x0F0F0F0Fu) << 4);
+    uint32_t high[2] = {0, 0};
+    for (int k = 0; k < 8; ++k) {
+        if constexpr (bits == 5) high[0] |= (words[k] >> 4 & 0x01010101u) << k;
+        if constexpr (bits == 6) high[k / 4] |= (words[k] >> 4 & 0x03030303u) << k % 4 * 2;
+    }
+    for (int line = 4; line < bits; ++line) put(line, high[line - 4]);
+}
+
+typedef void (*PutCodes)(uint8_t* group, int lane, const uint8_t* codes);
+
+PutCodes put_codes_of(int bits) {
+    return bits == 4 ? put_codes<4> : bits == 5 ? put_codes<5> : bits == 6 ? put_codes<6> : put_codes<8>;
 }
 
 void put_half(uint8_t* at, int lane, uint16_t number) { std::memcpy(at + 2 * lane, &number, 2); }
@@ -143,21 +156,36 @@ void put_scales(Scales scales, uint8_t* at, int lane, const Block& block) {
 
 void pack_coded(const PanelShape& shape, const uint8_t* row, uint8_t* panel, int lane) {
     const FormatTraits& traits = shape.traits();
+    const PutCodes put_codes = put_codes_of(traits.code_bits);
     Block block = {};
     for (int64_t at = 0; at < shape.num_in / traits.file_inputs; ++at) {
         read_block(shape.format, row + at * traits.file_bytes, block);
         put_scales(traits.scales, panel + at * scale_step(traits.scales), lane, block);
         const int64_t first = at * (traits.file_inputs / kGroup);
         for (int group = 0; group < traits.file_inputs / kGroup; ++group)
-            put_codes(traits.code_bits, panel + shape.codes_at() + (first + group) * shape.group_bytes(), lane,
+            put_codes(panel + shape.codes_at() + (first + group) * shape.group_bytes(), lane,
                       block.codes + group * kGroup);
     }
 }
 
+// Numbers of `size` bytes: bf16 goes by pairs of inputs.
+template <int size>
+void pack_numbers(const uint8_t* row, int64_t count, uint8_t* to) {
+    for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kWidth * size, row + i * size, size);
+}
+
 void pack_dense(const PanelShape& shape, const uint8_t* row, uint8_t* panel, int lane) {
-    const int64_t size = shape.traits().file_bytes;
-    uint8_t* to = panel + shape.codes_at() + lane * size;
-    for (int64_t i = 0; i < shape.num_in; ++i) std::memcpy(to + i * kWidth * size, row + i * size, static_cast<size_t>(size));
+    uint8_t* codes = panel + shape.codes_at();
+    switch (shape.format) {
+        case Format::f32: return pack_numbers<4>(row, shape.num_in, codes + lane * 4);
+        case Format::f16: return pack_numbers<2>(row, shape.num_in, codes + lane * 2);
+        case Format::bf16:
+            pack_numbers<4>(row, shape.num_in / 2, codes + lane * 4);
+            if (shape.num_in % 2 == 1)
+                std::memcpy(codes + (shape.num_in / 2 * kWidth + lane) * 4, row + (shape.num_in - 1) * 2, 2);
+            return;
+        default: return pack_numbers<1>(row, shape.num_in, codes + lane);
+    }
 }
 
 void pack_given(const PanelShape& shape, const GivenScales& given, int64_t output, uint8_t* panel, int lane) {
@@ -176,9 +204,9 @@ void pack_row(const PanelPackCall& call, int64_t output, uint8_t* panel, int lan
     if (is_given(shape.traits().scales)) pack_given(shape, call.given, output, panel, lane);
     if (!is_coded(shape.format)) return pack_dense(shape, row, panel, lane);
     if (shape.traits().file_inputs > 1) return pack_coded(shape, row, panel, lane);
+    const PutCodes put_codes = put_codes_of(shape.traits().code_bits);
     for (int64_t group = 0; group < shape.num_in / kGroup; ++group)
-        put_codes(shape.traits().code_bits, panel + shape.codes_at() + group * shape.group_bytes(), lane,
-                  row + group * kGroup);
+        put_codes(panel + shape.codes_at() + group * shape.group_bytes(), lane, row + group * kGroup);
 }
 
 }  // namespace

@@ -7,10 +7,8 @@
 // whatever rows, panels or threads stand beside it: there is nothing to choose, and one copy serves any number of rows.
 //
 // A weight in bf16 is widened as it is read; rows and sums are float32 all the same.
-#include <omp.h>
-
-#include "shares.hpp"
 #include "simd.hpp"
+#include "team.hpp"
 
 namespace quire::QUIRE_ISA {
 namespace {
@@ -22,7 +20,6 @@ constexpr int kVectors = kRegisters > 16 ? 3 : 2;
 constexpr int kMostRows = kRegisters > 16 ? 9 : 6;
 constexpr int kWidth = kVectors * kLanes;
 constexpr int64_t kGroupRows = 32 * kMostRows;  // rows that stay in the second-level cache while panels pass
-constexpr int64_t kWorthThreads = 1 << 18;      // multiplications: some 5 microseconds
 constexpr int64_t kAheadBytes = 8192;           // where memory has answered by the time the sums get there
 
 int64_t num_panels(int64_t num_out) { return (num_out + kWidth - 1) / kWidth; }
@@ -124,13 +121,10 @@ void lead_group(const ProductCall& call, int64_t begin, int64_t end, int64_t pan
 }
 
 template <typename T>
-void product(const ProductCall& call) {
+void multiply(const ProductCall& call, TeamThread& thread) {
     const int64_t panels = num_panels(call.num_out), groups = (call.num_rows + kGroupRows - 1) / kGroupRows;
-    const bool is_large = call.num_rows * call.num_in * call.num_out >= kWorthThreads;
-    const int num_threads = is_large ? call.num_threads : 1;
-    Shares shares(panels * groups, num_threads);
-#pragma omp parallel num_threads(num_threads) if (is_large)
-    for (int64_t task; shares.take(omp_get_thread_num(), task);) {
+    Tasks tasks = thread.tasks(panels * groups);
+    for (int64_t task; tasks.take(task);) {
         const int64_t group = task / panels;
         lead_group<T>(call, call.num_rows * group / groups, call.num_rows * (group + 1) / groups, task % panels);
     }
@@ -155,11 +149,17 @@ void rows(const RowsCall& call) {
 }
 
 int64_t no_scratch(int64_t, int64_t) { return 0; }
+int64_t no_ready_rows(const ProductCall&) { return 0; }
+void make_none_ready(const ProductCall&, int64_t, int64_t, int64_t) {}
+
+template <typename T>
+constexpr Products products_of = {packed_bytes<T>, no_scratch,  pack<T>, no_ready_rows,
+                                  make_none_ready, multiply<T>, rows<T>};
 
 }  // namespace
 
 extern const Products products_float32, products_bfloat16;
-const Products products_float32 = {packed_bytes<float>, no_scratch, pack<float>, product<float>, rows<float>};
-const Products products_bfloat16 = {packed_bytes<bf16>, no_scratch, pack<bf16>, product<bf16>, rows<bf16>};
+const Products products_float32 = products_of<float>;
+const Products products_bfloat16 = products_of<bf16>;
 
 }  // namespace quire::QUIRE_ISA

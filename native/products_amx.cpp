@@ -6,12 +6,11 @@
 // Compiled for these processors alone and called only after `allow`: nothing of the standard library is used here, for
 // the reason simd.hpp gives.
 #include <immintrin.h>
-#include <omp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "products_amx.hpp"
-#include "shares.hpp"
+#include "team.hpp"
 
 namespace quire::amx {
 namespace {
@@ -25,7 +24,6 @@ constexpr int kTile = kSide * kInputs;  // numbers of a tile
 constexpr int64_t kAheadBytes = 8192;
 constexpr int64_t kGroupRows = 256;  // rows that stay in the second-level cache while panels pass
 constexpr int64_t kRun = 3;          // panels that rows meet one after the other, while the rows are in the first level
-constexpr int64_t kWorthThreads = 1 << 20;
 
 int64_t up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
@@ -75,21 +73,23 @@ void rows(const RowsCall& call) {
         }
 }
 
-// One row of the call as bf16, zeros behind its inputs; rows behind the last are zeros.
-void round_row(const ProductCall& call, int64_t row) {
+// Inputs of a row as bf16; behind a row's last one, and in rows behind the last, zeros.
+void round_row(const ProductCall& call, int64_t row, int64_t first, int64_t end) {
     const int64_t stride = stride_of(call.num_in);
     bf16* to = reinterpret_cast<bf16*>(call.scratch) + row * stride;
-    int64_t i = 0;
+    int64_t i = first;
     if (row < call.num_rows) {
         const float* from = call.rows + row * call.row_stride;
-        for (; i + 32 <= call.num_in; i += 32) {
+        for (; i + 32 <= end; i += 32) {
             const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16), _mm512_loadu_ps(from + i));
             __builtin_memcpy(to + i, &both, sizeof both);
         }
-        for (; i < call.num_in; ++i) to[i] = rounded(from[i]);
+        for (; i < end; ++i) to[i] = rounded(from[i]);
     }
-    for (; i < stride; ++i) to[i] = 0;
+    for (; i < (end == call.num_in ? stride : end); ++i) to[i] = 0;
 }
+
+int64_t num_ready_rows(const ProductCall& call) { return up(call.num_rows, kSide); }
 
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -152,33 +152,26 @@ void lead(const ProductCall& call, int64_t row, int64_t panel, bool is_first) {
     put<T>(call, row, panel * kWidth);
 }
 
-void product(const ProductCall& call) {
+void multiply(const ProductCall& call, TeamThread& thread) {
     const int64_t panels = up(call.num_out, kWidth) / kWidth, groups = (call.num_rows + kGroupRows - 1) / kGroupRows;
     const int64_t padded = up(call.num_rows, kSide);
     const int64_t run = padded > 2 * kSide ? kRun : 1, runs = (panels + run - 1) / run;
-    const bool is_large = call.num_rows * call.num_in * call.num_out >= kWorthThreads;
-    const int num_threads = is_large ? call.num_threads : 1;
-    Shares shares(runs * groups, num_threads);
-#pragma omp parallel num_threads(num_threads) if (is_large)
-    {
-        // Of what lies on a stack the compiler believes eight bytes to be read, and may leave the others unwritten.
-        static constexpr TileShapes shapes;
-        _tile_loadconfig(&shapes);
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < padded; ++row) round_row(call, row);
-        for (int64_t task; shares.take(omp_get_thread_num(), task);) {
-            const int64_t begin = task / runs * kGroupRows, first = task % runs * run;
-            const int64_t end = begin + kGroupRows < padded ? begin + kGroupRows : padded;
-            const int64_t last = first + run < panels ? first + run : panels;
-            for (int64_t row = begin; row < end; row += 2 * kSide)
-                for (int64_t panel = first; panel < last; ++panel)
-                    if (row + kSide < end)
-                        lead<2>(call, row, panel, row == begin);
-                    else
-                        lead<1>(call, row, panel, row == begin);
-        }
-        _tile_release();
+    // Of what lies on a stack the compiler believes eight bytes to be read, and may leave the others unwritten.
+    static constexpr TileShapes shapes;
+    _tile_loadconfig(&shapes);
+    Tasks tasks = thread.tasks(runs * groups);
+    for (int64_t task; tasks.take(task);) {
+        const int64_t begin = task / runs * kGroupRows, first = task % runs * run;
+        const int64_t end = begin + kGroupRows < padded ? begin + kGroupRows : padded;
+        const int64_t last = first + run < panels ? first + run : panels;
+        for (int64_t row = begin; row < end; row += 2 * kSide)
+            for (int64_t panel = first; panel < last; ++panel)
+                if (row + kSide < end)
+                    lead<2>(call, row, panel, row == begin);
+                else
+                    lead<1>(call, row, panel, row == begin);
     }
+    _tile_release();
 }
 
 }  // namespace
@@ -191,6 +184,6 @@ bool allow() {
 }
 
 extern const Products products_bfloat16;
-const Products products_bfloat16 = {packed_bytes, scratch_bytes, pack, product, rows};
+const Products products_bfloat16 = {packed_bytes, scratch_bytes, pack, num_ready_rows, round_row, multiply, rows};
 
 }  // namespace quire::amx

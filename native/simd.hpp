@@ -56,11 +56,66 @@ QUIRE_INLINE typename Lanes<N>::F load(const bf16* from) {
     return (typename Lanes<N>::F)(__builtin_convertvector(half, typename Lanes<N>::U) << 16);
 }
 
+// Numbers of fp16, exactly, subnormals included.
+template <int N>
+QUIRE_INLINE typename Lanes<N>::F load_halves(const void* from) {
+    typedef typename Lanes<N>::F F;
+    typedef typename Lanes<N>::U U;
+#if defined(__AVX512F__)
+    if constexpr (N == 16) {
+        __m256i bits;
+        __builtin_memcpy(&bits, from, sizeof bits);
+        return (F)_mm512_maskz_cvtph_ps(0xFFFF, bits);
+    }
+#elif defined(__F16C__)
+    if constexpr (N == 16) {
+        F both;
+        const auto low = load_halves<8>(from), high = load_halves<8>(static_cast<const char*>(from) + 16);
+        __builtin_memcpy(&both, &low, sizeof low);
+        __builtin_memcpy(reinterpret_cast<char*>(&both) + sizeof low, &high, sizeof high);
+        return both;
+    }
+    if constexpr (N == 8) return (F)_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+#endif
+    typename Lanes<N>::H bits;
+    __builtin_memcpy(&bits, from, sizeof bits);
+    const U half = __builtin_convertvector(bits, U);
+    const U special = (half & 0x7C00u) == 0x7C00u ? U{} + 0x7F800000u : U{};
+    const F size = (F)((half & 0x7FFFu) << 13) * 0x1p112f;
+    return (F)((U)size | special | (half & 0x8000u) << 16);
+}
+
+template <int N>
+QUIRE_INLINE typename Lanes<N>::F load(const int8_t* from) {
+    typedef typename Lanes<N>::I I;
+    typedef typename Lanes<N>::F F;
+#if defined(__AVX512F__)
+    if constexpr (N == 16) {
+        const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        return __builtin_convertvector((I)_mm512_maskz_cvtepi8_epi32(0xFFFF, codes), F);
+    }
+#endif
+#if defined(__AVX2__)
+    if constexpr (N == 8) {
+        const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+        return __builtin_convertvector((I)_mm256_cvtepi8_epi32(codes), F);
+    }
+#endif
+    typedef int8_t Codes __attribute__((vector_size(N)));
+    Codes codes;
+    __builtin_memcpy(&codes, from, sizeof codes);
+    return __builtin_convertvector(__builtin_convertvector(codes, I), F);
+}
+
 // 2N numbers as two vectors. Of floats, the first N and the next N; of bf16, those with even and those with odd indices,
 // which costs one operation each where putting them in order costs two. `paired` says which; `in_order` puts two such
 // vectors of results back.
 template <typename T>
 constexpr bool paired = sizeof(T) == 2;
+
+// Whether numbers are held as codes of 8 bits, with scales.
+template <typename T>
+constexpr bool coded = sizeof(T) == 1;
 
 template <int N>
 QUIRE_INLINE void load_two(const float* from, typename Lanes<N>::F& one, typename Lanes<N>::F& other) {
@@ -74,6 +129,12 @@ QUIRE_INLINE void load_two(const bf16* from, typename Lanes<N>::F& even, typenam
     __builtin_memcpy(&both, from, sizeof both);
     even = (typename Lanes<N>::F)(both << 16);
     odd = (typename Lanes<N>::F)(both & 0xFFFF0000u);
+}
+
+template <int N>
+QUIRE_INLINE void load_two(const int8_t* from, typename Lanes<N>::F& one, typename Lanes<N>::F& other) {
+    one = load<N>(from);
+    other = load<N>(from + N);
 }
 
 template <int N>

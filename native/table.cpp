@@ -1,29 +1,40 @@
-// One build's kernels by name. Compiled once per instruction set, like the kernels themselves.
+// One build's kernels by name. Compiled once per instruction set, like the kernels themselves; those that need nothing
+// of it are its base's.
 #include "panel_products.hpp"
 
-namespace quire::QUIRE_ISA {
+namespace quire::QUIRE_BASE {
 
-void attention(const AttentionCall& call);
-void add_rms_norm(const NormCall& call);
-void rope_write(const RopeCall& call);
-void silu_mul(const SiluCall& call);
-void argmax(const ArgmaxCall& call);
+void attention(const AttentionCall& call, TeamThread& thread);
+void norm_row(const NormCall& call, int64_t row);
+void rope_row(const RopeCall& call, int64_t row);
+void silu_part(const SiluCall& call, int64_t row, int64_t first, int64_t end);
+void argmax_row(const ArgmaxCall& call, int64_t row);
 void exp(const float* in, float* out, int64_t size);
 void exp_double(const double* in, double* out, int64_t size);
 double read_sum(const void* data, int64_t num_bytes, int num_threads);
 extern const Products products_float32, products_bfloat16;
-void panel_floats(const PanelCall& call);
-void panel_integers(const PanelCall& call);
-int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
+void panel_floats(const PanelCall& call, TeamThread& thread);
 void panel_unpack(const UnpackCall& call);
+
+}  // namespace quire::QUIRE_BASE
+
+namespace quire::QUIRE_ISA {
+
+void panel_integers(const PanelCall& call, TeamThread& thread);
+void panel_quantise(const PanelCall& call, int64_t row, int64_t first, int64_t end);
+int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
 
 #define QUIRE_TEXT_OF(name) #name
 #define QUIRE_TEXT(name) QUIRE_TEXT_OF(name)
 
-const PanelProducts panel_products = {panel_floats, panel_integers, panel_scratch_bytes, panel_unpack};
+namespace base = quire::QUIRE_BASE;
+
+const PanelProducts panel_products = {base::panel_floats, panel_integers, panel_scratch_bytes, panel_quantise,
+                                      base::panel_unpack};
 
 extern const Kernels kernels;
-const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), attention, add_rms_norm, rope_write, silu_mul, argmax, exp, exp_double,
-                         read_sum, &products_float32, &products_bfloat16, &panel_products};
+const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), base::attention, base::norm_row, base::rope_row, base::silu_part,
+                         base::argmax_row, base::exp, base::exp_double, base::read_sum, &base::products_float32,
+                         &base::products_bfloat16, &panel_products};
 
 }  // namespace quire::QUIRE_ISA

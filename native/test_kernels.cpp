@@ -17,10 +17,12 @@
 #include "panel_products.hpp"
 #include "panels_pack.hpp"
 #include "sampling.hpp"
+#include "single_calls.hpp"
 #include "tiles.hpp"
 
 namespace {
 
+using quire::kSegment;
 using quire::KVType;
 std::mt19937 dice(7);
 
@@ -46,18 +48,24 @@ bool all_finite(const std::vector<float>& many) {
     return true;
 }
 
-// Items, and a store in which only their slots are written. Bytes, so that one shape serves both types.
+int width_of(KVType type) { return type == KVType::float32 ? 4 : type == KVType::bfloat16 ? 2 : 1; }
+
+// Of codes, scales of all slots lie behind them, and take the place of so many numbers of each slot.
+int scale_rows(KVType type) { return type == KVType::int8 ? 4 : 0; }
+
+// Items, and a store in which only their slots are written. Bytes, so that one shape serves all types.
 struct Step {
+    int longest = pick(0, 3) ? 150 : 2300;  // several segments now and then
     int block_size = 16 << pick(0, 2), num_kv_heads = pick(1, 3), group = pick(1, 9);
-    int key_size = 8 * pick(4, 32), value_size = 8 * pick(4, 32);
-    KVType type = pick(0, 1) ? KVType::float32 : KVType::bfloat16;
+    int key_size = 8 * pick(4, longest > kSegment ? 6 : 32), value_size = 8 * pick(4, longest > kSegment ? 6 : 32);
+    KVType type = static_cast<KVType>(pick(0, 2));
     std::vector<int32_t> first_rows, num_rows, first_positions, offsets, tables;
     int total = 0, num_blocks = 1;
     std::vector<char> keys, values;
 
     Step() {
-        const int num_items = pick(1, 7), num_shared = pick(0, 2);
-        for (int item = 0; item < num_items; ++item) add(pick(0, 2) ? 1 : pick(2, 30), pick(0, 150), num_shared);
+        const int num_items = pick(1, longest > kSegment ? 3 : 7), num_shared = pick(0, longest / 64);
+        for (int item = 0; item < num_items; ++item) add(pick(0, 2) ? 1 : pick(2, 30), pick(0, longest), num_shared);
         keys = store(int64_t{key_size});
         values = store(int64_t{value_size});
         for (size_t item = 0; item < first_rows.size(); ++item) write(item);
@@ -78,8 +86,8 @@ struct Step {
     }
 
     std::vector<char> store(int64_t size) const {
-        const size_t width = type == KVType::float32 ? 4 : 2;
-        return std::vector<char>(static_cast<size_t>(num_blocks * num_kv_heads * size * block_size) * width, '\xFF');
+        const int64_t numbers = num_blocks * num_kv_heads * (size + scale_rows(type)) * block_size;
+        return std::vector<char>(static_cast<size_t>(numbers * width_of(type)), '\xFF');
     }
 
     void put(std::vector<char>& into, int64_t at) {
@@ -89,16 +97,27 @@ struct Step {
         const uint16_t half = static_cast<uint16_t>(bits >> 16);
         if (type == KVType::float32)
             std::memcpy(into.data() + at * 4, &number, 4);
-        else
+        else if (type == KVType::bfloat16)
             std::memcpy(into.data() + at * 2, &half, 2);
+        else
+            into[static_cast<size_t>(at)] = static_cast<char>(pick(-127, 127));
+    }
+
+    void put_scale(std::vector<char>& into, int64_t at) {
+        const float scale = 0.01f * static_cast<float>(pick(1, 3));
+        if (type == KVType::int8) std::memcpy(into.data() + at, &scale, 4);
     }
 
     void write(size_t item) {
         for (int64_t at = 0; at < first_positions[item] + num_rows[item]; ++at) {
             const int64_t block = tables[static_cast<size_t>(offsets[item] + at / block_size)], slot = at % block_size;
             for (int64_t head = block * num_kv_heads; head < (block + 1) * num_kv_heads; ++head) {
-                for (int64_t i = 0; i < key_size; ++i) put(keys, (head * key_size + i) * block_size + slot);
-                for (int64_t i = 0; i < value_size; ++i) put(values, (head * block_size + slot) * value_size + i);
+                const int64_t key = head * (key_size + scale_rows(type)) * block_size;
+                const int64_t value = head * (value_size + scale_rows(type)) * block_size;
+                for (int64_t i = 0; i < key_size; ++i) put(keys, key + i * block_size + slot);
+                for (int64_t i = 0; i < value_size; ++i) put(values, value + slot * value_size + i);
+                put_scale(keys, key + key_size * block_size + 4 * slot);
+                put_scale(values, value + value_size * block_size + 4 * slot);
             }
         }
     }
@@ -127,9 +146,9 @@ std::vector<float> attend(const quire::Kernels& kernels, const Step& step, const
     call.out = out.data();
     call.out_stride = num_heads * step.value_size;
     call.keys = step.keys.data();
-    call.key_block_stride = int64_t{step.num_kv_heads} * step.key_size * step.block_size;
+    call.key_block_stride = int64_t{step.num_kv_heads} * (step.key_size + scale_rows(step.type)) * step.block_size;
     call.values = step.values.data();
-    call.value_block_stride = int64_t{step.num_kv_heads} * step.value_size * step.block_size;
+    call.value_block_stride = int64_t{step.num_kv_heads} * (step.value_size + scale_rows(step.type)) * step.block_size;
     call.kv_type = step.type;
     call.num_heads = num_heads;
     call.num_kv_heads = step.num_kv_heads;
@@ -144,18 +163,15 @@ std::vector<float> attend(const quire::Kernels& kernels, const Step& step, const
     call.window = window;
     call.scale = 0.1f;
     call.softcap = softcap;
-    call.num_threads = 2;
-    call.scratch_bytes = quire::scratch_bytes(call);
-    std::unique_ptr<char, Free> scratch(
-        static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>(2 * call.scratch_bytes))));
-    call.scratch = scratch.get();
-    kernels.attention(call);
+    call.num_threads = pick(1, 5);
+    const quire::AttentionMemory memory(call);
+    quire::attention(kernels, call);
     return out;
 }
 
 void test_attention(const quire::Kernels& kernels) {
     const Step step;
-    const int window = pick(0, 1) ? -1 : pick(1, 60);
+    const int window = pick(0, 1) ? -1 : pick(1, pick(0, 1) ? 60 : 1500);
     const float softcap = pick(0, 2) ? 0.0f : 20.0f;
     const size_t width = static_cast<size_t>(step.num_kv_heads * step.group);
     const std::vector<float> queries = numbers<float>(static_cast<size_t>(step.total) * width * step.key_size);
@@ -178,16 +194,18 @@ void test_rope(const quire::Kernels& kernels) {
     const std::vector<float> norm = numbers<float>(static_cast<size_t>(key_size));
     std::vector<int64_t> blocks, slots;
     for (int row = 0; row < rows; ++row) blocks.push_back(row % 3), slots.push_back((row / 3) % block_size);
-    for (KVType type : {KVType::float32, KVType::bfloat16}) {
-        const size_t item = type == KVType::float32 ? 4 : 2;
-        std::vector<char> keys(item * static_cast<size_t>(3 * kv_heads * key_size * block_size));
-        std::vector<char> values(item * static_cast<size_t>(3 * kv_heads * value_size * block_size));
+    for (KVType type : {KVType::float32, KVType::bfloat16, KVType::int8}) {
+        const int key_rows = key_size + scale_rows(type), value_rows = value_size + scale_rows(type);
+        const int heads_bytes = 3 * kv_heads * block_size * width_of(type);
+        std::vector<char> keys(static_cast<size_t>(heads_bytes * key_rows));
+        std::vector<char> values(static_cast<size_t>(heads_bytes * value_rows));
         std::vector<float> queries(static_cast<size_t>(rows * heads * key_size));
         const float* weight = pick(0, 1) ? norm.data() : nullptr;
-        kernels.rope_write({qkv.data(), static_cast<int64_t>(width), cos.data(), cos.data(), weight, weight, 1e-5f,
-                            keys.data(), int64_t{kv_heads} * key_size * block_size, values.data(),
-                            int64_t{kv_heads} * value_size * block_size, type, blocks.data(), slots.data(),
-                            queries.data(), rows, heads, kv_heads, key_size, value_size, block_size, 2});
+        quire::rope_write(kernels,
+                          {qkv.data(), static_cast<int64_t>(width), cos.data(), cos.data(), weight, weight, 1e-5f,
+                            keys.data(), int64_t{kv_heads} * key_rows * block_size, values.data(),
+                            int64_t{kv_heads} * value_rows * block_size, type, blocks.data(), slots.data(),
+                            queries.data(), rows, heads, kv_heads, key_size, value_size, block_size}, 2);
         expect(all_finite(queries), "rope", kernels.isa);
     }
 }
@@ -197,14 +215,14 @@ void test_rows(const quire::Kernels& kernels) {
     const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(size);
     const std::vector<float> added = numbers<float>(count), weight = numbers<float>(static_cast<size_t>(size));
     std::vector<float> residual = numbers<float>(count), out(count), gate_up = numbers<float>(2 * count);
-    kernels.add_rms_norm({added.data(), residual.data(), weight.data(), out.data(), rows, size, 1e-5f, 2});
+    quire::add_rms_norm(kernels, {added.data(), residual.data(), weight.data(), out.data(), rows, size, 1e-5f}, 2);
     expect(all_finite(out), "norm", kernels.isa);
-    kernels.silu_mul({gate_up.data(), out.data(), rows, size, 2});
+    quire::silu_mul(kernels, {gate_up.data(), out.data(), rows, size}, 2);
     expect(all_finite(out), "silu", kernels.isa);
     out[0] = std::numeric_limits<float>::quiet_NaN();
     std::vector<int64_t> best(static_cast<size_t>(rows));
     std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
-    kernels.argmax({out.data(), size, best.data(), is_finite.data(), rows, size, 2});
+    quire::argmax(kernels, {out.data(), size, best.data(), is_finite.data(), rows, size}, 2);
     expect(is_finite[0] == 0, "argmax", kernels.isa);
     kernels.exp(added.data(), out.data(), static_cast<int64_t>(count));
     kernels.read_sum(added.data(), static_cast<int64_t>(4 * count), 2);
@@ -220,8 +238,8 @@ std::vector<float> multiply(const quire::Products& products, const std::vector<f
     const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(count, num_in));
     std::unique_ptr<char, Free> scratch(static_cast<char*>(std::aligned_alloc(64, (num_bytes + 63) / 64 * 64)));
     const int64_t from = int64_t{first} * num_in;
-    products.product({rows.data() + from, num_in, packed, bias, out.data(), num_out, count, num_in, num_out,
-                      num_threads, scratch.get()});
+    quire::product(products, {rows.data() + from, num_in, packed, bias, out.data(), num_out, count, num_in, num_out,
+                              scratch.get()}, num_threads);
     return out;
 }
 
@@ -285,27 +303,72 @@ void test_draws() {
     for (double total : totals) expect(total >= 1.0 && total <= size, "exp_totals", "every build");
 }
 
-// A packed weight of some layer, and the bytes it lies in.
+// A weight of some format: any codes, scales that are small, packed into exactly its bytes.
+struct PackedPanels {
+    quire::PanelShape shape;
+    std::unique_ptr<char, Free> panels;
+
+    static quire::PanelShape any_shape(quire::Format format) {
+        const quire::FormatTraits& traits = quire::traits_of(format);
+        const bool is_open = traits.scales == quire::Scales::given || traits.scales == quire::Scales::none;
+        return {format, pick(1, 100), is_open ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroup) * pick(1, 4),
+                is_open ? pick(1, 100) : 32 * pick(1, 4)};
+    }
+
+    explicit PackedPanels(const quire::PanelShape& given) : shape(given) {
+        const quire::FormatTraits& traits = shape.traits();
+        const size_t row_bytes = static_cast<size_t>(shape.num_in / traits.file_inputs * traits.file_bytes);
+        std::vector<uint8_t> rows(row_bytes * static_cast<size_t>(shape.num_out));
+        for (uint8_t& one : rows) one = static_cast<uint8_t>(pick(0, 255) & 0xDB);  // no exponent of all ones
+        const size_t num_scales = static_cast<size_t>(shape.num_out * shape.num_scales());
+        const std::vector<float> scales = numbers<float>(num_scales);
+        const std::vector<uint8_t> zeros(num_scales, 7);
+        if (traits.code_bits == 4 && traits.file_inputs == 1)
+            for (uint8_t& one : rows) one &= 15;
+        const size_t num_bytes = static_cast<size_t>(shape.packed_bytes());
+        panels.reset(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
+        quire::pack_panels({shape, rows.data(), static_cast<int64_t>(row_bytes), {scales.data(), zeros.data()}, bytes(),
+                            2});
+    }
+
+    uint8_t* bytes() const { return reinterpret_cast<uint8_t*>(panels.get()); }
+};
+
+// A packed weight of some layer, and the bytes it lies in: plain numbers, or panels of some format.
 struct Packed {
     std::vector<float> weight;
     std::unique_ptr<char, Free> bytes;
     quire::Linear linear;
 
-    Packed(quire::WeightType type, int64_t num_out, int64_t num_in)
-        : weight(numbers<float>(static_cast<size_t>(num_out * num_in))) {
-        const quire::Products& products = quire::chosen_products(type);
+    Packed(quire::Packing packing, int64_t num_out, int64_t num_in) {
+        if (packing == quire::kPanels) {
+            pack_panels(num_out, num_in);
+            return;
+        }
+        weight = numbers<float>(static_cast<size_t>(num_out * num_in));
+        const quire::Products& products = quire::chosen_products(static_cast<quire::WeightType>(packing));
         const size_t size = static_cast<size_t>(products.packed_bytes(num_out, num_in));
         bytes.reset(static_cast<char*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
         for (float& one : weight) one *= 0.1f;
         products.pack({weight.data(), num_out, num_in, bytes.get(), 2});
-        linear = {static_cast<int64_t>(type), bytes.get(), nullptr, num_in, num_out};
+        linear = {packing, 0, 0, 0, bytes.get(), nullptr, num_in, num_out};
+    }
+
+    // Codes by groups of 32, their scales given.
+    void pack_panels(int64_t num_out, int64_t num_in) {
+        const auto format = pick(0, 1) ? quire::Format::int4 : quire::Format::q8_0;
+        PackedPanels made({format, num_out, num_in, 32});
+        bytes = std::move(made.panels);
+        linear = {quire::kPanels, static_cast<int64_t>(format), pick(0, 1), 32, bytes.get(), nullptr, num_in, num_out};
     }
 };
 
 // Two layers over one block, with buffers of exactly their size; rows come in chunks of three.
 void test_decoder() {
-    const auto type = pick(0, 1) ? quire::WeightType::float32 : quire::WeightType::bfloat16;
-    const int64_t heads = 4, kv_heads = 2, head = 8 * pick(4, 8), hidden = pick(10, 90), wide = pick(10, 90);
+    const auto type = static_cast<quire::Packing>(pick(0, 2));
+    const int64_t heads = 4, kv_heads = 2, head = 8 * pick(4, 8);
+    const int64_t hidden = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
+    const int64_t wide = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
     const int64_t rows = pick(1, 16), block = 16, query = heads * head, kv = kv_heads * head;
     std::vector<Packed> packed;
     for (int layer = 0; layer < 2; ++layer) {
@@ -348,33 +411,6 @@ void test_decoder() {
     expect(all_finite(out), "decoder", "every build");
 }
 
-// A weight of some format: any codes, scales that are small, packed into exactly its bytes.
-struct PackedPanels {
-    quire::PanelShape shape;
-    std::unique_ptr<char, Free> panels;
-
-    explicit PackedPanels(quire::Format format) : shape{format, pick(1, 100), 0, 0} {
-        const quire::FormatTraits& traits = quire::traits_of(format);
-        const bool is_open = traits.scales == quire::Scales::given || traits.scales == quire::Scales::none;
-        shape.num_in = is_open ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroup) * pick(1, 4);
-        shape.group = is_open ? pick(1, 100) : 32 * pick(1, 4);
-        const size_t row_bytes = static_cast<size_t>(shape.num_in / traits.file_inputs * traits.file_bytes);
-        std::vector<uint8_t> rows(row_bytes * static_cast<size_t>(shape.num_out));
-        for (uint8_t& one : rows) one = static_cast<uint8_t>(pick(0, 255) & 0xDB);  // no exponent of all ones
-        const size_t num_scales = static_cast<size_t>(shape.num_out * shape.num_scales());
-        const std::vector<float> scales = numbers<float>(num_scales);
-        const std::vector<uint8_t> zeros(num_scales, 7);
-        if (traits.code_bits == 4 && traits.file_inputs == 1)
-            for (uint8_t& one : rows) one &= 15;
-        const size_t num_bytes = static_cast<size_t>(shape.packed_bytes());
-        panels.reset(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
-        quire::pack_panels({shape, rows.data(), static_cast<int64_t>(row_bytes), {scales.data(), zeros.data()}, bytes(),
-                            2});
-    }
-
-    uint8_t* bytes() const { return reinterpret_cast<uint8_t*>(panels.get()); }
-};
-
 std::vector<float> multiply_panels(const quire::Kernels& kernels, const PackedPanels& weight, const std::vector<float>& rows,
                                    int first, int count, quire::Arithmetic arithmetic) {
     const quire::PanelShape& shape = weight.shape;
@@ -383,14 +419,14 @@ std::vector<float> multiply_panels(const quire::Kernels& kernels, const PackedPa
     std::unique_ptr<char, Free> scratch(
         static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(num_bytes + 63) / 64 * 64)));
     const quire::PanelCall call = {shape, weight.bytes(), rows.data() + first * shape.num_in, shape.num_in, nullptr,
-                                   out.data(), shape.num_out, count, pick(1, 3), scratch.get()};
-    (arithmetic == quire::Arithmetic::integer ? kernels.panels->integer : kernels.panels->floating)(call);
+                                   out.data(), shape.num_out, count, scratch.get()};
+    quire::panel_product(kernels, arithmetic, call, pick(1, 3));
     return out;
 }
 
 // Every format: rows alone as together, and integers on every build as on the portable one.
 void test_panels(const quire::Kernels& kernels, quire::Format format) {
-    const PackedPanels weight(format);
+    const PackedPanels weight(PackedPanels::any_shape(format));
     const int num_rows = pick(1, pick(0, 3) ? 20 : 250);
     const std::vector<float> rows = numbers<float>(static_cast<size_t>(num_rows * weight.shape.num_in));
     const int first = pick(0, num_rows - 1), count = pick(1, num_rows - first);
@@ -421,7 +457,7 @@ int main() {
         test_decoder();
     }
     std::printf("draws and layers: clean\n");
-    for (const char* isa : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni"}) {
+    for (const char* isa : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neondot"}) {
         const quire::Kernels* kernels = quire::kernels_named(isa);
         if (kernels == nullptr) continue;
         for (int round = 0; round < 15; ++round) {

@@ -5,12 +5,12 @@
 #include "tiles.hpp"
 
 #include <algorithm>
-#include <vector>
+#include <new>
 
 namespace quire {
 namespace {
 
-constexpr int kLinesOfTile = 32;  // query heads in one tile: their state and a block stay in the first-level cache
+constexpr int kLinesOfTile = 36;  // query heads in one tile: their state and a block stay near
 constexpr int kMinTiles = 4;      // decoding tiles to leave for threads to share, where there are rows for it
 
 struct Planned {
@@ -24,7 +24,7 @@ int num_blocks(const Member& member, int block_size) { return member.position / 
 int rows_of_tile(int group) {
     const int most = std::max(1, kLinesOfTile / group);
     for (int rows = most; rows > most / 2; --rows)
-        if (rows * group % 8 == 0) return rows;  // no registers left empty
+        if (rows * group % 12 == 0) return rows;  // no registers left empty
     return most;
 }
 
@@ -119,12 +119,76 @@ int64_t make_tiles(const Items& items, int block_size, int group, Member* member
     return static_cast<int64_t>(all.size());
 }
 
+namespace {
+
+constexpr int kPieces = 4;  // of a thread's fair share: a unit that is larger is split
+
+int num_segments(const AttentionCall& call, const Tile& tile) {
+    int last = 0;
+    for (int m = 0; m < tile.num_members; ++m) last = std::max(last, call.members[tile.first_member + m].position);
+    return last / kSegment + 1;
+}
+
+int64_t cost_of(const AttentionCall& call, const Tile& tile) {
+    int64_t blocks = 0;
+    for (int m = 0; m < tile.num_members; ++m)
+        blocks += num_blocks(call.members[tile.first_member + m], call.block_size);
+    return blocks;
+}
+
+int64_t num_lines(const AttentionCall& call, const Tile& tile) {
+    return int64_t{tile.num_members} * (call.num_heads / call.num_kv_heads);
+}
+
+// Bytes one thread needs for the largest of the tiles.
 int64_t scratch_bytes(const AttentionCall& call) {
-    int64_t members = 0;
-    for (int64_t at = 0; at < call.num_tiles; ++at) members = std::max<int64_t>(members, call.tiles[at].num_members);
-    const int64_t lines = members * (call.num_heads / call.num_kv_heads);
-    const int64_t numbers = lines * (call.key_size + call.value_size + call.block_size + 16 + 3);
-    return (4 * numbers + 7 * 64 + 4095) & ~int64_t{4095};  // seven parts, each rounded up to a cache line
+    int64_t lines = 0;
+    for (int64_t at = 0; at < call.num_tiles; ++at) lines = std::max(lines, num_lines(call, call.tiles[at]));
+    const int64_t record = call.value_size + 2;
+    const int64_t numbers = lines * (kMaxHeadSize + 16 + call.value_size + 64 + 16 + 16 + 4 + record) + record;
+    return (4 * numbers + 10 * 64 + 4095) & ~int64_t{4095};  // ten parts, each rounded up to a cache line
+}
+
+}  // namespace
+
+AttentionMemory::AttentionMemory(AttentionCall& call) {
+    int64_t total = 0, num_records = 0;
+    int32_t num_split = 0;
+    for (int64_t at = 0; at < call.num_tiles; ++at) total += cost_of(call, call.tiles[at]) * call.num_kv_heads;
+    for (int32_t at = 0; at < call.num_tiles; ++at) {
+        const Tile& tile = call.tiles[at];
+        const int32_t segments = num_segments(call, tile);
+        const bool is_large = call.num_threads > 1 && cost_of(call, tile) * kPieces * call.num_threads > total;
+        if (segments == 1 || !is_large) {
+            pieces_.push_back({at, 0, segments, segments, -1, 0});
+            continue;
+        }
+        for (int32_t one = 0; one < segments; ++one)
+            pieces_.push_back({at, one, one + 1, segments, num_split, num_records});
+        num_records += segments * num_lines(call, tile) * call.num_kv_heads;
+        ++num_split;
+    }
+    call.pieces = pieces_.data();
+    call.num_pieces = static_cast<int64_t>(pieces_.size());
+    call.scratch_bytes = scratch_bytes(call);
+    const int64_t record_bytes = num_records * (call.value_size + 2) * 4;
+    const int64_t counter_bytes = num_split * call.num_kv_heads * 4;
+    const int64_t num_bytes = call.num_threads * call.scratch_bytes + record_bytes + counter_bytes;
+    memory_.reset(static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>((num_bytes + 4095) / 4096 * 4096))));
+    if (!memory_) throw std::bad_alloc();
+    call.scratch = memory_.get();
+    call.records = reinterpret_cast<float*>(call.scratch + call.num_threads * call.scratch_bytes);
+    call.remaining = reinterpret_cast<int32_t*>(reinterpret_cast<char*>(call.records) + record_bytes);
+    for (const Piece& piece : pieces_)
+        for (int head = 0; head < call.num_kv_heads && piece.split >= 0; ++head)
+            call.remaining[piece.split * call.num_kv_heads + head] = piece.num_segments;
+}
+
+int64_t most_record_bytes(int num_heads, int num_kv_heads, int value_size, int num_threads, int64_t num_tokens) {
+    const int64_t lines = std::max(num_heads / num_kv_heads, kLinesOfTile);
+    const int64_t segments = (num_tokens + kSegment - 1) / kSegment;
+    if (num_threads == 1 || segments == 1) return 0;
+    return int64_t{kPieces} * num_threads * lines * segments * (value_size + 2) * 4;
 }
 
 }  // namespace quire

@@ -1,6 +1,10 @@
 // How a step's rows are gathered into tiles. Touches no tensor; run once per step, for all layers.
 #pragma once
 
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
 #include "kernels.hpp"
 
 namespace quire {
@@ -18,7 +22,22 @@ struct Items {
 // Fills `members` (one per row) and `tiles` (at most one per row), dearest first; returns the number of tiles.
 int64_t make_tiles(const Items& items, int block_size, int group, Member* members, Tile* tiles);
 
-// Bytes one thread needs for the largest of these tiles.
-int64_t scratch_bytes(const AttentionCall& call);
+// What attention needs beside its tiles: the pieces they are taken in, and memory to work in. Fills these fields of the
+// call, whose other fields are set, and holds what they point to. A tile that is large for a thread's share of the call
+// and has several segments is taken segment by segment.
+class AttentionMemory {
+  public:
+    explicit AttentionMemory(AttentionCall& call);
+
+  private:
+    struct Freed {
+        void operator()(char* memory) const { std::free(memory); }
+    };
+    std::vector<Piece> pieces_;
+    std::unique_ptr<char, Freed> memory_;
+};
+
+// The most bytes that records of such calls take, whatever the step: only so many tiles are larger than a share.
+int64_t most_record_bytes(int num_heads, int num_kv_heads, int value_size, int num_threads, int64_t num_tokens);
 
 }  // namespace quire

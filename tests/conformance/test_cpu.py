@@ -39,6 +39,7 @@ def test_the_kit_passes(name: str, dtype: str, tmp_path: Path) -> None:
     assert len(done) == len(CHECKS)
 
 
-def test_the_kit_passes_with_keys_and_values_in_bfloat16(tmp_path: Path) -> None:
-    done = check_all(runners_of(directory(tmp_path, "llama"), **{**SETTINGS, "kv_dtype": "bfloat16"}))
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_the_kit_passes_with_keys_and_values_in_fewer_bits(kv_dtype: str, tmp_path: Path) -> None:
+    done = check_all(runners_of(directory(tmp_path, "llama"), **{**SETTINGS, "kv_dtype": kv_dtype}))
     assert len(done) == len(CHECKS)

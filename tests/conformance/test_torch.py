@@ -12,7 +12,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-windows", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2-windows", "qwen3", "gemma2"])
 def test_the_kit_passes_through_the_modules_of_transformers(name: str) -> None:
     done = check_all(runners_of(architectures.directory(name), **SETTINGS))
     assert len(done) == len(CHECKS)

@@ -47,7 +47,10 @@ def test_two_models_share_one_memory_budget_and_answer_each_for_itself() -> None
     names = [str(smollm2_directory()), str(smollm2_file())]
 
     async def main() -> None:
-        settings = ModelSettings(memory_bytes=3 << 30, max_sequence_tokens=256, max_running=4, max_step_tokens=64)
+        # Both in float32: the directory was converted, the file has 4 bits, in which sums would be rounded otherwise.
+        settings = ModelSettings(
+            memory_bytes=3 << 30, max_sequence_tokens=256, max_running=4, max_step_tokens=64, dtype="float32"
+        )
         first, second = plan_workers(names, settings)
         budgets = [one.plan.open.settings.memory_bytes or 0 for one in (first, second)]
         sizes = [sum(file.stat().st_size for file in resolve(name).weight_files) for name in names]

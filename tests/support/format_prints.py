@@ -5,7 +5,8 @@ import json
 
 import numpy as np
 
-from quire.backends.cpu.formats import FORMATS, Arena, Arithmetic, PackedWeight, gguf_source
+from quire.backends.cpu.formats import FORMATS, Arithmetic, PackedWeight, gguf_source
+from quire.backends.kernels.large_pages import Arena
 from tests.support.gguf_blocks import random_rows
 
 

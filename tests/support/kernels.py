@@ -13,7 +13,9 @@ from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.threads import num_threads
 from quire.core.step import WorkItem
 
-KV_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+SCALE_ROWS = {torch.float32: 0, torch.bfloat16: 0, torch.int8: 4}
+"""Codes of a block are followed by a float32 scale for each slot."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def attention(
     kernels().attention(
         queries.data_ptr(), queries.stride(0), out.data_ptr(), out.stride(0),
         keys.data_ptr(), keys.stride(0), values.data_ptr(), values.stride(0), KV_TYPES[keys.dtype],
-        num_heads, num_kv_heads, key_size, values.shape[3], block_size,
+        num_heads, num_kv_heads, key_size, values.shape[3] - SCALE_ROWS[keys.dtype], block_size,
         tiles.tables.ctypes.data, tiles.members.ctypes.data, tiles.tiles.ctypes.data,
         tiles.num_tiles, tiles.num_rows, num_rows,
         -1 if shape.window is None else shape.window, shape.scale, shape.softcap or 0.0, num_threads(),
@@ -90,7 +92,8 @@ def rope_write(
         qkv.data_ptr(), qkv.stride(0), cos.data_ptr(), sin.data_ptr(), *heads,
         keys.data_ptr(), keys.stride(0), values.data_ptr(), values.stride(0), KV_TYPES[keys.dtype],
         places.blocks.data_ptr(), places.slots.data_ptr(), queries.data_ptr(),
-        num_rows, num_heads, num_kv_heads, key_size, values.shape[3], block_size, num_threads(),
+        num_rows, num_heads, num_kv_heads, key_size, values.shape[3] - SCALE_ROWS[keys.dtype], block_size,
+        num_threads(),
     )  # fmt: skip
     return queries
 

@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from quire.checkpoints import Checkpoint, resolve
 from quire.checkpoints.directory import read_directory
 from quire.checkpoints.gguf_convert import in_safetensors
+from tests.support.gguf_blocks import random_rows
 
 Array = NDArray[Any]
 WORDS = ["h e", "l l", "he ll", "hell o", "Ġ w", "1 2"]
@@ -35,6 +36,8 @@ class Tiny:
     num_heads: int = 4
     num_kv_heads: int = 2
     kind: str = "F32"
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Of matrices that are not of `kind`, by the part of their name before `.weight`: attn_v, output, ..."""
     tied: bool = True
     seed: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -109,6 +112,8 @@ def raw_tensor(kind: str, shape: tuple[int, ...], dice: np.random.Generator) -> 
         for place in (0, 2) if kind == "Q4_K" else (208,):
             blocks[..., place : place + 2] = scale
         return blocks.reshape(*shape[:-1], -1)
+    if kind in {"Q5_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K"}:
+        return random_rows(kind, shape[0], shape[1], dice)
     values = dice.standard_normal(shape, dtype=np.float32)
     return np.asarray(quantize(values, number))
 
@@ -155,7 +160,7 @@ def write_gguf(path: Path, tiny: Tiny = Tiny()) -> Path:  # noqa: B008
     for name, shape in tensor_shapes(tiny, len(metadata["tokenizer.ggml.tokens"])).items():
         if name in tiny.tensors:
             continue
-        kind = tiny.kind if len(shape) > 1 else "F32"
+        kind = tiny.kinds.get(name.split(".")[-2], tiny.kind) if len(shape) > 1 else "F32"
         writer.add_tensor(name, raw_tensor(kind, shape, dice), raw_dtype=GGMLQuantizationType[kind])
     for name, values in tiny.tensors.items():
         if values is not None:

@@ -131,9 +131,8 @@ def test_info_estimates_what_fits_in_whole_blocks(tmp_path: Path) -> None:
     assert facts.kv_bytes_per_token is not None
     assert [fit.memory_gib for fit in facts.fits] == [2, 4, 8, 16, 32]
     for fit in facts.fits:
-        # The embedding is held as it is, and once more as the head.
-        held = facts.parameters + (facts.vocabulary or 0) * 32
-        left_bytes = (fit.memory_gib << 30) - (1 << 29) - 4 * held
+        # Every weight is held once, as the file has it.
+        left_bytes = (fit.memory_gib << 30) - (1 << 29) - facts.weight_bytes
         assert fit.kv_tokens == left_bytes // facts.kv_bytes_per_token["float32"] // 32 * 32
 
 

@@ -1,9 +1,7 @@
 """A backend by name, imported only when it is asked for."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from quire.backends.loaded import LoadedRunner, OnRead
 from quire.backends.roof import Roof
@@ -19,6 +17,7 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own pool: nothing here multiplies with it
     tell = on_read or (lambda _done, _total: None)
+    settings = settings.with_kv_of(checkpoint.matrix_types)
     if settings.backend == "torch":
         return _load_torch(checkpoint, settings, tell, "backend is torch")
     from quire.backends.cpu import load as cpu_load  # noqa: PLC0415 - numpy, paid when used
@@ -40,11 +39,23 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
             f"{reason}; anything else needs torch and transformers, {error.name!r} is missing; "
             "pip install 'quire[torch]'"
         ) from error
-    return torch_load.load(checkpoint, settings, on_read)
+    if settings.kv_dtype == "int8":
+        raise ConfigError(
+            f"{reason}; torch holds keys and values in float32, bfloat16 or float16, int8 given: set kv_dtype to "
+            "bfloat16",
+            ("kv_dtype",),
+        )
+    if any(tensor.parts for tensor in checkpoint.tensors.values()):
+        raise ConfigError(f"{reason}; quantised safetensors run on the CPU backend alone: take the original weights")
+    if settings.arithmetic == "int8":
+        raise ConfigError(f"{reason}; torch has no arithmetic int8: set arithmetic to auto or float", ("arithmetic",))
+    held = replace(settings, dtype="float32") if settings.dtype == "auto" else settings
+    return torch_load.load(checkpoint, held, on_read)
 
 
-def roof_of(config: Mapping[str, Any], settings: ModelSettings) -> Roof:
+def roof_of(checkpoint: Checkpoint, settings: ModelSettings) -> Roof:
     """The roof of a model that these settings run, by the backend that runs it."""
     from quire.backends.cpu.measured_roof import CpuRoof  # noqa: PLC0415 - numpy, paid when used
 
-    return CpuRoof.of(config, settings)
+    types = frozenset(tensor.type for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
+    return CpuRoof.of(checkpoint.config, settings, types)

@@ -1,7 +1,7 @@
 """The contract between the core and whatever computes. A runner executes plans; it keeps no other state than KV.
 
-`start` gives something to wait for, so that a runner may compute while others work; the engine waits for it at once,
-and one step is in flight at a time. Masks are handed to `wait`, so that they can be made while the step runs.
+One step is in flight at a time, and nothing is planned beside it (ADR 0029). `start` and `wait` are two, so that masks
+can be made while a step runs: they are handed to `wait`. A runner may begin in `start` or do everything in `wait`.
 """
 
 from collections.abc import Sequence

@@ -141,7 +141,7 @@ class EngineBench:
         opened = open_model(model, settings.model, serving=settings.serving, progress=progress)
         roof = None
         if load.has_roof:
-            roof = roof_of(resolve(model, progress=progress).config, settings.model)
+            roof = roof_of(resolve(model, progress=progress), settings.model)
         return cls(opened, load, roof, Path(model).name)
 
     def __enter__(self) -> "EngineBench":

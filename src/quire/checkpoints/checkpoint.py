@@ -34,3 +34,8 @@ class Checkpoint:
     """The model's own sampling settings; empty where it states none or asks for greedy decoding."""
     fingerprint: str
     """The same for the same config and weights, wherever they lie: part of every block's name."""
+
+    @property
+    def matrix_types(self) -> frozenset[str]:
+        """The types that matrices have in the files, in the files' own words; vectors are often kept wider."""
+        return frozenset(tensor.type for tensor in self.tensors.values() if len(tensor.shape) == 2)

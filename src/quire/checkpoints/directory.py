@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.families import check_shapes
+from quire.checkpoints.quantisation import joined, read_quantisation
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
 from quire.checkpoints.tokenizer_file import load_tokenizer
@@ -53,20 +54,15 @@ def read_described(directory: Path, name: str, weights_of: Callable[[dict[str, A
         raise CheckpointError(f"{directory} cannot be read: {error}; check that the model is there") from error
 
 
-def check_weights(config: dict[str, Any], directory: Path) -> tuple[WeightFile, ...]:
+def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
     """Open every header: each tensor listed exactly once, inside its file, with the shape the config asks for."""
     files = open_weights(directory)
-    check_shapes(config, {name: entry.shape for file in files for name, entry in file.tensors.items()})
-    return files
-
-
-def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
-    files = check_weights(config, directory)
     headers = [
         [file.path.name, file.num_bytes, {name: [one.dtype, one.shape] for name, one in file.tensors.items()}]
         for file in files
     ]
-    tensors = {name: stored for file in files for name, stored in _stored(file)}
+    tensors = joined({name: stored for file in files for name, stored in _stored(file)}, read_quantisation(config))
+    check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
     return Weights(directory, tuple(file.path for file in files), tensors, headers)
 
 
@@ -114,11 +110,6 @@ def _read_config(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             "config.json must name its model_type, one that needs no code of its own; quire never runs code from a "
             "model's directory; choose a model that transformers knows"
-        )
-    if config.get("quantization_config") is not None:
-        raise CheckpointError(
-            "quire reads unquantised safetensors, config.json has a quantization_config; choose the model's original "
-            "weights, or a GGUF file"
         )
     return {key: value for key, value in config.items() if key not in RUNS_CODE}
 

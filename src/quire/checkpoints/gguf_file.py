@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from quire.checkpoints.gguf_types import TensorType, type_numbered
 from quire.errors import CheckpointError
 
 MAGIC = b"GGUF"
@@ -30,27 +31,6 @@ DEFAULT_ALIGNMENT = 32
 
 STRING, ARRAY = 8, 9
 NUMBER_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """How a kind of tensor lies in the file: this many bytes hold this many values."""
-
-    name: str
-    block_values: int
-    block_bytes: int
-
-
-TENSOR_TYPES = {
-    0: TensorType("F32", 1, 4),
-    1: TensorType("F16", 1, 2),
-    2: TensorType("Q4_0", 32, 18),
-    3: TensorType("Q4_1", 32, 20),
-    8: TensorType("Q8_0", 32, 34),
-    12: TensorType("Q4_K", 256, 144),
-    14: TensorType("Q6_K", 256, 210),
-    30: TensorType("BF16", 1, 2),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +126,7 @@ class _Reader:
         self.position = 0
         self.num_items_left = MAX_ARRAY_ITEMS
         self._end = min(file_bytes, MAX_HEADER_BYTES)
+        self._file = file
         self._read = file.read
 
     def damaged(self, what: str) -> CheckpointError:
@@ -183,6 +164,27 @@ class _Reader:
             return raw.decode()
         except UnicodeDecodeError as error:
             raise self.damaged("a string is not UTF-8") from error
+
+    def strings(self, count: int) -> list[str]:
+        """So many strings. A vocabulary has a quarter of a million: whatever is sound is read without a call for each
+        part, and what is not is read again by `string`, which says what is wrong."""
+        found: list[str] = []
+        read, end, position = self._read, self._end, self.position
+        try:
+            for _ in range(count):
+                size = int.from_bytes(read(8), "little")
+                if size > MAX_STRING_BYTES or position + 8 + size > end:
+                    break
+                raw = read(size)
+                if len(raw) != size:
+                    break
+                found.append(raw.decode())
+                position += 8 + size
+        except UnicodeDecodeError:
+            pass
+        self._file.seek(position)
+        self.position = position
+        return found + [self.string() for _ in range(count - len(found))]
 
 
 def _read_counts(reader: _Reader) -> tuple[int, int]:
@@ -223,7 +225,7 @@ def _read_array(reader: _Reader) -> list[Any]:
     num_items = reader.count("items in its arrays", reader.num_items_left, 8 if kind == STRING else 1)
     reader.num_items_left -= num_items
     if kind == STRING:
-        return [reader.string() for _ in range(num_items)]
+        return reader.strings(num_items)
     return list(_read_numbers(reader, kind, num_items))
 
 
@@ -251,7 +253,7 @@ def _read_tensor_info(reader: _Reader) -> GGUFTensor:
             f"tensor {name[:100]!r} has {num_dimensions:,} dimensions, 1 to {MAX_DIMENSIONS} are allowed"
         )
     shape = tuple(reversed([reader.u64() for _ in range(num_dimensions)]))
-    kind = _tensor_type(name, reader.u32())
+    kind = type_numbered(reader.u32(), name)
     num_values = 1
     for size in shape:
         num_values *= size
@@ -262,19 +264,6 @@ def _read_tensor_info(reader: _Reader) -> GGUFTensor:
         )
     num_bytes = num_values // kind.block_values * kind.block_bytes
     return GGUFTensor(name, shape, kind, reader.u64(), num_bytes)
-
-
-def _tensor_type(name: str, number: int) -> TensorType:
-    if number not in TENSOR_TYPES:
-        from gguf import GGMLQuantizationType
-
-        known = {kind.value: kind.name for kind in GGMLQuantizationType}
-        supported = ", ".join(kind.name for kind in TENSOR_TYPES.values())
-        raise CheckpointError(
-            f"tensor {name[:100]!r} has type {known.get(number, f'number {number}')}; quire reads {supported}; "
-            "choose another file of this model, for example Q8_0 or Q4_K_M"
-        )
-    return TENSOR_TYPES[number]
 
 
 def _place_tensors(reader: _Reader, infos: list[GGUFTensor], alignment: int) -> dict[str, GGUFTensor]:

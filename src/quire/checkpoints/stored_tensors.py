@@ -33,6 +33,8 @@ class StoredTensor:
     num_bytes: int
     rotated_heads: int = 0
     """How many heads' rows the file keeps in interleaved order (GGUF's Llama); 0: the rows lie as they are meant."""
+    parts: "tuple[tuple[str, StoredTensor], ...]" = ()
+    """Of a quantised weight in safetensors: codes, scales and what else there is, by the last part of their names."""
 
     @property
     def num_values(self) -> int:

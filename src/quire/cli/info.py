@@ -34,7 +34,9 @@ GIB = 1 << 30
 BUDGETS_GIB = (2, 4, 8, 16, 32)
 OVERHEAD_BYTES = GIB // 2
 """What libraries and steps are guessed to take; loading measures it."""
-VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SCALE_BYTES = {"int8": 4}
+"""Beside each key of a head and each value of a head."""
 SHOWN_KV_DTYPES = ("float32", "bfloat16")
 
 
@@ -74,7 +76,7 @@ class Facts:
     fits: tuple[Fit, ...] | None
 
 
-@with_chosen_settings("dtype", "kv_dtype")
+@with_chosen_settings("dtype", "arithmetic", "kv_dtype")
 def info(
     settings: Settings,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a .gguf file, or a hub id (org/name).")],
@@ -123,6 +125,7 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
     """Read the facts off a checkpoint's config and the headers of its weights."""
     config = checkpoint.config
     tensors = checkpoint.tensors
+    settings = settings.with_kv_of(checkpoint.matrix_types)
     sizes, used = _known(config, tensors)
     num_values = sum(math.prod(one.shape) for one in used.values())
     return Facts(
@@ -143,8 +146,8 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         has_chat_template=checkpoint.chat_template is not None,
         end_tokens=_end_tokens(checkpoint),
         dtype=settings.dtype,
-        kv_dtype=settings.kv_dtype or settings.dtype,
-        fits=tuple(_fit(gib, sizes, num_values, settings) for gib in BUDGETS_GIB) if sizes else None,
+        kv_dtype=settings.held_kv_dtype,
+        fits=tuple(_fit(gib, sizes, used, settings) for gib in BUDGETS_GIB) if sizes else None,
     )
 
 
@@ -169,18 +172,20 @@ def _count(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _kv_bytes(sizes: "ModelSizes", dtype: str) -> int:
-    return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * VALUE_BYTES[dtype]
+    of_head = sizes.head_dim * VALUE_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)
+    return 2 * sizes.num_layers * sizes.num_kv_heads * of_head
 
 
-def _fit(memory_gib: int, sizes: "ModelSizes", num_values: int, settings: ModelSettings) -> Fit:
-    # An embedding is held as it is; one that is the head too is packed for that as well.
-    embedded = sizes.vocabulary * sizes.hidden
-    packed = num_values if sizes.tied else num_values - embedded
-    held_bytes = (embedded + packed) * VALUE_BYTES[settings.dtype]
+def _fit(memory_gib: int, sizes: "ModelSizes", used: "Tensors", settings: ModelSettings) -> Fit:
+    held_bytes = sum(_held_bytes(one, settings.dtype) for one in used.values())
     left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_bytes
     block_size = settings.block_size
-    num_blocks = max(0, left_bytes // (_kv_bytes(sizes, settings.kv_dtype or settings.dtype) * block_size))
+    num_blocks = max(0, left_bytes // (_kv_bytes(sizes, settings.held_kv_dtype) * block_size))
     return Fit(memory_gib, num_blocks * block_size)
+
+
+def _held_bytes(tensor: "StoredTensor", dtype: str) -> int:
+    return tensor.num_bytes if dtype == "auto" else tensor.num_values * VALUE_BYTES[dtype]
 
 
 def _end_tokens(checkpoint: "Checkpoint") -> dict[int, str]:
@@ -203,7 +208,8 @@ def _print_tables(facts: Facts) -> None:
     if facts.fits is None:
         typer.echo(f"\nWhat fits is not estimated for the family {plain(facts.family)}: loading it will say.", err=True)
         return
-    assumed = f"{facts.dtype} weights, {facts.kv_dtype} KV, and 0.5 GiB for libraries and steps"
+    weights = "weights as the file has them" if facts.dtype == "auto" else f"{facts.dtype} weights"
+    assumed = f"{weights}, {facts.kv_dtype} KV, and 0.5 GiB for libraries and steps"
     typer.echo(f"\nwhat fits (an estimate: {assumed}; loading measures it)\n")
     header = ("memory", "KV tokens", "sequences of full context")
     fits = [(f"{fit.memory_gib} GiB", *_fit_cells(fit, facts.context_tokens)) for fit in facts.fits]

@@ -1,11 +1,14 @@
 """How one model is loaded. Checked once, then handed down as values."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from quire.errors import ConfigError
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+Arithmetic = Literal["auto", "float", "int8"]
 Backend = Literal["auto", "cpu", "torch"]
 
 MEMORY_SHARE = 0.5
@@ -23,9 +26,13 @@ class ModelSettings:
     """The longest sequence. None: what the model was made for, or what the pool holds if that is less."""
     max_step_tokens: int = 256
     max_running: int = 64
-    dtype: Dtype = "float32"
-    kv_dtype: Dtype | None = None
-    """How keys and values are held; None: as the weights. bfloat16 halves what a token takes."""
+    dtype: Dtype = "auto"
+    """How weights are held. `auto`: as the file has them; torch holds float32."""
+    arithmetic: Arithmetic = "auto"
+    """How rows meet weights of 4 to 8 bits. `auto`: in int8."""
+    kv_dtype: KVDtype | None = None
+    """How keys and values are held; None: as the weights, and float32 if those stay what they are. `auto` is settled by
+    `with_kv_of`."""
     backend: Backend = "auto"
     """Who computes. `auto`: the CPU backend if it can run the model, else torch."""
     device: str = "cpu"
@@ -47,9 +54,33 @@ class ModelSettings:
             )
         if self.backend not in ("auto", "cpu", "torch"):
             raise ConfigError(f"backend must be auto, cpu or torch, {self.backend!r} given", ("backend",))
-        for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype or self.dtype)):
-            if dtype not in ("float32", "bfloat16", "float16"):
-                raise ConfigError(f"{name} must be float32, bfloat16 or float16, {dtype!r} given", (name,))
+        if self.dtype not in get_args(Dtype):
+            raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, {self.dtype!r} given", ("dtype",))
+        if self.arithmetic not in get_args(Arithmetic):
+            raise ConfigError(f"arithmetic must be auto, float or int8, {self.arithmetic!r} given", ("arithmetic",))
+        if self.arithmetic == "int8" and self.dtype != "auto":
+            raise ConfigError(
+                f"arithmetic int8 needs weights as the file has them, dtype is {self.dtype}; set dtype to auto, or "
+                "arithmetic to float",
+                ("arithmetic", "dtype"),
+            )
+        if self.kv_dtype not in (None, *get_args(KVDtype)):
+            raise ConfigError(
+                f"kv_dtype must be auto, float32, bfloat16, float16 or int8, {self.kv_dtype!r} given", ("kv_dtype",)
+            )
+
+    @property
+    def held_kv_dtype(self) -> KVDtype:
+        """How keys and values are held in the end."""
+        if self.kv_dtype is not None:
+            return self.kv_dtype
+        return "float32" if self.dtype == "auto" else self.dtype
+
+    def with_kv_of(self, weight_types: Collection[str]) -> "ModelSettings":
+        """The same with a `kv_dtype` of `auto` settled: bfloat16, but float32 for a model whose every matrix is F32."""
+        if self.kv_dtype != "auto":
+            return self
+        return replace(self, kv_dtype="float32" if set(weight_types) <= {"F32"} else "bfloat16")
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -105,16 +105,25 @@ SETTINGS: tuple[Setting, ...] = (
         "Sequences that run at once.", "32", is_common=True,
     ),
     Setting(
-        Group.MODEL, "dtype", choice("float32", "bfloat16", "float16"), _MODEL.dtype,
-        "How weights are held. bfloat16 takes half the memory and, where the processor has tile registers, much less "
-        "time; sums are float32 all the same. On the CPU backend an answer is the same bit for bit, alone or in "
-        "company, in both.",
+        Group.MODEL, "dtype", choice("auto", "float32", "bfloat16", "float16"), _MODEL.dtype,
+        "How weights are held. auto: as the file has them, in as many bits; the torch backend holds float32. float32 "
+        "and bfloat16: all of them so, whatever the file has; where the processor has tile registers, bfloat16 takes "
+        "much less time. On the CPU backend an answer is the same bit for bit, alone or in company, in each.",
         "bfloat16", is_common=True,
     ),
     Setting(
-        Group.MODEL, "kv_dtype", choice("float32", "bfloat16", "float16"), _MODEL.kv_dtype,
-        "How keys and values are held. bfloat16 halves what a token takes and what a step reads.",
-        "bfloat16", "as dtype",
+        Group.MODEL, "arithmetic", choice("auto", "float", "int8"), _MODEL.arithmetic,
+        "How rows meet weights of 4 to 8 bits. int8: a row's inputs are rounded to 8 bits by groups of 32, sums of a "
+        "group are exact; refused where no weight has 4 to 8 bits. float: weights are widened to float32, nothing is "
+        "rounded. auto: int8. All other weights are multiplied in float.",
+        "float",
+    ),
+    Setting(
+        Group.MODEL, "kv_dtype", choice("auto", "float32", "bfloat16", "float16", "int8"), _MODEL.kv_dtype,
+        "How keys and values are held. bfloat16 halves what a token takes and what a step reads, int8 (CPU backend) "
+        "takes a little more than half of that: a scale for each token and head. auto: bfloat16, or float32 for a "
+        "model in float32.",
+        "bfloat16", "as dtype, and float32 where that is auto",
     ),
     Setting(
         Group.MODEL, "backend", choice("auto", "cpu", "torch"), _MODEL.backend,

@@ -42,7 +42,8 @@ def open_engine(
         max_sequence_tokens=longest,
         queue=queue,
     )
-    identity = ModelIdentity(f"{checkpoint.fingerprint} {settings.dtype}", loaded.kv_layout)
+    computed = f"{checkpoint.fingerprint} {settings.dtype} {settings.arithmetic}"
+    identity = ModelIdentity(computed, loaded.kv_layout)
     engine = Engine(loaded.runner, config, identity, key, emit)
     line = f"{loaded.plan.line}; a request may have {longest:,} tokens"
     engine.info = replace(engine.info, line=line, notes=loaded.notes)

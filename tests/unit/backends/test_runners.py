@@ -284,6 +284,12 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         load_backend(resolve(str(architectures.directory("llama"))), ModelSettings(device="cuda"))
 
 
+def test_torch_refuses_keys_and_values_in_int8_and_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="int8 given: set kv_dtype to bfloat16") as caught:
+        load_backend(resolve(str(architectures.directory("gemma2"))), replace(SETTINGS, kv_dtype="int8"))
+    assert "gemma2" in str(caught.value)
+
+
 def test_an_adapted_model_says_so() -> None:
     loaded = load_backend(resolve(str(architectures.directory("gemma2"))), SETTINGS)
     assert "runs llama, mistral, qwen2, qwen3, this model is 'gemma2'" in loaded.notes[0]

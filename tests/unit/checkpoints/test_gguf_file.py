@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
-from quire.checkpoints.gguf_file import TENSOR_TYPES, read_gguf
+from quire.checkpoints.gguf_file import read_gguf
+from quire.checkpoints.gguf_types import TENSOR_TYPES
 from quire.errors import CheckpointError
 from tests.support.tiny_models import Tiny, all_metadata, write_gguf
 
@@ -110,9 +111,15 @@ def test_a_header_that_lies_is_refused_with_a_sentence(path: Path, raw: bytes, s
     assert sentence in refusal(path, raw)
 
 
+def test_types_are_as_the_package_knows_them() -> None:
+    for number, kind in TENSOR_TYPES.items():
+        assert GGMLQuantizationType(number).name == kind.name
+        assert GGML_QUANT_SIZES[GGMLQuantizationType(number)] == (kind.block_values, kind.block_bytes)
+
+
 def test_a_tensor_type_that_is_not_read_is_named_with_those_that_are(path: Path) -> None:
-    sentence = refusal(path, header([], [tensor("t", (256,), kind=10)]))
-    assert "Q2_K" in sentence
+    sentence = refusal(path, header([], [tensor("t", (256,), kind=24)]))
+    assert "I8" in sentence
     assert all(kind.name in sentence for kind in TENSOR_TYPES.values())
     assert "number 4321" in refusal(path, header([], [tensor("t", (256,), kind=4321)]))
 

@@ -1,7 +1,7 @@
 """The decoder of the Llama, Mistral, Qwen2 and Qwen3 families over flat batches, every weight packed once.
 
 The families differ in biases, QK-norm and windows only, and the weights say which are there. Queries, keys and values
-are one product, gate and up another. All layers of a step are one native call.
+are one product where their formats are one, and so are gate and up. All layers of a step are one native call.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quire.backends.cpu.kv_store import KV_TYPES, KVStore
 from quire.backends.cpu.layers import CALL, CHUNK_ROWS, NO_LINEAR, PARTS, Buffers, check_layout, layer_table
-from quire.backends.cpu.linear import HeldRows, PackedWeight
+from quire.backends.cpu.linear import HeldRows, Linear, Packer, Reference
 from quire.backends.cpu.tiles import StepTiles
 from quire.backends.cpu.weight_reader import WeightReader
 from quire.backends.host.batch import Batch
@@ -22,8 +22,6 @@ from quire.backends.host.rope import Rope
 from quire.backends.host.wanted import Computed
 from quire.backends.kernels.arrays import Floats, address_of
 from quire.backends.kernels.extension import kernels
-from quire.backends.kernels.large_pages import Arena
-from quire.backends.kernels.products import PackedProduct, rounded_bf16, widened_bf16
 from quire.backends.kernels.threads import num_threads
 from quire.errors import CheckpointError, InvariantError
 
@@ -33,16 +31,17 @@ EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.no
 class Decoder:
     """A model of these families. Every row's arithmetic depends on that row alone."""
 
-    def __init__(self, shape: DecoderShape, rope: Rope, reader: WeightReader, dtype: str) -> None:
+    def __init__(self, shape: DecoderShape, rope: Rope, reader: WeightReader, packer: Packer) -> None:
         check_layout()
         self.shape = shape
         self._rope = rope
-        self._weights = _Weights(reader, dtype)
-        head = EMBEDDING if shape.has_tied_head else HEAD
+        self._weights = _Weights(reader, packer)
+        self._head = self._weights.matrix(EMBEDDING, shape.vocabulary_size, shape.hidden_size)
+        self._embedding: HeldRows = self._head
         if shape.has_tied_head:
             reader.forget(HEAD)
-        self._head: PackedWeight = self._weights.matrix([head], [shape.vocabulary_size], shape.hidden_size)
-        self._embedding: HeldRows = self._head if shape.has_tied_head else self._read_embedding(reader, dtype)
+        else:
+            self._head = self._weights.matrix(HEAD, shape.vocabulary_size, shape.hidden_size)
         self._layers = layer_table([self._read_layer(reader, at) for at in range(shape.num_layers)])
         self._call = self._constant_call(self._weights.vector([NORM], [shape.hidden_size]))
         self._buffers = Buffers(shape, 0)
@@ -113,15 +112,11 @@ class Decoder:
         return call
 
     def _tell_store(self, store: KVStore) -> None:
-        call, block = self._call, self.shape.kv_size * store.block_size
+        call, block = self._call, store.keys[0][0].size
         call["stores"], call["kv_type"], call["block_size"] = (
             store.addresses.ctypes.data, KV_TYPES[store.dtype], store.block_size,
         )  # fmt: skip
         call["key_block_stride"] = call["value_block_stride"] = block
-
-    def _read_embedding(self, reader: WeightReader, dtype: str) -> HeldRows:
-        size, width = self.shape.vocabulary_size, self.shape.hidden_size
-        return _PlainRows(reader.pieces([EMBEDDING], [size], width), (size, width), dtype)
 
     def _read_layer(self, reader: WeightReader, at: int) -> tuple[Any, ...]:
         shape, weights, prefix = self.shape, self._weights, f"model.layers.{at}."
@@ -135,11 +130,11 @@ class Decoder:
             weights.address([f"{prefix}post_attention_layernorm.weight"], [hidden]),
         ]
         sizes = [shape.query_size, shape.kv_size, shape.kv_size]
-        qkv = weights.product([f"{attention}{name}_proj" for name in "qkv"], sizes, hidden)
-        out = weights.product([f"{attention}o_proj"], [hidden], shape.query_size)
-        gate_up = weights.product([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], [wide, wide], hidden)
-        down = weights.product([f"{prefix}mlp.down_proj"], [hidden], wide)
-        linears = ([qkv, NO_LINEAR, NO_LINEAR], out, [gate_up, NO_LINEAR], down)
+        qkv = weights.products([f"{attention}{name}_proj" for name in "qkv"], sizes, hidden)
+        out = weights.products([f"{attention}o_proj"], [hidden], shape.query_size)
+        gate_up = weights.products([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], [wide, wide], hidden)
+        down = weights.products([f"{prefix}mlp.down_proj"], [hidden], wide)
+        linears = (qkv, *out, gate_up, *down)
         window = shape.windows[at]
         return (*norms, *linears, -1 if window is None else window)
 
@@ -147,10 +142,9 @@ class Decoder:
 class _Weights:
     """Reads weights and keeps what addresses were taken of."""
 
-    def __init__(self, reader: WeightReader, dtype: str) -> None:
+    def __init__(self, reader: WeightReader, packer: Packer) -> None:
         self._reader = reader
-        self._dtype = dtype
-        self._arena = Arena()
+        self._packer = packer
         self._held: list[object] = []
 
     def vector(self, names: Sequence[str], sizes: Sequence[int]) -> Floats:
@@ -161,36 +155,21 @@ class _Weights:
     def address(self, names: Sequence[str], sizes: Sequence[int]) -> int:
         return self.vector(names, sizes).ctypes.data
 
-    def matrix(
-        self, names: Sequence[str], sizes: Sequence[int], num_in: int, bias: Floats | None = None
-    ) -> PackedProduct:
-        pieces = self._reader.pieces(names, sizes, num_in)
-        return PackedProduct(pieces, (sum(sizes), num_in), bias, self._dtype, self._arena)
+    def matrix(self, name: str, num_out: int, num_in: int) -> Linear:
+        return self._packer.pack([self._reader.source(name, num_out, num_in)])
 
-    def product(self, names: Sequence[str], sizes: Sequence[int], num_in: int) -> tuple[int, int, int, int, int]:
-        """A reference to one weight of these tensors, with their bias if they have one."""
+    def products(self, names: Sequence[str], sizes: Sequence[int], num_in: int) -> list[Reference]:
+        """A reference for each tensor: to weights that several are together, then to none."""
         biases = [f"{name}.bias" for name in names]
         bias = self.vector(biases, sizes) if self._reader.has(biases[0]) else None
-        made = self.matrix([f"{name}.weight" for name in names], sizes, num_in, bias)
-        self._held.append(made)
-        return made.reference
-
-
-class _PlainRows:
-    """An embedding that is not the head: rows as they are, in the type of the weights."""
-
-    def __init__(self, pieces: Any, shape: tuple[int, int], dtype: str) -> None:
-        self._is_half = dtype == "bfloat16"
-        self._rows: NDArray[Any] = np.empty(shape, np.uint16 if self._is_half else np.float32)
-        first = 0
-        for piece in pieces:
-            self._rows[first : first + len(piece)] = rounded_bf16(piece) if self._is_half else piece
-            first += len(piece)
-
-    def rows(self, indices: NDArray[np.int64]) -> Floats:
-        """Those of these tokens."""
-        found = self._rows[indices]
-        return widened_bf16(found) if self._is_half else found
+        sources = [self._reader.source(f"{name}.weight", size, num_in) for name, size in zip(names, sizes, strict=True)]
+        made, first = [], 0
+        for group in self._packer.groups(sources):
+            end = first + sum(source.num_out for source in group)
+            made.append(self._packer.pack(group, None if bias is None else bias[first:end]))
+            first = end
+        self._held += made
+        return [one.reference for one in made] + [NO_LINEAR] * (len(names) - len(made))
 
 
 def _refuse_unread(reader: WeightReader) -> None:

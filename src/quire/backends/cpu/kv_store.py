@@ -5,6 +5,12 @@ A block of keys is stored transposed, so that a kernel reads it in full vector r
     keys    [block, kv head, head size, slot]
     values  [block, kv head, slot, head size]
 
+In int8 a number is a code times a scale, and every token and head has a scale for its key and one for its value. They
+are made once, when the token is written; whoever reads a block, now or from a disk, sees the same numbers:
+
+    keys    [block, kv head]: codes [head size, slot], scales [slot] in float32
+    values  [block, kv head]: codes [slot, head size], scales [slot] in float32
+
 As bytes, a block is, layer after layer, its keys and then its values in exactly these orders, in the store's type and
 the machine's byte order. Block 0 is the null block, which nobody reads. bfloat16 is the upper half of a float32, held
 as 16-bit integers: numpy has no such type, and only kernels compute with it.
@@ -22,8 +28,15 @@ from quire.backends.host.decoder_shape import LayerShape, num_block_bytes
 from quire.backends.kernels import large_pages
 from quire.core.step import BlockCopy
 
-KV_TYPES = {"float32": 0, "bfloat16": 1}
-HELD_AS: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16}
+KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+HELD_AS: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
+SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}
+"""For each token and head, of its key and of its value."""
+
+
+def block_bytes(shapes: Sequence[LayerShape], block_size: int, dtype: str) -> int:
+    """Bytes of one block over all layers, scales included."""
+    return num_block_bytes(shapes, block_size, np.dtype(HELD_AS[dtype]).itemsize, SCALE_BYTES[dtype])
 
 
 class KVStore:
@@ -33,9 +46,10 @@ class KVStore:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.dtype = dtype
-        self.num_block_bytes = num_block_bytes(shapes, block_size, np.dtype(HELD_AS[dtype]).itemsize)
-        keys = [(num_blocks + 1, s.num_kv_heads, s.key_size, block_size) for s in shapes]
-        values = [(num_blocks + 1, s.num_kv_heads, block_size, s.value_size) for s in shapes]
+        self.num_block_bytes = block_bytes(shapes, block_size, dtype)
+        rows = SCALE_BYTES[dtype]  # scales of a block's slots take as many bytes as so many numbers of each slot
+        keys = [(num_blocks + 1, s.num_kv_heads, s.key_size + rows, block_size) for s in shapes]
+        values = [(num_blocks + 1, s.num_kv_heads, block_size, s.value_size + rows) for s in shapes]
         arrays = _zeros([*keys, *values], np.dtype(HELD_AS[dtype]))
         self.keys, self.values = arrays[: len(keys)], arrays[len(keys) :]
         self.addresses = np.array(

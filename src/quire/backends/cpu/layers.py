@@ -20,13 +20,16 @@ PARTS = ("qkv", "out", "gate_up", "down", "attention", "rope_write", "add_rms_no
 CHUNK_ROWS = 256
 """Rows that a chain of products takes at once: what one makes is still in the cache when the next reads it."""
 
-LINEAR = np.dtype([("type", "i8"), ("packed", "u8"), ("bias", "u8"), ("num_in", "i8"), ("num_out", "i8")])
+LINEAR = np.dtype([
+    *((name, "i8") for name in ("packing", "format", "arithmetic", "group")),
+    ("packed", "u8"), ("bias", "u8"), ("num_in", "i8"), ("num_out", "i8"),
+])  # fmt: skip
 LAYER = np.dtype([
     *((name, "u8") for name in ("input_norm", "query_norm", "key_norm", "post_norm")),
     ("qkv", LINEAR, 3), ("out", LINEAR), ("gate_up", LINEAR, 2), ("down", LINEAR),
     ("window", "i8"),
 ])  # fmt: skip
-NO_LINEAR = (0, 0, 0, 0, 0)
+NO_LINEAR = (0, 0, 0, 0, 0, 0, 0, 0)
 CALL = np.dtype([
     ("layers", "u8"), ("stores", "u8"), ("num_layers", "i8"), ("norm", "u8"), ("eps", "f8"), ("scale", "f8"),
     *((name, "i8") for name in ("num_heads", "num_kv_heads", "head_size", "hidden_size", "intermediate_size")),

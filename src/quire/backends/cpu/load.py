@@ -1,22 +1,25 @@
 """From a checkpoint on disk to a runner: weights in, memory decided, one line that says what fits."""
 
-import numpy as np
-
 from quire.backends import memory_plan
 from quire.backends.cpu.decoder import Decoder
-from quire.backends.cpu.kv_store import HELD_AS, KVStore
+from quire.backends.cpu.formats import Arithmetic
+from quire.backends.cpu.kv_store import HELD_AS, KVStore, block_bytes
+from quire.backends.cpu.linear import Packer
 from quire.backends.cpu.runner import CpuRunner
-from quire.backends.cpu.weight_reader import WeightReader
-from quire.backends.host.decoder_shape import is_decoder, model_tokens, num_block_bytes, read_shape
+from quire.backends.cpu.tiles import most_record_bytes
+from quire.backends.cpu.weight_reader import WeightReader, format_of
+from quire.backends.host.decoder_shape import is_decoder, model_tokens, read_shape
 from quire.backends.host.rope import read_rope
 from quire.backends.host.worst_step import measured_bytes, worst_plans
-from quire.backends.kernels.products import WEIGHT_TYPES, probe
+from quire.backends.kernels.extension import available
+from quire.backends.kernels.products import WEIGHT_TYPES, has_tiles, probe
 from quire.backends.kernels.threads import use_threads
 from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families import FAMILIES
 from quire.config import ModelSettings
+from quire.errors import ConfigError
 
 HEAD_SIZES = range(32, 256 + 1, 8)
 BLOCK_SIZES = (16, 32, 64)
@@ -29,27 +32,29 @@ def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
         return f"the CPU backend runs on the device cpu, {settings.device} is asked for"
     if not is_decoder(config):
         return f"the CPU backend runs {', '.join(sorted(FAMILIES))}, this model is {config.get('model_type')!r}"
-    held = {settings.dtype, settings.kv_dtype or settings.dtype}
-    if strange := sorted(held - WEIGHT_TYPES.keys()):
-        return f"the CPU backend holds weights, keys and values in {' or '.join(WEIGHT_TYPES)}, not in {strange[0]}"
+    if settings.dtype not in ("auto", *WEIGHT_TYPES):
+        return f"the CPU backend holds weights in {' or '.join(WEIGHT_TYPES)}, not in {settings.dtype}"
+    if settings.held_kv_dtype not in HELD_AS:
+        return f"the CPU backend holds keys and values in {', '.join(HELD_AS)}, not in {settings.held_kv_dtype}"
     head_size = read_shape(config).head_size
     if head_size not in HEAD_SIZES or settings.block_size not in BLOCK_SIZES:
         return (
             "the CPU backend takes heads of 32 to 256 in steps of 8 and blocks of 16, 32 or 64, this is "
             f"{head_size} and {settings.block_size}"
         )
-    return probe(settings.dtype)
+    return probe("bfloat16" if _takes_tiles(settings) else "float32")
 
 
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
     """Load the model within the budget, or raise before anything is served. `why_not_cpu` has nothing against it."""
+    _check_arithmetic(checkpoint, settings)
     use_threads(settings.num_threads)
     budget_bytes = memory_plan.budget(settings)
     with told_in_words(checkpoint.name):
         model = load_model(checkpoint, settings, budget_bytes, on_read)
         load_peak_bytes = memory_plan.peak_bytes()
         plan = _decide(model, checkpoint, settings, budget_bytes)
-    kv_dtype = settings.kv_dtype or settings.dtype
+    kv_dtype = settings.held_kv_dtype
     store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, kv_dtype)
     capacity = Capacity(
         num_blocks=plan.num_blocks,
@@ -60,6 +65,24 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         num_kv_bytes=store.num_block_bytes,
     )
     return LoadedRunner(CpuRunner(model, store, capacity), plan, load_peak_bytes, f"cpu {kv_dtype}", ())
+
+
+def _check_arithmetic(checkpoint: Checkpoint, settings: ModelSettings) -> None:
+    """Whoever asks for int8 by name is told if there is nothing to do in it."""
+    matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
+    formats = {format_of(tensor, settings.dtype) for tensor in matrices}
+    if settings.arithmetic == "int8" and not any(Arithmetic.INTEGER in made.arithmetics for made in formats):
+        names = ", ".join(sorted(made.name for made in formats))
+        raise ConfigError(
+            f"arithmetic int8 needs weights of 4 to 8 bits, this model's are {names}; set arithmetic to auto, or take "
+            "the model in another format",
+            ("arithmetic",),
+        )
+
+
+def _takes_tiles(settings: ModelSettings) -> bool:
+    """Tiles round rows too: only those who asked for bfloat16 get that."""
+    return settings.dtype == "bfloat16" and available().is_available and has_tiles()
 
 
 def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int, on_read: OnRead) -> Decoder:
@@ -74,11 +97,11 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: in
 
     config = checkpoint.config
     shape = read_shape(config)
-    reader = WeightReader(checkpoint.tensors, count)
-    value_bytes = np.dtype(HELD_AS[settings.dtype]).itemsize
+    reader = WeightReader(checkpoint, settings.dtype, count)
     logit_bytes = settings.max_step_tokens * shape.vocabulary_size * 4
-    memory_plan.check_weights_fit(budget_bytes, reader.num_values * value_bytes, 0, logit_bytes)
-    model = Decoder(shape, read_rope(config, shape.head_size), reader, settings.dtype)
+    memory_plan.check_weights_fit(budget_bytes, reader.num_bytes, 0, logit_bytes)
+    packer = Packer(settings.arithmetic, _takes_tiles(settings))
+    model = Decoder(shape, read_rope(config, shape.head_size), reader, packer)
     on_read(total, total)  # heads of files and tensors that nobody needs are passed over, not missing
     return model
 
@@ -89,18 +112,18 @@ def _decide(
     most = model_tokens(checkpoint.config)
     longest = min(settings.max_sequence_tokens or most, most)
     step_bytes = measure_step(model, settings, longest)
-    value_bytes = np.dtype(HELD_AS[settings.kv_dtype or settings.dtype]).itemsize
-    block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, value_bytes)
+    each_bytes = block_bytes(model.kv_shapes, settings.block_size, settings.held_kv_dtype)
     held_bytes = memory_plan.resident_bytes()
-    return memory_plan.decide(settings, budget_bytes, held_bytes, step_bytes, block_bytes, most)
+    return memory_plan.decide(settings, budget_bytes, held_bytes, step_bytes, each_bytes, most)
 
 
 def measure_step(model: Decoder, settings: ModelSettings, longest: int) -> int:
     """The most a step takes, found by running the worst ones.
 
-    Attention goes through a sequence block by block, so that longer ones take no more."""
+    Attention goes through a sequence block by block; longer ones take no more but for records of their segments."""
     size = settings.block_size
-    store = KVStore(model.kv_shapes, 1, size, settings.kv_dtype or settings.dtype)
+    store = KVStore(model.kv_shapes, 1, size, settings.held_kv_dtype)
     capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
     runner = CpuRunner(model.shallow(), store, capacity)
-    return measured_bytes(runner.run, worst_plans(settings, min(longest, settings.max_step_tokens), 2 * size))
+    measured = measured_bytes(runner.run, worst_plans(settings, min(longest, settings.max_step_tokens), 2 * size))
+    return measured + most_record_bytes(model.shape, longest)

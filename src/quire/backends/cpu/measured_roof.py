@@ -3,7 +3,7 @@
 Each is timed interleaved with the step in one process, because a machine drifts; figures are medians.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -36,13 +36,14 @@ class CpuRoof:
     reason: str = ""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], settings: ModelSettings) -> "CpuRoof":
-        """For the model of this config."""
-        dtype, device = settings.dtype, settings.device
+    def of(cls, config: Mapping[str, Any], settings: ModelSettings, types: Set[str] = frozenset({"F32"})) -> "CpuRoof":
+        """For the model of this config, whose file has matrices of these types."""
+        device = settings.device
+        held = ", ".join(sorted(types)) if settings.dtype == "auto" else settings.dtype
         if not is_decoder(config) or settings.backend == "torch":
             return cls(None, "the model runs through transformers' own modules")
-        if dtype != "float32" or device != "cpu":
-            return cls(None, f"it is measured for float32 on a CPU, this is {dtype} on {device}")
+        if held not in {"F32", "float32"} or device != "cpu":
+            return cls(None, f"it is measured for float32 on a CPU, this is {held} on {device}")
         if not extension.available().is_available:
             return cls(None, extension.available().reason)
         return cls(read_shape(config))

@@ -8,7 +8,9 @@ from itertools import chain
 
 import numpy as np
 
+from quire.backends.host.decoder_shape import DecoderShape
 from quire.backends.kernels.extension import kernels
+from quire.backends.kernels.threads import num_threads
 from quire.core.step import WorkItem
 
 
@@ -53,6 +55,14 @@ class StepTiles:
     def rows_of_tiles(self) -> list[list[int]]:
         """For each tile the rows in it, in the order of work; for tests and for the curious."""
         return [self.members[first : first + count, 0].tolist() for first, count, _ in self.tiles[: self.num_tiles]]
+
+
+def most_record_bytes(shape: DecoderShape, num_tokens: int) -> int:
+    """The most that attention keeps of long sequences whose segments several threads share."""
+    size: int = kernels().most_record_bytes(
+        shape.num_heads, shape.num_kv_heads, shape.head_size, num_threads(), num_tokens
+    )
+    return size
 
 
 def _check_item(num_rows: int, position: int, num_slots: int) -> None:

@@ -1,29 +1,97 @@
-"""A model's tensors from its files to float32, a few rows at a time. Nothing that can execute is ever read."""
+"""A model's tensors on their way from its files to packed weights, a few rows at a time.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+Weights stay what the file has, or become float32 or bfloat16 if that is asked for. Nothing that can execute is ever
+read.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from quire.backends.cpu.formats import (
+    FORMATS,
+    SCHEMES,
+    PackedWeight,
+    Source,
+    StoredArray,
+    WeightFormat,
+    gguf_source,
+)
+from quire.backends.cpu.formats.finite import is_finite
+from quire.backends.cpu.formats.gguf_source import GGUF_NAMES, WIDENED
+from quire.backends.cpu.formats.safetensors_source import SchemeOptions
+from quire.backends.cpu.formats.source import Piece
 from quire.backends.kernels.arrays import Floats
-from quire.backends.kernels.products import PIECE_ROWS
+from quire.backends.kernels.large_pages import Arena
+from quire.backends.kernels.products import rounded_bf16
+from quire.backends.kernels.threads import num_threads
+from quire.checkpoints import Checkpoint
+from quire.checkpoints.quantisation import Quantisation, read_quantisation
 from quire.checkpoints.stored_tensors import FLOAT_BYTES, StoredTensor, numbers_of, opened_weights, read_rows
 from quire.errors import CheckpointError
 
-PIECE_VALUES = 2 << 20
-"""Numbers read at once: 8 MiB as float32."""
+CHOSEN = {"float32": FORMATS["F32"], "bfloat16": FORMATS["BF16"]}
+"""What all weights become where that is asked for."""
+READ_AS = {"I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F8_E4M3": "u1"}
+"""Types that a quantised weight's parts may have."""
+
+
+def format_of(tensor: StoredTensor, dtype: str) -> WeightFormat:
+    """How a weight is held."""
+    if dtype in CHOSEN:
+        return CHOSEN[dtype]
+    if tensor.type in FORMATS:
+        return FORMATS[tensor.type]
+    return FORMATS["F32"] if tensor.type in FLOAT_BYTES else WIDENED
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """The rows of a tensor, read when they are asked for."""
+
+    tensor: StoredTensor
+    on_read: Callable[[int], None]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and the bytes of each."""
+        return self.tensor.num_rows, self.tensor.row_bytes
+
+    def __getitem__(self, rows: slice, /) -> NDArray[np.uint8]:
+        """Some of them, as they are stored."""
+        first, end, _ = rows.indices(self.tensor.num_rows)
+        with opened_weights(self.tensor.path) as file:
+            raw = read_rows(file, self.tensor, first, end - first)
+        self.on_read(raw.nbytes)
+        return raw
+
+    def numbers(self, first: int, end: int) -> Floats:
+        """Some of them as float32."""
+        return _finite(numbers_of(self[first:end], self.tensor.type), self.tensor)
+
+    def parts(self) -> dict[str, StoredArray]:
+        """What a quantised weight is made of, whole."""
+        return {
+            name: StoredArray(part.type, FileRows(part, self.on_read)[:].view(READ_AS[part.type]).reshape(part.shape))
+            for name, part in self.tensor.parts
+        }
 
 
 class WeightReader:
     """Finds tensors by name and reads them, checking every shape."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], on_read: Callable[[int], None]) -> None:
-        self._unread = dict(tensors)
+    def __init__(self, checkpoint: Checkpoint, dtype: str, on_read: Callable[[int], None]) -> None:
+        self._unread = dict(checkpoint.tensors)
+        self._quantisation = read_quantisation(checkpoint.config)
+        self._dtype = dtype
         self._on_read = on_read
 
     @property
-    def num_values(self) -> int:
-        """Numbers in all tensors that nobody has read yet."""
-        return sum(tensor.num_values for tensor in self._unread.values())
+    def num_bytes(self) -> int:
+        """What all tensors will take that nobody has read yet, but for a little."""
+        return sum(held_bytes(tensor, self._dtype) for tensor in self._unread.values())
 
     @property
     def names(self) -> frozenset[str]:
@@ -41,29 +109,31 @@ class WeightReader:
     def vector(self, names: Sequence[str], sizes: Sequence[int]) -> Floats:
         """Tensors of one dimension, one after the other."""
         parts = [self._take(name, (size,)) for name, size in zip(names, sizes, strict=True)]
-        return np.concatenate([self._numbers(part, 0, 1)[0] for part in parts])
+        return np.concatenate([part.numbers(0, 1)[0] for part in parts])
 
-    def pieces(self, names: Sequence[str], sizes: Sequence[int], num_in: int) -> Iterator[Floats]:
-        """Matrices of equally long rows as one, one below the other: one product instead of three.
+    def source(self, name: str, num_out: int, num_in: int) -> Source:
+        """A matrix in the format in which it will be held."""
+        rows = self._take(name, (num_out, num_in))
+        tensor = rows.tensor
+        if self._quantisation is not None and tensor.parts:
+            return self._chosen(_checked(scheme_source(rows, self._quantisation), tensor))
+        if self._dtype not in CHOSEN and tensor.type not in FLOAT_BYTES.keys() - GGUF_NAMES:
+            return _checked(gguf_source(tensor.type, rows, num_in), tensor)
+        return _of_numbers(format_of(tensor, self._dtype), (num_out, num_in), rows.numbers)
 
-        In pieces whose rows are multiples of PIECE_ROWS, but for the last; each lasts until the next is asked for.
-        """
-        tensors = [self._take(name, (size, num_in)) for name, size in zip(names, sizes, strict=True)]
-        left, num_rows = sum(sizes), max(1, PIECE_VALUES // (num_in * PIECE_ROWS)) * PIECE_ROWS
-        piece = np.empty((min(left, num_rows), num_in), np.float32)
-        filled = 0
-        for tensor, size in zip(tensors, sizes, strict=True):
-            first = 0
-            while first < size:
-                count = min(size - first, len(piece) - filled)
-                piece[filled : filled + count] = self._numbers(tensor, first, count)
-                first, filled = first + count, filled + count
-                if filled == len(piece):
-                    yield piece
-                    left, filled = left - filled, 0
-                    piece = piece[: min(left, num_rows)]
+    def _chosen(self, source: Source) -> Source:
+        if self._dtype not in CHOSEN:
+            return source
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        def numbers(first: int, end: int) -> Floats:
+            some = Source(
+                source.format, end - first, source.num_in, lambda a, b: source.read(first + a, first + b), source.group
+            )
+            return PackedWeight([some], Arena(), num_threads()).rows(np.arange(end - first), num_threads())
+
+        return _of_numbers(CHOSEN[self._dtype], (source.num_out, source.num_in), numbers)
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> FileRows:
         tensor = self._unread.pop(name, None)
         if tensor is None:
             raise CheckpointError(f"the model needs a tensor {name!r} and its files have none; download them again")
@@ -72,18 +142,72 @@ class WeightReader:
                 f"tensor {name!r} must have the shape {shape} that config.json implies, {tensor.shape} is in "
                 f"{tensor.path.name}; the files belong to different models"
             )
-        if tensor.path.suffix == ".safetensors" and tensor.type not in FLOAT_BYTES:
+        kinds = [part.type for _, part in tensor.parts] or [tensor.type]
+        allowed = READ_AS if tensor.parts else FLOAT_BYTES
+        if tensor.path.suffix == ".safetensors" and (strange := sorted(set(kinds) - allowed.keys())):
             raise CheckpointError(
-                f"weights must be of type {', '.join(FLOAT_BYTES)}, {name!r} in {tensor.path.name} is {tensor.type}; "
+                f"weights must be of type {', '.join(allowed)}, {name!r} in {tensor.path.name} is {strange[0]}; "
                 "take a checkpoint that is not quantised, or its GGUF"
             )
-        return tensor
+        return FileRows(tensor, self._on_read)
 
-    def _numbers(self, tensor: StoredTensor, first: int, count: int) -> Floats:
-        with opened_weights(tensor.path) as file:
-            raw = read_rows(file, tensor, first, count)
-        numbers = numbers_of(raw, tensor.type)
-        if not np.isfinite(numbers).all():
-            raise CheckpointError(f"{tensor.path.name} holds weights that are NaN or infinity; download it again")
-        self._on_read(raw.nbytes)
-        return numbers
+
+def held_bytes(tensor: StoredTensor, dtype: str) -> int:
+    """What a tensor takes once it is packed, but for a little."""
+    made = format_of(tensor, dtype)
+    is_as_stored = dtype not in CHOSEN and tensor.type == made.name
+    return tensor.num_bytes if is_as_stored else tensor.num_values * made.block_bytes // made.block_size
+
+
+def scheme_source(rows: FileRows, quantisation: Quantisation) -> Source:
+    """A quantised weight by what its model's config says of all of them."""
+    options = SchemeOptions(
+        quantisation.num_bits, quantisation.group_size, quantisation.is_symmetric, quantisation.zeros_are_less_one
+    )
+    try:
+        source = SCHEMES[quantisation.scheme](rows.parts(), options)
+    except (ValueError, KeyError, IndexError, TypeError) as error:  # parts whose shapes do not fit each other
+        raise _unfitting(rows.tensor) from error
+    if (source.num_out, source.num_in) != rows.tensor.shape:
+        raise _unfitting(rows.tensor)
+    return source
+
+
+def _unfitting(tensor: StoredTensor) -> CheckpointError:
+    shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in tensor.parts)
+    return CheckpointError(
+        f"parts of a quantised weight {list(tensor.shape)} in {tensor.path.name} must fit it, {shapes} do not; "
+        "download it again"
+    )
+
+
+def _of_numbers(made: WeightFormat, shape: tuple[int, int], numbers: Callable[[int, int], Floats]) -> Source:
+    """A source in float32 or bfloat16, of numbers that are made for it."""
+
+    def read(first: int, end: int) -> Piece:
+        wide = np.ascontiguousarray(numbers(first, end))
+        return Piece((rounded_bf16(wide) if made.name == "BF16" else wide).view(np.uint8))
+
+    return Source(made, *shape, read)
+
+
+def _checked(source: Source, tensor: StoredTensor) -> Source:
+    """The same, refusing what is not finite."""
+
+    def read(first: int, end: int) -> Piece:
+        piece = source.read(first, end)
+        if not is_finite(source.format, piece):
+            raise _not_finite(tensor)
+        return piece
+
+    return Source(source.format, source.num_out, source.num_in, read, source.group)
+
+
+def _finite(numbers: Floats, tensor: StoredTensor) -> Floats:
+    if not np.isfinite(numbers).all():
+        raise _not_finite(tensor)
+    return numbers
+
+
+def _not_finite(tensor: StoredTensor) -> CheckpointError:
+    return CheckpointError(f"{tensor.path.name} holds weights that are NaN or infinity; download it again")

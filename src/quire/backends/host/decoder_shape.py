@@ -27,9 +27,11 @@ class LayerShape:
         return self.num_kv_heads * (self.key_size + self.value_size)
 
 
-def num_block_bytes(shapes: Sequence[LayerShape], block_size: int, value_bytes: int) -> int:
-    """Bytes of one block over all layers."""
-    return sum(shape.num_values for shape in shapes) * block_size * value_bytes
+def num_block_bytes(shapes: Sequence[LayerShape], block_size: int, value_bytes: int, scale_bytes: int = 0) -> int:
+    """Bytes of one block over all layers. `scale_bytes`: beside each head's key, and beside its value."""
+    values = sum(shape.num_values for shape in shapes) * value_bytes
+    scales = sum(2 * shape.num_kv_heads for shape in shapes) * scale_bytes
+    return (values + scales) * block_size
 
 
 @dataclass(frozen=True, slots=True)

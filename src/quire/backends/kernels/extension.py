@@ -18,7 +18,7 @@ class Availability(NamedTuple):
     is_available: bool
     reason: str
     isa: str | None = None
-    """avx512vnni, avx512, avxvnni, avx2 or portable."""
+    """avx512vnni, avx512, avxvnni, avx2, neondot or portable."""
 
 
 @cache

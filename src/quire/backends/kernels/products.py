@@ -23,8 +23,6 @@ PROBED_ROWS = (1, 2, 4, 8, 15, 16, 40, 64, 96)
 class PackedProduct:
     """A weight ([out, in]) of one type, and its bias."""
 
-    __slots__ = ("_arguments", "_call", "_packed", "_shape", "_type", "bias")
-
     def __init__(
         self, pieces: Iterable[Floats], shape: tuple[int, int], bias: Floats | None, dtype: str, arena: Arena
     ) -> None:
@@ -50,9 +48,9 @@ class PackedProduct:
         return self._shape[0]
 
     @property
-    def reference(self) -> tuple[int, int, int, int, int]:
-        """As `native/decoder.hpp` wants a weight: type, address, bias, inputs, outputs. It lives as long as this."""
-        return self._arguments
+    def addresses(self) -> tuple[int, int]:
+        """Of the packed weight, and of its bias or 0."""
+        return self._arguments[1], self._arguments[2]
 
     def product(self, rows: Floats, out: Floats) -> None:
         """`out` = rows x weight^T + bias."""

@@ -23,6 +23,7 @@ from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.linear import LinearKind, PackedLinear, padded
 from quire.backends.torch.tiles import Tiler, TilesByWindow
+from quire.backends.torch.whole_vectors import WholeVectors
 from quire.core.step import WorkItem
 from quire.errors import CheckpointError
 
@@ -144,9 +145,10 @@ class Adapter:
 
     def _run(self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         kept = wanted if len(wanted) else torch.zeros(1, dtype=torch.int64, device=self._device)
-        out = self._model(
-            input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=kept
-        )
+        with WholeVectors():
+            out = self._model(
+                input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=kept
+            )
         logits: torch.Tensor = out.logits[0, : len(wanted)].float()
         return logits
 

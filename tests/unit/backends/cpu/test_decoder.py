@@ -23,6 +23,7 @@ from quire.core.request import ResolvedSampling
 from quire.core.step import BlockCopy
 from quire.errors import CheckpointError, ConfigError
 from tests.support.models import Ask, Machine
+from tests.support.quantised import retyped
 from tests.support.tiny_models import Tiny, make_directory, write_gguf
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
@@ -59,11 +60,15 @@ def test_answers_are_what_they_always_were(name: str, tmp_path: Path) -> None:
     assert blake2b(given, digest_size=8).hexdigest() == GOLDEN[name]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_gguf_file_answers_as_its_conversion_does(name: str, tmp_path: Path) -> None:
-    tiny = replace(MODELS[name], kind="Q8_0")
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "Q8_0") for name in MODELS), *(("llama", kind) for kind in ("Q4_0", "Q5_1", "F16"))]
+)
+def test_a_gguf_file_answers_in_float_as_its_conversion_does(name: str, kind: str, tmp_path: Path) -> None:
+    tiny = replace(MODELS[name], kind=kind)
     directory, file = make_directory(tmp_path / "model", tiny=tiny), write_gguf(tmp_path / "model.gguf", tiny)
-    assert answers(file) == answers(directory)
+    expected = answers(directory, replace(SETTINGS, dtype="float32"))
+    assert answers(file, replace(SETTINGS, arithmetic="float")) == expected
+    assert answers(file, replace(SETTINGS, dtype="float32")) == expected
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
@@ -78,7 +83,7 @@ def test_weights_of_any_type_of_floating_point_are_read(dtype: str, tmp_path: Pa
         expected = answers(directory)
         raw = {name: (one.view(np.uint32) >> 16).astype(np.uint16) for name, one in halves.items()}
         save_file(raw, file)
-        file.write_bytes(_renamed(file.read_bytes()))
+        file.write_bytes(retyped(file.read_bytes(), "U16", "BF16"))
     else:
         kind: Any = {"F16": np.float16, "F64": np.float64}[dtype]
         narrow = {name: one.astype(np.float16).astype(np.float32) for name, one in tensors.items()}
@@ -86,14 +91,6 @@ def test_weights_of_any_type_of_floating_point_are_read(dtype: str, tmp_path: Pa
         expected = answers(directory)
         save_file({name: one.astype(kind) for name, one in narrow.items()}, file)
     assert answers(directory) == expected
-
-
-def _renamed(data: bytes) -> bytes:
-    """The same file with its 16-bit integers called bfloat16; the header keeps its length by its own padding."""
-    size = int.from_bytes(data[:8], "little")
-    header = data[8 : 8 + size].replace(b'"U16"', b'"BF16"')
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + data[8 + size :]
 
 
 def test_weights_in_other_types_or_not_finite_are_refused(tmp_path: Path) -> None:

@@ -5,10 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,14 +17,13 @@ from quire.backends.cpu.measured_roof import read_sum
 from quire.backends.cpu.tiles import StepTiles
 from quire.backends.kernels import extension, sampling
 from quire.backends.kernels.threads import num_threads, use_threads
-from quire.core.step import WorkItem
 from tests.support import kernels
+from tests.support.attention_world import NAN, World, close
 from tests.support.kernels import rotate
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 
 ROOT = Path(__file__).parents[4]
-NAN = float("nan")
 
 
 @pytest.fixture(params=[1, 2])
@@ -35,95 +32,6 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     use_threads(request.param)
     yield request.param
     use_threads(before)
-
-
-@dataclass
-class World:
-    """A store whose unwritten slots are NaN, and sequences with their own numbers in private or shared blocks."""
-
-    num_heads: int = 6
-    num_kv_heads: int = 2
-    key_size: int = 64
-    value_size: int = 64
-    block_size: int = 32
-    window: int | None = None
-    softcap: float | None = None
-    dtype: torch.dtype = torch.float32
-    num_blocks: int = 200
-    seed: int = 0
-    items: list[WorkItem] = field(default_factory=list)
-    queries: list[torch.Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.random = Random(self.seed)
-        self.generator = torch.Generator().manual_seed(self.seed)
-        shape = (self.num_blocks, self.num_kv_heads)
-        self.keys = torch.full((*shape, self.key_size, self.block_size), NAN, dtype=self.dtype)
-        self.values = torch.full((*shape, self.block_size, self.value_size), NAN, dtype=self.dtype)
-        self.free = list(range(1, self.num_blocks))
-        self.random.shuffle(self.free)
-
-    @property
-    def group(self) -> int:
-        return self.num_heads // self.num_kv_heads
-
-    @property
-    def shape(self) -> kernels.AttentionShape:
-        return kernels.AttentionShape(self.key_size**-0.5, self.window, self.softcap)
-
-    def write(self, blocks: Sequence[int], first: int, length: int) -> None:
-        at = torch.arange(first, length)
-        places, slots = torch.tensor(blocks)[at // self.block_size], at % self.block_size
-        keys = torch.randn(len(at), self.num_kv_heads, self.key_size, generator=self.generator)
-        values = torch.randn(len(at), self.num_kv_heads, self.value_size, generator=self.generator)
-        self.keys[places, :, :, slots] = keys.to(self.dtype)
-        self.values[places, :, slots] = values.to(self.dtype)
-
-    def add(self, past: int, rows: int, shared: Sequence[int] = ()) -> WorkItem:
-        """An item that feeds `rows` tokens after `past` others, its first blocks perhaps someone else's."""
-        length = past + rows
-        needed = -(-length // self.block_size) - len(shared)
-        blocks = (*shared, *(self.free.pop() for _ in range(needed)))
-        self.write(blocks, len(shared) * self.block_size, length)
-        item = WorkItem(len(self.items), (0,) * rows, past, blocks)
-        self.items.append(item)
-        self.queries.append(2 * torch.randn(rows, self.num_heads, self.key_size, generator=self.generator))
-        return item
-
-    def run(self, items: Sequence[WorkItem], queries: Sequence[torch.Tensor], padding: int = 0) -> torch.Tensor:
-        """One call; rows of the items in order."""
-        joined = torch.cat([*queries, torch.full((padding, self.num_heads, self.key_size), NAN)])
-        out = torch.full((len(joined), self.num_heads, self.value_size), NAN)
-        return kernels.attention(joined, (self.keys, self.values), items, out, self.shape)
-
-    def run_all(self) -> torch.Tensor:
-        return self.run(self.items, self.queries)
-
-    def reference(self) -> torch.Tensor:
-        """All rows in float64, item by item."""
-        return torch.cat([self._plain(*pair) for pair in zip(self.items, self.queries, strict=True)])
-
-    def _plain(self, item: WorkItem, queries: torch.Tensor) -> torch.Tensor:
-        rows, blocks = len(queries), list(item.block_ids)
-        length = item.first_position + rows
-        keys = self.keys[blocks].double().permute(1, 2, 0, 3).flatten(2)[:, None, :, :length]
-        values = self.values[blocks].double().permute(1, 0, 2, 3).flatten(1, 2)[:, None, :length]
-        grouped = queries.double().view(rows, self.num_kv_heads, self.group, self.key_size).permute(1, 2, 0, 3)
-        scores = grouped * self.key_size**-0.5 @ keys
-        if self.softcap is not None:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        positions = torch.arange(item.first_position, length)[:, None]
-        at = torch.arange(length)
-        is_hidden = at > positions
-        if self.window is not None:
-            is_hidden |= at <= positions - self.window
-        weights = scores.masked_fill(is_hidden, -float("inf")).softmax(-1)
-        out: torch.Tensor = weights @ values
-        return out.permute(2, 0, 1, 3).flatten(1, 2)
-
-
-def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.allclose(one.double(), other.double(), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +49,8 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
         lambda: World(7, 1, 48, 56, 16, softcap=8.0),
         lambda: World(8, 2, 64, 64, 32, dtype=torch.bfloat16),
         lambda: World(6, 2, 40, 104, 16, window=33, dtype=torch.bfloat16),
+        lambda: World(8, 2, 64, 64, 32, dtype=torch.int8),
+        lambda: World(6, 2, 40, 104, 16, window=33, softcap=9.0, dtype=torch.int8),
     ],
 )
 def test_attention_is_attention(make: Callable[[], World], threads: int) -> None:
@@ -169,7 +79,7 @@ def test_attention_of_any_number_of_rows(rows: int) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 20])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_a_row_is_the_same_alone_in_chunks_and_token_by_token(
     window: int | None, dtype: torch.dtype, threads: int
 ) -> None:
@@ -322,6 +232,31 @@ def test_rope_and_write(
     assert torch.equal(values[blocks[real], :, slots[real]], given[real].to(dtype))
     assert torch.isnan(keys[0]).all()
     assert int((~torch.isnan(keys)).sum()) == int(real.sum()) * kv_heads * size
+
+
+def test_codes_are_the_nearest_and_their_scale_is_the_largest_over_127() -> None:
+    rows, size, value_size = 20, 40, 72
+    qkv, angle = torch.randn(rows, 2 * size + value_size), torch.zeros(rows, size)
+    qkv[3, size : 2 * size], qkv[4, 2 * size :] = 0.0, 0.0
+    qkv[5, size], qkv[6, -1] = NAN, float("inf")
+    world = World(1, 1, size, value_size, 16, dtype=torch.int8, num_blocks=3)
+    blocks, slots = torch.arange(rows) // 16 + 1, torch.arange(rows) % 16
+    places = kernels.Places(angle.cos(), angle.sin(), blocks, slots)
+    kernels.rope_write(qkv, places, None, (world.keys, world.values), torch.empty(rows, 1, size))
+    keys, values = world.coded_keys, world.coded_values
+    written = (
+        (keys[0][blocks, 0, :, slots], keys[1][blocks, 0, slots], qkv[:, size : 2 * size], 5),
+        (values[0][blocks, 0, slots], values[1][blocks, 0, slots], qkv[:, 2 * size :], 6),
+    )
+    for codes, scales, numbers, broken in written:
+        assert torch.isnan(scales[broken])
+        whole = torch.arange(rows) != broken
+        assert torch.equal(scales[whole], numbers[whole].abs().amax(-1) / 127)
+        error = (codes.double() * scales[:, None].double() - numbers.double()).abs()[whole]
+        assert (error <= 0.5001 * scales[whole, None]).all()
+        assert codes[whole].abs().amax(-1).eq(127).sum() == int((scales[whole] > 0).sum())
+    assert torch.isnan(keys[1][0]).all()
+    assert torch.isnan(values[1][0]).all()
 
 
 def test_rope_rows_are_their_own_and_bfloat16_rounds_like_torch() -> None:
@@ -484,7 +419,7 @@ def test_the_kernels_are_clean_under_sanitizers(tmp_path: Path) -> None:
     cmake = str(shutil.which("cmake"))
     for arguments in (
         ["-S", str(ROOT / "native"), "-B", str(tmp_path), "-DQUIRE_NATIVE_TESTS=ON"],
-        ["--build", str(tmp_path), "--parallel", "2"],
+        ["--build", str(tmp_path), "--parallel", "2", "--target", "test_kernels"],
     ):
         subprocess.run([cmake, *arguments], check=True, capture_output=True)
     done = subprocess.run([str(tmp_path / "test_kernels")], capture_output=True, text=True)

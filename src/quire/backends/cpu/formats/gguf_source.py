@@ -4,10 +4,7 @@ import logging
 from functools import cache
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from quire.backends.cpu.formats.source import Piece, Source
+from quire.backends.cpu.formats.source import Piece, Rows, Source
 from quire.backends.cpu.formats.weight_format import FORMATS
 from quire.errors import CheckpointError
 
@@ -18,20 +15,20 @@ GGUF_NAMES = frozenset(name for name, made in FORMATS.items() if not made.has_gr
 WIDENED = FORMATS["Q8_0"]
 
 
-def gguf_source(type_name: str, rows: NDArray[np.uint8], num_in: int) -> Source:
-    """A tensor of some type; `rows` are its bytes, [out, bytes of a row], mapped or read."""
+def gguf_source(type_name: str, rows: Rows, num_in: int) -> Source:
+    """A tensor of some type; `rows` are its bytes, [out, bytes of a row]."""
     if type_name in GGUF_NAMES:
         return _as_it_is(type_name, rows, num_in)
     return _widened(type_name, rows, num_in)
 
 
-def _as_it_is(type_name: str, rows: NDArray[np.uint8], num_in: int) -> Source:
+def _as_it_is(type_name: str, rows: Rows, num_in: int) -> Source:
     made = FORMATS[type_name]
     _check_row(type_name, rows, made.row_bytes(num_in))
-    return Source(made, len(rows), num_in, lambda first, end: Piece(rows[first:end]), unpacked_at_once=None)
+    return Source(made, rows.shape[0], num_in, lambda first, end: Piece(rows[first:end]))
 
 
-def _widened(type_name: str, rows: NDArray[np.uint8], num_in: int) -> Source:
+def _widened(type_name: str, rows: Rows, num_in: int) -> Source:
     quants, kind, block_size, block_bytes = _gguf_type(type_name)
     WIDENED.row_bytes(num_in)
     _check_row(type_name, rows, num_in // block_size * block_bytes if num_in % block_size == 0 else -1)
@@ -42,14 +39,14 @@ def _widened(type_name: str, rows: NDArray[np.uint8], num_in: int) -> Source:
         numbers = quants.dequantize(rows[first:end], kind).reshape(end - first, num_in)
         return Piece(quants.quantize(numbers, wide_kind))
 
-    return Source(WIDENED, len(rows), num_in, read)
+    return Source(WIDENED, rows.shape[0], num_in, read)
 
 
-def _check_row(type_name: str, rows: NDArray[np.uint8], row_bytes: int) -> None:
-    if rows.ndim != 2 or rows.dtype != np.uint8 or rows.shape[1] != row_bytes:
+def _check_row(type_name: str, rows: Rows, row_bytes: int) -> None:
+    if rows.shape[1:] != (row_bytes,):
         raise CheckpointError(
-            f"each output of a tensor of type {type_name} must have {row_bytes} bytes, {rows.dtype} {rows.shape} is "
-            "given; the file is damaged: download it again"
+            f"each output of a tensor of type {type_name} must have {row_bytes} bytes, {rows.shape} is given; the file "
+            "is damaged: download it again"
         )
 
 

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.cpu.formats import extension
-from quire.backends.cpu.formats.arena import Arena
 from quire.backends.cpu.formats.source import PANEL_OUTPUTS, Piece, Source
 from quire.backends.cpu.formats.weight_format import Arithmetic, WeightFormat
-from quire.errors import InvariantError
-
-Floats = NDArray[np.float32]
+from quire.backends.kernels.arrays import Floats
+from quire.backends.kernels.extension import kernels
+from quire.backends.kernels.large_pages import Arena
+from quire.errors import CheckpointError, InvariantError
 
 
 class PackedWeight:
@@ -27,7 +26,7 @@ class PackedWeight:
         self.num_in = first.num_in
         self.num_out = sum(source.num_out for source in sources)
         shape = (first.format.native_id, self.num_out, self.num_in, first.group)
-        self._packed = arena.take(extension.kernels().panel_bytes(*shape))
+        self._packed = arena.take(kernels().panel_bytes(*shape))
         self._bias = None if bias is None else np.ascontiguousarray(bias, dtype=np.float32)
         if self._bias is not None and self._bias.shape != (self.num_out,):
             raise InvariantError(f"a bias must have {self.num_out} numbers, {self._bias.shape} is given")
@@ -40,9 +39,14 @@ class PackedWeight:
         return len(self._packed)
 
     @property
-    def reference(self) -> tuple[int, int, int, int, int, int]:
-        """As native code wants it: format, outputs, inputs, group, address, address of the bias or 0."""
-        return self._head
+    def group(self) -> int:
+        """Inputs that share a given scale."""
+        return self._head[3]
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the panels, and of the bias or 0."""
+        return self._head[4], self._head[5]
 
     def product(self, rows: Floats, out: Floats, arithmetic: Arithmetic, num_threads: int) -> None:
         """`out` [row, out] = `rows` [row, in] x weight^T + bias. Rows may lie anywhere, each is contiguous."""
@@ -51,7 +55,7 @@ class PackedWeight:
         row_stride, out_stride = _stride(rows, self.num_in), _stride(out, self.num_out)
         if len(out) != len(rows):
             raise InvariantError(f"{len(rows)} rows do not fit {len(out)} rows of results")
-        extension.kernels().panel_product(
+        kernels().panel_product(
             *self._head,
             int(arithmetic),
             num_threads,
@@ -68,16 +72,17 @@ class PackedWeight:
         if indices.ndim != 1 or (len(indices) and not 0 <= indices.min() <= indices.max() < self.num_out):
             raise InvariantError(f"rows must be between 0 and {self.num_out - 1}, {indices} are asked for")
         out = np.empty((len(indices), self.num_in), dtype=np.float32)
-        extension.kernels().panel_unpack(
+        kernels().panel_unpack(
             *self._head[:5], indices.ctypes.data, len(indices), out.ctypes.data, self.num_in, num_threads
         )
         return out
 
     def _pack(self, sources: Sequence[Source], num_threads: int) -> None:
-        panel_bytes = extension.kernels().panel_bytes(self._head[0], PANEL_OUTPUTS, *self._head[2:4])
+        panel_bytes = kernels().panel_bytes(self._head[0], PANEL_OUTPUTS, *self._head[2:4])
         begin = 0
         for source in sources:
             for first, piece in source.pieces():
+                _check_piece(source, piece)
                 at = self._head[4] + (begin + first) // PANEL_OUTPUTS * panel_bytes
                 self._pack_piece(piece, at, num_threads)
             begin += source.num_out
@@ -86,7 +91,7 @@ class PackedWeight:
         rows = piece.rows if piece.rows.strides[1] == 1 else np.ascontiguousarray(piece.rows)
         scales = None if piece.scales is None else np.ascontiguousarray(piece.scales, dtype=np.float32)
         zeros = None if piece.zeros is None else np.ascontiguousarray(piece.zeros, dtype=np.uint8)
-        extension.kernels().pack_panels(
+        kernels().pack_panels(
             self._head[0],
             len(rows),
             *self._head[2:4],
@@ -96,6 +101,18 @@ class PackedWeight:
             0 if zeros is None else zeros.ctypes.data,
             address,
             num_threads,
+        )
+
+
+def _check_piece(source: Source, piece: Piece) -> None:
+    """Kernels read as many bytes as the shape says: what a file's parts come to must be that."""
+    num_scales = -(-source.num_in // source.group) if source.group else 0
+    wanted = (len(piece.rows), source.format.row_bytes(source.num_in))
+    beside = [array.shape for array in (piece.scales, piece.zeros) if array is not None]
+    if piece.rows.shape != wanted or any(shape != (len(piece.rows), num_scales) for shape in beside):
+        raise CheckpointError(
+            f"outputs of a weight of format {source.format.name} with {source.num_in} inputs must have {wanted} bytes, "
+            f"{piece.rows.shape} and {beside} are given; the files belong to different models"
         )
 
 

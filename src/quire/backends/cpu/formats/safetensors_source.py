@@ -1,4 +1,4 @@
-"""Tensors of safetensors files: plain numbers, and the schemes by which small codes are kept there.
+"""Tensors of safetensors files: the schemes by which small codes are kept there. Plain numbers lie as GGUF's do.
 
     compressed-tensors  pack-quantized, int4 or int8     AWQ   int4         fp8   e4m3 codes, scales of blocks,
     GPTQ                int4 or int8, no desc_act                                channels or the whole tensor
@@ -75,15 +75,6 @@ class _Coded:
             return Piece(self.unpack(first, end), self.scales[first:end], self.zeros[first:end])
 
         return Source(FORMATS[f"INT{options.num_bits}"], self.num_out, self.num_in, read, group)
-
-
-def dense_source(tensor: StoredArray) -> Source:
-    """Plain numbers."""
-    if tensor.type not in {"F32", "F16", "BF16"}:
-        raise CheckpointError(f"plain weights must be of type F32, F16 or BF16, {tensor.type} is given")
-    num_out, num_in = tensor.array.shape
-    rows = np.ascontiguousarray(tensor.array).view(np.uint8)
-    return Source(FORMATS[tensor.type], num_out, num_in, lambda first, end: Piece(rows[first:end]), 0, None)
 
 
 def compressed_source(tensors: Tensors, options: SchemeOptions) -> Source:
@@ -167,7 +158,6 @@ def fp8_source(tensors: Tensors, options: SchemeOptions) -> Source:
         num_in,
         lambda first, end: Piece(rows[first:end], scales[first:end]),
         group,
-        None,
     )
 
 

@@ -1,11 +1,11 @@
 """Tensors on their way from a file into panels: some outputs at a time, as bytes, never as float32.
 
-A piece of a mapped file is the file itself. What must be unpacked or widened first is done for a piece, then dropped.
+What is read, unpacked or widened is so for a piece, then dropped.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,21 @@ from quire.errors import CheckpointError
 
 PANEL_OUTPUTS = 16
 """Outputs of a panel. A piece, and a tensor with another behind it, has a multiple of them."""
-PIECE_NUMBERS = 2 << 20
-"""How many are unpacked at a time."""
+PIECE_NUMBERS = 4 << 20
+"""How many are read at a time."""
+
+
+class Rows(Protocol):
+    """The bytes of a tensor, [out, bytes of a row]: an array, or a file that is read when it is asked."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all of it."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> Any:
+        """Some outputs, as an array of bytes."""
+        ...
 
 
 class Piece(NamedTuple):
@@ -38,8 +51,6 @@ class Source:
     """Outputs [first, end)."""
     group: int = 0
     """Inputs that share a scale, where the format leaves that open."""
-    unpacked_at_once: int | None = PIECE_NUMBERS
-    """Numbers of a piece; None: nothing is unpacked, and one piece is all."""
 
     def __post_init__(self) -> None:
         self.format.row_bytes(self.num_in)
@@ -51,9 +62,6 @@ class Source:
 
     def pieces(self) -> Iterator[tuple[int, Piece]]:
         """Each with its first output."""
-        if self.unpacked_at_once is None:
-            yield 0, self.read(0, self.num_out)
-            return
-        size = max(1, self.unpacked_at_once // (self.num_in * PANEL_OUTPUTS)) * PANEL_OUTPUTS
+        size = max(1, PIECE_NUMBERS // (self.num_in * PANEL_OUTPUTS)) * PANEL_OUTPUTS
         for first in range(0, self.num_out, size):
             yield first, self.read(first, min(first + size, self.num_out))

@@ -1,0 +1,166 @@
+"""Quantised weights in safetensors: what config.json says of them, and which tensors of the files are one weight.
+
+    scheme          parts of a weight, by the last part of their names
+    gptq            qweight [in / words, out], qzeros, scales, g_idx
+    awq             qweight [in, out / 8], qzeros, scales
+    pack-quantized  weight_packed [out, in / words], weight_scale, weight_shape, weight_zero_point, weight_g_idx
+    fp8             weight (F8_E4M3), weight_scale or weight_scale_inv
+
+How their bits are read is the backend's business; here they get the shape that the model's family expects of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.checkpoints.stored_tensors import StoredTensor
+from quire.errors import CheckpointError
+
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
+MAX_GROUP = 1 << 20
+MAIN_PARTS = {"gptq": "qweight", "awq": "qweight", "pack-quantized": "weight_packed", "fp8": "weight"}
+"""The part that has the codes."""
+OTHER_PARTS = {
+    "gptq": ("qzeros", "scales", "g_idx"),
+    "awq": ("qzeros", "scales"),
+    "pack-quantized": ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"),
+    "fp8": ("weight_scale", "weight_scale_inv"),
+}
+NEEDED_PARTS = {"gptq": 2, "awq": 2, "pack-quantized": 2, "fp8": 0}
+"""How many of the others, from the first on, a weight must have."""
+UNUSED_PARTS = ("input_scale", "k_scale", "v_scale")
+"""Of inputs, and of keys and values: both are computed here as they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """What is the same for all quantised weights of a model."""
+
+    scheme: str
+    num_bits: int
+    group_size: int | None
+    """Inputs that share a scale; None: all of an output."""
+    is_symmetric: bool = True
+    zeros_are_less_one: bool = False
+    """GPTQ's first file format has zeros one below what they stand for."""
+
+
+def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
+    """What config.json says, None if the weights are plain; refuses what no kernel here computes."""
+    given = config.get("quantization_config")
+    if given is None:
+        return None
+    method = given.get("quant_method") if isinstance(given, dict) else None
+    match method:
+        case "gptq":
+            _refuse(bool(given.get("desc_act")), "groups of neighbouring inputs (desc_act false)")
+            is_first = given.get("checkpoint_format", "gptq") == "gptq"
+            return Quantisation("gptq", _bits(given, "bits", (4, 8)), _group(given), zeros_are_less_one=is_first)
+        case "awq":
+            _refuse(str(given.get("version", "gemm")).lower() != "gemm", "AWQ of version gemm")
+            return Quantisation("awq", _bits(given, "bits", (4,)), _group(given))
+        case "compressed-tensors":
+            return _compressed(given)
+        case "fp8":
+            return Quantisation("fp8", 8, _square(given.get("weight_block_size")))
+    raise CheckpointError(
+        f"quire reads weights quantised by {', '.join(METHODS)}, config.json has quant_method {str(method)[:40]!r}; "
+        "choose the model's original weights, or a GGUF file"
+    )
+
+
+def joined(tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None) -> dict[str, StoredTensor]:
+    """The same tensors, with the parts of each quantised weight as one under the name the plain weight has."""
+    if quantisation is None:
+        return dict(tensors)
+    main, others = MAIN_PARTS[quantisation.scheme], OTHER_PARTS[quantisation.scheme]
+    found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in UNUSED_PARTS}
+    for name in list(found):
+        base, _, last = name.rpartition(".")
+        if last != main or (quantisation.scheme == "fp8" and found[name].type != "F8_E4M3"):
+            continue
+        parts = {part: found.pop(f"{base}.{part}") for part in (main, *others) if f"{base}.{part}" in found}
+        found[f"{base}.weight"] = _one(base, parts, quantisation)
+    return found
+
+
+def _one(base: str, parts: dict[str, StoredTensor], quantisation: Quantisation) -> StoredTensor:
+    scheme = quantisation.scheme
+    missing = [part for part in OTHER_PARTS[scheme][: NEEDED_PARTS[scheme]] if part not in parts]
+    if missing or len(parts) < 2 or len(parts[MAIN_PARTS[scheme]].shape) != 2:
+        raise CheckpointError(
+            f"the quantised weight {base[:100]!r} must be a matrix with {', '.join(OTHER_PARTS[scheme])}, it has "
+            f"{', '.join(parts)}; download the model again"
+        )
+    codes = parts[MAIN_PARTS[scheme]]
+    rows, columns = codes.shape
+    each = 32 // quantisation.num_bits
+    shape = {
+        "gptq": (columns, rows * each),
+        "awq": (columns * each, rows),
+        "pack-quantized": (rows, columns * each),
+        "fp8": (rows, columns),
+    }[scheme]
+    kind = "FP8_E4M3" if scheme == "fp8" else f"INT{quantisation.num_bits}"
+    num_bytes = sum(part.num_bytes for part in parts.values())
+    return replace(codes, type=kind, shape=shape, num_bytes=num_bytes, parts=tuple(parts.items()))
+
+
+def _compressed(given: Mapping[str, Any]) -> Quantisation:
+    groups = given.get("config_groups")
+    _refuse(not isinstance(groups, dict) or len(groups) != 1, "one config_group for all weights")
+    (group,) = groups.values() if isinstance(groups, dict) else ({},)
+    weights = group.get("weights") if isinstance(group, dict) else None
+    form = (group.get("format") if isinstance(group, dict) else None) or given.get("format")
+    if not isinstance(weights, dict) or form not in ("pack-quantized", "float-quantized"):
+        raise CheckpointError(
+            "quire reads compressed-tensors of format pack-quantized or float-quantized, config.json has "
+            f"{str(form)[:40]!r}; choose the model's original weights, or a GGUF file"
+        )
+    if form == "float-quantized":
+        _refuse(weights.get("type") != "float" or weights.get("num_bits") != 8, "floats of 8 bits")
+        is_block = weights.get("strategy") == "block"
+        return Quantisation("fp8", 8, _square(weights.get("block_structure")) if is_block else None)
+    _refuse(weights.get("type", "int") != "int", "whole numbers")
+    _refuse(weights.get("actorder") not in (None, False, "weight", "static"), "groups of neighbouring inputs")
+    is_channel = weights.get("strategy") == "channel"
+    size, num_bits = None if is_channel else _group(weights), _bits(weights, "num_bits", (4, 8))
+    return Quantisation("pack-quantized", num_bits, size, weights.get("symmetric") is not False)
+
+
+def _bits(given: Mapping[str, Any], key: str, allowed: tuple[int, ...]) -> int:
+    bits = given.get(key)
+    if type(bits) is not int or bits not in allowed:
+        raise CheckpointError(
+            f"quantised weights must have {' or '.join(map(str, allowed))} bits, config.json has {str(bits)[:40]!r}; "
+            "choose the model in another format"
+        )
+    return bits
+
+
+def _group(given: Mapping[str, Any]) -> int | None:
+    size = given.get("group_size")
+    if size is None or (type(size) is int and size == -1):
+        return None
+    if type(size) is not int or not 1 <= size <= MAX_GROUP:
+        raise CheckpointError(
+            f"config.json: group_size must be -1 or a whole number from 1 to {MAX_GROUP:,}, it is {str(size)[:40]!r}; "
+            "download the model again"
+        )
+    return size
+
+
+def _square(given: Any) -> int | None:
+    """The side of blocks that share a scale."""
+    if given is None:
+        return None
+    _refuse(not isinstance(given, list) or len(given) != 2 or given[0] != given[1], "square blocks")
+    return _group({"group_size": given[0]})
+
+
+def _refuse(is_other: bool, wanted: str) -> None:
+    if is_other:
+        raise CheckpointError(
+            f"quire reads quantised weights with {wanted}, config.json has others; choose the model's original "
+            "weights, or a GGUF file"
+        )
