@@ -8,7 +8,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model model-coder native-sanitize profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam
+.PHONY: help setup lock check lint types contracts test fix size model model-coder bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ model:  ## fetch and convert the model that tests and benchmarks run; prints its
 model-coder:  ## fetch the 1.5B coder in 4 bits (1.1 GB) that speed is compared on; prints its file
 	@$(PYTHON) -m benchmarks.coder_model
 
+bench-models:  ## make the models that speed is measured on: Llama 3's 1B and 8B of random weights (6 GB); prints their files
+	@$(PYTHON) -m benchmarks.bench_models
+
 proof-torch:  ## the backends against transformers and themselves; SCALE=quick|full
 	$(PYTHON) -m proofs.torch_backend $(PROVE)
 
@@ -70,6 +73,9 @@ native-sanitize:  ## the native kernels over random shapes, under the address an
 	cmake --build build/native-sanitize --parallel
 	build/native-sanitize/test_kernels
 
+native-neon:  ## the kernels for ARM by the cross compiler: tests under qemu-user, integer products bit for bit
+	$(PYTHON) -m proofs.cpu_neon
+
 proof-native:  ## the same bits in any circumstance, and how near the machine's roof; SCALE=quick|full
 	$(PYTHON) -m proofs.native $(PROVE)
 
@@ -83,7 +89,7 @@ bench:  ## the engine and the server with the test model, recorded, and the tabl
 	$(PYTHON) -m benchmarks.bench_engine
 	$(PYTHON) -m benchmarks.bench_sweep; told=$$?; $(PYTHON) -m benchmarks.tables; exit $$told
 
-peers:  ## beside other servers, interleaved; ONLY=vllm,transformers,openvino (install them first: benchmarks/peers/install.sh)
+peers:  ## beside other servers, interleaved; ONLY=vllm,transformers,openvino,llamacpp (install them first: benchmarks/peers/install.sh)
 	$(PYTHON) -m benchmarks.peers $(if $(ONLY),--only "$(ONLY)"); told=$$?; $(PYTHON) -m benchmarks.tables; exit $$told
 
 tables:  ## write the tables of the documents, and the status of the proofs, from the committed results
@@ -98,6 +104,9 @@ proof-findings:  ## defects found by attacking a running server, each shown to b
 
 proof-seam:  ## hops between client and device, dialects, what is wanted where; SCALE=quick|full
 	$(PYTHON) -m proofs.seam $(PROVE)
+
+proof-cpu:  ## the CPU backend alone: formats, arithmetics, bits, memory, peers; SCALE=quick|full
+	$(PYTHON) -m proofs.cpu $(PROVE)
 
 proof-house:  ## the house itself: imports, names, sizes, pages; SCALE=quick|full
 	$(PYTHON) -m proofs.house $(PROVE)

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PROOF_RESULTS = ROOT / "proofs" / "results"
-ABILITIES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+ABILITIES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp")
 """Instructions that decide what arithmetic costs: figures of machines that differ in them cannot be compared."""
 VERSIONS = ("quire", "torch", "numpy", "transformers", "tokenizers", "aiohttp", "uvicorn", "uvloop", "hypothesis")
 SOURCES = ("src", "tests", "native", "benchmarks/*.py", "proofs/*.py")
@@ -31,13 +31,19 @@ def circumstances() -> dict[str, object]:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": {
             "processor": _cpu_line("model name") or platform.machine(),
-            "abilities": [one for one in ABILITIES if one in _cpu_line("flags").split()],
+            "abilities": abilities(),
             "cores": os.cpu_count(),
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "system": platform.system(),
         },
         "versions": {"python": platform.python_version(), **_versions(*VERSIONS)},
     }
+
+
+def abilities() -> list[str]:
+    """Those of `ABILITIES` that this processor has; ARM's list has another name."""
+    has = (_cpu_line("flags") or _cpu_line("Features")).split()
+    return [one for one in ABILITIES if one in has]
 
 
 def _git(*words: str) -> str:

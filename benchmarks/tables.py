@@ -14,9 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cpu_figures
 from benchmarks.record import PROOF_RESULTS, RESULTS, ROOT, wrapped
 
-PAGES = ("README.md", "docs/guides/bench.md", "docs/guides/peers.md")
+PAGES = (
+    "README.md",
+    "docs/guides/bench.md",
+    "docs/guides/models.md",
+    "docs/guides/peers.md",
+    "docs/concepts/exactness.md",
+    "docs/concepts/speed.md",
+)
 MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 PICTURES = ROOT / "docs" / "guides" / "img"
 PEERS = {
@@ -25,6 +33,7 @@ PEERS = {
     "transformers": "transformers serve",
     "openvino": "OpenVINO GenAI",
     "openvino_float32": "OpenVINO GenAI, ours in float32",
+    "llamacpp": "llama.cpp",
 }
 
 
@@ -154,6 +163,27 @@ def sweep(found: Results) -> str:
     return f"{table(header, rows)}\n\n{_picture('sweep')}{_made(record, record['model'])}"
 
 
+def fits(_found: Results) -> str:
+    """What fits in how much memory; reckoned, not measured."""
+    from benchmarks.fits import HEADER, fit_rows  # noqa: PLC0415 - formats are the CPU backend's
+
+    return table(HEADER, list(fit_rows()))
+
+
+def of_cpu(words: Mapping[str, str]) -> Callable[[Results], str]:
+    """A table of some rows of proof-cpu."""
+
+    def written(found: Results) -> str:
+        record = found.get("proof-cpu")
+        rows = cpu_figures.rows_of(record, words) if record is not None else []
+        if record is None or not rows:
+            return not_yet("make proof-cpu SCALE=full")
+        made = table(("", "bound", "measured"), rows)
+        return "\n".join((made, "", *cpu_figures.circumstances_of(record)))
+
+    return written
+
+
 def help_of(*words: str) -> str:
     """What a command says of itself."""
     from typer.testing import CliRunner  # noqa: PLC0415
@@ -177,6 +207,10 @@ TABLES: Writers = {
     "proof-bench": proof,
     "engine": engine,
     "sweep": sweep,
+    "fits": fits,
+    "cpu-speed": of_cpu(cpu_figures.SPEED),
+    "cpu-exact": of_cpu(cpu_figures.EXACT),
+    "cpu-hold": of_cpu(cpu_figures.HOLD),
     "help-serve": lambda _: help_of("bench", "serve"),
     "help-engine": lambda _: help_of("bench", "engine"),
 }

@@ -12,17 +12,15 @@ import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from unittest.mock import patch
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from benchmarks.bare import bare_products
-from benchmarks.record import ROOT, say
+from benchmarks.record import say
 from benchmarks.step_clock import watching
 from benchmarks.steps import (
-    BLOCK,
     GIB,
     MAX_STEP_TOKENS,
     Times,
@@ -39,10 +37,10 @@ from benchmarks.steps import (
 )
 from benchmarks.test_model import smollm2
 from proofs import native_bits
+from proofs.perplexity import fixed_text, perplexity
 from proofs.proof import Proof, run, section
-from quire.backends.cpu.decoder import Decoder
+from proofs.ratios import report_ratio, spread
 from quire.backends.cpu.measured_roof import read_sum
-from quire.backends.host.batch import make_batch
 from quire.backends.host.decoder_shape import read_shape
 from quire.backends.kernels import products
 from quire.backends.kernels.products import has_tiles
@@ -50,34 +48,10 @@ from quire.backends.load import load_backend
 from quire.backends.protocol import Runner
 from quire.config import Dtype, ModelSettings
 from quire.core.request import ResolvedSampling
-from quire.core.step import WorkItem
 from tests.support.models import Ask, Machine, texts_of
 
 DECODES = ((1, 288), (4, 288), (16, 288), (32, 288), (16, 1024), (64, 1024))
 KV_DTYPES: tuple[Dtype, Dtype] = ("float32", "bfloat16")
-FIXED_TEXT = tuple(f"000{number}-*.md" for number in range(1, 7))
-"""Decisions that were taken long ago and are not written again."""
-
-
-# -- ratios ------------------------------------------------------------------------------------------------------------
-
-
-def _spread(values: Sequence[float]) -> float:
-    first, _, third = quantiles(values, n=4)
-    return third - first
-
-
-def _report_ratio(
-    proof: Proof, key: str, over: Sequence[float], under: Sequence[float], least: float | None = None
-) -> None:
-    """median(over) / median(under), which must be at least so much, and the spread of the rounds."""
-    value = median(over) / median(under)
-    told = f"{median(over) * 1e3:.1f} / {median(under) * 1e3:.1f} ms"
-    if least is None:
-        proof.report(key, value, told)
-    else:
-        proof.at_least(key, value, least, told)
-    proof.report(f"{key}_spread", _spread([one / other for one, other in zip(over, under, strict=True)]))
 
 
 # -- decode ------------------------------------------------------------------------------------------------------------
@@ -101,10 +75,10 @@ def roofs(proof: Proof) -> None:
         name = f"{num_rows}_{context}"
         each = ", ".join(f"{one} {median(taken[one]) * 1e3:.1f}" for one in bare)
         say(f"  {name}: bare {median(products) * 1e3:.1f} ms ({each}), {bandwidth / 1e9:.1f} GB/s")
-        _report_ratio(proof, f"roof_{name}", [one + kv_s for one in products], taken["step"], 0.80)
+        report_ratio(proof, f"roof_{name}", [one + kv_s for one in products], taken["step"], 0.80)
         proof.report(f"step_ms_{name}", median(taken["step"]) * 1e3)
         if name == "16_288":
-            _report_ratio(proof, "bare_16_288", products, taken["step"], 0.68)
+            report_ratio(proof, "bare_16_288", products, taken["step"], 0.68)
         del machine, bare, taken
         gc.collect()
 
@@ -118,7 +92,7 @@ def host_share(proof: Proof) -> None:
         for _ in range(proof.sized(quick=10, full=60)):
             clock.step(machine)
     proof.at_most("host_share", median(clock.host_shares()), 0.10)
-    proof.report("host_share_spread", _spread(clock.host_shares()))
+    proof.report("host_share_spread", spread(clock.host_shares()))
     for part, seconds in clock.shares().items():
         say(f"  {part:14} {seconds * 1e3:7.2f} ms")
 
@@ -155,8 +129,8 @@ def prefills(proof: Proof) -> None:
         taken["first"].append(step_of(MAX_STEP_TOKENS))
         taken["second"].append(step_of(2 * MAX_STEP_TOKENS))
     products = fastest(taken, list(bare))
-    _report_ratio(proof, "prefill_512", products, taken["first"], 0.80)
-    _report_ratio(proof, "prefill_512_past_512", products, taken["second"], 0.62)
+    report_ratio(proof, "prefill_512", products, taken["first"], 0.80)
+    report_ratio(proof, "prefill_512_past_512", products, taken["second"], 0.62)
 
 
 # -- sharing, batching, formats ----------------------------------------------------------------------------------------
@@ -172,7 +146,7 @@ def shared_prefix(proof: Proof) -> None:
         "shared": decoding(model, 32, context, shared=1_024).step,
     }
     taken = in_turn(calls, rounds)
-    _report_ratio(proof, "shared_prefix_speedup", taken["private"], taken["shared"], 1.4)
+    report_ratio(proof, "shared_prefix_speedup", taken["private"], taken["shared"], 1.4)
 
 
 @section("sixteen at once")
@@ -194,7 +168,7 @@ def batching(proof: Proof) -> None:
         before = [seconds([one]) for one in chosen[:2]]
         together.append(seconds(prompts))
         alone.append(16 * mean([*before, *(seconds([one]) for one in chosen[2:])]))
-    _report_ratio(proof, "speedup_16_vs_1", alone, together, 6)
+    report_ratio(proof, "speedup_16_vs_1", alone, together, 6)
     proof.report("tokens_per_s_16", 16 * params.max_tokens / median(together))
     proof.report("tokens_per_s_1", 16 * params.max_tokens / median(alone))
 
@@ -209,9 +183,9 @@ def kv_bf16(proof: Proof) -> None:
         "half": decoding(model, 32, context, dtype="bfloat16").step,
     }
     taken = in_turn(calls, rounds)
-    _report_ratio(proof, "kv_bf16_speedup", taken["full"], taken["half"], 1.25)
-    tokens = _fixed_text()[: proof.sized(quick=512, full=2_048)]
-    full, half = (_perplexity(model, tokens, dtype) for dtype in KV_DTYPES)
+    report_ratio(proof, "kv_bf16_speedup", taken["full"], taken["half"], 1.25)
+    tokens = fixed_text()[: proof.sized(quick=512, full=2_048)]
+    full, half = (perplexity(model, tokens, dtype) for dtype in KV_DTYPES)
     proof.report("perplexity_tokens", len(tokens))
     proof.report("perplexity_kv_fp32", full)
     proof.report("perplexity_kv_bf16", half)
@@ -229,7 +203,7 @@ def weights_bf16(proof: Proof) -> None:
             "half": decoding(half, num_rows, context - rounds // 2, dtype="bfloat16").step,
         }
         taken = in_turn(calls, rounds)
-        _report_ratio(proof, f"bf16_speedup_{num_rows}_{context}", taken["full"], taken["half"])
+        report_ratio(proof, f"bf16_speedup_{num_rows}_{context}", taken["full"], taken["half"])
     prompts = texts_of(proof.random, real_text(), [MAX_STEP_TOKENS] * rounds)
     taken = {"full": [], "half": []}
     runners = {
@@ -241,32 +215,11 @@ def weights_bf16(proof: Proof) -> None:
             machine = Machine(runner)
             machine.submit(Ask(prompt, ResolvedSampling(temperature=0.0, max_tokens=1)))
             taken[name].append(timed(machine.step))
-    _report_ratio(proof, "bf16_speedup_prefill_512", taken["full"], taken["half"])
-    tokens = _fixed_text()[: proof.sized(quick=512, full=2_048)]
-    before, after = _perplexity(full, tokens, "float32"), _perplexity(half, tokens, "bfloat16")
+    report_ratio(proof, "bf16_speedup_prefill_512", taken["full"], taken["half"])
+    tokens = fixed_text()[: proof.sized(quick=512, full=2_048)]
+    before, after = perplexity(full, tokens, "float32"), perplexity(half, tokens, "bfloat16")
     proof.report("perplexity_bf16", after)
     proof.report("perplexity_change_bf16", after / before - 1.0, "weights and KV in bf16 over fp32, minus 1")
-
-
-def _fixed_text() -> list[int]:
-    tokenizer = Tokenizer.from_file(str(smollm2().tokenizer_file))
-    files = [file for pattern in FIXED_TEXT for file in sorted((ROOT / "docs" / "adr").glob(pattern))]
-    return tokenizer.encode("\n".join(file.read_text() for file in files)).ids
-
-
-def _perplexity(model: Decoder, tokens: list[int], dtype: Dtype) -> float:
-    """Of a text as one sequence, with keys and values held in this type."""
-    table = tuple(range(1, -(-len(tokens) // BLOCK) + 1))
-    store = make_store(model, len(table), dtype)
-    losses = []
-    for first in range(0, len(tokens) - 1, MAX_STEP_TOKENS):
-        fed = tokens[first : min(first + MAX_STEP_TOKENS, len(tokens) - 1)]
-        batch = make_batch([WorkItem(0, tuple(fed), first, table)], BLOCK)
-        logits = model.compute(batch, store, np.arange(len(fed))).logits.astype(np.float64)
-        below = logits - logits.max(axis=1, keepdims=True)
-        targets = tokens[first + 1 : first + 1 + len(fed)]
-        losses.append(np.log(np.exp(below).sum(axis=1)) - below[np.arange(len(fed)), targets])
-    return float(np.exp(np.concatenate(losses).mean()))
 
 
 @section("without native kernels")
@@ -284,7 +237,7 @@ def fallback(proof: Proof) -> None:
 
     calls = {"plain": lambda: answer(plain), "native": lambda: answer(own)}
     taken = in_turn(calls, proof.sized(quick=2, full=7))
-    _report_ratio(proof, "fallback_ratio", taken["plain"], taken["native"])
+    report_ratio(proof, "fallback_ratio", taken["plain"], taken["native"])
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ import numpy as np
 from benchmarks.record import say
 from benchmarks.steps import BLOCK, MAX_STEP_TOKENS, make_runner, make_store, real_text, smollm2_model
 from proofs.proof import Proof, section
+from quire.backends.cpu.decoder import Decoder
 from quire.backends.host.batch import make_batch
 from quire.backends.kernels.threads import num_threads, use_threads
 from quire.backends.protocol import Runner
+from quire.config import Dtype
 from quire.core.request import ResolvedSampling
 from quire.core.step import WorkItem
 from quire.core.waiting_queue import QueueConfig
@@ -39,11 +41,13 @@ NUM_BLOCKS = 4_000
 class Desk:
     """A model and a store, fed by hand; every row's logits become a digest."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(
+        self, random: Random, model: Decoder | None = None, num_blocks: int = NUM_BLOCKS, dtype: Dtype = "float32"
+    ) -> None:
         self.random = random
-        self._model = smollm2_model()
-        self._store = make_store(self._model, NUM_BLOCKS)
-        self._free = random.sample(range(1, NUM_BLOCKS + 1), NUM_BLOCKS)
+        self._model = model or smollm2_model()
+        self._store = make_store(self._model, num_blocks, dtype)
+        self._free = random.sample(range(1, num_blocks + 1), num_blocks)
         self._hashers = ThreadPoolExecutor(2)
 
     def feed(self, items: Sequence[WorkItem]) -> list[list[bytes]]:
@@ -123,17 +127,17 @@ def bit_exact(proof: Proof) -> None:
     random = proof.random
     desk, pairs = Desk(random), Pairs()
     longest = LONGEST if proof.is_full else 160
-    known = [_known(desk, one) for one in _texts(random, longest, proof.sized(quick=64, full=LEAST_OF_EACH))]
+    known = [known_of(desk, one) for one in _texts(random, longest, proof.sized(quick=64, full=LEAST_OF_EACH))]
     for one in known if proof.is_full else known[:8]:
         _other_ways(desk, pairs, one)
     short = min(longest, LONGEST_TOKEN_BY_TOKEN)
     for tokens in _texts(random, short, proof.sized(quick=8, full=LEAST_OF_EACH)):
-        one = _known(desk, tokens)
+        one = known_of(desk, tokens)
         with desk.blocks(len(tokens)) as blocks:
             pairs.judge("token_by_token", Life(tokens, blocks).run(desk, 1).digests, one.digests)
     for size in BATCHES:
         for _ in range(-(-LEAST_OF_EACH // size) if proof.is_full else 1):
-            _together(desk, pairs, random.sample(known, size))
+            together(desk, pairs, random.sample(known, size))
     for kind, count in sorted(pairs.counts.items()):
         proof.at_least(f"bitexact_{kind}", count, proof.sized(quick=0, full=LEAST_OF_EACH))
     proof.at_least("bitexact_pairs", pairs.counts.total(), proof.sized(quick=0, full=LEAST_PAIRS))
@@ -146,7 +150,8 @@ def _texts(random: Random, longest: int, count: int) -> list[list[int]]:
     return texts_of(random, real_text(), lengths)
 
 
-def _known(desk: Desk, tokens: list[int]) -> Known:
+def known_of(desk: Desk, tokens: list[int]) -> Known:
+    """The digests of this text alone and whole."""
     with desk.blocks(len(tokens)) as blocks:
         return Known(tokens, Life(tokens, blocks).run(desk).digests)
 
@@ -158,7 +163,7 @@ def _other_ways(desk: Desk, pairs: Pairs, one: Known) -> None:
         with desk.blocks(len(tokens)) as blocks:
             pairs.judge(f"chunks_{size}", Life(tokens, blocks).run(desk, size).digests, one.digests)
     with desk.blocks(len(tokens)) as blocks:
-        with _threads(1):
+        with threads(1):
             life = Life(tokens, blocks).run(desk)
         pairs.judge("one_thread", life.digests, one.digests)
         for _ in range(2):
@@ -181,7 +186,7 @@ def _again_from(desk: Desk, tokens: list[int], kept: list[int]) -> list[bytes]:
         return Life(tokens, [*kept, *fresh], done).run(desk).digests
 
 
-def _together(desk: Desk, pairs: Pairs, batch: Sequence[Known]) -> None:
+def together(desk: Desk, pairs: Pairs, batch: Sequence[Known]) -> None:
     """All in every step until they are done, some feeding one token and some a chunk."""
     with desk.blocks(sum(BLOCK * -(-len(one.tokens) // BLOCK) for one in batch)) as blocks:
         lives = []
@@ -203,7 +208,8 @@ def _together(desk: Desk, pairs: Pairs, batch: Sequence[Known]) -> None:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
+    """So many compute while the block runs."""
     before = num_threads()
     use_threads(count)
     try:
@@ -267,7 +273,7 @@ def _mixed(runner: Runner, random: Random, group: list[Ask]) -> list[tuple[Ask, 
             warm.engine.scheduler.preempt_latest()
 
     warm.run(random.sample(shaken, len(shaken)), shake)
-    with _threads(1):
+    with threads(1):
         machine().run(random.sample(single, len(single)))
     return [pair for found in (chunked, shaken, single) for pair in zip(group, found, strict=True)]
 

@@ -15,6 +15,7 @@ written to `proofs/results/` with the commit, the machine and the versions.
 
 import argparse
 import asyncio
+import gc
 import inspect
 import json
 import math
@@ -153,6 +154,7 @@ class Proof:
         except Exception:  # a crash loses this section and no other
             traceback.print_exc()
             self.broken.append(_broke_off(one.title))
+        gc.collect()  # what it held in circles may be gigabytes, which the next one's budget would lack
         self.seconds[one.title] = round(time.perf_counter() - start, 1)
         say(f"  ({self.seconds[one.title]} s)")
 

@@ -1,6 +1,6 @@
 """Runs other proofs, and finds rows that held and do not now.
 
-A proof with a broken row is run again, interleaved with the commit before: a row that counts (mismatches, losses,
+The sections of a broken row are run again, interleaved with the commit before: a row that counts (mismatches, losses,
 violations) regressed if it holds there and is broken here; a row that is timed or drawn must be broken here and hold
 there three times in a row, because the machine is shared.
 
@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import geometric_mean, median
 
@@ -33,7 +33,13 @@ PROOFS: Mapping[str, str] = {
 """Every proof by the name of its target and its record, but for those that run the others."""
 QUICK_PROOFS = ("memory", "scheduler", "engine")
 """Other proofs that a quick run looks at; a full run looks at all."""
-MODULES: Mapping[str, str] = {**PROOFS, "findings": "proofs.findings", "house": "proofs.house", "seam": "proofs.seam"}
+MODULES: Mapping[str, str] = {
+    **PROOFS,
+    "findings": "proofs.findings",
+    "house": "proofs.house",
+    "seam": "proofs.seam",
+    "cpu": "proofs.cpu",
+}
 KEPT = "PROOF_OUTCOMES"
 """The variable that names a folder for outcomes."""
 BROKE_OFF = "broke off"
@@ -61,6 +67,8 @@ class Outcome:
     broken: frozenset[str]
     table: tuple[str, ...] = ()
     """Its rows that do not hold, as it printed them, and sections that broke off."""
+    sections: dict[str, str] = field(default_factory=dict)
+    """The section of each row."""
 
     def holds(self, key: str) -> bool:
         """The row was there and was kept; or what broke off elsewhere did not."""
@@ -86,17 +94,17 @@ def known_outcome_of(name: str, scale: str = "quick") -> Outcome:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**outcome, "broken": sorted(outcome["broken"])}))
     told = json.loads(path.read_text())
-    return Outcome(told["figures"], frozenset(told["broken"]), tuple(told["table"]))
+    return Outcome(told["figures"], frozenset(told["broken"]), tuple(told["table"]), told["sections"])
 
 
 def regressions(proof: Proof, commit: str, outcomes: Mapping[str, Outcome], scale: str = "quick") -> None:
     """Report `regressions` over these runs of other proofs."""
-    suspects = {name: outcome.broken for name, outcome in outcomes.items() if outcome.broken}
+    suspects = {name: outcome for name, outcome in outcomes.items() if outcome.broken}
     lost: list[str] = []
     if suspects:
         with checked_out(commit) as before:
-            for name, keys in suspects.items():
-                lost += _lost(name, keys, before, scale)
+            for name, outcome in suspects.items():
+                lost += _lost(name, outcome, before, scale)
     for row in lost:
         say(f"  regressed: {row}")
     proof.at_least("regression_proofs", len(outcomes), 1, "else nothing was compared")
@@ -134,18 +142,35 @@ def speed_ratios(pairs: Sequence[tuple[Mapping[str, Figure], Mapping[str, Figure
     return {key: 1.0 / ratio if key in LOWER_IS_BETTER else ratio for key, ratio in found.items()}
 
 
-def _lost(name: str, keys: frozenset[str], before: Checkout, scale: str) -> list[str]:
-    """Those of these broken rows that the commit before keeps."""
+def _lost(name: str, outcome: Outcome, before: Checkout, scale: str) -> list[str]:
+    """Those of its broken rows that the commit before keeps."""
+    only = _sections_of(outcome)
     pairs: list[tuple[Outcome, Outcome]] = []
-    left = set(keys)
+    left = set(outcome.broken)
     while left and len(pairs) < ROUNDS:
-        there, here = outcome_of(name, scale, before), outcome_of(name, scale)
+        there = outcome_of(name, scale, before, only)
+        if only and _lacks_rows(there, outcome):
+            only = ()  # a row that stood in another section then
+            there = outcome_of(name, scale, before)
+        here = outcome_of(name, scale, HERE, only)
         pairs.append((there, here))
         left = {key for key in left if _is_lost_so_far(key, pairs)}
         say(f"  {name}, round {len(pairs)}: broken here and kept before: {', '.join(sorted(left)) or 'nothing'}")
         if left and all(_is_counted(key, here) for key in left):
             break
     return [f"{name}: {key}" for key in sorted(left)]
+
+
+def _lacks_rows(there: Outcome, outcome: Outcome) -> bool:
+    """Whether a row that is broken here was not found there, though its section came to its end."""
+    lacking = (outcome.broken & outcome.figures.keys()) - there.figures.keys()
+    return any(f"{outcome.sections.get(key)}: {BROKE_OFF}" not in there.broken for key in lacking)
+
+
+def _sections_of(outcome: Outcome) -> tuple[str, ...]:
+    """The sections to run for its broken rows; none where one is not known, which runs all."""
+    titles = {outcome.sections.get(key) for key in outcome.broken}
+    return tuple(sorted(title for title in titles if title)) if None not in titles else ()
 
 
 def _is_lost_so_far(key: str, pairs: Sequence[tuple[Outcome, Outcome]]) -> bool:
@@ -164,7 +189,22 @@ def read_outcome(name: str, ran: "subprocess.CompletedProcess[str]") -> Outcome:
     told = [line for line in ran.stderr.splitlines() if line.startswith("broken: ")]
     broken = frozenset(told[-1].removeprefix("broken: ").split(", ")) if told else frozenset()
     if ran.returncode and not broken:
-        say(ran.stderr[-3000:])
         broken = frozenset({f"{name}: {BROKE_OFF}"})
+    if any(key.endswith(BROKE_OFF) for key in broken):
+        say(ran.stderr[-6000:])  # why
     rows = [line.strip().removesuffix(" BROKEN") for line in ran.stderr.splitlines() if line.endswith(" BROKEN")]
-    return Outcome(figures, broken, (*rows, *sorted(broken - set(figures))))
+    sections = _titles(ran.stderr.splitlines(), {*figures, *broken})
+    return Outcome(figures, broken, (*rows, *sorted(broken - set(figures))), sections)
+
+
+def _titles(lines: Sequence[str], keys: set[str]) -> dict[str, str]:
+    """The section of each of these rows: its title stands above it, and begins what is said when it breaks off."""
+    found: dict[str, str] = {}
+    title = ""
+    for line in lines:
+        if line.endswith(" ...") and not line.startswith(" "):
+            title = line.removesuffix(" ...")
+            found[f"{title}: {BROKE_OFF}"] = title
+        elif (word := line.strip().partition(" ")[0]) in keys and title:
+            found[word] = title
+    return {key: title for key, title in found.items() if key in keys}

@@ -108,17 +108,28 @@ class Parity:
 
 @section("parity with transformers")
 def parity(proof: Proof) -> None:
+    report_parity(proof, compared(proof, tuple(architectures.MODELS)))
+
+
+def compared(proof: Proof, names: Sequence[str], **settings: object) -> Parity:
+    """Greedy tokens of the test model and of these small ones, with these settings, against transformers' own."""
     random, found = proof.random, Parity()
     num, length = (200, 128) if proof.is_full else (6, 24)
     asks = _prompts_in_groups(random, num, 2_000 if proof.is_full else 300, lambda n: texts_of(random, real_text(), n))
-    _compare(found, smollm2_reference(), smollm2_runner(), asks, length, random)
+    runner = load_runner(smollm2().directory, **{**SMOLLM2_SETTINGS, **settings}) if settings else smollm2_runner()
+    _compare(found, smollm2_reference(), runner, asks, length, random)
     say(f"  SmolLM2: {found}")
     num, length = (50, 64) if proof.is_full else (4, 16)
-    for name in architectures.MODELS:
+    for name in names:
         groups = _prompts_in_groups(random, num, 2_000 if proof.is_full else 200, lambda n: _noise(random, n))
-        runner = load_runner(architectures.directory(name), **TINY_SETTINGS)
+        runner = load_runner(architectures.directory(name), **{**TINY_SETTINGS, **settings})
         _compare(found, architectures.reference(name), runner, groups, length, random)
         say(f"  {name}: {found}")
+    return found
+
+
+def report_parity(proof: Proof, found: Parity) -> None:
+    """Rows of near ties are counted apart."""
     proof.report("parity_tokens", found.num_tokens)
     proof.report("parity_near_ties", found.num_near_ties, "counted apart")
     proof.equals("parity_mismatches", found.num_mismatches, 0)

@@ -1,6 +1,6 @@
 """`make peers`: quire beside its peers, the same model and the same prompts, interleaved in one run.
 
-    python -m benchmarks.peers --only vllm,transformers,openvino --rounds 5
+    python -m benchmarks.peers --only vllm,transformers,openvino,llamacpp --rounds 5
 
 Each peer must have been installed by `benchmarks/peers/install.sh NAME`. Servers listen on loopback and are stopped by
 their process ids. Every figure is ours over theirs: the median over the rounds of the ratio within a round, with the
@@ -23,8 +23,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from benchmarks.peers.workers import Worker, working
-from benchmarks.record import RESULTS, ROOT, circumstances, say
+from benchmarks.coder_model import coder_file
+from benchmarks.peers import llamacpp as llamacpp_peer
+from benchmarks.peers.workers import Worker, quire_working, working
+from benchmarks.record import RESULTS, circumstances, say
 from benchmarks.servers import HOST, Command, Running, quire_command, started
 from benchmarks.test_model import smollm2_directory, smollm2_file
 from quire.bench.event_loop import finished
@@ -39,13 +41,19 @@ from quire.workload.writing import SpanWriter
 
 SETTLE_S = 1.5
 """Between two loads: threads of the one that spoke last go to sleep; some spin for a second before they do."""
+OPENVINO_COUNTS = (1, 8, 16, 32, 64)
 BOUNDS: dict[str, float] = {
     "vllm_8": 1.2,
     "vllm_16": 1.3,
     "vllm_32": 1.1,
     **{f"vllm_shared_{kind}_{clients}": 1.2 for kind in ("cold", "warm") for clients in (16, 32)},
     "transformers_16": 3.0,
-    **{f"openvino_{count}": 1.1 for count in (8, 16, 32, 64)},
+    **{f"openvino_{count}": 1.1 for count in OPENVINO_COUNTS[1:]},
+    "llamacpp_1_coder": 1.3,
+    "llamacpp_4_coder": 1.8,
+    "llamacpp_16_coder": 2.0,
+    "llamacpp_32_coder": 2.0,
+    "llamacpp_prefill_coder": 1.8,
 }
 """At least so many times theirs. Other settings of a peer are told beside it and held to nothing."""
 MOST = {f"vllm_ttft_{clients}": 1.0 for clients in (8, 16, 32)}
@@ -149,7 +157,7 @@ def transformers(ratios: Ratios, rounds: int) -> None:
             *("--cb-block-size", "256", "--cb-num-blocks", "128"),
         ),
         ready_s=600.0,
-        environment={"HF_HOME": str(_folder("transformers") / "hf"), "HF_HUB_OFFLINE": "1"},
+        environment={"HF_HOME": str(folder("transformers") / "hf"), "HF_HUB_OFFLINE": "1"},
         wishes=wishes,
     )
     setup = LoadSetup(requests=16, concurrency=16, prompt_tokens=256, output_tokens=64, prompts="text")
@@ -223,24 +231,23 @@ def _checked(figures: dict[str, Any], num_tokens: int) -> dict[str, Any]:
 
 def openvino(ratios: Ratios, rounds: int) -> None:
     """Both with weights in fewer bits: theirs 4, as they are in the file, ours 16."""
-    _openvino(ratios, rounds, "openvino", "bfloat16")
+    openvino_rounds(ratios, rounds, "openvino", smollm2_directory(), "bfloat16")
 
 
 def openvino_float32(ratios: Ratios, rounds: int) -> None:
     """Ours as it starts by default."""
-    _openvino(ratios, rounds, "openvino_float32", "float32")
+    openvino_rounds(ratios, rounds, "openvino_float32", smollm2_directory(), "float32")
 
 
-def _openvino(ratios: Ratios, rounds: int, name: str, dtype: str) -> None:
-    """Both in processes of their own, asked over pipes; theirs reads the 4-bit file, ours the same converted."""
+def openvino_rounds(ratios: Ratios, rounds: int, name: str, model: Path, dtype: str) -> None:
+    """Both in processes of their own, asked over pipes; theirs reads the 4-bit file, ours a model of the same."""
     ratios.settings = {"ours": {"dtype": dtype}}
     theirs_words = (str(_python("openvino")), "benchmarks/peers/openvino_worker.py", str(smollm2_file()), "4")
-    ours_words = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(smollm2_directory()), "6", dtype)
-    environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    with working(ours_words, environment) as ours, working(theirs_words, {"PYTHONPATH": ""}) as theirs:
+    settings = {"memory_bytes": 6 << 30, "max_sequence_tokens": 2048, "dtype": dtype}
+    with quire_working(model, settings) as ours, working(theirs_words, {"PYTHONPATH": ""}) as theirs:
         for number in range(rounds):
             say(f"{name}, round {number + 1} of {rounds}")
-            for count in (1, 8, 16, 32, 64):
+            for count in OPENVINO_COUNTS:
                 sides = (ours, theirs) if number % 2 == 0 else (theirs, ours)
                 prompts = _prompts(count)
                 told = {}
@@ -249,6 +256,16 @@ def _openvino(ratios: Ratios, rounds: int, name: str, dtype: str) -> None:
                     told[id(side)] = _rates(side, prompts)
                 for place, part in enumerate(("", "decode_")):
                     ratios.take(f"{name}_{part}{count}", told[id(ours)][place], told[id(theirs)][place])
+
+
+def llamacpp(ratios: Ratios, rounds: int) -> None:
+    """On the 1.5B coder's file of 4 bits, both with its weights as they are."""
+    ratios.settings = {"ours": {"dtype": "auto"}, "threads": llamacpp_peer.NUM_THREADS}
+    with llamacpp_peer.loaded(coder_file(), {"dtype": "auto"}) as sides:
+        for number in range(rounds):
+            say(f"llamacpp, round {number + 1} of {rounds}")
+            for name, ours, theirs in llamacpp_peer.one_round(sides, number, llamacpp_peer.Load()):
+                ratios.take(f"llamacpp_{name}_coder", ours, theirs)
 
 
 def _prompts(count: int) -> list[list[list[int]]]:
@@ -273,17 +290,19 @@ PEERS: dict[str, Callable[[Ratios, int], None]] = {
     "transformers": transformers,
     "openvino": openvino,
     "openvino_float32": openvino_float32,
+    "llamacpp": llamacpp,
 }
 INSTALLED = {"vllm_all_cores": "vllm", "openvino_float32": "openvino"}
 """Peers that are another setting of one that is installed."""
 
 
-def _folder(name: str) -> Path:
+def folder(name: str) -> Path:
+    """Where a peer is installed."""
     return cache_folder() / "peers" / INSTALLED.get(name, name)
 
 
 def _python(name: str) -> Path:
-    path = _folder(name) / "bin" / "python"
+    path = folder(name) / "bin" / "python"
     if not path.exists():
         raise SystemExit(f"{name} is not installed; run: benchmarks/peers/install.sh {path.parents[1].name}")
     return path
@@ -291,8 +310,8 @@ def _python(name: str) -> Path:
 
 def _versions(name: str) -> list[str]:
     """What matters of what is installed there."""
-    wanted = ("vllm", "torch", "transformers", "openvino", "numpy")
-    lines = (_folder(name) / "installed.txt").read_text().splitlines()
+    wanted = ("vllm", "torch", "transformers", "openvino", "llama", "numpy")
+    lines = (folder(name) / "installed.txt").read_text().splitlines()
     return [line for line in lines if line.lower().startswith(wanted)]
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Installs one peer from PyPI into a virtual environment of its own:
 #
-#   benchmarks/peers/install.sh vllm|transformers|openvino [FOLDER]
+#   benchmarks/peers/install.sh vllm|transformers|openvino|llamacpp [FOLDER]
 #
 # FOLDER defaults to ~/.cache/quire/peers. Nothing outside FOLDER/NAME is touched. PYTHON chooses the interpreter.
 set -euo pipefail
 
-name=${1:?which peer: vllm, transformers or openvino}
+name=${1:?which peer: vllm, transformers, openvino or llamacpp}
 folder=${2:-${QUIRE_CACHE:-$HOME/.cache/quire}/peers}/$name
-case $name in vllm | transformers | openvino) ;; *) echo "no such peer: $name" >&2; exit 2 ;; esac
+case $name in vllm | transformers | openvino | llamacpp) ;; *) echo "no such peer: $name" >&2; exit 2 ;; esac
 
 "${PYTHON:-python3}" -m venv "$folder"
 pip=("$folder/bin/python" -m pip --disable-pip-version-check)
@@ -33,6 +33,21 @@ transformers)
     ;;
 openvino)
     "${pip[@]}" install --quiet openvino-genai==2026.4.1 numpy
+    ;;
+llamacpp)
+    # Built here with its defaults, which ask this processor what it can do; but without what serves its tools and
+    # pictures only. The source and what was compiled stay in the folder, so that a build that was broken off goes on.
+    "${pip[@]}" install --quiet scikit-build-core cmake ninja numpy
+    sdist=llama_cpp_python-0.3.36
+    if [ ! -d "$folder/$sdist" ]; then
+        "${pip[@]}" download --quiet --no-deps --no-build-isolation --no-binary llama-cpp-python --dest "$folder" \
+            llama-cpp-python==0.3.36
+        tar --extract --gzip --file "$folder/$sdist.tar.gz" --directory "$folder"
+        sed -i 's/LLAMA_BUILD_COMMON ON /LLAMA_BUILD_COMMON OFF /' "$folder/$sdist/CMakeLists.txt"
+    fi
+    PATH=$folder/bin:$PATH "${pip[@]}" install --quiet --no-build-isolation \
+        --config-settings=build-dir="$folder/build" --config-settings=cmake.define.LLAVA_BUILD=OFF \
+        "$folder/$sdist"
     ;;
 esac
 "${pip[@]}" list --format=freeze >"$folder/installed.txt"

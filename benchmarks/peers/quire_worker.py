@@ -1,18 +1,17 @@
 """quire's engine in a process of its own, asked as `openvino_worker.py` is: the same lines, so that nothing differs but
-the engine."""
+the engine. Settings are fields of ModelSettings, as JSON."""
 
 import json
 import sys
 import time
-from typing import Literal
+from typing import Any
 
 import quire
 
 
-def main(model: str, memory_gb: int, dtype: Literal["float32", "bfloat16"]) -> None:
+def main(model: str, settings: dict[str, Any]) -> None:
     """Load the model, say so, and answer until the pipe is closed."""
-    settings = quire.ModelSettings(memory_bytes=memory_gb << 30, max_sequence_tokens=2048, dtype=dtype)
-    with quire.LLM(model, settings) as llm:
+    with quire.LLM(model, quire.ModelSettings(**settings)) as llm:
         _answer({"ready": True})
         for line in sys.stdin:
             ask = json.loads(line)
@@ -20,7 +19,9 @@ def main(model: str, memory_gb: int, dtype: Literal["float32", "bfloat16"]) -> N
             started_s = time.perf_counter()
             done = llm.generate(ask["prompts"], params, show_progress=False)
             seconds = time.perf_counter() - started_s
-            _answer({"seconds": seconds, "output_tokens": sum(one.num_output_tokens for one in done)})
+            first_s = max(one.timings.first_token_s for one in done)
+            num_tokens = sum(one.num_output_tokens for one in done)
+            _answer({"seconds": seconds, "first_s": first_s, "output_tokens": num_tokens})
 
 
 def _answer(fields: dict[str, object]) -> None:
@@ -29,4 +30,4 @@ def _answer(fields: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), "bfloat16" if sys.argv[3] == "bfloat16" else "float32")
+    main(sys.argv[1], json.loads(sys.argv[2]))

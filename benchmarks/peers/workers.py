@@ -2,9 +2,11 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.record import ROOT
@@ -17,6 +19,8 @@ class Answer:
 
     seconds: float
     output_tokens: int
+    first_s: float | None = None
+    """Until all have their first tokens, where the worker says so."""
 
 
 class Worker:
@@ -30,7 +34,7 @@ class Worker:
         fields = self.ask({"prompts": prompts, "max_tokens": max_tokens})
         if fields["output_tokens"] != len(prompts) * max_tokens:
             raise RuntimeError(f"{len(prompts)} x {max_tokens} tokens were asked for, {fields['output_tokens']} came")
-        return Answer(fields["seconds"], fields["output_tokens"])
+        return Answer(fields["seconds"], fields["output_tokens"], fields.get("first_s"))
 
     def ask(self, fields: Mapping[str, Any] | None) -> dict[str, Any]:
         """One line in, one out; None only reads."""
@@ -67,3 +71,9 @@ def working(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[Wo
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def quire_working(model: Path, settings: Mapping[str, Any]) -> AbstractContextManager[Worker]:
+    """Ours, with these fields of ModelSettings."""
+    words = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(model), json.dumps(dict(settings)))
+    return working(words, {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"})

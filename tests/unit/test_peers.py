@@ -5,11 +5,13 @@ import subprocess
 import sys
 import zipfile
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.peers import __main__ as peers
+from benchmarks.peers import llamacpp
 from benchmarks.peers.__main__ import Ratios, _checked
 from benchmarks.peers.workers import working
 from benchmarks.servers import Command, Running, null_command, started
@@ -70,10 +72,34 @@ def test_engines_in_process_are_measured_in_every_size(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "smollm2_file", lambda: Path("file"))
     monkeypatch.setattr(peers, "SETTLE_S", 0.0)
     program = WORKER.replace('min(ask["max_tokens"], 4)', 'ask["max_tokens"]')
-    monkeypatch.setattr(peers, "working", lambda _words, env: working((sys.executable, "-c", program), env))
+    stand_in = partial(working, (sys.executable, "-c", program), {})
+    monkeypatch.setattr(peers, "working", lambda _words, _env: stand_in())
+    monkeypatch.setattr(peers, "quire_working", lambda _model, _settings: stand_in())
     ratios = Ratios()
     peers.PEERS["openvino"](ratios, 1)
     assert {key for key in peers.BOUNDS if key.startswith("openvino")} <= ratios.record().keys()
+
+
+def test_llama_cpp_is_measured_in_every_size_that_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = WORKER.replace('min(ask["max_tokens"], 4)', 'ask["max_tokens"]').replace("0.5,", '0.5, "first_s": 0.1,')
+    stand_in = partial(working, (sys.executable, "-c", program), {})
+    monkeypatch.setattr(llamacpp, "python", lambda: Path(sys.executable))
+    monkeypatch.setattr(llamacpp, "working", lambda _words, _env: stand_in())
+    monkeypatch.setattr(llamacpp, "quire_working", lambda _model, _settings: stand_in())
+    monkeypatch.setattr(llamacpp, "SETTLE_S", 0.0)
+    monkeypatch.setattr(peers, "coder_file", lambda: Path("file"))
+    ratios = Ratios()
+    peers.PEERS["llamacpp"](ratios, 1)
+    told = ratios.record()
+    assert {key for key in peers.BOUNDS if key.startswith("llamacpp")} <= told.keys()
+    assert told["llamacpp_4_coder"]["ours"] == pytest.approx(4 * 32 / 0.4)
+    assert told["llamacpp_prefill_coder"]["theirs"] == pytest.approx(512 / 0.5)
+
+
+def test_a_decode_rate_needs_the_time_of_the_first_tokens() -> None:
+    program = WORKER.replace('min(ask["max_tokens"], 4)', 'ask["max_tokens"]')
+    with working((sys.executable, "-c", program), {}) as worker, pytest.raises(RuntimeError, match="first tokens"):
+        llamacpp.decode_rate(worker, [[1]], 2)
 
 
 def test_answers_that_are_short_or_missing_stop_the_run() -> None:

@@ -2,13 +2,14 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 import proofs.regressions
 from proofs.before import HERE
 from proofs.proof import Proof
-from proofs.regressions import KEPT, Outcome, known_outcome_of, regressions, speed_ratios
+from proofs.regressions import KEPT, Outcome, known_outcome_of, read_outcome, regressions, speed_ratios
 
 OUTCOME = Outcome({"rows": 3, "is_so": True}, frozenset({"rows"}), ("rows 3 at most 2",))
 
@@ -38,12 +39,64 @@ def test_a_section_that_broke_off_only_here_is_lost_and_a_row_that_is_new_is_not
     here = Outcome({"new_ms": 9.0}, frozenset({"loading: broke off", "new_ms"}))
     outcomes = {True: here, False: Outcome({"load_s": 1.0}, frozenset())}
     monkeypatch.setattr(
-        proofs.regressions, "outcome_of", lambda _name, _scale, checkout=HERE: outcomes[checkout is HERE]
+        proofs.regressions, "outcome_of", lambda _name, _scale, checkout=HERE, _only=(): outcomes[checkout is HERE]
     )
     monkeypatch.setattr(proofs.regressions, "checked_out", lambda _commit: nullcontext("before"))
     proof = Proof("nothing", "quick", tmp_path)
     regressions(proof, "c0ffee", {"torch": here})
     assert proof.figures["regressions"] == 1
+
+
+def test_only_the_sections_of_broken_rows_are_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = (
+        "queue ...\n  waits    9   at most 2   BROKEN\n  (1 s)\nspeed ...\n  ok_ms    1   at most 2   ok\n"
+        "loading ...\n  (1 s)\nbroken: waits, loading: broke off\n"
+    )
+    outcome = read_outcome("doors", CompletedProcess([], 1, '{"waits": 9, "ok_ms": 1.0}\n', said))
+    asked: list[tuple[str, ...]] = []
+
+    def outcome_of(_name: str, _scale: str, checkout: object = HERE, only: tuple[str, ...] = ()) -> Outcome:
+        asked.append(only)
+        return outcome if checkout is HERE else Outcome({"waits": 1}, frozenset())
+
+    monkeypatch.setattr(proofs.regressions, "outcome_of", outcome_of)
+    monkeypatch.setattr(proofs.regressions, "checked_out", lambda _commit: nullcontext("before"))
+    proof = Proof("nothing", "quick", tmp_path)
+    regressions(proof, "c0ffee", {"doors": outcome})
+    assert {*asked} == {("loading", "queue")}
+    assert proof.figures["regressions"] == 2
+
+
+@pytest.mark.parametrize(
+    ("there", "runs_before", "num_lost"),
+    [
+        (Outcome({}, frozenset()), [("queue",), ()], 1),
+        (Outcome({}, frozenset({"queue: broke off"})), [("queue",)], 0),
+    ],
+    ids=["it stood in another section then", "its section broke off then"],
+)
+def test_a_row_that_is_not_found_there_is_looked_for_in_all_if_its_section_came_to_its_end(
+    there: Outcome,
+    runs_before: list[tuple[str, ...]],
+    num_lost: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    here = Outcome({"waits": 9}, frozenset({"waits"}), sections={"waits": "queue"})
+    asked: list[tuple[str, ...]] = []
+
+    def outcome_of(_name: str, _scale: str, checkout: object = HERE, only: tuple[str, ...] = ()) -> Outcome:
+        if checkout is HERE:
+            return here
+        asked.append(only)
+        return there if only else Outcome({"waits": 1}, frozenset())
+
+    monkeypatch.setattr(proofs.regressions, "outcome_of", outcome_of)
+    monkeypatch.setattr(proofs.regressions, "checked_out", lambda _commit: nullcontext("before"))
+    proof = Proof("nothing", "quick", tmp_path)
+    regressions(proof, "c0ffee", {"doors": here})
+    assert asked == runs_before
+    assert proof.figures["regressions"] == num_lost
 
 
 def test_a_proof_that_was_run_on_this_commit_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,65 @@
+"""Tables of the CPU backend for the documents, from the record of its proof; what was not measured is left out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.record import wrapped
+
+SPEED = {
+    "memory_speed_1b": "bytes of weights / (step x bandwidth), 1B in Q4_0, one sequence",
+    "memory_speed_8b": "the same, 8B in Q4_K",
+    "q4_over_float32_1": "tokens/s of SmolLM2's 4-bit file / in float32, one sequence",
+    "q4_over_float32_16": "the same, 16 sequences",
+    "q4_over_float32_64": "the same, 64 sequences",
+    "bf16_over_float32_1": "tokens/s in bfloat16 / in float32, one sequence",
+    "bf16_over_float32_16": "the same, 16 sequences",
+    "bf16_over_float32_64": "the same, 64 sequences",
+    "host_ms_1": "the host's part of a one-row step, ms",
+    "neighbour_ratio": "tokens/s beside a busy program / alone, one sequence",
+    "neighbour_ratio_two": "the same, two busy programs",
+    "llamacpp_1_coder": "tokens/s / llama.cpp's, Qwen2.5-Coder-1.5B in Q4_K_M, one sequence",
+    "llamacpp_4_coder": "the same, 4 sequences",
+    "llamacpp_16_coder": "the same, 16 sequences",
+    "llamacpp_32_coder": "the same, 32 sequences",
+    "llamacpp_prefill_coder": "the same, a prompt",
+}
+EXACT = {
+    "bitexact_pairs": "pairs of products, models and builds compared bit for bit",
+    "bitexact_mismatches": "of them, not the same bits",
+    "isa_pairs": "among them: integer products of this processor's builds against the portable one",
+    "neon_pairs": "among them: ARM's under an emulator, and this machine's beside them",
+    "format_error": "worst relative error of a product in float arithmetic, against float64",
+    "perplexity_float": "change of perplexity, float arithmetic over float32 weights",
+    "perplexity_int8": "the same, int8 arithmetic",
+    "perplexity_kv8": "the same, keys and values in 8 bits",
+}
+HOLD = {
+    "install_mb": "an environment with the wheel alone, MB",
+    "torch_imports": "modules of torch that a server loads",
+    "start_s": "SmolLM2's file to ready, s",
+    "idle_gib": "held by that server, GiB",
+    "disk_written": "bytes of weights written to disk for the 8B file",
+    "memory_share_8b": "held for it, without 0.4 GiB, over its size",
+    "load_s_8b": "to its first answer, files warm, s",
+}
+
+
+def rows_of(record: Mapping[str, Any], words: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """What it is, the bound, the figure."""
+    found, bounds = record["figures"], record["bounds"]
+    return [
+        (told, bounds.get(key, "reported").partition(":")[0], f"{found[key]:,.6g}")
+        for key, told in words.items()
+        if key in found
+    ]
+
+
+def circumstances_of(record: Mapping[str, Any]) -> Sequence[str]:
+    """When, where, and with which instruction sets."""
+    machine = record["machine"]
+    told = (
+        f"Run of {record['date']}, commit {record['commit'][:10]}, on {machine['cores']} cores "
+        f"({machine['processor']}; {', '.join(machine['abilities'])}). Everything: "
+        "[results/proof-cpu.json](../../proofs/results/proof-cpu.json)."
+    )
+    return wrapped(told)
