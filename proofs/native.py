@@ -40,6 +40,7 @@ from proofs import native_bits
 from proofs.perplexity import fixed_text, perplexity
 from proofs.proof import Proof, run, section
 from proofs.ratios import report_ratio, spread
+from quire.backends import memory_plan
 from quire.backends.cpu.measured_roof import read_sum
 from quire.backends.host.decoder_shape import read_shape
 from quire.backends.kernels import products
@@ -225,7 +226,8 @@ def weights_bf16(proof: Proof) -> None:
 @section("without native kernels")
 def fallback(proof: Proof) -> None:
     """Sixteen requests through transformers' modules, as they run where there was no compiler, over the CPU backend."""
-    settings = ModelSettings(max_step_tokens=MAX_STEP_TOKENS, max_sequence_tokens=1_024, memory_bytes=8 * GIB)
+    budget_bytes = memory_plan.resident_bytes() + 8 * GIB  # beside what other sections of this process left
+    settings = ModelSettings(max_step_tokens=MAX_STEP_TOKENS, max_sequence_tokens=1_024, memory_bytes=budget_bytes)
     with patch.object(products, "probe", lambda _dtype: "asked for"):
         plain = load_backend(smollm2(), replace(settings, backend="torch")).runner
     own = make_runner(smollm2_model(), make_store(smollm2_model(), 512))
