@@ -218,7 +218,7 @@ def first_minutes(proof: Proof) -> None:
         works = True
         for command in commands:
             given = re.sub(r"^pip install \.$", f"pip install {wheel}", command)
-            done = _run(work, ["bash", "-c", given], said="What is the capital of France?\n/stats\n/exit\n")
+            done = _run(work, ["bash", "-c", given], said="Which city is the capital of France?\n/stats\n/exit\n")
             works &= _is_good(command, done)
             say(f"  {'ok ' if works else 'NOT'} {command}")
     works &= any(command.startswith("quire chat") for command in commands)
