@@ -1,6 +1,6 @@
 """What the rest of quire knows of a model on disk."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from quire.checkpoints.stored_tensors import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model in a local directory, checked: its config fits its weights, and its tokenizer opens."""
+    """A model in a local directory, checked: its config fits its weights. Its tokenizer was not opened: who computes
+    needs none, and it takes longer to read than all the rest."""
 
     name: str
     """What the user called it."""
@@ -26,7 +27,9 @@ class Checkpoint:
     tokenizer_file: Path | None
     chat_template: str | None
     eos_token_ids: frozenset[int]
-    """Every token that ends a text by the word of config, generation_config or tokenizer."""
+    """Tokens that end a text by the word of config or generation_config. `end_tokens` has them all."""
+    eos_texts: frozenset[str]
+    """The text of tokens that end a text by the word of the tokenizer."""
     bos_token_id: int | None
     special_tokens: dict[str, str]
     """Texts of special tokens by the names that chat templates use for them (`bos_token`, ...)."""
@@ -34,6 +37,11 @@ class Checkpoint:
     """The model's own sampling settings; empty where it states none or asks for greedy decoding."""
     fingerprint: str
     """The same for the same config and weights, wherever they lie: part of every block's name."""
+
+    def end_tokens(self, token_to_id: Callable[[str], int | None]) -> frozenset[int]:
+        """Every token that ends a text; a tokenizer knows the ids of those that are given as texts."""
+        named = {token_to_id(text) for text in self.eos_texts}
+        return self.eos_token_ids | {token for token in named if token is not None}
 
     @property
     def matrix_types(self) -> frozenset[str]:

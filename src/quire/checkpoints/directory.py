@@ -12,7 +12,6 @@ from quire.checkpoints.families import check_shapes
 from quire.checkpoints.quantisation import joined, read_quantisation
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
-from quire.checkpoints.tokenizer_file import load_tokenizer
 from quire.checkpoints.weights import DTYPE_BITS, WeightFile, open_weights
 from quire.errors import CheckpointError
 
@@ -72,13 +71,8 @@ def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Wei
     generation = _read_optional(directory, "generation_config.json")
     described = _read_optional(directory, "tokenizer_config.json")
     tokenizer_file = directory / "tokenizer.json"
-    has_tokenizer = tokenizer_file.is_file()
     eos = _token_ids(config, "eos_token_id") | _token_ids(generation, "eos_token_id")
     bos = _token_ids(generation, "bos_token_id") or _token_ids(config, "bos_token_id")
-    if has_tokenizer:
-        tokenizer = load_tokenizer(tokenizer_file)
-        of_tokenizer = {tokenizer.token_to_id(text) for text in _token_texts(described, "eos_token")}
-        eos |= {token for token in of_tokenizer if token is not None}
     return Checkpoint(
         name=name,
         source=weights.source,
@@ -86,9 +80,10 @@ def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Wei
         config=config,
         weight_files=weights.files,
         tensors=weights.tensors,
-        tokenizer_file=tokenizer_file if has_tokenizer else None,
+        tokenizer_file=tokenizer_file if tokenizer_file.is_file() else None,
         chat_template=_chat_template(directory, described),
         eos_token_ids=frozenset(eos),
+        eos_texts=frozenset(_token_texts(described, "eos_token")),
         bos_token_id=min(bos, default=None),
         special_tokens={key: text for key in TEMPLATE_TOKENS for text in _token_texts(described, key)},
         generation_defaults=_sampling(generation),

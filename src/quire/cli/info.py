@@ -146,7 +146,7 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         has_chat_template=checkpoint.chat_template is not None,
         end_tokens=_end_tokens(checkpoint),
         dtype=settings.dtype,
-        kv_dtype=settings.held_kv_dtype,
+        kv_dtype=settings.kv_dtype,
         fits=tuple(_fit(gib, sizes, used, settings) for gib in BUDGETS_GIB) if sizes else None,
     )
 
@@ -180,7 +180,7 @@ def _fit(memory_gib: int, sizes: "ModelSizes", used: "Tensors", settings: ModelS
     held_bytes = sum(_held_bytes(one, settings.dtype) for one in used.values())
     left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_bytes
     block_size = settings.block_size
-    num_blocks = max(0, left_bytes // (_kv_bytes(sizes, settings.held_kv_dtype) * block_size))
+    num_blocks = max(0, left_bytes // (_kv_bytes(sizes, settings.kv_dtype) * block_size))
     return Fit(memory_gib, num_blocks * block_size)
 
 
@@ -191,11 +191,10 @@ def _held_bytes(tensor: "StoredTensor", dtype: str) -> int:
 def _end_tokens(checkpoint: "Checkpoint") -> dict[int, str]:
     from quire.checkpoints import load_tokenizer
 
-    ids = sorted(checkpoint.eos_token_ids)
     if checkpoint.tokenizer_file is None:
-        return dict.fromkeys(ids, "")
+        return dict.fromkeys(sorted(checkpoint.eos_token_ids), "")
     tokenizer = load_tokenizer(checkpoint.tokenizer_file)
-    return {token: tokenizer.id_to_token(token) or "" for token in ids}
+    return {token: tokenizer.id_to_token(token) or "" for token in sorted(checkpoint.end_tokens(tokenizer.token_to_id))}
 
 
 def _print_tables(facts: Facts) -> None:

@@ -85,7 +85,7 @@ class TextModel:
             info=info,
             tokenizer=tokenizer.limited(max_bytes, info.max_sequence_tokens),
             template=None if template is None else ChatTemplate(template, checkpoint.special_tokens),
-            eos_token_ids=checkpoint.eos_token_ids,
+            eos_token_ids=checkpoint.end_tokens(tokenizer.library.token_to_id),
             defaults=checkpoint.generation_defaults,
         )
 

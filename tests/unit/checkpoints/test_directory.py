@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.checkpoints import CheckpointError, resolve
+from quire.checkpoints import CheckpointError, load_tokenizer, resolve
 from tests.support.tiny_models import TEMPLATE, make_directory
 
 
@@ -47,7 +47,26 @@ def test_every_end_that_any_file_names_is_an_end(folder: Path) -> None:
     edit(folder / "config.json", eos_token_id=5)
     edit(folder / "generation_config.json", eos_token_id=[6, 7])
     edit(folder / "tokenizer_config.json", eos_token={"content": "<|endoftext|>"})
-    assert resolve(str(folder)).eos_token_ids == {0, 5, 6, 7}
+    checkpoint = resolve(str(folder))
+    assert checkpoint.eos_token_ids == {5, 6, 7}
+    assert checkpoint.eos_texts == {"<|endoftext|>"}
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    assert checkpoint.end_tokens(tokenizer.token_to_id) == {0, 5, 6, 7}
+
+
+def test_an_end_that_the_tokenizer_does_not_know_is_none(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", eos_token={"content": "<|nobody|>"})
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    checkpoint = resolve(str(folder))
+    assert checkpoint.end_tokens(tokenizer.token_to_id) == checkpoint.eos_token_ids
+
+
+def test_a_model_is_resolved_without_its_tokenizer_being_opened(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("no tokenizer")
+    checkpoint = resolve(str(folder))
+    assert checkpoint.tokenizer_file == folder / "tokenizer.json"
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be used"):
+        load_tokenizer(folder / "tokenizer.json")
 
 
 def test_a_model_that_wants_greedy_decoding_has_no_sampling_defaults(folder: Path) -> None:
@@ -129,7 +148,6 @@ def test_pickled_weights_are_refused_with_the_reason(folder: Path) -> None:
         ("generation_config.json", {"temperature": -1}, "temperature must be from 0"),
         ("generation_config.json", {"top_k": "40"}, "top_k"),
         ("tokenizer_config.json", {"eos_token": 2}, "eos_token must be a text"),
-        ("tokenizer.json", {"model": {"type": "Nope"}}, "tokenizer.json cannot be used"),
     ],
 )
 def test_a_file_that_breaks_a_rule_is_refused_by_name(
@@ -159,4 +177,4 @@ def test_a_tokenizer_that_asks_for_endless_padding_pads_nothing(folder: Path) ->
     padding = {"strategy": {"Fixed": 2**40}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
                "pad_type_id": 0, "pad_token": "x"}  # fmt: skip
     edit(folder / "tokenizer.json", padding=padding)
-    assert resolve(str(folder)).tokenizer_file is not None
+    assert load_tokenizer(folder / "tokenizer.json").padding is None

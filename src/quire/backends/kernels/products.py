@@ -3,7 +3,7 @@
 A weight comes in pieces of rows, so that no second copy of it is ever held.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -18,6 +18,10 @@ WEIGHT_TYPES = {"float32": 0, "bfloat16": 1}
 PIECE_ROWS = 96
 """Every piece of a weight but the last has a multiple of so many rows: of what any build packs side by side."""
 PROBED_ROWS = (1, 2, 4, 8, 15, 16, 40, 64, 96)
+PROBED_SHAPES = ((64, 96), (33, 65), (320, 160))
+"""[in, out] of weights that our own kernels are tried on at every start: they do the same at any size."""
+LIBRARY_SHAPES = (*PROBED_SHAPES, (576, 1536), (1536, 576))
+"""Those for a library, which may take other ways with larger ones."""
 
 
 class PackedProduct:
@@ -129,13 +133,19 @@ def probe(dtype: str) -> str | None:
 
         return product
 
-    return probed("quire", prepare, PROBED_ROWS, dtype)
+    return probed("quire", prepare, PROBED_SHAPES, PROBED_ROWS, dtype)
 
 
-def probed(name: str, prepare: Prepare, counts: tuple[int, ...], dtype: str = "float32") -> str | None:
+def probed(
+    name: str,
+    prepare: Prepare,
+    shapes: Sequence[tuple[int, int]],
+    counts: Sequence[int],
+    dtype: str = "float32",
+) -> str | None:
     """The same of any way to make products."""
     dice = np.random.default_rng(1)
-    for num_in, num_out in ((64, 96), (576, 1536), (1536, 576), (33, 65)):
+    for num_in, num_out in shapes:
         # Numbers that the weights' type holds exactly, so that what it is held in is not an error.
         weight = held(dice.standard_normal((num_out, num_in), np.float32) / np.float32(num_in**0.5), dtype)
         rows = held(dice.standard_normal((256, num_in), np.float32), dtype)

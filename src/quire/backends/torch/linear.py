@@ -76,7 +76,7 @@ def _probe_onednn() -> str | None:
         product = _onednn(torch.from_numpy(weight), None)
         return lambda rows: product(torch.from_numpy(rows)).numpy()
 
-    return products.probed("oneDNN", prepare, counts)
+    return products.probed("oneDNN", prepare, products.LIBRARY_SHAPES, counts)
 
 
 def _native(weight: torch.Tensor, bias: torch.Tensor | None, arena: Arena) -> PackedLinear:

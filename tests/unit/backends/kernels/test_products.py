@@ -117,7 +117,7 @@ def test_a_probe_finds_what_is_wrong(wrong: str) -> None:
 
         return product
 
-    complaint = products.probed("theirs", prepare, (2, 4))
+    complaint = products.probed("theirs", prepare, products.LIBRARY_SHAPES, (2, 4))
     assert complaint is not None
     assert {"numbers": "wrong", "company": "row-invariant", "operator": "RuntimeError"}[wrong] in complaint
 
