@@ -30,9 +30,8 @@ class ModelSettings:
     """How weights are held. `auto`: as the file has them; torch holds float32."""
     arithmetic: Arithmetic = "auto"
     """How rows meet weights of 4 to 8 bits. `auto`: in int8."""
-    kv_dtype: KVDtype | None = None
-    """How keys and values are held; None: as the weights, and float32 if those stay what they are. `auto` is settled by
-    `with_kv_of`."""
+    kv_dtype: KVDtype = "auto"
+    """How keys and values are held. `auto` is settled by `with_kv_of`, when the file's types are known."""
     backend: Backend = "auto"
     """Who computes. `auto`: the CPU backend if it can run the model, else torch."""
     device: str = "cpu"
@@ -64,23 +63,18 @@ class ModelSettings:
                 "arithmetic to float",
                 ("arithmetic", "dtype"),
             )
-        if self.kv_dtype not in (None, *get_args(KVDtype)):
+        if self.kv_dtype not in get_args(KVDtype):
             raise ConfigError(
                 f"kv_dtype must be auto, float32, bfloat16, float16 or int8, {self.kv_dtype!r} given", ("kv_dtype",)
             )
 
-    @property
-    def held_kv_dtype(self) -> KVDtype:
-        """How keys and values are held in the end."""
-        if self.kv_dtype is not None:
-            return self.kv_dtype
-        return "float32" if self.dtype == "auto" else self.dtype
-
     def with_kv_of(self, weight_types: Collection[str]) -> "ModelSettings":
-        """The same with a `kv_dtype` of `auto` settled: bfloat16, but float32 for a model whose every matrix is F32."""
+        """The same with a `kv_dtype` of `auto` settled: as `dtype` if that says one, else bfloat16, but float32 for a
+        model whose every matrix is F32."""
         if self.kv_dtype != "auto":
             return self
-        return replace(self, kv_dtype="float32" if set(weight_types) <= {"F32"} else "bfloat16")
+        of_files: KVDtype = "float32" if set(weight_types) <= {"F32"} else "bfloat16"
+        return replace(self, kv_dtype=of_files if self.dtype == "auto" else self.dtype)
 
 
 def _require_positive(name: str, value: int) -> None:

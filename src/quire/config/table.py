@@ -121,9 +121,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         Group.MODEL, "kv_dtype", choice("auto", "float32", "bfloat16", "float16", "int8"), _MODEL.kv_dtype,
         "How keys and values are held. bfloat16 halves what a token takes and what a step reads, int8 (CPU backend) "
-        "takes a little more than half of that: a scale for each token and head. auto: bfloat16, or float32 for a "
-        "model in float32.",
-        "bfloat16", "as dtype, and float32 where that is auto",
+        "takes a little more than half of that: a scale for each token and head. auto: as dtype where that says "
+        "one; else bfloat16, or float32 for a model in float32.",
+        "float32",
     ),
     Setting(
         Group.MODEL, "backend", choice("auto", "cpu", "torch"), _MODEL.backend,

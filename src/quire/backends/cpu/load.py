@@ -34,8 +34,8 @@ def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
         return f"the CPU backend runs {', '.join(sorted(FAMILIES))}, this model is {config.get('model_type')!r}"
     if settings.dtype not in ("auto", *WEIGHT_TYPES):
         return f"the CPU backend holds weights in {' or '.join(WEIGHT_TYPES)}, not in {settings.dtype}"
-    if settings.held_kv_dtype not in HELD_AS:
-        return f"the CPU backend holds keys and values in {', '.join(HELD_AS)}, not in {settings.held_kv_dtype}"
+    if settings.kv_dtype not in HELD_AS:
+        return f"the CPU backend holds keys and values in {', '.join(HELD_AS)}, not in {settings.kv_dtype}"
     head_size = read_shape(config).head_size
     if head_size not in HEAD_SIZES or settings.block_size not in BLOCK_SIZES:
         return (
@@ -54,7 +54,7 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         model = load_model(checkpoint, settings, budget_bytes, on_read)
         load_peak_bytes = memory_plan.peak_bytes()
         plan = _decide(model, checkpoint, settings, budget_bytes)
-    kv_dtype = settings.held_kv_dtype
+    kv_dtype = settings.kv_dtype
     store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, kv_dtype)
     capacity = Capacity(
         num_blocks=plan.num_blocks,
@@ -112,7 +112,7 @@ def _decide(
     most = model_tokens(checkpoint.config)
     longest = min(settings.max_sequence_tokens or most, most)
     step_bytes = measure_step(model, settings, longest)
-    each_bytes = block_bytes(model.kv_shapes, settings.block_size, settings.held_kv_dtype)
+    each_bytes = block_bytes(model.kv_shapes, settings.block_size, settings.kv_dtype)
     held_bytes = memory_plan.resident_bytes()
     return memory_plan.decide(settings, budget_bytes, held_bytes, step_bytes, each_bytes, most)
 
@@ -122,7 +122,7 @@ def measure_step(model: Decoder, settings: ModelSettings, longest: int) -> int:
 
     Attention goes through a sequence block by block; longer ones take no more but for records of their segments."""
     size = settings.block_size
-    store = KVStore(model.kv_shapes, 1, size, settings.held_kv_dtype)
+    store = KVStore(model.kv_shapes, 1, size, settings.kv_dtype)
     capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
     runner = CpuRunner(model.shallow(), store, capacity)
     measured = measured_bytes(runner.run, worst_plans(settings, min(longest, settings.max_step_tokens), 2 * size))

@@ -41,7 +41,7 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         vocabulary_size=model.vocabulary_size,
         num_kv_bytes=store.num_block_bytes,
     )
-    layout = f"torch {settings.held_kv_dtype}"
+    layout = f"torch {settings.kv_dtype}"
     return LoadedRunner(TorchRunner(model, store, capacity), plan, load_peak_bytes, layout, notes)
 
 
@@ -79,7 +79,7 @@ def _decide(
 
 
 def _kv_dtype(settings: ModelSettings) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, settings.held_kv_dtype)
+    dtype: torch.dtype = getattr(torch, settings.kv_dtype)
     return dtype
 
 

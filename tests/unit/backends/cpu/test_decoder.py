@@ -28,7 +28,9 @@ from tests.support.tiny_models import Tiny, make_directory, write_gguf
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 
-SETTINGS = ModelSettings(memory_bytes=4 << 30, block_size=16, max_step_tokens=64, max_running=8, backend="cpu")
+SETTINGS = ModelSettings(
+    memory_bytes=4 << 30, block_size=16, max_step_tokens=64, max_running=8, kv_dtype="float32", backend="cpu"
+)
 LLAMA = Tiny(hidden=96, num_heads=3, num_kv_heads=1, num_layers=2, intermediate=64)
 MODELS = {
     "llama": LLAMA,

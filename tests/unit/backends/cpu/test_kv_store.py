@@ -31,5 +31,6 @@ def test_a_token_takes_its_numbers_and_its_scales(dtype: str, num_bytes: int) ->
     ("types", "held"), [({"F32"}, "float32"), ({"F32", "BF16"}, "bfloat16"), ({"Q4_K", "Q6_K"}, "bfloat16")]
 )
 def test_auto_is_bfloat16_but_for_models_in_float32(types: set[str], held: str) -> None:
-    assert ModelSettings(kv_dtype="auto").with_kv_of(types).held_kv_dtype == held
-    assert ModelSettings(kv_dtype="int8").with_kv_of(types).held_kv_dtype == "int8"
+    assert ModelSettings(kv_dtype="auto").with_kv_of(types).kv_dtype == held
+    assert ModelSettings(kv_dtype="int8").with_kv_of(types).kv_dtype == "int8"
+    assert ModelSettings(dtype="float32").with_kv_of(types).kv_dtype == "float32"

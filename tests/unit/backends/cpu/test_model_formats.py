@@ -28,7 +28,9 @@ from tests.support.tiny_models import Tiny, write_gguf
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 
-SETTINGS = ModelSettings(memory_bytes=4 << 30, block_size=16, max_step_tokens=64, max_running=8, backend="cpu")
+SETTINGS = ModelSettings(
+    memory_bytes=4 << 30, block_size=16, max_step_tokens=64, max_running=8, kv_dtype="float32", backend="cpu"
+)
 TINY = Tiny("qwen2", hidden=256, num_heads=4, num_kv_heads=2, num_layers=2, intermediate=256, tied=False)
 MIXED = replace(TINY, kind="Q4_K", kinds={"attn_v": "Q6_K", "ffn_down": "Q6_K", "output": "Q6_K", "ffn_up": "Q8_0"})
 MODELS = {
