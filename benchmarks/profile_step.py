@@ -27,7 +27,7 @@ ROUNDS = 25
 GROUPS = {
     "products": ("gate_up", "down", "qkv", "out", "head"),
     "attention": ("attention",),
-    "other kernels": ("silu_mul", "rope_write", "add_rms_norm", "packed_rows", "argmax", "make_tiles", "layers"),
+    "other kernels": ("silu_mul", "rope_write", "add_rms_norm", "embed", "argmax", "make_tiles", "between"),
     "host": ("plan", "apply", "rest"),
 }
 COLOURS = {"products": "#bcd9f5", "attention": "#f6e3b4", "other kernels": "#c7ebc8", "host": "#f3c9c9"}
@@ -43,8 +43,8 @@ NAMES = {
     "add_rms_norm": "residual and norm",
     "argmax": "the likeliest token",
     "make_tiles": "tiles",
-    "packed_rows": "embedding",
-    "layers": "between kernels",
+    "embed": "embedding, angles",
+    "between": "between kernels",
     "plan": "plan",
     "apply": "apply",
     "rest": "inputs, Python between calls",

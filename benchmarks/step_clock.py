@@ -20,13 +20,13 @@ import numpy as np
 from quire.backends.cpu import decoder, tiles
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.layers import PARTS
-from quire.backends.kernels import extension, products, sampling
+from quire.backends.kernels import extension, sampling
 from tests.support.models import Machine
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-KERNELS = ("argmax", "make_tiles", "packed_rows", "draw", "exp_totals")
+KERNELS = ("make_tiles", "draw", "exp_totals")
 HOST = ("plan", "apply")
 
 
@@ -75,26 +75,24 @@ class StepClock:
 
 @contextmanager
 def watching(machine: Machine, model: Decoder) -> Iterator[StepClock]:
-    """A clock on this engine's layers, head, native calls, plan and apply, for as long as the block runs."""
+    """A clock on this engine's native calls, plan and apply, for as long as the block runs."""
     clock = StepClock()
     kernels = extension.kernels()
     found = {name: getattr(kernels, name) for name in dir(kernels) if not name.startswith("_")}
     found |= {name: clock.watched(name, found[name]) for name in KERNELS}
-    found["compute_layers"] = _watched_layers(clock, model, found["compute_layers"])
+    found["compute_step"] = _watched_step(clock, model, found["compute_step"])
     scheduler = machine.engine.scheduler
     with ExitStack() as stack:
         stack.callback(model.time_parts, None)
-        head = SimpleNamespace(rows=model._head.rows, product=clock.watched("head", model._head.product))
-        stack.enter_context(patch.object(model, "_head", head))
-        for module in (decoder, tiles, products, sampling):
+        for module in (decoder, tiles, sampling):
             stack.enter_context(patch.object(module, "kernels", lambda: SimpleNamespace(**found)))
         for name in HOST:
             stack.enter_context(patch.object(scheduler, name, clock.watched(name, getattr(scheduler, name))))
         yield clock
 
 
-def _watched_layers(clock: StepClock, model: Decoder, call: Callable[[int], None]) -> Callable[[int], None]:
-    """The call times its parts itself; what lies between them is told as `layers`."""
+def _watched_step(clock: StepClock, model: Decoder, call: Callable[[int], None]) -> Callable[[int], None]:
+    """The call times its parts itself; what lies between them is told as `between`."""
     seconds = np.zeros(len(PARTS))
     model.time_parts(seconds)
 
@@ -105,6 +103,6 @@ def _watched_layers(clock: StepClock, model: Decoder, call: Callable[[int], None
         whole = perf_counter() - started
         for part, taken in zip(PARTS, seconds.tolist(), strict=True):
             clock.add(part, taken)
-        clock.add("layers", whole - float(seconds.sum()))
+        clock.add("between", whole - float(seconds.sum()))
 
     return timed

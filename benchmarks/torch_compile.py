@@ -98,8 +98,9 @@ def _in_turn(calls: dict[str, Step]) -> dict[str, list[float]]:
 
 
 def _dense(of: Callable[..., torch.Tensor], stack: list[Weights], count: int) -> Step:
-    angles = read_rope(smollm2().config, SHAPE.head_size).angles(np.full(count, CONTEXT - 1))
-    cos, sin = (torch.from_numpy(one).unsqueeze(1) for one in angles)
+    half = (CONTEXT - 1) * torch.from_numpy(read_rope(smollm2().config, SHAPE.head_size).frequencies)
+    angles = torch.cat((half, half)).expand(count, 1, -1)
+    cos, sin = angles.cos(), angles.sin()
     size = (count, SHAPE.num_kv_heads, CONTEXT, SHAPE.head_size)
     caches = [Dense(torch.randn(*size), torch.randn(*size)) for _ in stack]
 

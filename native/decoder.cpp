@@ -2,9 +2,12 @@
 #include "decoder.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <stdexcept>
+#include <string>
 
 #include "dispatch.hpp"
 #include "team.hpp"
@@ -156,6 +159,13 @@ struct StepState {
                 scratch.get()};
     }
 
+    // Rows of what is wanted.
+    Group head(Rows rows) const {
+        const Linear linears[] = {call.head};
+        return {linears, call.picked + rows.first * call.hidden_size, call.logits + rows.first * call.head.num_out,
+                call.head.num_out, rows.count, scratch.get()};
+    }
+
     int num_threads() const {
         int64_t weights = 0;
         for (int64_t at = 0; at < call.num_layers; ++at) {
@@ -164,13 +174,14 @@ struct StepState {
             for (const Linear& one : layer.gate_up) weights += one.num_in * one.num_out;
             weights += layer.out.num_in * layer.out.num_out + layer.down.num_in * layer.down.num_out;
         }
-        return call.num_rows * weights >= kWorthMultiplications ? int(call.num_threads) : 1;
+        weights = call.num_rows * weights + call.num_wanted * call.head.num_in * call.head.num_out;
+        return weights >= kWorthMultiplications ? int(call.num_threads) : 1;
     }
 
   private:
     int64_t most_scratch() const {
         const Rows rows = {0, std::min(call.chunk_rows, call.num_rows)};
-        int64_t most = 0;
+        int64_t most = head({0, std::min(call.chunk_rows, call.num_wanted)}).scratch_bytes();
         for (const Layer* layer = call.layers; layer < call.layers + call.num_layers; ++layer)
             for (const Group& group : {qkv(*layer, rows), out(*layer, rows), gate_up(*layer, rows), down(*layer, rows)})
                 most = std::max(most, group.scratch_bytes());
@@ -195,11 +206,61 @@ class Step {
         : state_(state), call_(state.call), kernels_(chosen_kernels()), thread_(thread), attention_(state.attention) {}
 
     void run() {
+        timed(kEmbed, [&] {
+            thread_.share(call_.num_rows, [&](int64_t row) {
+                embed(row);
+                turn(row);
+            });
+        });
         for (int64_t at = 0; at < call_.num_layers; ++at) {
-            for_chunks([&](Rows rows) { ask(at, rows); });
+            for_chunks(call_.num_rows, [&](Rows rows) { ask(at, rows); });
             attend(at);
-            for_chunks([&](Rows rows) { answer(call_.layers[at], rows); });
+            for_chunks(call_.num_rows, [&](Rows rows) { answer(call_.layers[at], rows); });
         }
+        finish();
+        for_chunks(call_.num_wanted, [&](Rows rows) { tell(rows); });
+        const ArgmaxCall argmax = {call_.logits, call_.head.num_out, call_.likeliest, call_.is_sound, call_.num_sampled,
+                                   call_.head.num_out};
+        timed(kArgmax, [&] {
+            thread_.share(call_.num_sampled, [&](int64_t row) { kernels_.argmax_row(argmax, row); });
+        });
+    }
+
+  private:
+    template <typename Do>
+    void for_chunks(int64_t num_rows, Do each) {
+        for (int64_t first = 0; first < num_rows; first += call_.chunk_rows)
+            each(Rows{first, std::min(call_.chunk_rows, num_rows - first)});
+    }
+
+    void embed(int64_t row) {
+        const Linear& from = call_.embedding;
+        float* to = call_.residual + row * call_.hidden_size;
+        if (from.packing == kPanels)
+            kernels_.panels->unpack({{static_cast<Format>(from.format), from.num_out, from.num_in, from.group},
+                                     static_cast<const uint8_t*>(from.packed), to}, call_.tokens[row]);
+        else
+            chosen_products(static_cast<WeightType>(from.packing))
+                .rows({from.packed, from.num_out, from.num_in, call_.tokens + row, 1, to});
+    }
+
+    // Cosines and sines of a row's position. An angle is a float, as models are trained; its cosine is that of a
+    // double, rounded.
+    void turn(int64_t row) {
+        const int64_t half = call_.head_size / 2, first = row * call_.head_size;
+        const float position = static_cast<float>(call_.positions[row]);
+        const float scaling = static_cast<float>(call_.rope_scaling);
+        for (int64_t pair = 0; pair < half; ++pair) {
+            const double angle = static_cast<double>(position * call_.frequencies[pair]);
+            float* cos = call_.cos + first + pair;
+            float* sin = call_.sin + first + pair;
+            cos[0] = cos[half] = static_cast<float>(std::cos(angle)) * scaling;
+            sin[0] = sin[half] = static_cast<float>(std::sin(angle)) * scaling;
+        }
+    }
+
+    // The last norm, and whether a row's numbers are any.
+    void finish() {
         const NormCall last = norm_call(call_.added, call_.norm, {0, call_.num_rows});
         timed(kNorm, [&] {
             thread_.share(call_.num_rows, [&](int64_t row) {
@@ -209,11 +270,21 @@ class Step {
         });
     }
 
-  private:
-    template <typename Do>
-    void for_chunks(Do each) {
-        for (int64_t first = 0; first < call_.num_rows; first += call_.chunk_rows)
-            each(Rows{first, std::min(call_.chunk_rows, call_.num_rows - first)});
+    // The logits of rows that are wanted.
+    void tell(Rows rows) {
+        const Group head = state_.head(rows);
+        timed(kHead, [&] {
+            thread_.share(std::max(rows.count, head.num_ready_rows()), [&](int64_t row) {
+                if (row < rows.count) pick(rows.first + row);
+                head.make_ready(row, 0, call_.hidden_size);
+            });
+            head.multiply(thread_);
+        });
+    }
+
+    void pick(int64_t at) {
+        const float* from = call_.hidden + call_.wanted[at] * call_.hidden_size;
+        std::copy(from, from + call_.hidden_size, call_.picked + at * call_.hidden_size);
     }
 
     // Norm, queries, keys and values; the latter two into the store.
@@ -310,9 +381,18 @@ class Step {
     AttentionCall attention_;
 };
 
+void check(const int64_t* indices, int64_t count, int64_t size, const char* what) {
+    for (int64_t at = 0; at < count; ++at)
+        if (indices[at] < 0 || indices[at] >= size)
+            throw std::out_of_range(std::string(what) + " must be between 0 and " + std::to_string(size - 1) + ", " +
+                                    std::to_string(indices[at]) + " given");
+}
+
 }  // namespace
 
-void compute_layers(const DecoderCall& call) {
+void compute_step(const DecoderCall& call) {
+    check(call.tokens, call.num_rows, call.embedding.num_out, "tokens");
+    check(call.wanted, call.num_wanted, call.num_rows, "wanted rows");
     const StepState state(call);
     in_team(state.num_threads(), [&](TeamThread& thread) { Step(state, thread).run(); });
 }

@@ -1,5 +1,5 @@
-// All layers of a decoder over one step's rows, behind one call. Every field is eight bytes wide, because the caller
-// (backends/cpu/layers.py) lays these structures out by itself. They own nothing.
+// A decoder over one step's rows, from tokens to logits, behind one call. Every field is eight bytes wide, because the
+// caller (backends/cpu/layers.py) lays these structures out by itself. They own nothing.
 #pragma once
 
 #include "panel_products.hpp"
@@ -33,37 +33,50 @@ struct LayerStore {
 };
 
 struct DecoderCall {
+    Linear embedding, head;  // perhaps the same
     const Layer* layers;
     const LayerStore* stores;  // one for each layer
     int64_t num_layers;
     const float* norm;  // the last one
     double eps, scale;
+    const float* frequencies;  // [head size / 2]: how fast each pair turns
+    double rope_scaling;       // on what is turned
     int64_t num_heads, num_kv_heads, head_size, hidden_size, intermediate_size;
     int64_t key_block_stride, value_block_stride, kv_type, block_size;
-    const float* cos;  // [row, head size]
-    const float* sin;
-    const int64_t* blocks;  // [row]
+    // What is another in every step:
+    const int64_t* tokens;  // [row]
+    const int64_t* positions;
+    const int64_t* blocks;
     const int64_t* slots;
     const int32_t* tables;
     const Member* members;
     const Tile* tiles;
-    int64_t num_tiles, num_rows;
-    float* residual;     // [row, hidden]: the embedded rows; changed
+    const int64_t* wanted;  // rows whose logits are wanted; the likeliest token too of the first `num_sampled`
+    int64_t num_tiles, num_rows, num_wanted, num_sampled, num_threads;
+    // What is computed:
     float* hidden;       // [row, hidden]: the last hidden states
+    float* logits;       // [wanted, vocabulary]
+    int64_t* likeliest;  // [sampled], as argmax has it
+    uint8_t* is_sound;   // [sampled]: whether all logits of the row are finite
     uint8_t* is_finite;  // [row]: whether the last hidden state is
-    float* added;        // [row, hidden], and so on: what is between
+    // What is between:
+    float* residual;     // [row, hidden]
+    float* added;        // as residual
     float* queries;      // [row, heads x head size]
     float* answers;      // as queries
+    float* cos;          // [row, head size]
+    float* sin;
+    float* picked;       // [wanted, hidden]
     float* qkv;          // [row of a chunk, queries, keys and values]
     float* gate_up;      // [row of a chunk, 2 x intermediate]
     float* gated;        // [row of a chunk, intermediate]
     int64_t chunk_rows;  // rows that go through a chain of products at once: what one makes is warm for the next
-    int64_t num_threads;
     double* seconds;  // [Part], or null: how long each part of this call took is added here
 };
 
-enum Part { kQkv, kOut, kGateUp, kDown, kAttention, kRopeWrite, kNorm, kSilu };
+enum Part { kQkv, kOut, kGateUp, kDown, kAttention, kRopeWrite, kNorm, kSilu, kEmbed, kHead, kArgmax };
 
-void compute_layers(const DecoderCall& call);
+// Throws std::out_of_range, and does nothing, if there is no such token or row.
+void compute_step(const DecoderCall& call);
 
 }  // namespace quire

@@ -105,7 +105,7 @@ void exp_totals(Address logits, int64_t stride, Address peaks, Address totals, i
         {at<const float>(logits), stride, at<double>(peaks), at<double>(totals), num_rows, size, num_threads});
 }
 
-void compute_layers(Address call) { quire::compute_layers(*at<const quire::DecoderCall>(call)); }
+void compute_step(Address call) { quire::compute_step(*at<const quire::DecoderCall>(call)); }
 
 int64_t layer_bytes() { return sizeof(quire::Layer); }
 
@@ -186,9 +186,9 @@ void panel_product(int format, int64_t num_out, int64_t num_in, int64_t group, A
 
 void panel_unpack(int format, int64_t num_out, int64_t num_in, int64_t group, Address packed, Address outputs,
                   int64_t num_outputs, Address out, int64_t out_stride, int num_threads) {
-    quire::chosen_kernels().panels->unpack({shape_of(format, num_out, num_in, group), at<const uint8_t>(packed),
-                                            at<const int64_t>(outputs), num_outputs, at<float>(out), out_stride,
-                                            num_threads});
+    quire::panel_unpack(quire::chosen_kernels(),
+                        {shape_of(format, num_out, num_in, group), at<const uint8_t>(packed), at<float>(out)},
+                        {at<const int64_t>(outputs), num_outputs, out_stride}, num_threads);
 }
 
 std::string isa() { return quire::chosen_kernels().isa; }
@@ -214,7 +214,7 @@ NB_MODULE(_native, module) {
     module.def("exp_double", &exp_double, unlocked);
     module.def("draw", &draw, unlocked);
     module.def("exp_totals", &exp_totals, unlocked);
-    module.def("compute_layers", &compute_layers, unlocked);
+    module.def("compute_step", &compute_step, unlocked);
     module.def("layer_bytes", &layer_bytes);
     module.def("decoder_call_bytes", &decoder_call_bytes);
     module.def("panel_bytes", &panel_bytes);

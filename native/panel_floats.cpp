@@ -16,7 +16,6 @@ constexpr int64_t kGroupRows = 32 * kMostRows;
 constexpr int64_t kInputs = 1024;       // widened at a time where several parts of the rows pass: 192 KiB
 constexpr int64_t kFewInputs = 64;     // where one part does: 12 KiB
 constexpr int64_t kAheadBytes = 2048;  // of each panel
-constexpr int64_t kWorthThreads = 1 << 19;  // numbers to be unpacked
 
 // What a part of the rows passes over.
 struct Weights {
@@ -225,19 +224,14 @@ void panel_floats(const PanelCall& call, TeamThread& thread) {
     }
 }
 
-void panel_unpack(const UnpackCall& call) {
+void panel_unpack(const UnpackCall& call, int64_t output) {
     const Decoder& decoder = decoder_of(call.shape.format);
-    const bool is_large = call.num_outputs * call.shape.num_in * kWidth >= kWorthThreads;
-#pragma omp parallel for schedule(static) num_threads(call.num_threads) if (is_large)
-    for (int64_t at = 0; at < call.num_outputs; ++at) {
-        const int64_t output = call.outputs[at];
-        const uint8_t* panel = call.packed + output / kWidth * call.shape.panel_bytes();
-        alignas(64) Wide wide;
-        for (int64_t first = 0; first < call.shape.num_in; first += kInputs) {
-            const int64_t count = least(kInputs, call.shape.num_in - first);
-            decoder.widen({call.shape, panel, first, count}, wide[0]);
-            for (int64_t i = 0; i < count; ++i) call.out[at * call.out_stride + first + i] = wide[i][output % kWidth];
-        }
+    const uint8_t* panel = call.packed + output / kWidth * call.shape.panel_bytes();
+    alignas(64) Wide wide;
+    for (int64_t first = 0; first < call.shape.num_in; first += kInputs) {
+        const int64_t count = least(kInputs, call.shape.num_in - first);
+        decoder.widen({call.shape, panel, first, count}, wide[0]);
+        for (int64_t i = 0; i < count; ++i) call.out[first + i] = wide[i][output % kWidth];
     }
 }
 

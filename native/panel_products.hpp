@@ -25,11 +25,7 @@ struct PanelCall {
 struct UnpackCall {
     PanelShape shape;
     const uint8_t* packed;
-    const int64_t* outputs;  // which of them
-    int64_t num_outputs;
-    float* out;  // [output, in]
-    int64_t out_stride;
-    int num_threads;
+    float* out;  // [in]
 };
 
 // As Products: rows are made ready for integer arithmetic alone.
@@ -38,7 +34,7 @@ struct PanelProducts {
     void (*integer)(const PanelCall&, TeamThread&);
     int64_t (*scratch_bytes)(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
     void (*make_ready)(const PanelCall&, int64_t row, int64_t first, int64_t end);
-    void (*unpack)(const UnpackCall&);
+    void (*unpack)(const UnpackCall&, int64_t output);
 };
 
 }  // namespace quire

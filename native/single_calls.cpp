@@ -67,4 +67,13 @@ void panel_product(const Kernels& kernels, Arithmetic arithmetic, const PanelCal
     });
 }
 
+void panel_unpack(const Kernels& kernels, const UnpackCall& first, const Outputs& outputs, int num_threads) {
+    const bool is_large = outputs.count * first.shape.num_in >= kWorthNumbers;
+    in_team(is_large ? num_threads : 1, [&](TeamThread& thread) {
+        thread.share(outputs.count, [&](int64_t at) {
+            kernels.panels->unpack({first.shape, first.packed, first.out + at * outputs.stride}, outputs.indices[at]);
+        });
+    });
+}
+
 }  // namespace quire

@@ -13,4 +13,12 @@ void argmax(const Kernels& kernels, const ArgmaxCall& call, int num_threads);
 void product(const Products& products, const ProductCall& call, int num_threads);
 void panel_product(const Kernels& kernels, Arithmetic arithmetic, const PanelCall& call, int num_threads);
 
+// Which outputs are unpacked, and how far apart.
+struct Outputs {
+    const int64_t* indices;
+    int64_t count, stride;
+};
+
+void panel_unpack(const Kernels& kernels, const UnpackCall& first, const Outputs& outputs, int num_threads);
+
 }  // namespace quire

@@ -14,7 +14,7 @@ void exp_double(const double* in, double* out, int64_t size);
 double read_sum(const void* data, int64_t num_bytes, int num_threads);
 extern const Products products_float32, products_bfloat16;
 void panel_floats(const PanelCall& call, TeamThread& thread);
-void panel_unpack(const UnpackCall& call);
+void panel_unpack(const UnpackCall& call, int64_t output);
 
 }  // namespace quire::QUIRE_BASE
 

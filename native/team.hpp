@@ -21,11 +21,17 @@ constexpr int kMostRuns = 64;    // of tasks: threads beyond them only help
 constexpr int kMostQueues = 4;  // of one phase
 
 struct alignas(64) Taken {
-    int64_t count = 0;
+    int64_t count;
 };
 
-// What the threads of a team share.
+// What the threads of a team share. Counters that no thread has are never looked at.
 struct Team {
+    explicit Team(int num_threads) {
+        for (auto& set : taken)
+            for (auto& queue : set)
+                for (int run = 0; run < num_threads && run < kMostRuns; ++run) queue[run].count = 0;
+    }
+
     Taken taken[2][kMostQueues][kMostRuns];
 };
 
@@ -115,7 +121,7 @@ class TeamThread {
 // Work that all threads of a new team do.
 template <typename Do>
 void in_team(int num_threads, Do work) {
-    Team team;
+    Team team(num_threads);
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         TeamThread thread(team, omp_get_thread_num(), omp_get_num_threads());

@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include "decoder.hpp"
@@ -379,8 +380,11 @@ void test_decoder() {
         packed.emplace_back(type, wide, hidden);
         packed.emplace_back(type, hidden, wide);
     }
+    const int64_t vocabulary = pick(2, 50), num_wanted = pick(0, int(2 * rows)), num_sampled = pick(0, int(num_wanted));
+    packed.emplace_back(type, vocabulary, hidden);
+    packed.emplace_back(type, vocabulary, hidden);
     auto floats = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
-    const std::vector<float> norm = floats(hidden), head_norm = floats(head), cos = floats(rows * head);
+    const std::vector<float> norm = floats(hidden), head_norm = floats(head), frequencies = floats(head / 2);
     std::vector<quire::Layer> layers;
     std::vector<std::vector<float>> stored(4, std::vector<float>(static_cast<size_t>(2 * kv * block), NAN));
     for (size_t at = 0; at < 12; at += 6)
@@ -389,8 +393,9 @@ void test_decoder() {
                           {packed[at + 3].linear, packed[at + 4].linear}, packed[at + 5].linear, -1});
     const std::vector<quire::LayerStore> stores = {{stored[0].data(), stored[1].data()},
                                                    {stored[2].data(), stored[3].data()}};
-    std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots;
-    for (int64_t row = 0; row < rows; ++row) slots.push_back(row);
+    std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots, tokens, wanted;
+    for (int64_t row = 0; row < rows; ++row) slots.push_back(row), tokens.push_back(pick(0, int(vocabulary) - 1));
+    for (int64_t at = 0; at < num_wanted; ++at) wanted.push_back(pick(0, int(rows) - 1));
     const int32_t table = 1, zero = 0, count = static_cast<int32_t>(rows);
     std::vector<quire::Member> members(static_cast<size_t>(rows));
     std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
@@ -398,17 +403,47 @@ void test_decoder() {
                                                 int(heads / kv_heads), members.data(), tiles.data());
     const int64_t chunk = 3 < rows ? 3 : rows;
     std::vector<float> residual = floats(rows * hidden), out(residual.size()), added(residual.size());
+    std::vector<float> cos = floats(rows * head), sin = floats(rows * head), picked = floats(num_wanted * hidden);
+    std::vector<float> logits(static_cast<size_t>(num_wanted * vocabulary), NAN);
+    std::vector<int64_t> likeliest(static_cast<size_t>(num_sampled), -1);
+    std::vector<uint8_t> is_sound(static_cast<size_t>(num_sampled));
     std::vector<float> queries = floats(rows * query), answers(queries.size()), qkv = floats(chunk * (query + 2 * kv));
     std::vector<float> gate_up = floats(chunk * 2 * wide), gated = floats(chunk * wide);
     std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
-    std::vector<double> seconds(8);
-    quire::compute_layers({layers.data(), stores.data(), 2, norm.data(), 1e-5, 0.2, heads, kv_heads, head, hidden,
-                           wide, kv * block, kv * block, 0, block, cos.data(), cos.data(), blocks.data(),
-                           slots.data(), &table, members.data(), tiles.data(), num_tiles, rows, residual.data(),
-                           out.data(), is_finite.data(), added.data(), queries.data(), answers.data(), qkv.data(),
-                           gate_up.data(), gated.data(), 3, 2, pick(0, 1) ? seconds.data() : nullptr});
+    std::vector<double> seconds(11);
+    quire::DecoderCall call = {};
+    call.embedding = packed[12].linear, call.head = packed[13].linear;
+    call.layers = layers.data(), call.stores = stores.data(), call.num_layers = 2, call.norm = norm.data();
+    call.eps = 1e-5, call.scale = 0.2, call.frequencies = frequencies.data(), call.rope_scaling = 1.0;
+    call.num_heads = heads, call.num_kv_heads = kv_heads, call.head_size = head;
+    call.hidden_size = hidden, call.intermediate_size = wide;
+    call.key_block_stride = call.value_block_stride = kv * block, call.kv_type = 0, call.block_size = block;
+    call.tokens = tokens.data(), call.positions = slots.data(), call.blocks = blocks.data(), call.slots = slots.data();
+    call.tables = &table, call.members = members.data(), call.tiles = tiles.data(), call.wanted = wanted.data();
+    call.num_tiles = num_tiles, call.num_rows = rows, call.num_wanted = num_wanted, call.num_sampled = num_sampled;
+    call.num_threads = 2;
+    call.hidden = out.data(), call.logits = logits.data(), call.likeliest = likeliest.data();
+    call.is_sound = is_sound.data(), call.is_finite = is_finite.data();
+    call.residual = residual.data(), call.added = added.data(), call.queries = queries.data();
+    call.answers = answers.data(), call.cos = cos.data(), call.sin = sin.data(), call.picked = picked.data();
+    call.qkv = qkv.data(), call.gate_up = gate_up.data(), call.gated = gated.data(), call.chunk_rows = 3;
+    call.seconds = pick(0, 1) ? seconds.data() : nullptr;
+    quire::compute_step(call);
     for (uint8_t one : is_finite) expect(one == 1, "decoder", "every build");
-    expect(all_finite(out), "decoder", "every build");
+    expect(all_finite(out) && all_finite(logits), "decoder", "every build");
+    for (int64_t at = 0; at < num_sampled; ++at) {
+        const float* row = logits.data() + at * vocabulary;
+        const bool is_first = std::max_element(row, row + vocabulary) - row == likeliest[static_cast<size_t>(at)];
+        expect(is_first && is_sound[static_cast<size_t>(at)] == 1, "the likeliest token", "every build");
+    }
+    tokens[0] = vocabulary;
+    bool is_refused = false;
+    try {
+        quire::compute_step(call);
+    } catch (const std::out_of_range&) {
+        is_refused = true;
+    }
+    expect(is_refused, "a token that nobody has", "every build");
 }
 
 std::vector<float> multiply_panels(const quire::Kernels& kernels, const PackedPanels& weight, const std::vector<float>& rows,
@@ -445,7 +480,8 @@ void test_panels(const quire::Kernels& kernels, quire::Format format) {
     }
     std::vector<int64_t> outputs = {pick(0, static_cast<int>(weight.shape.num_out) - 1)};
     std::vector<float> unpacked(static_cast<size_t>(weight.shape.num_in));
-    kernels.panels->unpack({weight.shape, weight.bytes(), outputs.data(), 1, unpacked.data(), weight.shape.num_in, 1});
+    quire::panel_unpack(kernels, {weight.shape, weight.bytes(), unpacked.data()},
+                        {outputs.data(), 1, weight.shape.num_in}, 1);
     expect(all_finite(unpacked), "rows of panels", kernels.isa);
 }
 

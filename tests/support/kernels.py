@@ -47,7 +47,7 @@ def attention(
         queries.data_ptr(), queries.stride(0), out.data_ptr(), out.stride(0),
         keys.data_ptr(), keys.stride(0), values.data_ptr(), values.stride(0), KV_TYPES[keys.dtype],
         num_heads, num_kv_heads, key_size, values.shape[3] - SCALE_ROWS[keys.dtype], block_size,
-        tiles.tables.ctypes.data, tiles.members.ctypes.data, tiles.tiles.ctypes.data,
+        *tiles.addresses,
         tiles.num_tiles, tiles.num_rows, num_rows,
         -1 if shape.window is None else shape.window, shape.scale, shape.softcap or 0.0, num_threads(),
     )  # fmt: skip

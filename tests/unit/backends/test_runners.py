@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from quire.backends.cpu import load as cpu_load
-from quire.backends.cpu.linear import HeldRows
+from quire.backends.cpu.formats import FORMATS, Source
+from quire.backends.cpu.formats.source import Piece
+from quire.backends.cpu.linear import HeldRows, Linear, Packer
 from quire.backends.cpu.runner import CpuRunner
 from quire.backends.host.batch import make_batch
 from quire.backends.load import load_backend
@@ -87,17 +89,12 @@ def test_a_chunk_that_samples_nothing_fails_too(name: str, size: int) -> None:
     assert row.error == "the model's numbers are not finite"
 
 
-class Poisoned:
-    """An embedding in which one token has no numbers."""
-
-    def __init__(self, embedding: HeldRows, token_id: int) -> None:
-        self._embedding = embedding
-        self._token_id = token_id
-
-    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.float32]:
-        found = self._embedding.rows(indices)
-        found[indices == self._token_id] = np.nan
-        return found
+def poisoned(embedding: HeldRows, shape: tuple[int, int], token_id: int) -> Linear:
+    """The same embedding, in which one token has no numbers."""
+    numbers = embedding.rows(np.arange(shape[0]))
+    numbers[token_id] = np.nan
+    source = Source(FORMATS["F32"], *shape, lambda first, end: Piece(numbers[first:end].view(np.uint8)))
+    return Packer("float", has_tiles=False).pack([source])
 
 
 def test_a_draft_whose_row_is_not_finite_ends_the_tokens_before_it() -> None:
@@ -107,7 +104,9 @@ def test_a_draft_whose_row_is_not_finite_ends_the_tokens_before_it() -> None:
     first = run(runner, greedy_item(1, tokens, (1, 2, 3)))[1].token_ids
     second = run(runner, greedy_item(1, [*tokens, *first], (1, 2, 3), 9))[1].token_ids
     assert isinstance(runner, CpuRunner)
-    runner._opened()[0]._embedding = Poisoned(runner._opened()[0]._embedding, second[0])
+    model = runner._opened()[0]
+    poison = poisoned(model._held[0], (model.shape.vocabulary_size, model.shape.hidden_size), second[0])
+    model._call.fields["embedding"] = poison.reference
     item = greedy_item(1, tokens, (1, 2, 3))
     row = run(runner, item._replace(token_ids=(*tokens, *first, *second, 5)))[1]
     assert (row.token_ids, row.error) == (first + second, None)
@@ -223,7 +222,7 @@ def logits_of(runner: Runner, *items: WorkItem) -> NDArray[np.float32]:
     rows = np.arange(sum(len(item.token_ids) for item in items))
     if isinstance(runner, CpuRunner):
         decoder, blocks = runner._opened()
-        return decoder.compute(make_batch(items, blocks.block_size), blocks, rows).logits
+        return decoder.compute(make_batch(items, blocks.block_size), blocks, rows).logits.copy()
     assert isinstance(runner, TorchRunner)
     model, store = runner._opened()
     with torch.inference_mode():

@@ -1,7 +1,7 @@
 """The CPU backend: numpy buffers and native kernels, no torch. For the families of one table, in their files' formats.
 
 runner         a plan in, a result out
-decoder        the model: weights packed once, all layers behind one native call
+decoder        the model: weights packed once, a whole step behind one native call
 layers         what that call is given: structures laid out as native/decoder.hpp has them
 tiles          a step's rows as attention takes them
 kv_store       the paged KV memory's data

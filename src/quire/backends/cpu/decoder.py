@@ -1,7 +1,7 @@
 """The decoder of the Llama, Mistral, Qwen2 and Qwen3 families over flat batches, every weight packed once.
 
 The families differ in biases, QK-norm and windows only, and the weights say which are there. Queries, keys and values
-are one product where their formats are one, and so are gate and up. All layers of a step are one native call.
+are one product where their formats are one, and so are gate and up. A step is one native call.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.backends.cpu.kv_store import KV_TYPES, KVStore
-from quire.backends.cpu.layers import CALL, CHUNK_ROWS, NO_LINEAR, PARTS, Buffers, check_layout, layer_table
-from quire.backends.cpu.linear import HeldRows, Linear, Packer, Reference
+from quire.backends.cpu.layers import CALL, CHUNK_ROWS, NO_LINEAR, PARTS, Buffers, Call, check_layout, layer_table
+from quire.backends.cpu.linear import Linear, Packer, Reference
 from quire.backends.cpu.tiles import StepTiles
 from quire.backends.cpu.weight_reader import WeightReader
 from quire.backends.host.batch import Batch
 from quire.backends.host.decoder_shape import DecoderShape, LayerShape
 from quire.backends.host.rope import Rope
+from quire.backends.host.sampler import Likeliest
 from quire.backends.host.wanted import Computed
 from quire.backends.kernels.arrays import Floats, address_of
 from quire.backends.kernels.extension import kernels
@@ -36,15 +37,16 @@ class Decoder:
         self.shape = shape
         self._rope = rope
         self._weights = _Weights(reader, packer)
-        self._head = self._weights.matrix(EMBEDDING, shape.vocabulary_size, shape.hidden_size)
-        self._embedding: HeldRows = self._head
+        embedding = head = self._weights.matrix(EMBEDDING, shape.vocabulary_size, shape.hidden_size)
         if shape.has_tied_head:
             reader.forget(HEAD)
         else:
-            self._head = self._weights.matrix(HEAD, shape.vocabulary_size, shape.hidden_size)
+            head = self._weights.matrix(HEAD, shape.vocabulary_size, shape.hidden_size)
         self._layers = layer_table([self._read_layer(reader, at) for at in range(shape.num_layers)])
-        self._call = self._constant_call(self._weights.vector([NORM], [shape.hidden_size]))
-        self._buffers = Buffers(shape, 0)
+        self._call = self._constant_call(embedding, head, self._weights.vector([NORM], [shape.hidden_size]))
+        self._buffers = Buffers(shape, 0, 0)
+        self._store: KVStore | None = None
+        """Whom the call was told of."""
         self._seconds: NDArray[np.float64] | None = None
         _refuse_unread(reader)
 
@@ -61,58 +63,60 @@ class Decoder:
     def time_parts(self, seconds: NDArray[np.float64] | None) -> None:
         """From now on add to these how long each of `layers.PARTS` takes; None: do not look at the clock."""
         self._seconds = seconds
-        self._call["seconds"] = 0 if seconds is None else address_of(seconds, np.float64, (len(PARTS),))
+        self._call.fields["seconds"] = 0 if seconds is None else address_of(seconds, np.float64, (len(PARTS),))
 
     def shallow(self) -> "Decoder":
         """The same with its first layer alone: a step takes as much memory and little time."""
         other = copy(self)
-        other._call = self._call.copy()
-        other._call["num_layers"] = 1
-        other._buffers = Buffers(self.shape, 0)
+        other._call = Call(self._call.fields.copy())
+        other._call.fields["num_layers"] = 1
+        other._buffers, other._store = Buffers(self.shape, 0, 0), None
         return other
 
-    def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64]) -> Computed:
-        """Write the rows' KV, and return the last hidden states, and the logits of the wanted rows.
+    def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64], num_sampled: int = 0) -> Computed:
+        """Write the rows' KV, and return the last hidden states, the logits of the wanted rows, and the likeliest token
+        of the first `num_sampled` of these.
 
-        Hidden states lie in a buffer that the next step uses again.
+        All of it lies in buffers that the next step uses again.
         """
-        num_rows = len(batch.tokens)
-        if num_rows > self._buffers.num_rows:
-            self._buffers = Buffers(self.shape, num_rows)
-            self._buffers.tell(self._call)
+        num_rows, num_wanted = len(batch.tokens), len(wanted)
         buffers, call = self._buffers, self._call
+        if num_rows > buffers.num_rows or num_wanted > buffers.num_wanted:
+            most = max(num_rows, buffers.num_rows), max(num_wanted, buffers.num_wanted)
+            buffers = self._buffers = Buffers(self.shape, *most)
+            buffers.tell(call.fields)
         tiles = StepTiles(batch.items, store.block_size, self.shape.group_size)
         if tiles.max_block > store.num_blocks or tiles.num_rows != num_rows:
             raise InvariantError(f"block {tiles.max_block} is not in a store of {store.num_blocks}")
-        buffers.residual[:num_rows] = self._embedding.rows(batch.tokens)
-        cos, sin = self._rope.angles(batch.positions)
-        self._tell_store(store)
-        for name, array in (
-            ("cos", cos), ("sin", sin), ("blocks", batch.blocks), ("slots", batch.slots),
-            ("tables", tiles.tables), ("members", tiles.members), ("tiles", tiles.tiles),
-        ):  # fmt: skip
-            call[name] = array.ctypes.data
-        call["num_tiles"], call["num_rows"], call["num_threads"] = tiles.num_tiles, num_rows, num_threads()
-        kernels().compute_layers(call.ctypes.data)
-        return Computed(buffers.is_finite[:num_rows], buffers.hidden[:num_rows], self._logits(buffers.hidden[wanted]))
+        if store is not self._store:
+            self._tell_store(store)
+        first, stride = batch.rows.ctypes.data, batch.rows.strides[0]
+        call.tell_step(
+            first, first + stride, first + 2 * stride, first + 3 * stride, *tiles.addresses, wanted.ctypes.data,
+            tiles.num_tiles, num_rows, num_wanted, num_sampled, num_threads(),
+        )  # fmt: skip
+        try:
+            kernels().compute_step(call.address)
+        except IndexError as error:
+            raise InvariantError(f"a step names what is not there: {error}") from error
+        likeliest = Likeliest(buffers.likeliest[:num_sampled], buffers.is_sound[:num_sampled])
+        return Computed(buffers.is_finite[:num_rows], buffers.hidden[:num_rows], buffers.logits[:num_wanted], likeliest)
 
-    def _logits(self, hidden: Floats) -> Floats:
-        logits = np.empty((len(hidden), self.shape.vocabulary_size), np.float32)
-        if len(hidden):
-            self._head.product(hidden, logits)
-        return logits
-
-    def _constant_call(self, norm: Floats) -> NDArray[Any]:
+    def _constant_call(self, embedding: Linear, head: Linear, norm: Floats) -> Call:
         call, shape = np.zeros((), CALL), self.shape
+        self._held = embedding, head, norm, np.ascontiguousarray(self._rope.frequencies, np.float32)
+        call["embedding"], call["head"] = embedding.reference, head.reference
+        call["frequencies"], call["rope_scaling"] = self._held[-1].ctypes.data, self._rope.scaling
         call["layers"], call["num_layers"], call["norm"] = self._layers.ctypes.data, shape.num_layers, norm.ctypes.data
         call["eps"], call["scale"] = shape.norm_eps, shape.head_size**-0.5
         call["num_heads"], call["num_kv_heads"] = shape.num_heads, shape.num_kv_heads
         call["head_size"], call["hidden_size"] = shape.head_size, shape.hidden_size
         call["intermediate_size"], call["chunk_rows"] = shape.intermediate_size, CHUNK_ROWS
-        return call
+        return Call(call)
 
     def _tell_store(self, store: KVStore) -> None:
-        call, block = self._call, store.keys[0][0].size
+        self._store = store
+        call, block = self._call.fields, store.keys[0][0].size
         call["stores"], call["kv_type"], call["block_size"] = (
             store.addresses.ctypes.data, KV_TYPES[store.dtype], store.block_size,
         )  # fmt: skip

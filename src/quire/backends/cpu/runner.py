@@ -57,7 +57,7 @@ class CpuRunner:
             return StepResult(plan.step, {})
         batch = make_batch(plan.items, store.block_size)
         wanted = Wanted(plan.items, batch)
-        computed = model.compute(batch, store, wanted.rows)
+        computed = model.compute(batch, store, wanted.rows, wanted.num_sampled)
         return StepResult(plan.step, wanted.results(computed, self._lists.of(plan.items), masks))
 
     def _opened(self) -> tuple[Decoder, KVStore]:

@@ -4,7 +4,6 @@ with a common prefix read it together.
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -13,48 +12,59 @@ from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.threads import num_threads
 from quire.core.step import WorkItem
 
+NUMBER_BYTES = 4
+"""Of an int32."""
+MAX_BLOCK = 2**31 - 1
+
 
 class StepTiles:
-    """Made once for all layers with the same number of query heads per KV head."""
+    """Made once for all layers with the same number of query heads per KV head. One array holds it all:
 
-    __slots__ = ("max_block", "members", "num_rows", "num_tiles", "tables", "tiles")
+    first rows, rows, first positions, where tables begin: [item] each │ tables │ members: [row, 3] │ tiles: [row, 3]
+    """
+
+    __slots__ = ("_numbers", "addresses", "max_block", "num_rows", "num_tiles")
 
     def __init__(self, items: Sequence[WorkItem], block_size: int, group_size: int) -> None:
         if not items:
             raise ValueError("a step has at least one item")
-        flat: list[int] = []
-        self.num_rows, num_blocks = 0, 0
+        first_rows: list[int] = []
+        counts: list[int] = []
+        positions: list[int] = []
+        offsets: list[int] = []
+        table: list[int] = []
+        num_rows = 0
         for item in items:
-            num_rows, count, position = len(item.token_ids), len(item.block_ids), item.first_position
-            _check_item(num_rows, position, count * block_size)
-            flat += (self.num_rows, num_rows, position, num_blocks)
-            self.num_rows, num_blocks = self.num_rows + num_rows, num_blocks + count
-        self.tables = np.fromiter(chain.from_iterable(item.block_ids for item in items), np.int32, num_blocks)
-        self.max_block = int(self.tables.max())
-        if int(self.tables.min()) < 0:
+            count = len(item.token_ids)
+            _check_item(count, item.first_position, len(item.block_ids) * block_size)
+            first_rows.append(num_rows)
+            counts.append(count)
+            positions.append(item.first_position)
+            offsets.append(len(table))
+            table += item.block_ids
+            num_rows += count
+        self.num_rows = num_rows
+        numbers = self._numbers = np.empty(4 * len(items) + len(table) + 6 * num_rows, np.int32)
+        given = numbers[: 4 * len(items) + len(table)]
+        given[:] = [*first_rows, *counts, *positions, *offsets, *table]
+        self.max_block = int(given[4 * len(items) :].view(np.uint32).max())
+        if self.max_block > MAX_BLOCK:  # as if without a sign, a negative number is a large one
             raise ValueError("block ids are not negative")
-        self.members = np.empty((self.num_rows, 3), np.int32)
-        self.tiles = np.empty((self.num_rows, 3), np.int32)
-        # [first row, rows, first position, where its table begins] of each item; the kernel wants them by column.
-        columns = np.array(flat, np.int32).reshape(-1, 4).T.copy()
-        first, stride = columns.ctypes.data, columns.strides[0]
+        stride = NUMBER_BYTES * len(items)
+        first: int = numbers.ctypes.data
+        tables, members = first + 4 * stride, first + NUMBER_BYTES * len(given)
+        self.addresses = tables, members, members + 3 * NUMBER_BYTES * num_rows
+        """Of tables, members and tiles."""
         self.num_tiles: int = kernels().make_tiles(
-            first,
-            first + stride,
-            first + 2 * stride,
-            first + 3 * stride,
-            len(items),
-            self.tables.ctypes.data,
-            block_size,
-            group_size,
-            self.members.ctypes.data,
-            self.tiles.ctypes.data,
-        )
+            first, first + stride, first + 2 * stride, first + 3 * stride, len(items), tables, block_size, group_size,
+            *self.addresses[1:],
+        )  # fmt: skip
 
     @property
     def rows_of_tiles(self) -> list[list[int]]:
         """For each tile the rows in it, in the order of work; for tests and for the curious."""
-        return [self.members[first : first + count, 0].tolist() for first, count, _ in self.tiles[: self.num_tiles]]
+        members, tiles = self._numbers[-6 * self.num_rows :].reshape(2, self.num_rows, 3)
+        return [members[first : first + count, 0].tolist() for first, count, _ in tiles[: self.num_tiles]]
 
 
 def most_record_bytes(shape: DecoderShape, num_tokens: int) -> int:

@@ -19,6 +19,8 @@ from quire.core.step import WorkItem
 class Batch:
     """Everything a model needs to know of a step, but the KV itself."""
 
+    rows: Ids
+    """[4, row]: the next four, one below the other."""
     tokens: Ids
     positions: Ids
     blocks: Ids
@@ -44,7 +46,7 @@ def make_batch(items: Sequence[WorkItem], block_size: int, padded: Callable[[int
     else:
         for first, item in zip(first_rows, items, strict=True):
             _fill(flat[:, first : first + len(item.token_ids)], item, block_size)
-    return Batch(flat[0], flat[1], flat[2], flat[3], tuple(first_rows), tuple(items))
+    return Batch(flat, flat[0], flat[1], flat[2], flat[3], tuple(first_rows), tuple(items))
 
 
 def _fill(rows: Ids, item: WorkItem, block_size: int) -> None:

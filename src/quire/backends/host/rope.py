@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.backends.kernels.arrays import Floats
 from quire.errors import CheckpointError
@@ -24,20 +23,6 @@ class Rope:
 
     frequencies: Floats
     scaling: float = 1.0
-
-    def angles(self, positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Cosines and sines, [row, head size], float32: the same for all heads.
-
-        An angle is a float32, as models are trained; its cosine is that of float64, rounded: no library's own.
-        """
-        num_rows, size = len(positions), len(self.frequencies)
-        half = (positions.astype(np.float32)[:, None] * self.frequencies).astype(np.float64)
-        both = np.empty((2, num_rows, 2, size), np.float32)
-        both[0], both[1] = np.cos(half)[:, None], np.sin(half)[:, None]
-        if self.scaling != 1.0:
-            both *= np.float32(self.scaling)
-        cos, sin = both.reshape(2, num_rows, 2 * size)
-        return cos, sin
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from quire.backends.host.drawing import NEG_INF, draw
 from quire.backends.host.exponential import exp_of
 from quire.backends.host.token_lists import Mask, RowLists, TokenLists
 from quire.backends.kernels import extension, sampling
-from quire.backends.kernels.arrays import Numbers
+from quire.backends.kernels.arrays import Ids, Numbers
 from quire.core.step import UNSATISFIABLE, Sampling, TokenLogprobs
 from quire.errors import InvariantError
 
@@ -48,23 +48,34 @@ class Choice:
     error: str | None = None
 
 
+class Likeliest(NamedTuple):
+    """Of rows of logits."""
+
+    tokens: Ids
+    """The likeliest of each, the smallest id among equals."""
+    is_finite: NDArray[np.bool_]
+    """Whether all numbers of the row are."""
+
+
 def choose(
     logits: Logits,
     samplings: Sequence[Sampling],
     kept: Sequence[RowLists] | None = None,
     masks: Sequence[bytes | None] | None = None,
+    likeliest: Likeliest | None = None,
 ) -> list[Choice]:
     """One token for each row of `logits` ([row, vocabulary]), each by its own sampling and among those its mask allows.
 
-    What was kept for the rows saves work and changes nothing.
+    What was kept for the rows, and the likeliest token where it is known, save work and change nothing.
     """
     if kept is None:
         kept = [RowLists(TokenLists(one.params, logits.shape[1])) for one in samplings]
     if masks is None:
         masks = [None] * len(samplings)
     rows = [_Row(sampling, lists, mask) for sampling, lists, mask in zip(samplings, kept, masks, strict=True)]
-    likeliest, is_finite = _likeliest(logits)
-    choices = [Choice(token_id) for token_id in likeliest]
+    found = _likeliest(logits) if likeliest is None else likeliest
+    is_finite = found.is_finite.tolist()
+    choices = [Choice(token_id) for token_id in found.tokens.tolist()]
     struck, shifted = [], []
     for at, row in enumerate(rows):
         if not is_finite[at]:
@@ -80,13 +91,12 @@ def choose(
     return choices
 
 
-def _likeliest(logits: Logits) -> tuple[list[int], list[bool]]:
-    """Each row's likeliest token, the smallest id among equals, and whether all its numbers are finite."""
+def _likeliest(logits: Logits) -> Likeliest:
     if logits.dtype == np.float32 and logits.flags.c_contiguous and extension.available().is_available:
-        tokens, is_finite = sampling.argmax(logits)
-        return tokens.tolist(), is_finite.tolist()
-    likeliest: list[int] = logits.argmax(axis=1).tolist()
-    return likeliest, [bool(np.isfinite(row).all()) for row in logits]
+        return Likeliest(*sampling.argmax(logits))
+    # Row by row: a second copy of all logits would be larger than all else that sampling takes.
+    is_finite = [bool(np.isfinite(row).all()) for row in logits]
+    return Likeliest(logits.argmax(axis=1), np.array(is_finite, np.bool_))
 
 
 def logprobs_of(logits: Logits, token_ids: Sequence[int], num_alternatives: Sequence[int]) -> list[TokenLogprobs]:
@@ -176,7 +186,7 @@ class _Row(NamedTuple):
 def _choose_left(left: Logits, rows: Sequence[_Row]) -> list[Choice]:
     """The likeliest of the tokens that are left; the logits are a copy."""
     _strike_out(left, rows)
-    tokens, _ = _likeliest(left)
+    tokens: list[int] = _likeliest(left).tokens.tolist()
     return [_choice(token_id, row[token_id] == NEG_INF, len(row)) for token_id, row in zip(tokens, left, strict=True)]
 
 

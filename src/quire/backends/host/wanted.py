@@ -34,6 +34,8 @@ class Computed:
     """[row, hidden size]: the last hidden states, as the head gets them."""
     logits: NDArray[np.float32]
     """[wanted row, vocabulary]."""
+    likeliest: sampler.Likeliest | None = None
+    """Of the rows that are sampled, if it is known."""
 
 
 class Wanted:
@@ -61,12 +63,18 @@ class Wanted:
                 first = first_row + item.scoring.first_position - 1 - item.first_position
                 rows += range(first, first + len(item.scoring.token_ids))
         self.rows = np.array(rows, np.int64)
+        """All that need logits; the first `num_sampled` are sampled."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows after which a token is chosen."""
+        return len(self._samplings)
 
     def results(self, computed: Computed, lists: Sequence[RowLists], masks: Masks) -> dict[int, RowResult]:
         """A result for each item. One whose numbers are not finite fails alone."""
         logits, num_sampled = computed.logits, len(self._samplings)
         allowed = self._allowed(masks, logits.shape[1]) if masks else None
-        choices = sampler.choose(logits[:num_sampled], self._samplings, self._lists(lists), allowed)
+        choices = sampler.choose(logits[:num_sampled], self._samplings, self._lists(lists), allowed, computed.likeliest)
         is_finite: list[bool] = computed.is_finite.tolist()
         tokens = self._tokens(choices, is_finite)
         errors = self._errors(choices, is_finite)

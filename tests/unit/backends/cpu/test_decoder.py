@@ -1,6 +1,7 @@
 """The CPU backend without torch: the tokens of small models for ever, files it reads, what it refuses."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 from hashlib import blake2b
@@ -14,14 +15,16 @@ from safetensors.numpy import load_file, save_file
 
 from quire.backends.cpu.kv_store import KVStore
 from quire.backends.cpu.load import why_not_cpu
+from quire.backends.cpu.runner import CpuRunner
+from quire.backends.host.batch import make_batch
 from quire.backends.host.decoder_shape import LayerShape
 from quire.backends.kernels import extension
 from quire.backends.load import load_backend
 from quire.checkpoints import resolve
 from quire.config import ModelSettings
 from quire.core.request import ResolvedSampling
-from quire.core.step import BlockCopy
-from quire.errors import CheckpointError, ConfigError
+from quire.core.step import BlockCopy, WorkItem
+from quire.errors import CheckpointError, ConfigError, InvariantError
 from tests.support.models import Ask, Machine
 from tests.support.quantised import retyped
 from tests.support.tiny_models import Tiny, make_directory, write_gguf
@@ -54,6 +57,30 @@ def answers(path: Path, settings: ModelSettings = SETTINGS) -> list[list[int]]:
     prompts = ([5], list(range(3, 40)), [7, 8] * 20)
     asks = [Ask(prompt, one, seed=at) for at, prompt in enumerate(prompts) for one in params]
     return [ask.tokens for ask in Machine(runner, max_running=4).run(asks)]
+
+
+@pytest.mark.parametrize("head_size", [32, 40, 64, 128])
+def test_angles_are_right_to_the_last_bit_of_a_float(head_size: int, tmp_path: Path) -> None:
+    tiny = replace(LLAMA, hidden=3 * head_size)
+    runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", tiny))), SETTINGS).runner
+    assert isinstance(runner, CpuRunner)
+    model, store = runner._opened()
+    items = [WorkItem(at, (5,), position, (1,) * 128) for at, position in enumerate((0, 1, 77, 1_999))]
+    model.compute(make_batch(items, store.block_size), store, np.empty(0, np.int64))
+    for row, item in enumerate(items):
+        angles = [float(np.float32(item.first_position) * one) for one in model._rope.frequencies] * 2
+        assert model._buffers.cos[row].tolist() == [float(np.float32(math.cos(one))) for one in angles]
+        assert model._buffers.sin[row].tolist() == [float(np.float32(math.sin(one))) for one in angles]
+
+
+def test_a_token_or_a_row_that_nobody_has_is_refused(tmp_path: Path) -> None:
+    runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", LLAMA))), SETTINGS).runner
+    assert isinstance(runner, CpuRunner)
+    model, store = runner._opened()
+    for token, row in ((model.vocabulary_size, 0), (-1, 0), (5, 1), (5, -1)):
+        batch = make_batch([WorkItem(1, (token,), 0, (1,))], store.block_size)
+        with pytest.raises(InvariantError, match="names what is not there"):
+            model.compute(batch, store, np.array([row]))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,6 +1,5 @@
 """Rotary positions and windows: those of transformers, and what is refused."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -33,24 +32,6 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
     made = read_rope({"rope_parameters": rope}, 16)
     assert np.allclose(made.frequencies, expected.numpy(), rtol=1e-6)
     assert made.scaling == pytest.approx(scaling)
-
-
-@pytest.mark.parametrize("head_size", [40, 64, 72, 128])
-def test_the_angles_of_a_position_depend_on_nothing_else(head_size: int) -> None:
-    rope, positions = read_rope({}, head_size), np.random.default_rng(1).integers(0, 9_000, 1_500)
-    whole = rope.angles(positions)
-    for first, end in ((0, 1), (7, 9), (100, 613), (0, 1_500)):
-        part = rope.angles(positions[first:end])
-        assert all(np.array_equal(one, other[first:end]) for one, other in zip(part, whole, strict=True))
-
-
-def test_angles_are_right_to_the_last_bit_of_a_float() -> None:
-    rope = read_rope({}, 64)
-    cos, sin = rope.angles(np.arange(2_000))
-    for position in (0, 1, 77, 1_999):
-        angles = [float(np.float32(position) * one) for one in rope.frequencies] * 2
-        assert cos[position].tolist() == [float(np.float32(math.cos(one))) for one in angles]
-        assert sin[position].tolist() == [float(np.float32(math.sin(one))) for one in angles]
 
 
 def test_old_configs_spell_rope_otherwise() -> None:

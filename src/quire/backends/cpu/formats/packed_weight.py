@@ -69,7 +69,8 @@ class PackedWeight:
     def rows(self, indices: NDArray[np.int64], num_threads: int = 1) -> Floats:
         """[index, in]: outputs of the weight as the numbers they stand for."""
         indices = np.ascontiguousarray(indices, dtype=np.int64)
-        if indices.ndim != 1 or (len(indices) and not 0 <= indices.min() <= indices.max() < self.num_out):
+        # As if without a sign, a negative number is a large one.
+        if indices.ndim != 1 or (len(indices) and indices.view(np.uint64).max() >= self.num_out):
             raise InvariantError(f"rows must be between 0 and {self.num_out - 1}, {indices} are asked for")
         out = np.empty((len(indices), self.num_in), dtype=np.float32)
         kernels().panel_unpack(
