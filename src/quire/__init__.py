@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quire.client.params import SamplingParams
     from quire.config import ModelSettings
     from quire.errors import QuireError
+    from quire.text.grammar import Grammar
 
 __version__ = "0.1.0.dev0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "Completion",
     "Difference",
     "Explanation",
+    "Grammar",
     "ModelSettings",
     "Piece",
     "QuireError",
@@ -38,6 +40,7 @@ _HOMES = {
     "Completion": "quire.client.outputs",
     "Difference": "quire.client.explanation",
     "Explanation": "quire.client.explanation",
+    "Grammar": "quire.text.grammar",
     "ModelSettings": "quire.config",
     "Piece": "quire.client.outputs",
     "QuireError": "quire.errors",

@@ -200,7 +200,7 @@ MUTANTS = [
         "self.num_prompt_tokens = len(self.tokens)",
     ),
     # -- the scheduler --
-    Mutant("single tokens are not set aside", SCHEDULER, "- sum(is_single for _, is_single in running)", ""),
+    Mutant("single tokens are not set aside", SCHEDULER, "- sum(decoding)", ""),
     Mutant("chunks cost no budget", SCHEDULER, "                budget -= num_tokens\n", "                pass\n"),
     Mutant(
         "equal cold prompts are computed side by side",

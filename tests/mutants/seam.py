@@ -5,6 +5,7 @@ from tests.mutants.kill import Mutant
 TESTS = (
     "tests/unit/core/test_step.py",
     "tests/unit/core/test_drafts.py",
+    "tests/unit/core/test_forced.py",
     "tests/unit/core/test_policy.py",
     "tests/unit/core/test_kv_memory.py",
     "tests/unit/core/test_scheduler.py",
@@ -28,11 +29,19 @@ MUTANTS = [
     Mutant(
         "what follows a stop is said",
         SCHEDULER,
-        "        for at in range(num_taken):\n",
+        "        for at in range(num_chosen):\n",
         "        for at in range(len(row.token_ids)):\n",
     ),
     Mutant(
         "what follows a stop is charged", SCHEDULER, "num_new_prompt, num_taken)", "num_new_prompt, len(row.token_ids))"
+    ),
+    Mutant("what follows a forced stop is said", SCHEDULER, "row.forced[: num_taken - num_chosen]", "row.forced"),
+    Mutant("what is forced is not taken", ROWS, "        tokens += row.forced\n", "        pass\n"),
+    Mutant(
+        "what is forced counts as computed",
+        SCHEDULER,
+        "item.num_true_tokens(num_chosen)",
+        "item.num_true_tokens(num_taken)",
     ),
     Mutant(
         "wrong drafts are committed",

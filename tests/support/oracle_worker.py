@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Progress
@@ -15,6 +16,7 @@ from quire.config import ModelSettings
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.guides import Guides
 from quire.errors import CheckpointError
 from quire.worker.kv_events import KVEventSettings
 from quire.worker.messages import Open
@@ -22,6 +24,9 @@ from quire.worker.process import Emit, run_worker
 from quire.worker.worker_plan import Limits, WorkerPlan
 from tests.support.recording import DIARY, RecordingRunner
 from tests.support.timed import TimedRunner
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 ROOT = Path(__file__).parents[2]
 ORACLE = (sys.executable, "-m", "tests.support.oracle_worker")
@@ -54,12 +59,18 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Engine
     diary = os.environ.get(DIARY)
     kind = RecordingRunner if diary else TimedRunner
     runner = kind(capacity, float(os.environ.get(STEP_S, "0")))
-    engine = Engine(runner, config, ModelIdentity("oracle", "slots"), command.key, emit)
+    engine = Engine(runner, config, ModelIdentity("oracle", "slots"), command.key, emit, Guides(_read_vocabulary))
     engine.info = replace(engine.info, line="an oracle")
     if diary and isinstance(runner, RecordingRunner):
         runner.scheduler = engine.scheduler
         runner.keep(Path(diary))
     return engine
+
+
+def _read_vocabulary() -> "LLTokenizer":
+    from tests.support.grammars import small_vocabulary  # noqa: PLC0415 - a worker loads nothing of text without need
+
+    return small_vocabulary()
 
 
 def oracle_plan(

@@ -9,8 +9,10 @@ from quire.client.text_model import TextModel
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.engine.engine import Engine, ModelIdentity, ModelInfo
+from quire.engine.guides import Guides
 from quire.text.chat.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
+from tests.support.grammars import small_vocabulary
 from tests.support.small_tokenizers import byte_level
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
@@ -73,7 +75,7 @@ def talker(num_blocks: int = 256, block_size: int = 4, *, fails_at: int | None =
     size = tokenizer.vocabulary_size
     capacity = Capacity(num_blocks, block_size, longest, config.max_step_tokens, size, 8 * block_size)
     runner = OracleRunner(capacity) if fails_at is None else FailingRunner(capacity, fails_at)
-    engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32))
+    engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32), guides=Guides(small_vocabulary))
     text = TextModel("oracle", engine.info, tokenizer, ChatTemplate(TEMPLATE, {}), frozenset({size - 1}), {})
     return OpenedModel(engine, text)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.core.request import ResolvedSampling as CoreParams
 from quire.errors import InvalidParameterError
+from quire.text.grammar import Grammar as Grammar  # noqa: PLC0414 - for the API, too
 
 MAX_ANSWERS = 8
 MAX_LOGPROBS = 20
@@ -63,6 +64,9 @@ class SamplingParams:
     prompt_logprobs: int | None = _field(None, "The same for the prompt's tokens.", 0, MAX_LOGPROBS)
     include_stop: bool = _field(False, "Leave the stop text in the answer.")
     skip_special_tokens: bool = _field(True, "Leave special tokens out of the text.")
+    grammar: Grammar | None = field(
+        default=None, metadata={"doc": "What the answer must match: `Grammar.json_schema(...)` and others."}
+    )
 
     def __post_init__(self) -> None:
         self._freeze()
@@ -85,6 +89,7 @@ class SamplingParams:
             raise InvalidParameterError(
                 f"min_tokens must be at most max_tokens, {self.min_tokens} and {self.max_tokens} given", "min_tokens"
             )
+        self._check_grammar()
         if len(self.stop) > MAX_STOPS or not all(_is_stop(text) for text in self.stop):
             raise InvalidParameterError(
                 f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {_some(self.stop)} given",
@@ -95,6 +100,15 @@ class SamplingParams:
         ):
             message = f"logit_bias takes up to {MAX_BIASES} numbers between -1000 and 1000"
             raise InvalidParameterError(message, "logit_bias")
+
+    def _check_grammar(self) -> None:
+        if self.grammar is None:
+            return
+        if not isinstance(self.grammar, Grammar):
+            raise InvalidParameterError(f"grammar must be a quire.Grammar, {_some(self.grammar)} given", "grammar")
+        for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
+            if getattr(self, name) != neutral:
+                raise InvalidParameterError(f"{name} must be left out with a grammar, which says where it ends", name)
 
     def _freeze(self) -> None:
         """Lists of any kind become tuples, None an empty one, so that nobody can change or exhaust them later."""

@@ -66,6 +66,7 @@ def make_request(
         deadline_s=None if timeout_s is None else now_s + timeout_s,
         is_explained=bool(options.get("explain", False)),
         is_promised=options.get("is_promised", False),
+        grammar=None if params.grammar is None else model.checked(params.grammar),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
+from quire.checkpoints.grammar_vocabulary import grammar_tokens
 from quire.client.client import EngineClient, EngineStats
 from quire.client.text_model import TextModel, read_tokenizer
 from quire.config import ModelSettings, ServingSettings
@@ -20,6 +21,8 @@ from quire.config.machine import share_of_memory_bytes
 from quire.config.model_settings import MEMORY_SHARE
 from quire.engine.loading import kv_key, queue_of
 from quire.errors import ConfigError, EngineDeadError
+from quire.text.grammar_checker import GrammarChecker
+from quire.text.grammar_wire import LoadVocabulary
 from quire.worker.kv_events import KVEventSettings
 from quire.worker.messages import Open, Ready, WorkerLoad
 from quire.worker.step_sizes import StepSizes
@@ -106,7 +109,18 @@ def _words_of(checkpoint: Checkpoint) -> Callable[[Ready], TextModel]:
     with_one_thread = ThreadPoolExecutor(1, "tokenizer")
     reading = with_one_thread.submit(read_tokenizer, checkpoint)
     with_one_thread.shutdown(wait=False)
-    return lambda ready: TextModel.of(checkpoint, ready.info, reading.result())
+
+    def words(ready: Ready) -> TextModel:
+        size = ready.info.vocabulary_size
+        grammars = GrammarChecker(lambda: LoadVocabulary(*_grammar_tokens(checkpoint, size)))
+        return TextModel.of(checkpoint, ready.info, reading.result(), grammars)
+
+    return words
+
+
+def _grammar_tokens(checkpoint: Checkpoint, vocabulary_size: int) -> tuple[str, int, tuple[int, ...]]:
+    tokenizer_json, end_tokens = grammar_tokens(checkpoint)
+    return tokenizer_json, vocabulary_size, end_tokens
 
 
 def _kv_events(serving: ServingSettings) -> KVEventSettings | None:

@@ -14,6 +14,8 @@ from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.messages import num_text_bytes
 from quire.text.chat.template import ChatTemplate
 from quire.text.chat.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
+from quire.text.grammar import Grammar
+from quire.text.grammar_checker import GrammarChecker
 from quire.text.tokenizer import Tokenizer as Tokenizer  # noqa: PLC0414
 
 MAX_BYTES_PER_TOKEN = 8
@@ -59,6 +61,8 @@ class TextModel:
     template: ChatTemplate | None
     eos_token_ids: frozenset[int]
     defaults: Mapping[str, float | int]
+    grammars: GrammarChecker | None = None
+    """None: whoever runs it looks at grammars itself, and nobody else is kept waiting."""
     chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
     vocabulary_size: int = field(init=False)
     """Tokens the model has rows for."""
@@ -76,7 +80,9 @@ class TextModel:
         object.__setattr__(self, "max_sequence_tokens", self.info.max_sequence_tokens)
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, info: ModelInfo, tokenizer: Tokenizer) -> "TextModel":
+    def of(
+        cls, checkpoint: Checkpoint, info: ModelInfo, tokenizer: Tokenizer, grammars: GrammarChecker | None = None
+    ) -> "TextModel":
         """The text side of a checkpoint that an engine has loaded; the tokenizer gets that engine's limits."""
         max_bytes = MAX_BYTES_PER_TOKEN * info.max_sequence_tokens
         template = checkpoint.chat_template
@@ -87,6 +93,7 @@ class TextModel:
             template=None if template is None else ChatTemplate(template, checkpoint.special_tokens),
             eos_token_ids=checkpoint.end_tokens(tokenizer.library.token_to_id),
             defaults=checkpoint.generation_defaults,
+            grammars=grammars,
         )
 
     @property
@@ -124,10 +131,18 @@ class TextModel:
         rendered = self.template.render(messages, **arguments)
         return self._within_rows(self.chat_tokenizer.encode(rendered))
 
+    def checked(self, grammar: Grammar) -> str:
+        """A grammar as an engine takes it. Raises InvalidParameterError if none could follow it."""
+        if self.grammars is not None:
+            self.grammars.check(grammar)
+        return grammar.text
+
     def close(self) -> None:
-        """End what renders its chats."""
+        """End what renders its chats and checks its grammars."""
         if self.template is not None:
             self.template.close()
+        if self.grammars is not None:
+            self.grammars.close()
 
     def _check_size(self, messages: Messages, arguments: TemplateArguments) -> None:
         """What could not fit is not rendered."""

@@ -30,6 +30,18 @@ def chunk_length(num_computed: int, num_known: int, budget: int, block_size: int
     return max(0, (num_computed + budget) // block_size * block_size - num_computed)
 
 
+def shortened(counts: list[int], budget: int) -> list[int]:
+    """The same numbers, none of them below one that was not, with a sum within the budget: the last give way first."""
+    excess = sum(counts) - budget
+    for at in range(len(counts) - 1, -1, -1):
+        if excess <= 0:
+            break
+        given = min(excess, max(0, counts[at] - 1))
+        counts[at] -= given
+        excess -= given
+    return counts
+
+
 def may_displace(newcomer: Sequence, victim: Sequence) -> bool:
     """Whether a waiting sequence may take a running one's place: of a lower class, with a later key, not protected."""
     return (

@@ -46,6 +46,8 @@ class SequenceStatus(Enum):
     FINISHED = "finished"
 
 
+FEW_TOKENS = 16
+"""Known tokens that a step computes for little more than one of them."""
 LEGAL_MOVES = {
     (SequenceStatus.WAITING, SequenceStatus.RUNNING),
     (SequenceStatus.RUNNING, SequenceStatus.WAITING),
@@ -118,6 +120,8 @@ class Request(msgspec.Struct, frozen=True):
     epoch: int = 0
     """Which assignment to an engine this is, larger than all before it; counted by whoever assigns, and told with every
     event."""
+    grammar: str | None = None
+    """What every answer must match, from its first token to its last; opaque here."""
 
     @property
     def adapter(self) -> str:
@@ -184,6 +188,14 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Known tokens whose KV is not there yet; at least one while it runs."""
         return len(self.tokens) - (self.table.num_computed if self.table is not None else 0)
+
+    @property
+    def num_decoding(self) -> int:
+        """Tokens it computes ahead of all chunks: the only one it has left, or a few behind its prompt; else none."""
+        num_computed = 0 if self.table is None else self.table.num_computed
+        num_left = len(self.tokens) - num_computed
+        is_few = num_left == 1 or (num_left <= FEW_TOKENS and num_computed >= self.num_prompt_tokens)
+        return num_left if is_few else 0
 
     @property
     def fork_point(self) -> int | None:

@@ -48,13 +48,14 @@ def taken_tokens(
 
 
 def take_row(
-    sequence: Sequence, item: WorkItem, tokens: tuple[int, ...], max_sequence_tokens: int
+    sequence: Sequence, item: WorkItem, row: RowResult, max_sequence_tokens: int
 ) -> tuple[int, FinishReason | None]:
-    """How many of a row's tokens the sequence takes in, and why the last of them ends it.
+    """How many of a row's tokens the sequence takes in, chosen ones and then forced ones, and why the last ends it.
 
     Raises InvariantError unless they answer the item: tokens where they were asked for, each but the last a draft that
-    was right.
+    was right, and forced ones behind chosen ones alone.
     """
+    tokens = row.token_ids
     if len(tokens) != (item.sampling is not None):
         drafts = item.drafts
         most = 0 if item.sampling is None else len(drafts) + 1
@@ -63,6 +64,10 @@ def take_row(
                 f"apply: sequence {item.sequence_id} got {len(tokens)} tokens, {tokens}; after the drafts {drafts} "
                 f"there may be {most}, all but the last of them right"
             )
+    if row.forced:
+        if not tokens:
+            raise InvariantError(f"apply: sequence {item.sequence_id} got forced tokens, {row.forced}, and chose none")
+        tokens += row.forced
     num_known = len(sequence.tokens)
     num_before, room = num_known - sequence.num_prompt_tokens, max_sequence_tokens - num_known
     return taken_tokens(sequence.request.params, tokens, num_before, room)

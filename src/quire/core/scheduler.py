@@ -20,7 +20,7 @@ from quire.core.drafts import DraftRoom, Propose
 from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.placement import Placement
-from quire.core.policy import RequestLimits, check_request, chunk_length, victims_for
+from quire.core.policy import RequestLimits, check_request, chunk_length, shortened, victims_for
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus, table_of
 from quire.core.scheduler_config import Live, SchedulerConfig, SchedulerStats
@@ -132,6 +132,11 @@ class Scheduler:
         """Whether something happened that nobody has been told."""
         return bool(self._events)
 
+    @property
+    def planned(self) -> list[Sequence]:
+        """The sequences of the plan in flight, in the order of its items."""
+        return self._planned
+
     def take_events(self) -> list[RequestEvent]:
         """What has happened since the last call."""
         events, self._events = self._events, []
@@ -151,18 +156,20 @@ class Scheduler:
         items: list[WorkItem] = []
         copies: list[BlockCopy] = []
         planned: list[Sequence] = []
-        # One token for everyone who needs just one; what is left goes in chunks to the others, most urgent first.
-        running = [(sequence, sequence.num_uncomputed == 1) for sequence in self.running]
-        budget = self.config.max_step_tokens - sum(is_single for _, is_single in running)
+        # First those who decode, one token each and what little more they know; what is left goes in chunks to the
+        # others, most urgent first.
+        running = list(self.running)
+        decoding = shortened([one.num_decoding for one in running], self.config.max_step_tokens)
+        budget = self.config.max_step_tokens - sum(decoding)
         room = None if self.propose is None else DraftRoom(self.propose, self.placement, self.memory, self.config)
-        for sequence, is_single in running:
-            num_tokens = self._num_tokens_for(sequence, budget, is_single)
+        for sequence, num_decoding in zip(running, decoding, strict=True):
+            num_tokens = self._num_tokens_for(sequence, budget, num_decoding)
             if num_tokens == 0:
                 continue
             drafts = () if room is None else room.take(sequence, num_tokens)
             if not self._reserve(sequence, num_tokens, drafts, copies):
                 continue
-            if not is_single:
+            if not num_decoding:
                 budget -= num_tokens
             items.append(rows.work_item(sequence, num_tokens, drafts, reads_cache=self._reads_cache(sequence)))
             planned.append(sequence)
@@ -246,11 +253,11 @@ class Scheduler:
 
     # -- what it computes ----------------------------------------------------------------------------------------------
 
-    def _num_tokens_for(self, sequence: Sequence, budget: int, is_single: bool) -> int:
+    def _num_tokens_for(self, sequence: Sequence, budget: int, num_decoding: int) -> int:
         if sequence.table is None:
             return 0  # it yielded to someone more urgent in this very plan
-        if is_single:
-            return 1
+        if num_decoding:
+            return num_decoding
         self._match(sequence)
         table, tokens, block_size = sequence.table, sequence.tokens, self.memory.config.block_size
         num_tokens = chunk_length(table.num_computed, len(tokens), budget, block_size, sequence.fork_point)
@@ -297,11 +304,14 @@ class Scheduler:
             self._finish(sequence, FinishReason.ERROR, row.error)
             return
         request = sequence.request
-        num_taken, reason = rows.take_row(sequence, item, row.token_ids, self.config.max_sequence_tokens)
-        num_computed = item.num_true_tokens(num_taken)
+        num_taken, reason = rows.take_row(sequence, item, row, self.config.max_sequence_tokens)
+        num_chosen = min(num_taken, len(row.token_ids))
+        num_computed = item.num_true_tokens(num_chosen)
         self.memory.commit(table_of(sequence), num_computed)
         num_new_prompt, num_again = rows.charged_tokens(sequence, item.first_position, num_computed)
-        self._count(item, num_computed, num_again, num_taken)
+        self._count(item, num_computed, num_again, num_chosen)
+        self.stats.num_output_tokens += num_taken
+        self.stats.num_forced_tokens += num_taken - num_chosen
         if num_new_prompt or num_taken:
             self.queue.charge(request.tenant, num_new_prompt, num_taken)
         if item.scoring is not None:
@@ -312,9 +322,12 @@ class Scheduler:
             # Only now is it known what of the prompt had to be computed: a block may be found on the way.
             live.has_begun = True
             self._events.append(FirstToken(request.request_id, live.leader.num_cached_tokens, epoch=request.epoch))
-        for at in range(num_taken):
+        for at in range(num_chosen):
             sequence.tokens.append(row.token_ids[at])
             self._events.append(rows.token_event(sequence, row.logprobs[at] if row.logprobs else None))
+        for token_id in row.forced[: num_taken - num_chosen]:
+            sequence.tokens.append(token_id)
+            self._events.append(rows.token_event(sequence, None))
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
         if num_taken == 0 and sequence.num_uncomputed == 0:
@@ -322,11 +335,10 @@ class Scheduler:
         if reason is not None:
             self._finish(sequence, reason)
 
-    def _count(self, item: WorkItem, num_computed: int, num_again: int, num_taken: int) -> None:
+    def _count(self, item: WorkItem, num_computed: int, num_again: int, num_chosen: int) -> None:
         self.stats.num_computed_tokens += num_computed
         self.stats.num_recomputed_tokens += num_again
-        self.stats.num_output_tokens += num_taken
-        if num_taken > 1 or num_computed < len(item.token_ids):  # drafts came, or were wrong
+        if num_chosen > 1 or num_computed < len(item.token_ids):  # drafts came, or were wrong
             self.stats.num_draft_tokens += item.num_drafts
             self.stats.num_accepted_tokens += num_computed + item.num_drafts - len(item.token_ids)
 

@@ -68,6 +68,8 @@ class SchedulerStats:
     """Fed as guesses beside the computed tokens."""
     num_accepted_tokens: int = 0
     """Of those, right: they are among the computed and the output tokens."""
+    num_forced_tokens: int = 0
+    """Output tokens that were not sampled: nothing else was allowed."""
     num_preemptions: int = 0
     num_finished: int = 0
 
@@ -83,12 +85,12 @@ class Blocked:
 class Needs:
     """What those who run still need, added up once for a round of admissions."""
 
-    __slots__ = ("_chunks", "_num_singles", "num_blocks")
+    __slots__ = ("_chunks", "_num_decoding", "num_blocks")
 
     def __init__(self) -> None:
         self.num_blocks = 0
         """For the tokens they know."""
-        self._num_singles = 0
+        self._num_decoding = 0
         self._chunks: list[tuple[tuple[float, int], int]] = []
 
     @staticmethod
@@ -102,12 +104,12 @@ class Needs:
     def with_one_more(self, sequence: Sequence, num_blocks: int) -> "Needs":
         """Add one who has just started."""
         self.num_blocks += num_blocks
-        if sequence.num_uncomputed == 1:
-            self._num_singles += 1
+        if num_decoding := sequence.num_decoding:
+            self._num_decoding += num_decoding
         else:
             self._chunks.append((sequence.key, sequence.num_uncomputed))
         return self
 
     def num_tokens_before(self, key: tuple[float, int]) -> int:
-        """Tokens of a step that go to others first: one to everybody who needs one, and all chunks more urgent."""
-        return self._num_singles + sum(num_tokens for other, num_tokens in self._chunks if other < key)
+        """Tokens of a step that go to others first: to all who decode, and all chunks more urgent."""
+        return self._num_decoding + sum(num_tokens for other, num_tokens in self._chunks if other < key)

@@ -147,6 +147,8 @@ class RowResult(NamedTuple):
     """One for each of the item's `hidden_positions`: float32 numbers, little-endian."""
     error: str | None = None
     """Why this row failed. Others are not touched by it, and what it wrote is never named."""
+    forced: tuple[int, ...] = ()
+    """Tokens that follow those chosen because nothing else may: known without having been sampled, and not yet fed."""
 
 
 class StepResult(NamedTuple):

@@ -31,6 +31,7 @@ class _Assignment(_Command, frozen=True):
     continuations: tuple[Continuation, ...]
     is_explained: bool
     is_promised: bool
+    grammar: str | None = None
 
 
 class Submit(_Assignment, frozen=True):

@@ -19,7 +19,8 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
-from quire.errors import CapacityError, InvariantError, RequestError
+from quire.engine.guides import Guides
+from quire.errors import CapacityError, InvalidParameterError, InvariantError, RequestError
 
 FORMAT_VERSION = 1
 
@@ -70,9 +71,12 @@ class Engine:
         identity: ModelIdentity,
         key: bytes,
         emit: Callable[[KVEvent], None] | None = None,
+        guides: Guides | None = None,
     ) -> None:
         capacity = runner.capacity
         self.runner = runner
+        self.guides = guides
+        """None: a model without a tokenizer has no grammars."""
         self.memory = KVMemory(KVMemoryConfig(capacity.num_blocks, capacity.block_size), BlockHasher(key), emit)
         self.scheduler = Scheduler(config, self.memory)
         self.info = ModelInfo(
@@ -100,9 +104,10 @@ class Engine:
         """Queue a request that an engine before this one had let in, with the tokens it had."""
         return self._entered(request, self.scheduler.restore)
 
-    @staticmethod
-    def _entered(request: Request, enter: Callable[[Request], None]) -> Queued | Refused:
+    def _entered(self, request: Request, enter: Callable[[Request], None]) -> Queued | Refused:
         try:
+            if request.grammar is not None:
+                self._opened_guides().check(request.grammar)
             enter(request)
         except (RequestError, CapacityError) as error:
             return Refused.of(request.request_id, error, request.epoch)
@@ -124,23 +129,41 @@ class Engine:
         """Plan, run, apply; what happened to whom. The clock is read before and after the step."""
         plan = self.scheduler.plan(clock())
         if not plan.items:
-            return self.scheduler.take_events()
+            return self._told(self.scheduler.take_events())
         began(self._names_in(plan))
         try:
-            result = self.runner.start(plan).wait()
+            result = self._result_of(plan)
         except BaseException as error:
             # Torn in the middle: what the step wrote cannot be trusted, and nothing may wait for it for ever.
             rows = {item.sequence_id: RowResult(error=f"the step was broken off: {error!r}") for item in plan.items}
             self.scheduler.apply(StepResult(plan.step, rows), clock())
             raise
         self._check_tokens(result)
-        return self.scheduler.apply(result, clock())
+        return self._told(self.scheduler.apply(result, clock()))
+
+    def _told(self, events: list[RequestEvent]) -> list[RequestEvent]:
+        if self.guides is not None:
+            self.guides.forget(events)
+        return events
+
+    def _result_of(self, plan: StepPlan) -> StepResult:
+        """Masks are made while the step runs."""
+        pending, planned = self.runner.start(plan), self.scheduler.planned
+        if self.guides is None:
+            return pending.wait()
+        result = pending.wait(self.guides.masks(plan, planned))
+        return self.guides.guided(plan, planned, result)
+
+    def _opened_guides(self) -> Guides:
+        if self.guides is None:
+            raise InvalidParameterError("a grammar needs the model's tokenizer, and this model has none", "grammar")
+        return self.guides
 
     def _check_tokens(self, result: StepResult) -> None:
         """A runner that names a token nobody has is broken, and must not get as far as a client."""
         size = self.runner.capacity.vocabulary_size
         for row in result.rows.values():
-            for token_id in row.token_ids:
+            for token_id in (*row.token_ids, *row.forced):
                 if not 0 <= token_id < size:
                     raise InvariantError(f"the runner chose token {token_id}, the vocabulary has {size}")
 

@@ -3,16 +3,22 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quire.backends.load import load_backend
 from quire.checkpoints import Checkpoint, Progress, quiet
+from quire.checkpoints.grammar_vocabulary import grammar_tokens, grammar_vocabulary
 from quire.config import ModelSettings, ServingSettings
 from quire.core.digests import KEY_BYTES
 from quire.core.events import KVEvent
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.guides import Guides
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 
 def open_engine(
@@ -44,10 +50,21 @@ def open_engine(
     )
     computed = f"{checkpoint.fingerprint} {settings.dtype} {settings.arithmetic}"
     identity = ModelIdentity(computed, loaded.kv_layout)
-    engine = Engine(loaded.runner, config, identity, key, emit)
+    engine = Engine(loaded.runner, config, identity, key, emit, _guides(checkpoint, capacity.vocabulary_size))
     line = f"{loaded.plan.line}; a request may have {longest:,} tokens"
     engine.info = replace(engine.info, line=line, notes=loaded.notes)
     return engine
+
+
+def _guides(checkpoint: Checkpoint, vocabulary_size: int) -> Guides | None:
+    if checkpoint.tokenizer_file is None:
+        return None
+
+    def read() -> "LLTokenizer":
+        tokenizer_json, end_tokens = grammar_tokens(checkpoint)
+        return grammar_vocabulary(tokenizer_json, vocabulary_size, end_tokens)
+
+    return Guides(read)
 
 
 def kv_key(serving: ServingSettings) -> bytes:

@@ -87,6 +87,7 @@ def received(command: Submit | Restore, now_s: float) -> Request:
         command.is_explained,
         command.is_promised,
         command.epoch,
+        command.grammar,
     )
 
 
@@ -128,6 +129,7 @@ class EngineThread:
             request.continuations,
             request.is_explained,
             request.is_promised,
+            request.grammar,
         )
         self._put(command, request.request_id)
 

@@ -74,4 +74,5 @@ class LedgerEntry:
             request.is_explained,
             # Whose client has seen something has a place, whatever waits by now.
             request.is_promised or bool(self.ends) or any(self.tokens.values()),
+            request.grammar,
         )

@@ -312,8 +312,8 @@ def test_a_consumer_that_goes_away_cancels_once() -> None:
 
 
 def test_the_public_names_are_these_and_all_can_be_had() -> None:
-    names = ["LLM", "Answer", "AsyncEngine", "Completion", "Difference", "Explanation", "ModelSettings", "Piece",
-             "QuireError", "SamplingParams", "Timings", "__version__"]  # fmt: skip
+    names = ["LLM", "Answer", "AsyncEngine", "Completion", "Difference", "Explanation", "Grammar", "ModelSettings",
+             "Piece", "QuireError", "SamplingParams", "Timings", "__version__"]  # fmt: skip
     assert quire.__all__ == names
     assert all(getattr(quire, name) is not None for name in names)
     with pytest.raises(AttributeError, match="nonsense"):

@@ -13,9 +13,10 @@ import pytest
 
 from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
 from quire.text.chat import render_helpers as template_helpers
-from quire.text.chat.render_helpers import IDLE, MAX_FOR_A_MODEL, MAX_IDLE, Helper, Helpers
+from quire.text.chat.render_helpers import COMMAND, IDLE, MAX_FOR_A_MODEL, MAX_IDLE, Helpers
 from quire.text.chat.render_wire import LoadTemplate, Render, Rendered, TemplateLoaded
 from quire.text.chat.template import ChatTemplate
+from quire.text.helper_process import Helper
 
 SQUARING = "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
 BURNING = "{% if messages[0].content == 'burn' %}" + SQUARING + "{% endif %}{{ messages[0].content }}"
@@ -162,7 +163,7 @@ def test_a_process_waits_for_the_next_model_and_knows_nothing_of_the_last() -> N
 
 def test_few_processes_wait_and_none_that_has_died() -> None:
     IDLE.kill_all()
-    many = [Helper() for _ in range(MAX_IDLE + 1)]
+    many = [Helper(COMMAND) for _ in range(MAX_IDLE + 1)]
     for one in many:
         IDLE.give_back(one)
     assert sum(one.is_alive for one in many) == MAX_IDLE
@@ -202,7 +203,7 @@ def test_a_process_that_cannot_be_started_is_the_servers_fault(monkeypatch: pyte
 
 def test_it_is_told_nothing_of_our_environment_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_SECRET", "x")
-    helper = Helper()
+    helper = Helper(COMMAND)
     environment = Path(f"/proc/{helper.pid}/environ").read_bytes()
     helper.kill()
     assert b"QUIRE_SECRET" not in environment

@@ -6,91 +6,18 @@ its model no longer needs waits for the next model. All end with this process: t
 """
 
 import atexit
-import os
-import socket
-import subprocess
 import sys
 import threading
-from time import monotonic
-
-import msgspec
 
 from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
 from quire.text.chat import render_wire as wire
 from quire.text.chat.render_wire import LoadTemplate, Render, ToServer
+from quire.text.helper_process import Helper, StoppedError
 
 COMMAND = (sys.executable, "-m", "quire.text.chat.render_process")
-START_S = 60.0
-"""A busy machine may take its time to start an interpreter."""
 RENDER_S = 2.0
 MAX_FOR_A_MODEL = 2
 MAX_IDLE = 2
-ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
-"""What the process is told of ours; tokens and keys are none of its business."""
-
-
-BROKEN = (OSError, EOFError, msgspec.MsgspecError)
-"""What a helper that does not answer as it should ends in."""
-
-
-class StoppedError(Exception):
-    """A helper was ended, or ended by itself, before it answered."""
-
-
-class Helper:
-    """One process that renders. For one thread at a time; `stop` may come from any."""
-
-    def __init__(self) -> None:
-        self._end, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = subprocess.Popen(  # noqa: S603 - our own module
-                    COMMAND,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-                    start_new_session=True,  # a Ctrl-C is for the server
-                )
-        except OSError:
-            self._end.close()
-            raise
-        try:
-            wire.read_to_server(wire.receive(self._end, monotonic() + START_S))
-        except BROKEN as error:
-            raise OSError(f"it {self._stopped(error)}") from None
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """It has not ended by itself."""
-        return self._process.poll() is None
-
-    def ask(self, message: bytes) -> ToServer:
-        """Its answer within `RENDER_S`, or it is killed and StoppedError says why."""
-        try:
-            return wire.exchange(self._end, message, monotonic() + RENDER_S)
-        except BROKEN as error:
-            raise self._stopped(error) from None
-
-    def stop(self) -> None:
-        """End the process, whatever it does; whoever waits for its answer is told."""
-        self._process.kill()
-
-    def kill(self) -> None:
-        """End it, and leave nothing behind."""
-        self.stop()
-        self._process.wait()
-        self._end.close()
-
-    def _stopped(self, error: Exception) -> StoppedError:
-        self.kill()
-        took_long = isinstance(error, TimeoutError)
-        return StoppedError("took longer and was stopped" if took_long else "ended in the middle")
 
 
 class IdleHelpers:
@@ -109,7 +36,7 @@ class IdleHelpers:
                 if helper.is_alive:
                     return helper
                 helper.kill()
-        return Helper()
+        return Helper(COMMAND)
 
     def give_back(self, helper: Helper) -> None:
         """Its model needs it no more."""
@@ -156,7 +83,7 @@ class Helpers:
         message = _encoded(asked)
         helper = self._take()
         try:
-            answer = helper.ask(message)
+            answer = helper.ask(message, wire.read_to_server, RENDER_S)
         except BaseException as error:
             helper.kill()
             self._drop(helper)
@@ -199,7 +126,7 @@ class Helpers:
         helper = None
         try:
             helper = IDLE.take()
-            answer = helper.ask(self._load)
+            answer = helper.ask(self._load, wire.read_to_server, RENDER_S)
         except BaseException as error:
             self._drop(helper)
             raise _not_started(error) from None

@@ -6,7 +6,6 @@ time by its parent, who ends it, and by the system again if the parent is gone. 
 it starts quickly.
 """
 
-import resource
 import socket
 from datetime import datetime
 from typing import Any
@@ -27,6 +26,7 @@ from quire.text.chat.render_wire import (
     ToServer,
 )
 from quire.text.chat.sandbox import TemplateSandbox
+from quire.text.helper_process import allow_time, bound_memory, receive, send
 
 MEMORY_BYTES = 512 * 1024 * 1024
 """Address space: the interpreter takes a tenth of it, a prompt of a million tokens another."""
@@ -129,14 +129,14 @@ class Renderer:
 def serve_renderer(end: socket.socket) -> None:
     """Answer until the other side has ended."""
     renderer = Renderer()
-    wire.send(end, wire.encode_frame(Hello()))
+    send(end, wire.encode_frame(Hello()))
     while True:
         try:
-            message = wire.read_to_process(wire.receive(end))
+            message = wire.read_to_process(receive(end))
         except EOFError:
             return
-        _allow_time()
-        wire.send(end, _encoded(renderer.answer(message)))
+        allow_time(CPU_S)
+        send(end, _encoded(renderer.answer(message)))
 
 
 def _encoded(answer: ToServer) -> bytes:
@@ -152,20 +152,6 @@ def _encoded(answer: ToServer) -> bytes:
         )
 
 
-def _bound_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-
-
-def _allow_time() -> None:
-    """The system ends a process that uses more processor time than this, whoever else is alive."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_S, hard))
-
-
 if __name__ == "__main__":
-    _bound_memory()
+    bound_memory(MEMORY_BYTES)
     serve_renderer(socket.socket(fileno=0))

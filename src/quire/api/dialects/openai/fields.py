@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.api.access.auth import Caller
 from quire.api.dialects.dialect import GenerationRequest
+from quire.api.dialects.openai.grammars import grammar_of
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.headers import Headers
@@ -31,11 +32,6 @@ NOT_BUILT: Mapping[str, str] = {
     "tools": "tool calls come later",
     "functions": "tool calls come later",
     "function_call": "tool calls come later",
-    "structured_outputs": "structured output comes later",
-    "guided_json": "structured output comes later",
-    "guided_regex": "structured output comes later",
-    "guided_choice": "structured output comes later",
-    "guided_grammar": "structured output comes later",
     "use_beam_search": "there is no beam search",
     "bad_words": "only single tokens can be banned, with logit_bias",
     "truncate_prompt_tokens": "a prompt is never shortened in silence",
@@ -79,10 +75,6 @@ def reject_unsupported(body: Mapping[str, Any], reasons: Mapping[str, str] = NOT
         raise unsupported("prompt_logprobs", "they come with a whole answer, not with a stream")
     if body.get("tool_choice") not in (None, "none", "auto"):
         raise unsupported("tool_choice", "tool calls come later")
-    wanted = body.get("response_format")
-    kind = wanted.get("type") if isinstance(wanted, dict) else wanted
-    if kind not in (None, "text"):
-        raise unsupported("response_format", "only text is written for now")
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities", "text only")
     if body.get("length_penalty") not in (None, 1, 1.0):
@@ -93,6 +85,7 @@ def sampling_params(fields: SamplingFields, **settled: Any) -> SamplingParams:
     """The engine's parameters; those that a dialect reads in its own way are handed in."""
     given: dict[str, Any] = {name: getattr(fields, name) for name in SAME_NAMES}
     given |= {"include_stop": fields.include_stop_str_in_output, "logit_bias": _biases(fields.logit_bias), **settled}
+    given["grammar"] = grammar_of(fields)
     if given["top_k"] == -1:  # the field's word for all
         given["top_k"] = 0
     if fields.cache_explain and given["prompt_logprobs"] is not None:

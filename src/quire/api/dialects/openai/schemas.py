@@ -64,6 +64,16 @@ class SamplingFields(Loose):
     return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    response_format: dict[str, Any] | None = Field(None, description="text, json_object, or json_schema with a schema.")
+    structured_outputs: dict[str, Any] | None = Field(None, description="json, json_object, regex, choice or grammar.")
+    guided_json: dict[str, Any] | str | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: str | None = Field(None, description="Lark, or GBNF, which has ::= in it.")
     cache_explain: bool | None = Field(None, description="Say in usage why the next token was not found in the cache.")
 
 

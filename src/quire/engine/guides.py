@@ -1,0 +1,185 @@
+"""What grammars allow and force, sequence by sequence: the one room that knows what is in a request's grammar.
+
+    plan ─► masks: which tokens may stand at each place ─► runner ─► chosen tokens ─► forced: what must follow them
+
+A grammar and the tokens produced so far are all there is to know. So a matcher here is a shortcut and never the truth:
+after a crash, a preemption, or for one of several answers, one is made anew of the grammar and fed the tokens that the
+sequence has. One pristine matcher for each grammar is kept, for it has done what the first mask costs; sequences get
+copies of it.
+
+What is forced is appended without being sampled, and the end of an answer that is complete is forced too. This is a
+rule of the build and not of the load: the grammar may allow other spellings of what it forces, which a model could have
+chosen. A request that is owed log-probabilities is owed a row for each token: for it nothing is forced.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from time import thread_time
+from typing import TYPE_CHECKING
+
+from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
+from quire.core import request as core
+from quire.core.events import RequestEvent, SequenceFinished
+from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
+from quire.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+KEPT_GRAMMARS = 256
+"""Grammars whose pristine matchers are kept, the latest used."""
+
+
+class _Guide:
+    """One answer on its way through its grammar."""
+
+    __slots__ = ("matcher", "num_consumed")
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        self.matcher = matcher
+        self.num_consumed = 0
+        """Tokens of the answer that the matcher has seen."""
+
+    def consume(self, tokens: Sequence[int]) -> None:
+        """Follow these; if that cannot be, the matcher says so from now on."""
+        self.matcher.consume_tokens(list(tokens))
+        self.num_consumed += len(tokens)
+
+
+class Guides:
+    """The grammars of one engine's requests."""
+
+    def __init__(self, read_vocabulary: Callable[[], "LLTokenizer"]) -> None:
+        self._read_vocabulary = read_vocabulary
+        self._opened: tuple[LLTokenizer, LLExecutor] | None = None
+        self._pristine: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._guides: dict[tuple[str, int], _Guide] = {}
+        """By request and answer."""
+        self._errors: dict[int, str] = {}
+        """Of the step in flight, by sequence: whose grammar could not say what may follow."""
+        self.num_forced_tokens = 0
+        self.compile_s = 0.0
+        self.mask_s = 0.0
+        """Processor time of masks, and of following the tokens chosen."""
+
+    def check(self, grammar: str) -> None:
+        """Raise InvalidParameterError if this is no grammar. What is compiled for it is kept."""
+        self._pristine_of(grammar)
+
+    def masks(self, plan: StepPlan, planned: Sequence[core.Sequence]) -> Masks:
+        """What may be chosen, for every guided item of a plan that samples; `planned` are its sequences."""
+        rows = [
+            (item, sequence)
+            for item, sequence in zip(plan.items, planned, strict=True)
+            if sequence.request.grammar is not None and item.sampling is not None
+        ]
+        if not rows:
+            return NO_MASKS
+        started_s = thread_time()
+        masks = self._masks_of(rows)
+        self.mask_s += thread_time() - started_s
+        return masks
+
+    def guided(self, plan: StepPlan, planned: Sequence[core.Sequence], result: StepResult) -> StepResult:
+        """The same result with what is forced behind the tokens chosen, and with the errors of grammars."""
+        found: dict[int, RowResult] = {}
+        started_s = thread_time()
+        for item, sequence in zip(plan.items, planned, strict=True):
+            row = result.rows[item.sequence_id]
+            if sequence.request.grammar is not None and row.token_ids and row.error is None:
+                found[item.sequence_id] = self._followed(item, sequence, row)
+        if not found:
+            return result
+        self.mask_s += thread_time() - started_s
+        return StepResult(result.step, result.rows | found)
+
+    def forget(self, events: Iterable[RequestEvent]) -> None:
+        """Let go of the answers that have ended."""
+        for event in events:
+            if isinstance(event, SequenceFinished):
+                self._guides.pop((event.request_id, event.sequence_index), None)
+
+    def _masks_of(self, rows: Sequence[tuple[WorkItem, core.Sequence]]) -> Masks:
+        import llguidance.numpy as bits  # noqa: PLC0415 - paid by who has a grammar
+
+        vocabulary, executor = self._open()
+        self._errors = {}
+        guides = [self._guide_of(sequence) for _, sequence in rows]
+        firsts: list[int] = []
+        num_rows = 0
+        for item, _ in rows:
+            firsts.append(num_rows)
+            num_rows += item.num_drafts + 1
+        mask = bits.allocate_token_bitmask(num_rows, vocabulary.vocab_size)
+        asked = [
+            (guide.matcher, first, list(item.drafts))
+            for guide, first, (item, _) in zip(guides, firsts, rows, strict=True)
+        ]
+        if plain := [(matcher, first) for matcher, first, drafts in asked if not drafts]:
+            bits.fill_next_token_bitmask_par(executor, plain, mask)
+        if drafted := [one for one in asked if one[2]]:
+            bits.fill_next_token_bitmask_par_with_draft_tokens(executor, drafted, mask)
+        width = -(-vocabulary.vocab_size // 8)
+        made: dict[int, tuple[bytes, ...]] = {}
+        for guide, first, (item, _) in zip(guides, firsts, rows, strict=True):
+            if guide.matcher.is_error():
+                self._errors[item.sequence_id] = guide.matcher.get_error()
+                continue
+            made[item.sequence_id] = tuple(
+                mask[row].tobytes()[:width] for row in range(first, first + item.num_drafts + 1)
+            )
+        return made
+
+    def _followed(self, item: WorkItem, sequence: core.Sequence, row: RowResult) -> RowResult:
+        guide, params = self._guide_of(sequence), sequence.request.params
+        if (error := self._errors.pop(item.sequence_id, None)) is not None:
+            return RowResult(error=_sentence(error))
+        if row.token_ids[-1] in params.stop_token_ids:
+            return row  # it ends: a matcher takes nothing behind a text that is complete
+        guide.consume(row.token_ids)
+        if guide.matcher.is_error():
+            return RowResult(error=_sentence(guide.matcher.get_error()))
+        if params.logprobs is not None:
+            return row
+        forced = guide.matcher.compute_ff_tokens()
+        guide.consume(forced)
+        ends = [token for token in self._open()[0].eos_tokens if token in params.stop_token_ids]
+        if guide.matcher.is_stopped() and ends:
+            forced = [*forced, ends[0]]
+        self.num_forced_tokens += len(forced)
+        return row._replace(forced=tuple(forced))
+
+    def _guide_of(self, sequence: core.Sequence) -> _Guide:
+        """The guide of a sequence, which has seen every token that the sequence has produced."""
+        key = sequence.request.request_id, sequence.index
+        guide = self._guides.get(key)
+        if guide is None:
+            guide = self._guides[key] = _Guide(self._pristine_of(sequence.request.grammar or "").deep_copy())
+        if guide.num_consumed < sequence.num_output_tokens:
+            guide.consume(sequence.tokens[sequence.num_prompt_tokens + guide.num_consumed :])
+        return guide
+
+    def _pristine_of(self, grammar: str) -> "LLMatcher":
+        found = self._pristine.get(grammar)
+        if found is None:
+            started_s = thread_time()
+            found = matcher_of(self._open()[0], grammar)
+            if (error := first_mask(found)) is not None:
+                raise InvalidParameterError(f"the grammar cannot be used: {error}", "grammar")
+            self.compile_s += thread_time() - started_s
+            self._pristine[grammar] = found
+            if len(self._pristine) > KEPT_GRAMMARS:
+                self._pristine.popitem(last=False)
+        self._pristine.move_to_end(grammar)
+        return found
+
+    def _open(self) -> "tuple[LLTokenizer, LLExecutor]":
+        if self._opened is None:
+            from llguidance import LLExecutor  # noqa: PLC0415 - the same
+
+            self._opened = self._read_vocabulary(), LLExecutor(num_threads=1)
+        return self._opened
+
+
+def _sentence(error: str) -> str:
+    return f"the grammar cannot say what may follow: {error[:300]}"

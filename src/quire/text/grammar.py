@@ -1,0 +1,157 @@
+"""What an answer may be: the ways in which clients say it, made into one text, which an engine follows token by token.
+
+    a JSON schema · any JSON object · a regular expression · a grammar in Lark or GBNF · one of several texts ─► Grammar
+
+What is compiled is bounded before the library sees it: compiling an object of many properties takes time with the
+square of their number, and no limit of the library's stops it. JSON is written in one way, with a blank behind colons
+and commas: that is what models write, and a small model cannot go on with blanks for ever.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidParameterError
+
+MAX_TEXT_BYTES = 64 * 1024
+MAX_PROPERTIES = 256
+"""Of one object."""
+MAX_ENUM_VALUES = 10_000
+MAX_DEPTH = 64
+MAX_INTEGER = 2**53 - 1
+"""What a double holds exactly. An integer without bounds gets these: its digits must end."""
+OF_ANSWERS = ("const", "enum", "default", "examples")
+"""What stands in these is an answer's, not a schema's."""
+JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What every answer to a request must match."""
+
+    text: str
+    """As the engine takes it."""
+    parameter: str = "grammar"
+    """What it was called by whoever gave it."""
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool, parameter: str = "json_schema") -> "Grammar":
+        """JSON that this schema accepts."""
+        from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
+
+        if not isinstance(schema, Mapping | bool):
+            raise InvalidParameterError(
+                f"{parameter} must be a JSON schema, an object, a {type(schema).__name__} given", parameter
+            )
+        bounded = _bounded(schema, parameter)
+        text = _json_text(bounded, parameter)
+        return cls(LLMatcher.grammar_from_json_schema(text, overrides=JSON_STYLE), parameter)
+
+    @classmethod
+    def json_object(cls) -> "Grammar":
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, pattern: str, parameter: str = "regex") -> "Grammar":
+        """A text that this expression matches, all of it."""
+        from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
+
+        return cls(LLMatcher.grammar_from_regex(_text(pattern, parameter)), parameter)
+
+    @classmethod
+    def lark(cls, text: str, parameter: str = "grammar") -> "Grammar":
+        """What the rule `start` of a grammar in Lark derives."""
+        from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
+
+        return cls(LLMatcher.grammar_from_lark(_text(text, parameter)), parameter)
+
+    @classmethod
+    def gbnf(cls, text: str, parameter: str = "grammar") -> "Grammar":
+        """What the rule `root` of a grammar in GBNF, llama.cpp's notation, derives."""
+        from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark  # noqa: PLC0415 - the same
+
+        try:
+            return cls.lark(gbnf_to_lark(_text(text, parameter)), parameter)
+        except (GbnfToLarkError, ValueError, TypeError, IndexError, KeyError, RecursionError) as error:
+            raise InvalidParameterError(f"{parameter} is no GBNF: {str(error)[:300]}", parameter) from error
+
+    @classmethod
+    def choice(cls, texts: Sequence[str], parameter: str = "choice") -> "Grammar":
+        """One of these texts."""
+        given: Any = texts
+        if not isinstance(given, Sequence) or isinstance(given, str) or not 0 < len(given) <= MAX_ENUM_VALUES:
+            raise InvalidParameterError(f"{parameter} must be a list of 1 to {MAX_ENUM_VALUES} texts", parameter)
+        if not all(isinstance(one, str) and one for one in given):
+            raise InvalidParameterError(f"{parameter} must hold texts that are not empty", parameter)
+        return cls.lark("start: " + " | ".join(json.dumps(one) for one in texts), parameter)
+
+
+def _text(given: object, parameter: str) -> str:
+    if not isinstance(given, str) or not given:
+        raise InvalidParameterError(f"{parameter} must be a text that is not empty", parameter)
+    _check_size(len(given.encode("utf-8", "surrogatepass")), parameter)
+    return given
+
+
+def _json_text(schema: object, parameter: str) -> str:
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        _check_size(len(text.encode()), parameter)
+    except (TypeError, ValueError, UnicodeEncodeError) as error:
+        raise InvalidParameterError(f"{parameter} must be made of what JSON can say: {error}", parameter) from None
+    return text
+
+
+def _check_size(num_bytes: int, parameter: str) -> None:
+    if num_bytes > MAX_TEXT_BYTES:
+        raise InvalidParameterError(
+            f"{parameter} may have {MAX_TEXT_BYTES} bytes, {num_bytes} given; leave out what the answer does not need",
+            parameter,
+        )
+
+
+def _bounded(schema: Mapping[str, Any] | bool, parameter: str) -> Any:
+    """A copy in which integers have bounds. Raises InvalidParameterError if it is too large to be compiled."""
+    for node, depth in _nodes(schema):
+        if depth > MAX_DEPTH:
+            raise InvalidParameterError(f"{parameter} may be {MAX_DEPTH} levels deep, it is deeper", parameter)
+        if not isinstance(node, Mapping):
+            continue
+        properties, values = node.get("properties"), node.get("enum")
+        if isinstance(properties, Mapping) and len(properties) > MAX_PROPERTIES:
+            raise InvalidParameterError(
+                f"an object of {parameter} may have {MAX_PROPERTIES} properties, {len(properties)} given", parameter
+            )
+        if isinstance(values, Sequence) and len(values) > MAX_ENUM_VALUES:
+            raise InvalidParameterError(
+                f"an enum of {parameter} may have {MAX_ENUM_VALUES} values, {len(values)} given", parameter
+            )
+    return _with_bounds(schema)
+
+
+def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
+    """Everything in a schema, and how deep it lies; no deeper than one level beyond what is allowed."""
+    left = [(schema, 0)]
+    while left:
+        node, depth = left.pop()
+        yield node, depth
+        if isinstance(node, Mapping):
+            left += [(one, depth + 1) for one in node.values()]
+        elif isinstance(node, list | tuple):
+            left += [(one, depth + 1) for one in node]
+
+
+def _with_bounds(node: Any) -> Any:
+    if isinstance(node, list | tuple):
+        return [_with_bounds(one) for one in node]
+    if not isinstance(node, Mapping):
+        return node
+    made = {name: one if name in OF_ANSWERS else _with_bounds(one) for name, one in node.items()}
+    if made.get("type") == "integer" and "enum" not in made and "const" not in made:
+        if "minimum" not in made and "exclusiveMinimum" not in made:
+            made["minimum"] = -MAX_INTEGER
+        if "maximum" not in made and "exclusiveMaximum" not in made:
+            made["maximum"] = MAX_INTEGER
+    return made

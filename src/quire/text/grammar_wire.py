@@ -1,0 +1,49 @@
+"""What a server and the process that checks clients' grammars say to each other: JSON, in frames (`helper_process`).
+
+server    LoadVocabulary · CheckGrammar
+process   Hello (it has started) · VocabularyLoaded · GrammarFine · GrammarRefused
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+
+class LoadVocabulary(msgspec.Struct, frozen=True, tag=True):
+    """Read the tokens of a model."""
+
+    tokenizer_json: str
+    vocabulary_size: int
+    end_tokens: tuple[int, ...]
+
+
+class CheckGrammar(msgspec.Struct, frozen=True, tag=True):
+    """Compile this, and see what may come first."""
+
+    grammar: str
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The process has started."""
+
+
+class VocabularyLoaded(msgspec.Struct, frozen=True, tag=True):
+    """Grammars can be checked."""
+
+
+class GrammarFine(msgspec.Struct, frozen=True, tag=True):
+    """An engine can follow it."""
+
+
+class GrammarRefused(msgspec.Struct, frozen=True, tag=True):
+    """Nobody can, and why."""
+
+    message: str
+
+
+ToProcess = LoadVocabulary | CheckGrammar
+ToServer = Hello | VocabularyLoaded | GrammarFine | GrammarRefused
+
+encode_frame = msgspec.json.Encoder().encode
+read_to_process: Callable[[bytes], ToProcess] = msgspec.json.Decoder(ToProcess).decode
+read_to_server: Callable[[bytes], ToServer] = msgspec.json.Decoder(ToServer).decode

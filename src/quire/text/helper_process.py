@@ -1,0 +1,146 @@
+"""Processes of our own that do for a server what a client's input could make last or grow: each speaks on its stdin, in
+frames, and is ended when it does not answer in time. All end with this process: their stdin closes.
+
+    server   Helper(command) ─► ask ─► answer, or StoppedError
+    process  bound_memory ─► receive ─► allow_time ─► send
+
+The memory of such a process is bounded by the system, its time by its parent, and by the system again if the parent is
+gone. Knows nothing of what is said.
+"""
+
+import os
+import resource
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TypeVar
+
+import msgspec
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+LENGTH_BYTES = 4
+START_S = 60.0
+"""A busy machine may take its time to start an interpreter."""
+ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
+"""What the process is told of ours; tokens and keys are none of its business."""
+BROKEN = (OSError, EOFError, msgspec.MsgspecError)
+"""What a helper that does not answer as it should ends in."""
+
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """A helper was ended, or ended by itself, before it answered."""
+
+
+class Helper:
+    """One process. For one thread at a time; `stop` may come from any."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start it, and wait for its first frame. Raises OSError."""
+        self._end, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 - our own modules
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                    start_new_session=True,  # a Ctrl-C is for the server
+                )
+        except OSError:
+            self._end.close()
+            raise
+        try:
+            receive(self._end, monotonic() + START_S)
+        except BROKEN as error:
+            raise OSError(f"it {self._stopped(error)}") from None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """It has not ended by itself."""
+        return self._process.poll() is None
+
+    def ask(self, message: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
+        """Its answer within this time, or it is killed and StoppedError says why."""
+        deadline_s = monotonic() + time_s
+        try:
+            send(self._end, message, deadline_s)
+            return decode(receive(self._end, deadline_s))
+        except BROKEN as error:
+            raise self._stopped(error) from None
+
+    def stop(self) -> None:
+        """End the process, whatever it does; whoever waits for its answer is told."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """End it, and leave nothing behind."""
+        self.stop()
+        self._process.wait()
+        self._end.close()
+
+    def _stopped(self, error: Exception) -> StoppedError:
+        self.kill()
+        took_long = isinstance(error, TimeoutError)
+        return StoppedError("took longer and was stopped" if took_long else "ended in the middle")
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def send(end: socket.socket, data: bytes, deadline_s: float | None = None) -> None:
+    """One frame. Raises OSError, TimeoutError if it is not taken by the deadline (of the monotonic clock)."""
+    _allow(end, deadline_s)
+    end.sendall(len(data).to_bytes(LENGTH_BYTES, "little") + data)
+
+
+def receive(end: socket.socket, deadline_s: float | None = None) -> bytes:
+    """One frame. Raises EOFError if the other side has ended, OSError, TimeoutError."""
+    size = int.from_bytes(_exactly(end, LENGTH_BYTES, deadline_s), "little")
+    if size > MAX_FRAME_BYTES:
+        raise EOFError(f"a frame may have {MAX_FRAME_BYTES} bytes, {size} announced")
+    return bytes(_exactly(end, size, deadline_s))
+
+
+def _exactly(end: socket.socket, size: int, deadline_s: float | None) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        _allow(end, deadline_s)
+        count = end.recv_into(view)
+        if not count:
+            raise EOFError("the other side has ended")
+        view = view[count:]
+    return data
+
+
+def _allow(end: socket.socket, deadline_s: float | None) -> None:
+    if deadline_s is not None:
+        # A timeout of zero would mean not to wait at all: what is there already is still taken.
+        end.settimeout(max(0.001, deadline_s - monotonic()))
+
+
+# -- in the process ----------------------------------------------------------------------------------------------------
+
+
+def bound_memory(num_bytes: int) -> None:
+    """Take no more address space than this."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def allow_time(cpu_s: int) -> None:
+    """The system ends a process that uses more processor time than this from now on, whoever else is alive."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + cpu_s, hard))

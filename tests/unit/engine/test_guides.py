@@ -1,0 +1,175 @@
+"""Grammars on an oracle that says whatever it may: answers match, and are the same alone, in company, after a crash."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from quire.backends.oracle import OracleRunner
+from quire.backends.protocol import Capacity
+from quire.core.events import Refused, RequestEvent, SequenceFinished, Token
+from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
+from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.guides import Guides
+from quire.errors import InvalidParameterError
+from quire.text.grammar import Grammar
+from tests.support.grammars import END_ID, small_vocabulary
+from tests.support.small_tokenizers import byte_level
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "height": {"type": "integer", "minimum": 0, "maximum": 999},
+    },
+    "required": ["name", "height"],
+    "additionalProperties": False,
+}
+
+
+def grammar(schema: Any = PERSON) -> str:
+    return Grammar.json_schema(schema).text
+
+
+class World:
+    """An engine on an oracle, and what was said of every request."""
+
+    def __init__(self, num_blocks: int = 200) -> None:
+        size = byte_level().vocabulary_size
+        runner = OracleRunner(Capacity(num_blocks, 4, 1 << 20, 64, size, 32))
+        self.guides = Guides(small_vocabulary)
+        config = SchedulerConfig(max_step_tokens=64, max_running=8)
+        self.engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32), guides=self.guides)
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.ends: dict[tuple[str, int], tuple[FinishReason, str | None]] = {}
+        self.num_steps = 0
+
+    def ask(
+        self, name: str, grammar: str | None, produced: Sequence[Sequence[int]] = ((),), **params: Any
+    ) -> RequestEvent:
+        sampling = ResolvedSampling(**{"max_tokens": 80, "stop_token_ids": frozenset({END_ID}), **params})
+        answers = tuple(Continuation(index, tuple(one)) for index, one in enumerate(produced))
+        namespace = self.engine.info.namespace("group")
+        request = Request(name, (5, 6, 7), namespace, 0.0, sampling, 9, continuations=answers, grammar=grammar)
+        for index, one in enumerate(produced):
+            self.tokens[name, index] = list(one)
+        return self.engine.restore(request) if any(produced) else self.engine.submit(request)
+
+    def step(self) -> None:
+        self.num_steps += 1
+        for event in self.engine.step(lambda: 0.0):
+            if isinstance(event, Token):
+                self.tokens[event.request_id, event.sequence_index].append(event.token_id)
+            elif isinstance(event, SequenceFinished):
+                self.ends[event.request_id, event.sequence_index] = event.reason, event.error
+
+    def run(self, between: Callable[[], None] = lambda: None) -> None:
+        while self.engine.has_work:
+            self.step()
+            between()
+
+    def text(self, name: str, index: int = 0) -> str:
+        return byte_level().decode([token for token in self.tokens[name, index] if token != END_ID])
+
+
+def alone(**params: Any) -> list[int]:
+    world = World()
+    world.ask("r", grammar(), **params)
+    world.run()
+    return world.tokens["r", 0]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0}, {"logprobs": 2}])
+def test_an_answer_matches_its_schema_and_ends(params: dict[str, Any]) -> None:
+    world = World()
+    world.ask("r", grammar(), **params)
+    world.run()
+    person = json.loads(world.text("r"))
+    assert set(person) == {"name", "height"}
+    assert len(person["name"]) <= 5
+    assert 0 <= person["height"] <= 999
+    assert world.ends["r", 0] == (FinishReason.STOP, None)
+
+
+def test_what_is_forced_and_the_end_of_an_answer_cost_no_step() -> None:
+    world = World()
+    world.ask("r", grammar())
+    world.run()
+    num_tokens = len(world.tokens["r", 0])
+    assert world.guides.num_forced_tokens == world.engine.scheduler.stats.num_forced_tokens >= 15
+    assert world.num_steps == num_tokens - world.guides.num_forced_tokens
+
+
+def test_nothing_is_forced_where_log_probabilities_are_owed() -> None:
+    world = World()
+    world.ask("r", grammar(), logprobs=1)
+    world.run()
+    assert world.guides.num_forced_tokens == 0
+    assert world.num_steps == len(world.tokens["r", 0])
+
+
+def test_an_answer_is_the_same_in_company_and_after_a_preemption() -> None:
+    world = World()
+    for at in range(4):
+        world.ask(f"other {at}", grammar() if at % 2 else None)
+    world.ask("r", grammar())
+    world.run(between=world.engine.scheduler.preempt_latest)
+    assert world.tokens["r", 0] == alone()
+
+
+def test_an_answer_goes_on_after_a_crash_wherever_it_was() -> None:
+    whole = alone()
+    for cut in range(1, len(whole)):
+        world = World()
+        world.ask("r", grammar(), [whole[:cut]])
+        world.run()
+        assert world.tokens["r", 0] == whole, cut
+
+
+def test_every_one_of_several_answers_has_a_matcher_of_its_own() -> None:
+    world = World()
+    world.ask("r", grammar(), [(), (), (), ()])
+    world.run()
+    assert len({world.text("r", index) for index in range(4)}) > 1
+    assert all(set(json.loads(world.text("r", index))) == {"name", "height"} for index in range(4))
+
+
+def test_nothing_is_kept_of_answers_that_have_ended() -> None:
+    world = World()
+    world.ask("long", grammar())
+    world.ask("short", grammar(), max_tokens=3)
+    world.step()
+    world.engine.cancel("long")
+    world.run()
+    assert world.guides._guides == {}
+    assert {reason for reason, _ in world.ends.values()} == {FinishReason.LENGTH, FinishReason.CANCELLED}
+
+
+@pytest.mark.parametrize("text", ["", "start: (", '{"grammars": [{"json_schema": {"type": "objekt"}}]}'])
+def test_what_is_no_grammar_is_refused_in_words(text: str) -> None:
+    told = World().ask("r", text)
+    assert isinstance(told, Refused)
+    assert isinstance(told.error, InvalidParameterError)
+    assert "the grammar cannot be used" in str(told.error)
+
+
+def test_a_matcher_that_fails_ends_its_own_answer_alone() -> None:
+    world = World()
+    world.ask("bad", grammar())
+    world.ask("good", grammar())
+    world.step()
+    world.guides._guides["bad", 0].matcher.consume_tokens([END_ID])
+    world.run()
+    reason, error = world.ends["bad", 0]
+    assert (reason, "the grammar cannot say what may follow" in str(error)) == (FinishReason.ERROR, True)
+    assert world.ends["good", 0] == (FinishReason.STOP, None)
+
+
+def test_the_latest_grammars_are_kept_compiled() -> None:
+    world = World()
+    texts = [grammar({"const": number}) for number in range(260)]
+    for text in texts:
+        world.guides.check(text)
+    assert list(world.guides._pristine) == texts[4:]

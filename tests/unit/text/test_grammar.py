@@ -1,0 +1,64 @@
+"""Grammars as callers give them: bounded before the library sees them, integers with an end."""
+
+import json
+from typing import Any
+
+import pytest
+
+from quire.errors import InvalidParameterError
+from quire.text.grammar import MAX_DEPTH, MAX_INTEGER, Grammar
+
+
+def inside(grammar: Grammar) -> Any:
+    """The schema that is compiled."""
+    schema = json.loads(grammar.text)["grammars"][0]["json_schema"]
+    schema.pop("x-guidance")
+    return schema
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+def test_integers_without_bounds_get_those_of_a_double() -> None:
+    given: dict[str, Any] = {
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "exclusiveMinimum": 3}},
+        "type": "object",
+    }
+    found = inside(Grammar.json_schema(given))["properties"]
+    assert found["a"] == {"type": "integer", "minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
+    assert found["b"] == {"type": "integer", "exclusiveMinimum": 3, "maximum": MAX_INTEGER}
+    assert given["properties"]["a"] == {"type": "integer"}, "the caller's own is not touched"
+
+
+def test_what_only_looks_like_a_schema_is_left_alone() -> None:
+    given = {"enum": [{"type": "integer"}], "const": {"type": "integer"}, "type": "integer"}
+    assert inside(Grammar.json_schema(given)) == given
+
+
+@pytest.mark.parametrize(("make", "sentence"), [
+    (lambda: Grammar.json_schema({"properties": {str(at): {} for at in range(257)}}), "may have 256 properties, 257"),
+    (lambda: Grammar.json_schema({"enum": list(range(10_001))}), "may have 10000 values, 10001"),
+    (lambda: Grammar.json_schema(nested(MAX_DEPTH + 1)), "64 levels deep"),
+    (lambda: Grammar.json_schema({"const": "x" * 70_000}), "may have 65536 bytes"),
+    (lambda: Grammar.json_schema({"const": float("nan")}), "what JSON can say"),
+    (lambda: Grammar.json_schema({"const": object()}), "what JSON can say"),
+    (lambda: Grammar.json_schema("{}"), "a str given"),  # type: ignore[arg-type]
+    (lambda: Grammar.regex(""), "not empty"),
+    (lambda: Grammar.regex("a" * 70_000), "may have 65536 bytes"),
+    (lambda: Grammar.lark(3), "must be a text"),  # type: ignore[arg-type]
+    (lambda: Grammar.gbnf("root = x"), "no GBNF"),
+    (lambda: Grammar.choice([]), "1 to 10000 texts"),
+    (lambda: Grammar.choice("ab"), "1 to 10000 texts"),
+    (lambda: Grammar.choice(["a", ""]), "not empty"),
+])  # fmt: skip
+def test_what_is_too_much_or_no_grammar_is_refused_by_its_rule(make: Any, sentence: str) -> None:
+    with pytest.raises(InvalidParameterError, match=sentence):
+        make()
+
+
+def test_a_schema_as_deep_as_allowed_is_taken() -> None:
+    assert Grammar.json_schema(nested(MAX_DEPTH - 1)).parameter == "json_schema"

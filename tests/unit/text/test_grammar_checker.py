@@ -1,0 +1,90 @@
+"""Grammars are checked where they can be stopped: what takes long or breaks ends alone, and the next is checked."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from quire.errors import CapacityError, EngineDeadError, InvalidParameterError
+from quire.text import grammar_checker
+from quire.text.grammar import Grammar
+from quire.text.grammar_checker import GrammarChecker
+from quire.text.grammar_wire import LoadVocabulary
+from tests.support.grammars import END_ID
+from tests.support.small_tokenizers import byte_level
+
+
+def vocabulary() -> LoadVocabulary:
+    library = byte_level().library
+    return LoadVocabulary(library.to_str(), byte_level().vocabulary_size, (END_ID,))
+
+
+@pytest.fixture
+def checker() -> GrammarChecker:
+    return GrammarChecker(vocabulary)
+
+
+def test_what_can_be_followed_passes_and_is_not_looked_at_again(checker: GrammarChecker) -> None:
+    checker.check(Grammar.json_object())
+    checker._helpers[0].kill()
+    checker.check(Grammar.json_object())
+    assert not checker._helpers[0].is_alive
+
+
+@pytest.mark.parametrize(("grammar", "sentence"), [
+    (Grammar.json_schema({"type": "objekt"}, "response_format"), "response_format cannot be used: .*objekt"),
+    (Grammar.json_schema({"$ref": "#"}), "json_schema cannot be used"),
+    (Grammar.json_schema({"$ref": "http://example.com/x"}), "json_schema cannot be used"),
+    (Grammar.json_schema({"not": {"type": "string"}}), "json_schema cannot be used"),
+    (Grammar.regex("(?=a)b"), "regex cannot be used"),
+    (Grammar.lark("start: nobody"), "grammar cannot be used"),
+])  # fmt: skip
+def test_what_cannot_be_followed_is_refused_in_the_librarys_words(
+    checker: GrammarChecker, grammar: Grammar, sentence: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=sentence) as refused:
+        checker.check(grammar)
+    assert refused.value.parameter == grammar.parameter
+    checker.close()
+
+
+def test_a_check_that_ends_its_process_is_refused_and_the_next_is_made(checker: GrammarChecker) -> None:
+    checker.check(Grammar.regex("a"))
+    os.kill(checker._helpers[0].pid, signal.SIGSTOP)
+    with pytest.raises(InvalidParameterError, match="may take 2 s to be checked, this one took longer and was stopped"):
+        checker.check(Grammar.regex("b"))
+    checker.check(Grammar.regex("b"))
+    checker.close()
+
+
+def test_who_is_closed_checks_no_more(checker: GrammarChecker) -> None:
+    checker.check(Grammar.regex("a"))
+    (helper,) = checker._helpers
+    checker.close()
+    assert not helper.is_alive
+    with pytest.raises(EngineDeadError, match="closed"):
+        checker.check(Grammar.regex("b"))
+
+
+def test_a_process_that_cannot_be_started_is_the_servers_fault(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "COMMAND", (sys.executable, "-c", ""))
+    with pytest.raises(CapacityError, match="none could be started"):
+        checker.check(Grammar.regex("a"))
+
+
+def test_a_tokenizer_that_grammars_cannot_use_is_said() -> None:
+    checker = GrammarChecker(lambda: LoadVocabulary("{}", 10, (1,)))
+    with pytest.raises(InvalidParameterError, match="cannot be used for grammars"):
+        checker.check(Grammar.regex("a"))
+
+
+def test_the_latest_that_passed_are_remembered(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checker, "KEPT", 2)
+    made = [Grammar.regex(one) for one in "abc"]
+    for one in made:
+        checker.check(one)
+    assert list(checker._fine) == [one.text for one in made[1:]]
+    checker.close()
