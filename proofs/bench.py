@@ -10,7 +10,7 @@ import sys
 from benchmarks.servers import Command, Running, null_command, quire_command, started
 from benchmarks.test_model import smollm2_directory
 from proofs.proof import Proof, run, section
-from quire.bench.compare import Comparison, Verdict, compare_records
+from quire.bench.compare import Comparison, SpeedVerdict, compare_records
 from quire.bench.event_loop import finished
 from quire.bench.http_client import Client
 from quire.bench.outcome import Run
@@ -67,8 +67,8 @@ def _told_apart(proof: Proof, name: str, build: Command, slower: Command) -> Non
     with started(build) as one:
         _warm(one)
         for key, other, expected in (
-            ("same_build_no_difference", build, Verdict.NO_DIFFERENCE),
-            ("slowed_build_found", slower, Verdict.SLOWER),
+            ("same_build_no_difference", build, SpeedVerdict.NO_DIFFERENCE),
+            ("slowed_build_found", slower, SpeedVerdict.SLOWER),
         ):
             with started(other) as two:
                 _warm(two)

@@ -29,13 +29,12 @@ MUTANTS = [
     Mutant(
         "what follows a stop is said",
         SCHEDULER,
-        "        for at in range(num_chosen):\n",
-        "        for at in range(len(row.token_ids)):\n",
+        "enumerate((row.token_ids + row.forced)[:num_taken])",
+        "enumerate(row.token_ids + row.forced)",
     ),
     Mutant(
         "what follows a stop is charged", SCHEDULER, "num_new_prompt, num_taken)", "num_new_prompt, len(row.token_ids))"
     ),
-    Mutant("what follows a forced stop is said", SCHEDULER, "row.forced[: num_taken - num_chosen]", "row.forced"),
     Mutant("what is forced is not taken", ROWS, "        tokens += row.forced\n", "        pass\n"),
     Mutant(
         "what is forced counts as computed",

@@ -29,7 +29,7 @@ HEADLINES = {"output_throughput": 1, "median_ttft_ms": -1, "median_tpot_ms": -1}
 """Figures that are judged; whether more is better."""
 
 
-class Verdict(StrEnum):
+class SpeedVerdict(StrEnum):
     """What a comparison comes to. Of several figures the one named first here decides."""
 
     NOT_COMPARABLE = "not comparable"
@@ -50,14 +50,14 @@ class Change:
     low: float
     high: float
     noise: float
-    verdict: Verdict
+    verdict: SpeedVerdict
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The verdict, what it rests on, and why there is none if there is none."""
 
-    verdict: Verdict
+    verdict: SpeedVerdict
     changes: tuple[Change, ...] = ()
     reason: str = ""
     num_pairs: int = 0
@@ -67,7 +67,7 @@ def compare_records(a: Mapping[str, Any], b: Mapping[str, Any], threshold: float
     """Two records as `quire bench ab` writes them."""
     reason = why_not(a, b)
     if reason:
-        return Comparison(Verdict.NOT_COMPARABLE, reason=reason)
+        return Comparison(SpeedVerdict.NOT_COMPARABLE, reason=reason)
     rounds_a, rounds_b = a["rounds"], b["rounds"]
     changes = [
         changed
@@ -75,8 +75,8 @@ def compare_records(a: Mapping[str, Any], b: Mapping[str, Any], threshold: float
         if (changed := _figure(figure, direction, rounds_a, rounds_b, threshold)) is not None
     ]
     if not changes:
-        return Comparison(Verdict.NOT_COMPARABLE, reason="no figure was measured in every round of both")
-    worst = next(kind for kind in Verdict if any(one.verdict == kind for one in changes))
+        return Comparison(SpeedVerdict.NOT_COMPARABLE, reason="no figure was measured in every round of both")
+    worst = next(kind for kind in SpeedVerdict if any(one.verdict == kind for one in changes))
     return Comparison(worst, tuple(changes), num_pairs=len(rounds_a))
 
 
@@ -107,9 +107,9 @@ def _figure(
     ratios = [log(other / one) for one, other in pairs]
     centre, low, high = interval(ratios)
     noise = 1.4826 * median([abs(ratio - median(ratios)) for ratio in ratios])
-    share, verdict = exp(centre) - 1.0, Verdict.NO_DIFFERENCE
+    share, verdict = exp(centre) - 1.0, SpeedVerdict.NO_DIFFERENCE
     if low * high > 0 and abs(share) >= threshold:
-        verdict = Verdict.FASTER if (centre > 0) == (direction > 0) else Verdict.SLOWER
+        verdict = SpeedVerdict.FASTER if (centre > 0) == (direction > 0) else SpeedVerdict.SLOWER
     middles = [median(side) for side in zip(*pairs, strict=True)]
     return Change(figure, middles[0], middles[1], share, exp(low) - 1.0, exp(high) - 1.0, exp(noise) - 1.0, verdict)
 

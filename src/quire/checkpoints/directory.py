@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.families import check_shapes
-from quire.checkpoints.quantisation import joined, read_quantisation
+from quire.checkpoints.quantisation import read_quantisation, with_joined_parts
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
 from quire.checkpoints.weights import DTYPE_BITS, WeightFile, open_weights
@@ -60,7 +60,9 @@ def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
         [file.path.name, file.num_bytes, {name: [one.dtype, one.shape] for name, one in file.tensors.items()}]
         for file in files
     ]
-    tensors = joined({name: stored for file in files for name, stored in _stored(file)}, read_quantisation(config))
+    tensors = with_joined_parts(
+        {name: stored for file in files for name, stored in _stored(file)}, read_quantisation(config)
+    )
     check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
     return Weights(directory, tuple(file.path for file in files), tensors, headers)
 

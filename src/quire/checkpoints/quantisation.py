@@ -69,7 +69,9 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
     )
 
 
-def joined(tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None) -> dict[str, StoredTensor]:
+def with_joined_parts(
+    tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None
+) -> dict[str, StoredTensor]:
     """The same tensors, with the parts of each quantised weight as one under the name the plain weight has."""
     if quantisation is None:
         return dict(tensors)

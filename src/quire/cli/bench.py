@@ -228,16 +228,16 @@ def _print_verdict(comparison: "Comparison") -> None:
     from dataclasses import asdict
 
     from quire.bench import records as report
-    from quire.bench.compare import Verdict
+    from quire.bench.compare import SpeedVerdict
 
     if comparison.changes:
         header = ("figure", "A", "B", "change", "between", "noise", "verdict")
         _print_rows(header, report.change_rows(comparison))
     typer.echo(f"{comparison.verdict.value}{f': {comparison.reason}' if comparison.reason else ''}", err=True)
     _print_json(asdict(comparison))
-    if comparison.verdict is Verdict.SLOWER:
+    if comparison.verdict is SpeedVerdict.SLOWER:
         raise typer.Exit(1)
-    if comparison.verdict is Verdict.NOT_COMPARABLE:
+    if comparison.verdict is SpeedVerdict.NOT_COMPARABLE:
         raise typer.Exit(NOT_COMPARABLE_CODE)
 
 

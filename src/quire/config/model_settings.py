@@ -8,7 +8,7 @@ from quire.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
-Arithmetic = Literal["auto", "float", "int8"]
+ArithmeticName = Literal["auto", "float", "int8"]
 Backend = Literal["auto", "cpu", "torch"]
 
 MEMORY_SHARE = 0.5
@@ -28,7 +28,7 @@ class ModelSettings:
     max_running: int = 64
     dtype: Dtype = "auto"
     """How weights are held. `auto`: as the file has them; torch holds float32."""
-    arithmetic: Arithmetic = "auto"
+    arithmetic: ArithmeticName = "auto"
     """How rows meet weights of 4 to 8 bits. `auto`: in int8."""
     kv_dtype: KVDtype = "auto"
     """How keys and values are held. `auto` is settled by `with_kv_of`, when the file's types are known."""
@@ -55,7 +55,7 @@ class ModelSettings:
             raise ConfigError(f"backend must be auto, cpu or torch, {self.backend!r} given", ("backend",))
         if self.dtype not in get_args(Dtype):
             raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, {self.dtype!r} given", ("dtype",))
-        if self.arithmetic not in get_args(Arithmetic):
+        if self.arithmetic not in get_args(ArithmeticName):
             raise ConfigError(f"arithmetic must be auto, float or int8, {self.arithmetic!r} given", ("arithmetic",))
         if self.arithmetic == "int8" and self.dtype != "auto":
             raise ConfigError(

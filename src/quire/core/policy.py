@@ -30,7 +30,7 @@ def chunk_length(num_computed: int, num_known: int, budget: int, block_size: int
     return max(0, (num_computed + budget) // block_size * block_size - num_computed)
 
 
-def shortened(counts: list[int], budget: int) -> list[int]:
+def within_budget(counts: list[int], budget: int) -> list[int]:
     """The same numbers, none of them below one that was not, with a sum within the budget: the last give way first."""
     excess = sum(counts) - budget
     for at in range(len(counts) - 1, -1, -1):

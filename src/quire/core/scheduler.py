@@ -20,7 +20,7 @@ from quire.core.drafts import DraftRoom, Propose
 from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.placement import Placement
-from quire.core.policy import RequestLimits, check_request, chunk_length, shortened, victims_for
+from quire.core.policy import RequestLimits, check_request, chunk_length, victims_for, within_budget
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus, table_of
 from quire.core.scheduler_config import Live, SchedulerConfig, SchedulerStats
@@ -44,7 +44,8 @@ class Scheduler:
         self.in_flight: StepPlan | None = None
         self.stats = SchedulerStats()
         self.propose = propose
-        self._planned: list[Sequence] = []
+        self.planned: list[Sequence] = []
+        """The sequences of the plan in flight, in the order of its items."""
         self._deadlines = Deadlines()
         self._cancelled: dict[tuple[str, int], None] = {}
         """Request and index of what ends when the step in flight has returned, in the order it was said."""
@@ -132,11 +133,6 @@ class Scheduler:
         """Whether something happened that nobody has been told."""
         return bool(self._events)
 
-    @property
-    def planned(self) -> list[Sequence]:
-        """The sequences of the plan in flight, in the order of its items."""
-        return self._planned
-
     def take_events(self) -> list[RequestEvent]:
         """What has happened since the last call."""
         events, self._events = self._events, []
@@ -159,7 +155,7 @@ class Scheduler:
         # First those who decode, one token each and what little more they know; what is left goes in chunks to the
         # others, most urgent first.
         running = list(self.running)
-        decoding = shortened([one.num_decoding for one in running], self.config.max_step_tokens)
+        decoding = within_budget([one.num_decoding for one in running], self.config.max_step_tokens)
         budget = self.config.max_step_tokens - sum(decoding)
         room = None if self.propose is None else DraftRoom(self.propose, self.placement, self.memory, self.config)
         for sequence, num_decoding in zip(running, decoding, strict=True):
@@ -177,7 +173,7 @@ class Scheduler:
         plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items))
         if items:
             self.stats.num_steps += 1
-            self.in_flight, self._planned = plan, planned
+            self.in_flight, self.planned = plan, planned
         return plan
 
     def apply(self, result: StepResult, now_s: float) -> list[RequestEvent]:
@@ -185,7 +181,7 @@ class Scheduler:
         plan = self.in_flight
         if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
             raise InvariantError(f"apply: the result of step {result.step} does not answer the plan in flight")
-        planned, self._planned, self.in_flight = self._planned, [], None
+        planned, self.planned, self.in_flight = self.planned, [], None
         if self._events:
             rows.tell_late(self._events, step_s=now_s - self._now_s)
         self._now_s = now_s
@@ -309,9 +305,7 @@ class Scheduler:
         num_computed = item.num_true_tokens(num_chosen)
         self.memory.commit(table_of(sequence), num_computed)
         num_new_prompt, num_again = rows.charged_tokens(sequence, item.first_position, num_computed)
-        self._count(item, num_computed, num_again, num_chosen)
-        self.stats.num_output_tokens += num_taken
-        self.stats.num_forced_tokens += num_taken - num_chosen
+        rows.count_row(self.stats, item, rows.RowCounts(num_computed, num_again, num_chosen, num_taken))
         if num_new_prompt or num_taken:
             self.queue.charge(request.tenant, num_new_prompt, num_taken)
         if item.scoring is not None:
@@ -322,25 +316,15 @@ class Scheduler:
             # Only now is it known what of the prompt had to be computed: a block may be found on the way.
             live.has_begun = True
             self._events.append(FirstToken(request.request_id, live.leader.num_cached_tokens, epoch=request.epoch))
-        for at in range(num_chosen):
-            sequence.tokens.append(row.token_ids[at])
-            self._events.append(rows.token_event(sequence, row.logprobs[at] if row.logprobs else None))
-        for token_id in row.forced[: num_taken - num_chosen]:
+        for at, token_id in enumerate((row.token_ids + row.forced)[:num_taken]):
             sequence.tokens.append(token_id)
-            self._events.append(rows.token_event(sequence, None))
+            self._events.append(rows.token_event(sequence, row.logprobs[at] if row.logprobs else None))
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
         if num_taken == 0 and sequence.num_uncomputed == 0:
             reason = FinishReason.LENGTH  # nothing but its prompt is wanted
         if reason is not None:
             self._finish(sequence, reason)
-
-    def _count(self, item: WorkItem, num_computed: int, num_again: int, num_chosen: int) -> None:
-        self.stats.num_computed_tokens += num_computed
-        self.stats.num_recomputed_tokens += num_again
-        if num_chosen > 1 or num_computed < len(item.token_ids):  # drafts came, or were wrong
-            self.stats.num_draft_tokens += item.num_drafts
-            self.stats.num_accepted_tokens += num_computed + item.num_drafts - len(item.token_ids)
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 

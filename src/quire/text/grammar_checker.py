@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from quire.errors import CapacityError, EngineDeadError, InvalidParameterError
 from quire.text import grammar_wire as wire
+from quire.text.chat.render_helpers import Helper, StoppedError
 from quire.text.grammar import Grammar
-from quire.text.grammar_wire import CheckGrammar, GrammarFine, GrammarRefused, LoadVocabulary, ToServer
-from quire.text.helper_process import Helper, StoppedError
+from quire.text.grammar_wire import CheckGrammar, FromChecker, GrammarFine, GrammarRefused, LoadVocabulary
 
 COMMAND = (sys.executable, "-m", "quire.text.grammar_process")
 LOAD_S = 60.0
@@ -47,10 +47,10 @@ class GrammarChecker:
             if len(self._fine) > KEPT:
                 self._fine.popitem(last=False)
 
-    def _answer(self, grammar: Grammar) -> ToServer:
+    def _answer(self, grammar: Grammar) -> FromChecker:
         helper = self._helper()
         try:
-            return helper.ask(wire.encode_frame(CheckGrammar(grammar.text)), wire.read_to_server, CHECK_S)
+            return helper.ask(wire.encode_frame(CheckGrammar(grammar.text)), wire.read_from_checker, CHECK_S)
         except StoppedError as error:
             self._helpers.clear()
             raise InvalidParameterError(
@@ -67,7 +67,7 @@ class GrammarChecker:
         vocabulary = wire.encode_frame(self._read_vocabulary())
         try:
             helper = Helper(COMMAND)
-            answer = helper.ask(vocabulary, wire.read_to_server, LOAD_S)
+            answer = helper.ask(vocabulary, wire.read_from_checker, LOAD_S)
         except (OSError, StoppedError) as error:
             raise CapacityError(f"a grammar needs a process that checks it, none could be started: {error}") from None
         if isinstance(answer, GrammarRefused):

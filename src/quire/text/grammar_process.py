@@ -12,13 +12,13 @@ from quire.checkpoints.grammar_vocabulary import first_mask, grammar_vocabulary,
 from quire.errors import CheckpointError
 from quire.text import grammar_wire as wire
 from quire.text.grammar_wire import (
+    CheckerStarted,
     CheckGrammar,
+    FromChecker,
     GrammarFine,
     GrammarRefused,
-    Hello,
     LoadVocabulary,
-    ToProcess,
-    ToServer,
+    ToChecker,
     VocabularyLoaded,
 )
 from quire.text.helper_process import allow_time, bound_memory, receive, send
@@ -38,7 +38,7 @@ class Checker:
     def __init__(self) -> None:
         self._vocabulary: LLTokenizer | None = None
 
-    def answer(self, message: ToProcess) -> ToServer:
+    def answer(self, message: ToChecker) -> FromChecker:
         """What the server is told."""
         if isinstance(message, LoadVocabulary):
             return self._loaded(message)
@@ -46,7 +46,7 @@ class Checker:
             return GrammarRefused("no vocabulary is loaded")
         return self._checked(message, self._vocabulary)
 
-    def _loaded(self, message: LoadVocabulary) -> ToServer:
+    def _loaded(self, message: LoadVocabulary) -> FromChecker:
         try:
             self._vocabulary = grammar_vocabulary(message.tokenizer_json, message.vocabulary_size, message.end_tokens)
         except CheckpointError as error:
@@ -54,7 +54,7 @@ class Checker:
         return VocabularyLoaded()
 
     @staticmethod
-    def _checked(message: CheckGrammar, vocabulary: "LLTokenizer") -> ToServer:
+    def _checked(message: CheckGrammar, vocabulary: "LLTokenizer") -> FromChecker:
         error = first_mask(matcher_of(vocabulary, message.grammar))
         return GrammarFine() if error is None else GrammarRefused(error)
 
@@ -62,10 +62,10 @@ class Checker:
 def serve_checks(end: socket.socket) -> None:
     """Answer until the other side has ended."""
     checker = Checker()
-    send(end, wire.encode_frame(Hello()))
+    send(end, wire.encode_frame(CheckerStarted()))
     while True:
         try:
-            message = wire.read_to_process(receive(end))
+            message = wire.read_to_checker(receive(end))
         except EOFError:
             return
         allow_time(CPU_S)

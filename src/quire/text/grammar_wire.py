@@ -1,7 +1,7 @@
 """What a server and the process that checks clients' grammars say to each other: JSON, in frames (`helper_process`).
 
 server    LoadVocabulary · CheckGrammar
-process   Hello (it has started) · VocabularyLoaded · GrammarFine · GrammarRefused
+process   CheckerStarted (it has started) · VocabularyLoaded · GrammarFine · GrammarRefused
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class CheckGrammar(msgspec.Struct, frozen=True, tag=True):
     grammar: str
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class CheckerStarted(msgspec.Struct, frozen=True, tag=True):
     """The process has started."""
 
 
@@ -41,9 +41,9 @@ class GrammarRefused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToProcess = LoadVocabulary | CheckGrammar
-ToServer = Hello | VocabularyLoaded | GrammarFine | GrammarRefused
+ToChecker = LoadVocabulary | CheckGrammar
+FromChecker = CheckerStarted | VocabularyLoaded | GrammarFine | GrammarRefused
 
 encode_frame = msgspec.json.Encoder().encode
-read_to_process: Callable[[bytes], ToProcess] = msgspec.json.Decoder(ToProcess).decode
-read_to_server: Callable[[bytes], ToServer] = msgspec.json.Decoder(ToServer).decode
+read_to_checker: Callable[[bytes], ToChecker] = msgspec.json.Decoder(ToChecker).decode
+read_from_checker: Callable[[bytes], FromChecker] = msgspec.json.Decoder(FromChecker).decode

@@ -1,7 +1,7 @@
 """Processes of our own that do for a server what a client's input could make last or grow: each speaks on its stdin, in
 frames, and is ended when it does not answer in time. All end with this process: their stdin closes.
 
-    server   Helper(command) ─► ask ─► answer, or StoppedError
+    server   spawned ─► exchange ─► exchange …
     process  bound_memory ─► receive ─► allow_time ─► send
 
 The memory of such a process is bounded by the system, its time by its parent, and by the system again if the parent is
@@ -16,84 +16,41 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TypeVar
 
-import msgspec
-
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 LENGTH_BYTES = 4
 START_S = 60.0
 """A busy machine may take its time to start an interpreter."""
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
 """What the process is told of ours; tokens and keys are none of its business."""
-BROKEN = (OSError, EOFError, msgspec.MsgspecError)
-"""What a helper that does not answer as it should ends in."""
-
 T = TypeVar("T")
 
 
-class StoppedError(Exception):
-    """A helper was ended, or ended by itself, before it answered."""
-
-
-class Helper:
-    """One process. For one thread at a time; `stop` may come from any."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        """Start it, and wait for its first frame. Raises OSError."""
-        self._end, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = subprocess.Popen(  # noqa: S603 - our own modules
-                    command,
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-                    start_new_session=True,  # a Ctrl-C is for the server
-                )
-        except OSError:
-            self._end.close()
-            raise
-        try:
-            receive(self._end, monotonic() + START_S)
-        except BROKEN as error:
-            raise OSError(f"it {self._stopped(error)}") from None
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """It has not ended by itself."""
-        return self._process.poll() is None
-
-    def ask(self, message: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
-        """Its answer within this time, or it is killed and StoppedError says why."""
-        deadline_s = monotonic() + time_s
-        try:
-            send(self._end, message, deadline_s)
-            return decode(receive(self._end, deadline_s))
-        except BROKEN as error:
-            raise self._stopped(error) from None
-
-    def stop(self) -> None:
-        """End the process, whatever it does; whoever waits for its answer is told."""
-        self._process.kill()
-
-    def kill(self) -> None:
-        """End it, and leave nothing behind."""
-        self.stop()
-        self._process.wait()
-        self._end.close()
-
-    def _stopped(self, error: Exception) -> StoppedError:
-        self.kill()
-        took_long = isinstance(error, TimeoutError)
-        return StoppedError("took longer and was stopped" if took_long else "ended in the middle")
+def spawned(command: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """A process, and the end of its stdin that is ours. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - our own modules
+                command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                start_new_session=True,  # a Ctrl-C is for the server
+            )
+    except OSError:
+        ours.close()
+        raise
+    return process, ours
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def exchange(end: socket.socket, message: bytes, decode: Callable[[bytes], T], deadline_s: float) -> T:
+    """Say a message to the process and hear its answer by the deadline. Raises like `send`, `receive` and `decode`."""
+    send(end, message, deadline_s)
+    return decode(receive(end, deadline_s))
 
 
 def send(end: socket.socket, data: bytes, deadline_s: float | None = None) -> None:

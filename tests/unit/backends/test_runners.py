@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.backends.cpu import load as cpu_load
 from quire.backends.cpu.formats import FORMATS, Source
-from quire.backends.cpu.formats.source import Piece
+from quire.backends.cpu.formats.source import RowPiece
 from quire.backends.cpu.linear import HeldRows, Linear, Packer
 from quire.backends.cpu.runner import CpuRunner
 from quire.backends.host.batch import make_batch
@@ -93,7 +93,7 @@ def poisoned(embedding: HeldRows, shape: tuple[int, int], token_id: int) -> Line
     """The same embedding, in which one token has no numbers."""
     numbers = embedding.rows(np.arange(shape[0]))
     numbers[token_id] = np.nan
-    source = Source(FORMATS["F32"], *shape, lambda first, end: Piece(numbers[first:end].view(np.uint8)))
+    source = Source(FORMATS["F32"], *shape, lambda first, end: RowPiece(numbers[first:end].view(np.uint8)))
     return Packer("float", has_tiles=False).pack([source])
 
 

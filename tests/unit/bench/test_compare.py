@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire.bench.compare import MIN_PAIRS, Verdict, compare_records, interval
+from quire.bench.compare import MIN_PAIRS, SpeedVerdict, compare_records, interval
 
 
 def record(throughputs: list[float], **changes: Any) -> dict[str, Any]:
@@ -27,13 +27,13 @@ def drifting(random: Random, factor: float, *, noise: float, num_rounds: int = 1
 def test_the_truth_is_told_at_least_nine_times_in_ten(factor: float, verdict: str) -> None:
     random = Random(11)
     told = [compare_records(*drifting(random, factor, noise=0.03)).verdict for _ in range(200)]
-    assert told.count(Verdict(verdict)) >= 180
+    assert told.count(SpeedVerdict(verdict)) >= 180
 
 
 def test_equal_servers_are_rarely_called_different_however_noisy_the_rounds() -> None:
     random = Random(5)
     told = [compare_records(*drifting(random, 1.0, noise=0.4)).verdict for _ in range(300)]
-    assert told.count(Verdict.NO_DIFFERENCE) >= 280
+    assert told.count(SpeedVerdict.NO_DIFFERENCE) >= 280
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -52,8 +52,8 @@ def test_the_interval_of_few_values_is_all_of_them() -> None:
 def test_a_difference_below_the_threshold_is_none() -> None:
     a = record([100.0 + index for index in range(10)])
     b = record([99.0 + index for index in range(10)])
-    assert compare_records(a, b).verdict is Verdict.NO_DIFFERENCE
-    assert compare_records(a, b, threshold=0.001).verdict is Verdict.SLOWER
+    assert compare_records(a, b).verdict is SpeedVerdict.NO_DIFFERENCE
+    assert compare_records(a, b, threshold=0.001).verdict is SpeedVerdict.SLOWER
 
 
 def test_one_slower_figure_decides_although_another_is_faster() -> None:
@@ -61,8 +61,8 @@ def test_one_slower_figure_decides_although_another_is_faster() -> None:
     for one in b["rounds"]:
         one["output_throughput"], one["median_ttft_ms"] = 120.0, 20.0
     verdicts = {one.figure: one.verdict for one in compare_records(a, b).changes}
-    assert verdicts == {"output_throughput": Verdict.FASTER, "median_ttft_ms": Verdict.SLOWER}
-    assert compare_records(a, b).verdict is Verdict.SLOWER
+    assert verdicts == {"output_throughput": SpeedVerdict.FASTER, "median_ttft_ms": SpeedVerdict.SLOWER}
+    assert compare_records(a, b).verdict is SpeedVerdict.SLOWER
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_one_slower_figure_decides_although_another_is_faster() -> None:
 )
 def test_files_that_do_not_belong_together_are_not_compared(changes: dict[str, Any], told: str) -> None:
     comparison = compare_records(record([100.0] * 8), {**record([50.0] * 8), **changes})
-    assert comparison.verdict is Verdict.NOT_COMPARABLE
+    assert comparison.verdict is SpeedVerdict.NOT_COMPARABLE
     assert told in comparison.reason
 
 

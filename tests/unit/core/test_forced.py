@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.core.events import SequenceFinished, Token
-from quire.core.policy import shortened
+from quire.core.policy import within_budget
 from quire.core.request import FEW_TOKENS, FinishReason
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.errors import InvariantError
@@ -112,4 +112,4 @@ def test_tokens_that_nobody_chose_before_cannot_be_forced() -> None:
     ],
 )
 def test_the_last_give_way_first_and_nobody_gets_nothing(counts: list[int], budget: int, expected: list[int]) -> None:
-    assert shortened(list(counts), budget) == expected
+    assert within_budget(list(counts), budget) == expected

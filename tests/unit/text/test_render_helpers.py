@@ -13,10 +13,9 @@ import pytest
 
 from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
 from quire.text.chat import render_helpers as template_helpers
-from quire.text.chat.render_helpers import COMMAND, IDLE, MAX_FOR_A_MODEL, MAX_IDLE, Helpers
+from quire.text.chat.render_helpers import COMMAND, IDLE, MAX_FOR_A_MODEL, MAX_IDLE, Helper, Helpers
 from quire.text.chat.render_wire import LoadTemplate, Render, Rendered, TemplateLoaded
 from quire.text.chat.template import ChatTemplate
-from quire.text.helper_process import Helper
 
 SQUARING = "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
 BURNING = "{% if messages[0].content == 'burn' %}" + SQUARING + "{% endif %}{{ messages[0].content }}"

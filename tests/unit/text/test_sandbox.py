@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.text.chat.marked_text import MarkedText, mark
-from quire.text.chat.metering import METER, Meter
+from quire.text.chat.metering import METER, WorkMeter
 from quire.text.chat.sandbox import TemplateSandbox
 
 
@@ -13,7 +13,7 @@ def shown(source: str, **given: Any) -> str:
     """What is written, with the client's characters in brackets."""
     template, _ = TemplateSandbox().compiled(source)
     context = {"x": mark("ab"), "m": {"role": "user", **mark({"text": "a b", "n": 5})}, **given}
-    text = TemplateSandbox.concat(template.generate({**context, METER: Meter(1000, 10_000)}))
+    text = TemplateSandbox.concat(template.generate({**context, METER: WorkMeter(1000, 10_000)}))
     spans = text.client if isinstance(text, MarkedText) else ()
     for start, stop in reversed(spans):
         text = str.__str__(text)

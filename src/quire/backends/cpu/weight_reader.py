@@ -22,7 +22,7 @@ from quire.backends.cpu.formats import (
 from quire.backends.cpu.formats.finite import is_finite
 from quire.backends.cpu.formats.gguf_source import GGUF_NAMES, WIDENED
 from quire.backends.cpu.formats.safetensors_source import SchemeOptions
-from quire.backends.cpu.formats.source import Piece
+from quire.backends.cpu.formats.source import RowPiece
 from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import rounded_bf16
@@ -184,9 +184,9 @@ def _unfitting(tensor: StoredTensor) -> CheckpointError:
 def _of_numbers(made: WeightFormat, shape: tuple[int, int], numbers: Callable[[int, int], Floats]) -> Source:
     """A source in float32 or bfloat16, of numbers that are made for it."""
 
-    def read(first: int, end: int) -> Piece:
+    def read(first: int, end: int) -> RowPiece:
         wide = np.ascontiguousarray(numbers(first, end))
-        return Piece((rounded_bf16(wide) if made.name == "BF16" else wide).view(np.uint8))
+        return RowPiece((rounded_bf16(wide) if made.name == "BF16" else wide).view(np.uint8))
 
     return Source(made, *shape, read)
 
@@ -194,7 +194,7 @@ def _of_numbers(made: WeightFormat, shape: tuple[int, int], numbers: Callable[[i
 def _checked(source: Source, tensor: StoredTensor) -> Source:
     """The same, refusing what is not finite."""
 
-    def read(first: int, end: int) -> Piece:
+    def read(first: int, end: int) -> RowPiece:
         piece = source.read(first, end)
         if not is_finite(source.format, piece):
             raise _not_finite(tensor)

@@ -20,7 +20,7 @@ METER = "the meter"
 """Where a rendering's meter is among its variables: no Jinja name has a space in it."""
 
 
-class Meter:
+class WorkMeter:
     """What one rendering has used so far."""
 
     __slots__ = ("_max_chars", "_max_steps", "_num_chars", "_num_steps")
@@ -64,10 +64,10 @@ class Meter:
             self.check_length(len(left) + len(right))
 
 
-def meter_of(context: Context) -> Meter:
+def meter_of(context: Context) -> WorkMeter:
     """The meter that this rendering was given; not looked for among what the template itself has set."""
     meter = context.parent[METER]
-    if not isinstance(meter, Meter):
+    if not isinstance(meter, WorkMeter):
         raise InvariantError("a rendering must have a meter")
     return meter
 

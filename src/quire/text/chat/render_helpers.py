@@ -8,16 +8,75 @@ its model no longer needs waits for the next model. All end with this process: t
 import atexit
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TypeVar
+
+import msgspec
 
 from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
 from quire.text.chat import render_wire as wire
 from quire.text.chat.render_wire import LoadTemplate, Render, ToServer
-from quire.text.helper_process import Helper, StoppedError
+from quire.text.helper_process import START_S, exchange, receive, spawned
 
 COMMAND = (sys.executable, "-m", "quire.text.chat.render_process")
 RENDER_S = 2.0
 MAX_FOR_A_MODEL = 2
 MAX_IDLE = 2
+
+
+BROKEN = (OSError, EOFError, msgspec.MsgspecError)
+"""What a helper that does not answer as it should ends in."""
+
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """A helper was ended, or ended by itself, before it answered."""
+
+
+class Helper:
+    """One process. For one thread at a time; `stop` may come from any."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start it, and wait for its first frame. Raises OSError."""
+        self._process, self._end = spawned(command)
+        try:
+            receive(self._end, monotonic() + START_S)
+        except BROKEN as error:
+            raise OSError(f"it {self._stopped(error)}") from None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """It has not ended by itself."""
+        return self._process.poll() is None
+
+    def ask(self, message: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
+        """Its answer within this time, or it is killed and StoppedError says why."""
+        try:
+            return exchange(self._end, message, decode, monotonic() + time_s)
+        except BROKEN as error:
+            raise self._stopped(error) from None
+
+    def stop(self) -> None:
+        """End the process, whatever it does; whoever waits for its answer is told."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """End it, and leave nothing behind."""
+        self.stop()
+        self._process.wait()
+        self._end.close()
+
+    def _stopped(self, error: Exception) -> StoppedError:
+        self.kill()
+        took_long = isinstance(error, TimeoutError)
+        return StoppedError("took longer and was stopped" if took_long else "ended in the middle")
 
 
 class IdleHelpers:

@@ -13,7 +13,7 @@ from typing import Any
 from quire.errors import TemplateError
 from quire.text.chat import render_wire as wire
 from quire.text.chat.marked_text import MarkedText, concat, mark
-from quire.text.chat.metering import METER, Meter
+from quire.text.chat.metering import METER, WorkMeter
 from quire.text.chat.render_wire import (
     Broken,
     Hello,
@@ -66,7 +66,7 @@ class Program:
 
     def _run(self, context: dict[str, Any]) -> str:
         """Collect the output piece by piece, so that too much of it is noticed while there is little."""
-        meter = Meter(self._load.max_steps, self._load.max_output_chars)
+        meter = WorkMeter(self._load.max_steps, self._load.max_output_chars)
         pieces: list[str] = []
         try:
             for piece in self._template.generate({**self._load.special_tokens, **context, METER: meter}):

@@ -6,7 +6,7 @@ Codes are small whole numbers, so of a coded format only its scales can be wrong
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.cpu.formats.source import Piece
+from quire.backends.cpu.formats.source import RowPiece
 from quire.backends.cpu.formats.weight_format import WeightFormat
 
 EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
@@ -20,7 +20,7 @@ LARGEST_POWER = 252
 """Of MXFP4: six times two to the power of 252 - 127 is the largest that float32 holds."""
 
 
-def is_finite(made: WeightFormat, piece: Piece) -> bool:
+def is_finite(made: WeightFormat, piece: RowPiece) -> bool:
     """Whether all numbers of the piece are."""
     if piece.scales is not None and not np.isfinite(piece.scales).all():
         return False
@@ -34,7 +34,7 @@ def is_finite(made: WeightFormat, piece: Piece) -> bool:
     return blocks is None or all(_has_no(blocks[:, at : at + 2], *EXPONENTS["F16"]) for at in HALVES_AT[made.name])
 
 
-def _blocks(made: WeightFormat, piece: Piece) -> NDArray[np.uint8]:
+def _blocks(made: WeightFormat, piece: RowPiece) -> NDArray[np.uint8]:
     return piece.rows.reshape(-1, made.block_bytes)
 
 

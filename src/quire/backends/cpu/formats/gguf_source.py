@@ -4,7 +4,7 @@ import logging
 from functools import cache
 from typing import Any
 
-from quire.backends.cpu.formats.source import Piece, Rows, Source
+from quire.backends.cpu.formats.source import RowPiece, Rows, Source
 from quire.backends.cpu.formats.weight_format import FORMATS
 from quire.errors import CheckpointError
 
@@ -25,7 +25,7 @@ def gguf_source(type_name: str, rows: Rows, num_in: int) -> Source:
 def _as_it_is(type_name: str, rows: Rows, num_in: int) -> Source:
     made = FORMATS[type_name]
     _check_row(type_name, rows, made.row_bytes(num_in))
-    return Source(made, rows.shape[0], num_in, lambda first, end: Piece(rows[first:end]))
+    return Source(made, rows.shape[0], num_in, lambda first, end: RowPiece(rows[first:end]))
 
 
 def _widened(type_name: str, rows: Rows, num_in: int) -> Source:
@@ -35,9 +35,9 @@ def _widened(type_name: str, rows: Rows, num_in: int) -> Source:
     _tell(type_name)
     wide_kind = _gguf_type(WIDENED.name)[1]
 
-    def read(first: int, end: int) -> Piece:
+    def read(first: int, end: int) -> RowPiece:
         numbers = quants.dequantize(rows[first:end], kind).reshape(end - first, num_in)
-        return Piece(quants.quantize(numbers, wide_kind))
+        return RowPiece(quants.quantize(numbers, wide_kind))
 
     return Source(WIDENED, rows.shape[0], num_in, read)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.cpu.formats.source import PANEL_OUTPUTS, Piece, Source
+from quire.backends.cpu.formats.source import PANEL_OUTPUTS, RowPiece, Source
 from quire.backends.cpu.formats.weight_format import Arithmetic, WeightFormat
 from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.extension import kernels
@@ -88,7 +88,7 @@ class PackedWeight:
                 self._pack_piece(piece, at, num_threads)
             begin += source.num_out
 
-    def _pack_piece(self, piece: Piece, address: int, num_threads: int) -> None:
+    def _pack_piece(self, piece: RowPiece, address: int, num_threads: int) -> None:
         rows = piece.rows if piece.rows.strides[1] == 1 else np.ascontiguousarray(piece.rows)
         scales = None if piece.scales is None else np.ascontiguousarray(piece.scales, dtype=np.float32)
         zeros = None if piece.zeros is None else np.ascontiguousarray(piece.zeros, dtype=np.uint8)
@@ -105,7 +105,7 @@ class PackedWeight:
         )
 
 
-def _check_piece(source: Source, piece: Piece) -> None:
+def _check_piece(source: Source, piece: RowPiece) -> None:
     """Kernels read as many bytes as the shape says: what a file's parts come to must be that."""
     num_scales = -(-source.num_in // source.group) if source.group else 0
     wanted = (len(piece.rows), source.format.row_bytes(source.num_in))

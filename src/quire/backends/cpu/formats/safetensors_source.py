@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.cpu.formats.source import Piece, Source
+from quire.backends.cpu.formats.source import RowPiece, Source
 from quire.backends.cpu.formats.weight_format import FORMATS
+from quire.backends.kernels.arrays import Floats
 from quire.errors import CheckpointError
 
 Codes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class _Coded:
                 f"{wanted}, {self.scales.shape} and {self.zeros.shape} are given; the files belong to different models"
             )
 
-        def read(first: int, end: int) -> Piece:
-            return Piece(self.unpack(first, end), self.scales[first:end], self.zeros[first:end])
+        def read(first: int, end: int) -> RowPiece:
+            return RowPiece(self.unpack(first, end), self.scales[first:end], self.zeros[first:end])
 
         return Source(FORMATS[f"INT{options.num_bits}"], self.num_out, self.num_in, read, group)
 
@@ -156,7 +156,7 @@ def fp8_source(tensors: Tensors, options: SchemeOptions) -> Source:
         FORMATS["FP8_E4M3"],
         num_out,
         num_in,
-        lambda first, end: Piece(rows[first:end], scales[first:end]),
+        lambda first, end: RowPiece(rows[first:end], scales[first:end]),
         group,
     )
 

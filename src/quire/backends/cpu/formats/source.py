@@ -32,7 +32,7 @@ class Rows(Protocol):
         ...
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
     """Some outputs: the bytes of each, and what a format with given scales has beside them, [output, group]."""
 
     rows: NDArray[np.uint8]
@@ -47,7 +47,7 @@ class Source:
     format: WeightFormat
     num_out: int
     num_in: int
-    read: Callable[[int, int], Piece]
+    read: Callable[[int, int], RowPiece]
     """Outputs [first, end)."""
     group: int = 0
     """Inputs that share a scale, where the format leaves that open."""
@@ -60,7 +60,7 @@ class Source:
                 f"inputs, {self.group} are given; take the model with other groups"
             )
 
-    def pieces(self) -> Iterator[tuple[int, Piece]]:
+    def pieces(self) -> Iterator[tuple[int, RowPiece]]:
         """Each with its first output."""
         size = max(1, PIECE_NUMBERS // (self.num_in * PANEL_OUTPUTS)) * PANEL_OUTPUTS
         for first in range(0, self.num_out, size):
