@@ -298,8 +298,8 @@ MUTANTS = [
     Mutant(
         "prompt logprobs read the cache",
         SCHEDULER,
-        "        if request.params.prompt_logprobs is None:\n",
-        "        if True:\n",
+        "is_owed = request.params.prompt_logprobs is not None",
+        "is_owed = False",
     ),
     Mutant(
         "no block is left for those who run",

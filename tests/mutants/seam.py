@@ -39,7 +39,7 @@ MUTANTS = [
     Mutant(
         "what is forced counts as computed",
         SCHEDULER,
-        "item.num_true_tokens(num_chosen)",
+        "item.num_true_tokens(min(num_taken, len(row.token_ids)))",
         "item.num_true_tokens(num_taken)",
     ),
     Mutant(

@@ -1,13 +1,12 @@
 """One sequence's row of a step: what it asks the runner for, what it takes of it, its cost, and what is told of it."""
 
 from collections.abc import Collection
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling, Sequence, table_of
-from quire.core.scheduler_config import Live, SchedulerStats
+from quire.core.scheduler_config import Live
 from quire.core.step import RowResult, Sampling, Scoring, TokenLogprobs, WorkItem
 from quire.errors import InvariantError
 
@@ -83,28 +82,6 @@ def charged_tokens(sequence: Sequence, first: int, num_computed: int) -> tuple[i
         num_new_prompt = max(0, min(end, sequence.num_prompt_tokens) - max(first, charged))
     sequence.num_charged = max(charged, end)
     return num_new_prompt, max(0, min(end, charged) - first)
-
-
-class RowCounts(NamedTuple):
-    """Tokens of one row that was applied."""
-
-    num_computed: int
-    num_again: int
-    """Of those, computed before by the same sequence."""
-    num_chosen: int
-    num_taken: int
-    """Chosen and forced."""
-
-
-def count_row(stats: SchedulerStats, item: WorkItem, row: RowCounts) -> None:
-    """Add a row to the totals."""
-    stats.num_computed_tokens += row.num_computed
-    stats.num_recomputed_tokens += row.num_again
-    stats.num_output_tokens += row.num_taken
-    stats.num_forced_tokens += row.num_taken - row.num_chosen
-    if row.num_chosen > 1 or row.num_computed < len(item.token_ids):  # drafts came, or were wrong
-        stats.num_draft_tokens += item.num_drafts
-        stats.num_accepted_tokens += row.num_computed + item.num_drafts - len(item.token_ids)
 
 
 def prompt_report(live: Live, first: int, row: RowResult) -> list[PromptLogprobs]:

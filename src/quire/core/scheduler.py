@@ -152,13 +152,11 @@ class Scheduler:
         items: list[WorkItem] = []
         copies: list[BlockCopy] = []
         planned: list[Sequence] = []
-        # First those who decode, one token each and what little more they know; what is left goes in chunks to the
-        # others, most urgent first.
-        running = list(self.running)
-        decoding = within_budget([one.num_decoding for one in running], self.config.max_step_tokens)
+        # First those who decode, with what little they know; what is left goes in chunks, to the most urgent first.
+        decoding = within_budget([one.num_decoding for one in self.running], self.config.max_step_tokens)
         budget = self.config.max_step_tokens - sum(decoding)
         room = None if self.propose is None else DraftRoom(self.propose, self.placement, self.memory, self.config)
-        for sequence, num_decoding in zip(running, decoding, strict=True):
+        for sequence, num_decoding in zip(list(self.running), decoding, strict=True):
             num_tokens = self._num_tokens_for(sequence, budget, num_decoding)
             if num_tokens == 0:
                 continue
@@ -288,9 +286,8 @@ class Scheduler:
     def _reads_cache(self, sequence: Sequence) -> bool:
         """Not while it owes its client the log-probabilities of prompt tokens: those need every row computed."""
         request = sequence.request
-        if request.params.prompt_logprobs is None:
-            return True
-        return self.live[request.request_id].num_prompt_reported >= len(request.prompt)
+        is_owed = request.params.prompt_logprobs is not None
+        return not is_owed or self.live[request.request_id].num_prompt_reported >= len(request.prompt)
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
@@ -301,11 +298,11 @@ class Scheduler:
             return
         request = sequence.request
         num_taken, reason = rows.take_row(sequence, item, row, self.config.max_sequence_tokens)
-        num_chosen = min(num_taken, len(row.token_ids))
-        num_computed = item.num_true_tokens(num_chosen)
+        num_computed = item.num_true_tokens(min(num_taken, len(row.token_ids)))
         self.memory.commit(table_of(sequence), num_computed)
         num_new_prompt, num_again = rows.charged_tokens(sequence, item.first_position, num_computed)
-        rows.count_row(self.stats, item, rows.RowCounts(num_computed, num_again, num_chosen, num_taken))
+        self._count(item, num_computed, num_again, num_taken)
+        self.stats.num_forced_tokens += max(0, num_taken - len(row.token_ids))
         if num_new_prompt or num_taken:
             self.queue.charge(request.tenant, num_new_prompt, num_taken)
         if item.scoring is not None:
@@ -325,6 +322,14 @@ class Scheduler:
             reason = FinishReason.LENGTH  # nothing but its prompt is wanted
         if reason is not None:
             self._finish(sequence, reason)
+
+    def _count(self, item: WorkItem, num_computed: int, num_again: int, num_taken: int) -> None:
+        self.stats.num_computed_tokens += num_computed
+        self.stats.num_recomputed_tokens += num_again
+        self.stats.num_output_tokens += num_taken
+        if num_taken > 1 or num_computed < len(item.token_ids):  # drafts came, or were wrong
+            self.stats.num_draft_tokens += item.num_drafts
+            self.stats.num_accepted_tokens += num_computed + item.num_drafts - len(item.token_ids)
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 
