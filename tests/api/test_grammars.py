@@ -64,6 +64,13 @@ def test_json_mode_begins_an_object_and_never_anything_else(here: House, extra: 
     assert text.startswith("{")
 
 
+def test_ways_of_saying_it_that_are_left_empty_say_nothing(here: House) -> None:
+    empty = {"json": None, "json_object": False, "regex": None, "structural_tag": None}
+    extra = {"structured_outputs": empty, "guided_json_object": False, "response_format": None, "regex": "[ab]{3}"}
+    reply = here.post("/v1/chat/completions", body(**extra))
+    assert re.fullmatch("[ab]{3}", reply.json["choices"][0]["message"]["content"])
+
+
 def test_the_sdk_streams_what_it_asked_for(here: House) -> None:
     with openai.OpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as sdk:
         stream: Any = sdk.chat.completions.create(**body(response_format=FORMAT, stream=True))
@@ -84,6 +91,8 @@ def test_the_sdk_streams_what_it_asked_for(here: House) -> None:
     ({"guided_json": {"type": "objekt"}}, "grammar", "Invalid type: objekt"),
     ({"regex": "("}, "grammar", "cannot be used"),
     ({"grammar": "start: ("}, "grammar", "cannot be used"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}}, "response_format", "a bool given"),
+    ({"structured_outputs": {"json": False}}, "structured_outputs", "a bool given"),
     ({"choice": []}, "choice", "1 to 10000 texts"),
     ({"regex": "a", "choice": ["b"]}, "choice", "one grammar"),
     ({"regex": "a", "min_tokens": 3}, "min_tokens", "must be left out with a grammar"),

@@ -21,7 +21,7 @@ from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
 from quire.core import request as core
 from quire.core.events import RequestEvent, SequenceFinished
 from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
-from quire.errors import InvalidParameterError
+from quire.errors import CheckpointError, InvalidParameterError
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -177,7 +177,10 @@ class Guides:
         if self._opened is None:
             from llguidance import LLExecutor  # noqa: PLC0415 - the same
 
-            self._opened = self._read_vocabulary(), LLExecutor(num_threads=1)
+            try:
+                self._opened = self._read_vocabulary(), LLExecutor(num_threads=1)
+            except CheckpointError as error:  # who asks for a grammar is refused; the model answers all others
+                raise InvalidParameterError(f"this model follows no grammars: {error}", "grammar") from error
         return self._opened
 
 

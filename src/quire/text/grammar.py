@@ -23,6 +23,8 @@ MAX_INTEGER = 2**53 - 1
 """What a double holds exactly. An integer without bounds gets these: its digits must end."""
 OF_ANSWERS = ("const", "enum", "default", "examples")
 """What stands in these is an answer's, not a schema's."""
+BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+"""In these, schemas have names that somebody chose."""
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -36,13 +38,14 @@ class Grammar:
     """What it was called by whoever gave it."""
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool, parameter: str = "json_schema") -> "Grammar":
+    def json_schema(cls, schema: Mapping[str, Any], parameter: str = "json_schema") -> "Grammar":
         """JSON that this schema accepts."""
         from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
 
-        if not isinstance(schema, Mapping | bool):
+        given: Any = schema
+        if not isinstance(given, Mapping):
             raise InvalidParameterError(
-                f"{parameter} must be a JSON schema, an object, a {type(schema).__name__} given", parameter
+                f"{parameter} must be a JSON schema, an object, a {type(given).__name__} given", parameter
             )
         bounded = _bounded(schema, parameter)
         text = _json_text(bounded, parameter)
@@ -112,7 +115,7 @@ def _check_size(num_bytes: int, parameter: str) -> None:
         )
 
 
-def _bounded(schema: Mapping[str, Any] | bool, parameter: str) -> Any:
+def _bounded(schema: Mapping[str, Any], parameter: str) -> Any:
     """A copy in which integers have bounds. Raises InvalidParameterError if it is too large to be compiled."""
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
@@ -148,10 +151,20 @@ def _with_bounds(node: Any) -> Any:
         return [_with_bounds(one) for one in node]
     if not isinstance(node, Mapping):
         return node
-    made = {name: one if name in OF_ANSWERS else _with_bounds(one) for name, one in node.items()}
-    if made.get("type") == "integer" and "enum" not in made and "const" not in made:
+    made = {name: _part_with_bounds(name, one) for name, one in node.items()}
+    kinds = made.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "integer" in kinds and "number" not in kinds and "enum" not in made and "const" not in made:
         if "minimum" not in made and "exclusiveMinimum" not in made:
             made["minimum"] = -MAX_INTEGER
         if "maximum" not in made and "exclusiveMaximum" not in made:
             made["maximum"] = MAX_INTEGER
     return made
+
+
+def _part_with_bounds(name: str, part: Any) -> Any:
+    if name in OF_ANSWERS:
+        return part
+    if name in BY_NAME and isinstance(part, Mapping):
+        return {key: _with_bounds(one) for key, one in part.items()}
+    return _with_bounds(part)

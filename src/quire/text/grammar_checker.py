@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
-from quire.errors import CapacityError, EngineDeadError, InvalidParameterError
+from quire.errors import CapacityError, CheckpointError, EngineDeadError, InvalidParameterError
 from quire.text import grammar_wire as wire
 from quire.text.chat.render_helpers import Helper, StoppedError
 from quire.text.grammar import Grammar
@@ -64,7 +64,10 @@ class GrammarChecker:
         if self._helpers and self._helpers[0].is_alive:
             return self._helpers[0]
         _kill(self._helpers)
-        vocabulary = wire.encode_frame(self._read_vocabulary())
+        try:
+            vocabulary = wire.encode_frame(self._read_vocabulary())
+        except CheckpointError as error:
+            raise InvalidParameterError(f"this model follows no grammars: {error}", "grammar") from error
         try:
             helper = Helper(COMMAND)
             answer = helper.ask(vocabulary, wire.read_from_checker, LOAD_S)

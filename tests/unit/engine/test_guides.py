@@ -13,7 +13,7 @@ from quire.core.request import Continuation, FinishReason, Request, ResolvedSamp
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.guides import Guides
-from quire.errors import InvalidParameterError
+from quire.errors import CheckpointError, InvalidParameterError
 from quire.text.grammar import Grammar
 from tests.support.grammars import END_ID, small_vocabulary
 from tests.support.small_tokenizers import byte_level
@@ -153,6 +153,20 @@ def test_what_is_no_grammar_is_refused_in_words(text: str) -> None:
     assert isinstance(told, Refused)
     assert isinstance(told.error, InvalidParameterError)
     assert "the grammar cannot be used" in str(told.error)
+
+
+def test_a_model_whose_tokens_no_grammar_can_use_refuses_grammars_and_answers_others() -> None:
+    def unreadable() -> Any:
+        raise CheckpointError("its tokenizer is strange")
+
+    world = World()
+    world.guides._read_vocabulary = unreadable
+    told = world.ask("r", grammar())
+    assert isinstance(told, Refused)
+    assert "follows no grammars: its tokenizer is strange" in str(told.error)
+    world.ask("plain", None, max_tokens=3)
+    world.run()
+    assert len(world.tokens["plain", 0]) == 3
 
 
 def test_a_matcher_that_fails_ends_its_own_answer_alone() -> None:

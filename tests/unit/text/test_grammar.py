@@ -34,6 +34,17 @@ def test_integers_without_bounds_get_those_of_a_double() -> None:
     assert given["properties"]["a"] == {"type": "integer"}, "the caller's own is not touched"
 
 
+@pytest.mark.parametrize("kinds", [["integer", "null"], ["integer"]])
+def test_integers_among_other_types_get_them_too(kinds: list[str]) -> None:
+    assert inside(Grammar.json_schema({"type": kinds}))["maximum"] == MAX_INTEGER
+    assert "maximum" not in inside(Grammar.json_schema({"type": [*kinds, "number"]}))
+
+
+def test_a_property_may_be_called_like_a_word_of_schemas() -> None:
+    given = {"type": "object", "properties": {"default": {"type": "integer"}, "enum": {"type": "string"}}}
+    assert inside(Grammar.json_schema(given))["properties"]["default"]["minimum"] == -MAX_INTEGER
+
+
 def test_what_only_looks_like_a_schema_is_left_alone() -> None:
     given = {"enum": [{"type": "integer"}], "const": {"type": "integer"}, "type": "integer"}
     assert inside(Grammar.json_schema(given)) == given

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from quire.errors import CapacityError, EngineDeadError, InvalidParameterError
+from quire.errors import CapacityError, CheckpointError, EngineDeadError, InvalidParameterError
 from quire.text import grammar_checker
 from quire.text.grammar import Grammar
 from quire.text.grammar_checker import GrammarChecker
@@ -79,6 +79,14 @@ def test_a_tokenizer_that_grammars_cannot_use_is_said() -> None:
     checker = GrammarChecker(lambda: LoadVocabulary("{}", 10, (1,)))
     with pytest.raises(InvalidParameterError, match="cannot be used for grammars"):
         checker.check(Grammar.regex("a"))
+
+
+def test_a_tokenizer_that_cannot_be_read_refuses_the_grammar_alone() -> None:
+    def unreadable() -> LoadVocabulary:
+        raise CheckpointError("tokenizer.json is gone")
+
+    with pytest.raises(InvalidParameterError, match=r"follows no grammars: tokenizer\.json is gone"):
+        GrammarChecker(unreadable).check(Grammar.regex("a"))
 
 
 def test_the_latest_that_passed_are_remembered(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,8 @@ def grammar_of(fields: SamplingFields) -> Grammar | None:
     said = [*_formats(fields.response_format), *_words(fields.structured_outputs)]
     said += [(MAKERS[name], f"guided_{name}", getattr(fields, f"guided_{name}")) for name in MAKERS]
     said += [(MAKERS[name], name, getattr(fields, name)) for name in PLAIN]
-    given = [(make, name, value) for make, name, value in said if value is not None and value is not False]
+    # A schema may be false; an object that is not asked for is none.
+    given = [one for one in said if one[2] is not None and one != (_object, one[1], False)]
     if len(given) > 1:
         names = " and ".join(name for _, name, _ in given[:3])
         raise invalid(f"an answer must match one grammar, {names} say one each; leave all but one out", given[1][1])
@@ -70,7 +71,7 @@ def _formats(given: Mapping[str, Any] | None) -> list[tuple[Make, str, Any]]:
 
 
 def _words(given: Mapping[str, Any] | None) -> list[tuple[Make, str, Any]]:
-    strange = sorted(set(given or {}) - MAKERS.keys())
+    strange = sorted(name for name, value in (given or {}).items() if value and name not in MAKERS)
     if strange:
         raise invalid(f"structured_outputs takes {', '.join(MAKERS)}, {strange[0][:40]!r} given", "structured_outputs")
-    return [(MAKERS[name], "structured_outputs", value) for name, value in (given or {}).items()]
+    return [(MAKERS[name], "structured_outputs", value) for name, value in (given or {}).items() if name in MAKERS]
