@@ -8,6 +8,8 @@ ends, so a bucket may be overdrawn by what was running; then it has to refill be
 from dataclasses import dataclass, field
 
 WINDOW_S = 60.0
+ROUNDING_S = 1e-6
+"""A clock that has run for years rounds to less than this: so short a time is none."""
 
 
 @dataclass(slots=True)
@@ -21,7 +23,8 @@ class Bucket:
     def wait_s(self, count: int, now_s: float) -> float:
         """How long until `count` more may be taken; 0: now. What can never fit is taken from a full bucket."""
         needed_s = min(count, self.per_minute) * WINDOW_S / self.per_minute
-        return max(0.0, max(self.full_at_s, now_s) + needed_s - WINDOW_S - now_s)
+        wait_s = self.reset_s(now_s) + needed_s - WINDOW_S
+        return wait_s if wait_s > ROUNDING_S else 0.0
 
     def take(self, count: int, now_s: float) -> None:
         """Take them, whether they are there or not."""
@@ -33,8 +36,8 @@ class Bucket:
 
     def left(self, now_s: float) -> int:
         """How many may be taken now."""
-        missing_s = max(0.0, self.full_at_s - now_s)
-        return max(0, int((WINDOW_S - missing_s) * self.per_minute / WINDOW_S + 1e-9))
+        there_s = WINDOW_S - self.reset_s(now_s) + ROUNDING_S / 2
+        return min(self.per_minute, max(0, int(there_s * self.per_minute / WINDOW_S)))
 
     def reset_s(self, now_s: float) -> float:
         """How long until it is full."""
