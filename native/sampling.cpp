@@ -1,7 +1,8 @@
-// See sampling.hpp. A row is one thread's; its scratch is two rows of double.
+// See sampling.hpp. A row is one thread's, and so is its scratch.
 #include "sampling.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -12,93 +13,162 @@ namespace quire {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNearTop[] = {1e-3, 1e-6};  // weights looked at first for top-p; the likeliest token's is 1
-constexpr int64_t kPart = 1024;
+constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
+constexpr int64_t kPart = 1024, kLanes = 8;
+constexpr int64_t kShortPart = 64;  // so short that one part's sum, which waits for itself, runs beside the next one's work
+constexpr int kBucketShift = 46;    // a bucket is one exponent and the first 6 bits of the mantissa
+constexpr size_t kNumBuckets = 4096;
 
 typedef std::vector<double> Numbers;
 
+struct Scratch {
+    Numbers heated, weights, picked, sums;
+    std::vector<int64_t> places;
+
+    explicit Scratch(int64_t size)
+        : heated(static_cast<size_t>(size)), weights(static_cast<size_t>(size)), sums(kNumBuckets) {}
+};
+
+struct Row {
+    const double* values;
+    int64_t size;
+    double temperature, min_p, top_p, number;
+    int64_t top_k;
+};
+
 // False if there is no finite peak: nothing can be drawn from such numbers.
-bool heat(const double* values, double temperature, Numbers& heated) {
-    double peak = -kInfinity;
+bool find_peak(const Row& row, double& peak) {
+    double lanes[kLanes];
+    std::fill(lanes, lanes + kLanes, -kInfinity);
     bool is_number = true;
-    for (size_t at = 0; at < heated.size(); ++at) {
-        peak = values[at] > peak ? values[at] : peak;
-        is_number &= values[at] == values[at];
+    int64_t at = 0;
+    for (; at + kLanes <= row.size; at += kLanes)
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+            const double value = row.values[at + lane];
+            lanes[lane] = value > lanes[lane] ? value : lanes[lane];
+            is_number &= value == value;
+        }
+    for (; at < row.size; ++at) {
+        lanes[0] = row.values[at] > lanes[0] ? row.values[at] : lanes[0];
+        is_number &= row.values[at] == row.values[at];
     }
-    for (size_t at = 0; at < heated.size(); ++at) heated[at] = (values[at] - peak) / temperature;
-    return is_number && peak < kInfinity;
+    peak = *std::max_element(lanes, lanes + kLanes);
+    return is_number && peak < kInfinity && peak > -kInfinity;
 }
 
-void keep_min_p(double min_p, Numbers& heated, Numbers& weights) {
-    chosen_kernels().exp_double(heated.data(), weights.data(), static_cast<int64_t>(heated.size()));
-    for (size_t at = 0; at < heated.size(); ++at)
-        if (weights[at] < min_p) heated[at] = -kInfinity;
-}
-
-void keep_top_k(int64_t top_k, Numbers& heated, Numbers& scratch) {
-    scratch = heated;
-    std::nth_element(scratch.begin(), scratch.begin() + (top_k - 1), scratch.end(), std::greater<double>());
-    const double border = scratch[static_cast<size_t>(top_k - 1)];
-    for (double& one : heated)
-        if (one < border) one = -kInfinity;
-}
-
-double sum_of(const Numbers& weights) {
+// Weights of all tokens, the likeliest one's is 1; returns what they sum to.
+double weigh(const Row& row, double peak, Scratch& scratch) {
+    double* heated = scratch.heated.data();
+    double* weights = scratch.weights.data();
     double total = 0.0;
-    for (const double weight : weights) total += weight;
+    for (int64_t first = 0; first < row.size; first += kShortPart) {
+        const int64_t end = std::min(first + kShortPart, row.size);
+        for (int64_t at = first; at < end; ++at) heated[at] = (row.values[at] - peak) / row.temperature;
+        chosen_kernels().exp_double(heated + first, weights + first, end - first);
+        for (int64_t at = first; at < end; ++at) total += weights[at];
+    }
     return total;
 }
 
-// The least weight that stays: the likelier ones before it hold less than `mass`.
-bool find_border(Numbers& candidates, double mass, double& border) {
-    std::sort(candidates.begin(), candidates.end(), std::greater<double>());
+void keep_min_p(const Row& row, Scratch& scratch) {
+    for (size_t at = 0; at < static_cast<size_t>(row.size); ++at)
+        if (scratch.weights[at] < row.min_p) scratch.heated[at] = -kInfinity, scratch.weights[at] = 0.0;
+}
+
+void keep_top_k(const Row& row, Scratch& scratch) {
+    const auto first = scratch.heated.begin();
+    scratch.picked.assign(first, first + row.size);
+    const auto border = scratch.picked.begin() + (row.top_k - 1);
+    std::nth_element(scratch.picked.begin(), border, scratch.picked.end(), std::greater<double>());
+    for (size_t at = 0; at < static_cast<size_t>(row.size); ++at)
+        if (scratch.heated[at] < *border) scratch.weights[at] = 0.0;
+}
+
+double sum_of(const double* weights, int64_t size) {
     double total = 0.0;
-    for (const double weight : candidates) {
+    for (int64_t at = 0; at < size; ++at) total += weights[at];
+    return total;
+}
+
+// What top-p means: in order of weight, those stay before which less than `mass` is held. The least weight that stays.
+double sorted_border(Numbers& weights, double mass) {
+    std::sort(weights.begin(), weights.end(), std::greater<double>());
+    double total = 0.0, border = 1.0;
+    for (const double weight : weights) {
         total += weight;
-        if (!(total - weight < mass)) return true;
+        if (!(total - weight < mass)) return border;
         border = weight;
     }
-    return false;
+    return 0.0;
 }
 
-void keep_top_p(double top_p, Numbers& weights, Numbers& candidates) {
-    const double mass = sum_of(weights) * top_p;
-    double border = 1.0;
-    bool is_found = false;
-    for (const double least : kNearTop) {
-        candidates.clear();
-        for (const double weight : weights)
-            if (weight >= least) candidates.push_back(weight);
-        if ((is_found = find_border(candidates, mass, border))) break;
-    }
-    if (!is_found) {
-        candidates = weights;
-        find_border(candidates, mass, border);
-    }
-    for (double& weight : weights)
-        if (weight < border) weight = 0.0;
+size_t bucket_of(double weight) {
+    constexpr uint64_t kOne = uint64_t{0x3ff0000000000000} >> kBucketShift;
+    uint64_t bits;
+    std::memcpy(&bits, &weight, sizeof bits);
+    return std::min(kNumBuckets - 1, static_cast<size_t>(kOne - (bits >> kBucketShift)));
 }
 
-int64_t drawn(const Numbers& weights, double number) {
-    const double target = number * sum_of(weights);
+// The same without sorting all: weights are put into buckets, the heaviest first, and one bucket is sorted. Its sums are
+// taken in another order, which may change their last bits: where these would decide, all are sorted after all.
+double top_p_border(const Row& row, double total, Scratch& scratch) {
+    const double mass = total * row.top_p, doubt = 4.0 * static_cast<double>(row.size) * kEpsilon * total;
+    const double* weights = scratch.weights.data();
+    std::fill(scratch.sums.begin(), scratch.sums.end(), 0.0);
+    for (int64_t at = 0; at < row.size; ++at) scratch.sums[bucket_of(weights[at])] += weights[at];
+    double before = 0.0, border = 1.0;
+    for (size_t bucket = 0; bucket < kNumBuckets; ++bucket) {
+        if (before + scratch.sums[bucket] < mass - doubt) {
+            before += scratch.sums[bucket];
+            continue;
+        }
+        scratch.picked.clear();
+        for (int64_t at = 0; at < row.size; ++at)
+            if (bucket_of(weights[at]) == bucket) scratch.picked.push_back(weights[at]);
+        std::sort(scratch.picked.begin(), scratch.picked.end(), std::greater<double>());
+        for (const double weight : scratch.picked) {
+            if (before > mass + doubt) return border;
+            if (before >= mass - doubt && weight != border) {
+                scratch.picked.assign(weights, weights + row.size);
+                return sorted_border(scratch.picked, mass);
+            }
+            before += weight;
+            border = weight;
+        }
+    }
+    return 0.0;
+}
+
+// The first place at which the weights from the first one on hold more than `target`.
+int64_t place_of(const double* weights, int64_t size, double target) {
     double total = 0.0;
     int64_t at = 0;
-    for (const int64_t size = static_cast<int64_t>(weights.size()); at < size; ++at) {
-        total += weights[static_cast<size_t>(at)];
+    for (; at < size; ++at) {
+        total += weights[at];
         if (total > target) break;
     }
     return at;
 }
 
-int64_t draw_row(const DrawCall& call, int64_t row, Numbers& heated, Numbers& weights) {
-    if (!heat(call.values + row * call.stride, call.temperatures[row], heated)) return call.size;
-    weights.resize(heated.size());
-    if (call.min_ps[row] > 0.0) keep_min_p(call.min_ps[row], heated, weights);
-    if (call.top_ks[row] > 0 && call.top_ks[row] < call.size) keep_top_k(call.top_ks[row], heated, weights);
-    chosen_kernels().exp_double(heated.data(), weights.data(), call.size);
-    if (call.top_ps[row] < 1.0) keep_top_p(call.top_ps[row], weights, heated);
-    heated.resize(static_cast<size_t>(call.size));
-    return drawn(weights, call.numbers[row]);
+int64_t draw_row(const Row& row, Scratch& scratch) {
+    double peak;
+    if (!find_peak(row, peak)) return row.size;
+    double total = weigh(row, peak, scratch);
+    const bool has_top_k = row.top_k > 0 && row.top_k < row.size;
+    if (row.min_p > 0.0) keep_min_p(row, scratch);
+    if (has_top_k) keep_top_k(row, scratch);
+    const double* weights = scratch.weights.data();
+    if (row.min_p > 0.0 || has_top_k) total = sum_of(weights, row.size);
+    if (!(row.top_p < 1.0)) return place_of(weights, row.size, row.number * total);
+    const double border = top_p_border(row, total, scratch);
+    scratch.picked.clear();
+    scratch.places.clear();
+    for (int64_t at = 0; at < row.size; ++at)
+        if (weights[at] >= border) scratch.picked.push_back(weights[at]), scratch.places.push_back(at);
+    const int64_t num_kept = static_cast<int64_t>(scratch.places.size());
+    const double kept = sum_of(scratch.picked.data(), num_kept);
+    const int64_t place = place_of(scratch.picked.data(), num_kept, row.number * kept);
+    return place < num_kept ? scratch.places[static_cast<size_t>(place)] : row.size;
 }
 
 double exp_total(const float* logits, int64_t size, double peak) {
@@ -115,11 +185,15 @@ double exp_total(const float* logits, int64_t size, double peak) {
 }  // namespace
 
 void draw(const DrawCall& call) {
+    const int64_t most = call.num_rows ? *std::max_element(call.sizes, call.sizes + call.num_rows) : 0;
 #pragma omp parallel num_threads(call.num_threads) if (call.num_rows > 1)
     {
-        Numbers heated(static_cast<size_t>(call.size)), weights(static_cast<size_t>(call.size));
+        Scratch scratch(most);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t row = 0; row < call.num_rows; ++row) call.out[row] = draw_row(call, row, heated, weights);
+        for (int64_t row = 0; row < call.num_rows; ++row)
+            call.out[row] = draw_row({call.rows[row], call.sizes[row], call.temperatures[row], call.min_ps[row],
+                                      call.top_ps[row], call.numbers[row], call.top_ks[row]},
+                                     scratch);
     }
 }
 

@@ -6,17 +6,17 @@
 
 namespace quire {
 
-// One entry for each row, but for `values`.
+// One entry for each row.
 struct DrawCall {
-    const double* values;  // [row, size]: -infinity where a token is struck out; not all are
-    int64_t stride;
+    const double* const* rows;  // its numbers, -infinity where a token is struck out
+    const int64_t* sizes;       // how many they are
     const double* temperatures;
     const double* min_ps;
     const int64_t* top_ks;  // 0: no limit
     const double* top_ps;
     const double* numbers;  // uniform in [0, 1)
-    int64_t* out;           // the token drawn, or `size` if rounding leaves none
-    int64_t num_rows, size;
+    int64_t* out;           // the place drawn, or the row's size if there is none to draw
+    int64_t num_rows;
     int num_threads;
 };
 

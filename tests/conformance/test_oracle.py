@@ -10,6 +10,7 @@ from quire.backends.conformance import check_all
 from quire.backends.conformance_desk import ConformanceError
 from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
+from quire.core.chances import Guess
 from quire.core.request import ResolvedSampling
 from quire.core.step import NO_MASKS, BlockCopy, Masks, Sampling, StepPlan, StepResult, WorkItem
 from quire.errors import InvariantError
@@ -301,7 +302,7 @@ def test_a_block_written_and_read_in_one_step_is_noticed() -> None:
 
 
 def test_a_mask_of_another_size_than_the_plan_and_the_vocabulary_is_a_bug() -> None:
-    server = Server(propose=lambda _sequence, _limit: (1, 2))
+    server = Server(propose=lambda _sequence, _limit: Guess((1, 2)))
     server.ask([1, 2, 3], 5)
     plan = server.plan()
     whole = b"\xff" * 7

@@ -102,8 +102,8 @@ MUTANTS = [
     Mutant(
         "text begins at the seam",
         REPLY,
-        "            text.push(token_id)\n        return",
-        "            pass\n        return",
+        "            text = half.text.push(token_id)\n",
+        '            text = ""\n',
     ),
     Mutant("who has begun is sent away at the door", SUPERVISOR, " and not request.has_begun:", ":"),
 ]

@@ -21,8 +21,8 @@ MUTANTS = [
     Mutant(
         "a thought is the chat's content",
         f"{OPENAI}/chat.py",
-        'piece.delta if isinstance(piece.part, TextPart) else ""',
-        "piece.delta",
+        'return {"reasoning": piece.delta, "reasoning_content": piece.delta}',
+        'return {"content": piece.delta}',
     ),
     # -- batches and streams --
     Mutant(

@@ -35,7 +35,7 @@ MUTANTS = [
     Mutant(
         "what follows a stop is charged", SCHEDULER, "num_new_prompt, num_taken)", "num_new_prompt, len(row.token_ids))"
     ),
-    Mutant("what is forced is not taken", ROWS, "        tokens += row.forced\n", "        pass\n"),
+    Mutant("what is forced is not taken", ROWS, "        tokens += forced\n", "        pass\n"),
     Mutant(
         "what is forced counts as computed",
         SCHEDULER,
@@ -64,7 +64,7 @@ MUTANTS = [
         "position=self.position + len(drafts), known",
         "position=self.position, known",
     ),
-    Mutant("the last token there may be is guessed", DRAFTS, "num_left - 1,", "num_left,"),
+    Mutant("the last token there may be is guessed", DRAFTS, "num_wanted - 1,", "num_wanted,"),
     Mutant(
         "guesses go beyond the longest sequence",
         DRAFTS,
@@ -74,10 +74,10 @@ MUTANTS = [
     Mutant(
         "guesses take tokens of the step that others need",
         DRAFTS,
-        "config.max_step_tokens - sum(one.num_uncomputed for one in placement.running)",
+        "config.max_step_tokens - self._num_fed",
         "config.max_step_tokens - len(placement.running)",
     ),
-    Mutant("every sequence may guess as if it were alone", DRAFTS, "        self._num_tokens -= len(drafts)\n", ""),
+    Mutant("every sequence may guess as if it were alone", DRAFTS, "        self._num_left -= len(drafts)\n", ""),
     Mutant(
         "guesses take blocks that others need",
         DRAFTS,
@@ -85,9 +85,7 @@ MUTANTS = [
         "memory.num_free_blocks",
     ),
     Mutant("guesses do not count the blocks they take", DRAFTS, "        self._num_blocks -= num_blocks\n", ""),
-    Mutant(
-        "the middle of a prompt is guessed at", DRAFTS, "if table.num_computed + num_tokens < num_known:", "if False:"
-    ),
+    Mutant("the middle of a prompt is guessed at", DRAFTS, "if table.num_computed + num_tokens < num_known or", "if"),
     Mutant(
         "blocks of wrong drafts are kept", MEMORY, "        if num_tokens < num_in_flight:\n", "        if False:\n"
     ),

@@ -45,6 +45,15 @@ class Row:
     logits: list[float]
     sampling: Sampling
     num_alternatives: int = 0
+    masked: frozenset[int] | None = None
+    """The tokens that its mask leaves; None: it has no mask."""
+
+    def mask(self) -> bytes | None:
+        """As the step hands it over: one bit for each token."""
+        if self.masked is None:
+            return None
+        bits = sum(1 << token_id for token_id in self.masked)
+        return bits.to_bytes(-(-len(self.logits) // 8), "little")
 
 
 @dataclass
@@ -62,12 +71,14 @@ class SamplerSurvey:
 # --- one row, plainly -----------------------------------------------------------------------------------------------
 
 
-def plain_choice(logits: list[float], sampling: Sampling) -> PlainChoice:
-    """The token this row must give."""
+def plain_choice(logits: list[float], sampling: Sampling, masked: frozenset[int] | None = None) -> PlainChoice:
+    """The token this row must give, among those its mask leaves."""
     params = sampling.params
     if not all(math.isfinite(value) for value in logits):
         return PlainChoice(None, "not finite")
     left = _strike_out(_shift(logits, sampling), sampling)
+    if masked is not None:
+        left = {token_id: value for token_id, value in left.items() if token_id in masked}
     if not left:
         return PlainChoice(None, "nothing is left")
     if params.temperature == 0.0 or params.top_k == 1:
@@ -201,9 +212,21 @@ def random_rows(random: Random, count: int) -> list[Row]:
     """Rows of one batch: one vocabulary, everything else at random."""
     size = random.randint(2, LARGEST_VOCABULARY)
     return [
-        Row(random_logits(random, size), random_sampling(random, size), random.choice([0, 1, 5, size - 1, size]))
+        Row(
+            random_logits(random, size),
+            random_sampling(random, size),
+            random.choice([0, 1, 5, size - 1, size]),
+            random_mask(random, size),
+        )
         for _ in range(count)
     ]
+
+
+def random_mask(random: Random, size: int) -> frozenset[int] | None:
+    """None, one token, a few, all, or any."""
+    counts = [None, None, 1, 3, size, random.randint(0, size)]
+    count = random.choice(counts)
+    return None if count is None else frozenset(random.sample(range(size), min(count, size)))
 
 
 def random_logits(random: Random, size: int) -> list[float]:
@@ -290,16 +313,19 @@ def compare(rows: list[Row], dtype: str, found: SamplerSurvey, name: str) -> Non
     """Have both choose for this batch, and add what comes out to `found`."""
     logits = logits_of(rows, dtype)
     before = logits.copy()
-    choices = choose(logits, [row.sampling for row in rows])
+    masks = [row.mask() for row in rows]
+    choices = choose(logits, [row.sampling for row in rows], masks=masks)
     if not np.array_equal(logits, before, equal_nan=True):
         found.wrong.append(f"{name}: the logits were changed")
     for at, (row, choice) in enumerate(zip(rows, choices, strict=True)):
         values = logits[at].tolist()
-        plain = plain_choice(values, row.sampling)
+        plain = plain_choice(values, row.sampling, row.masked)
         faults = _faults(choice, plain)
-        if choose(logits[at : at + 1], [row.sampling]) != [choice]:
+        if choose(logits[at : at + 1], [row.sampling], masks=[masks[at]]) != [choice]:
             faults.append("not the same alone")
-        found.wrong += [f"{name}, row {found.num_rows}, {dtype}: {fault}: {values} {row.sampling}" for fault in faults]
+        found.wrong += [
+            f"{name}, row {found.num_rows}, {dtype}: {fault}: {values} {row.sampling} {row.masked}" for fault in faults
+        ]
         found.num_rows += 1
         found.num_near_ties += plain.margin < NEAR_TIE
         found.num_failed += plain.error is not None

@@ -4,10 +4,11 @@ import ast
 
 import pytest
 
-from tests.mutants import ages, dialects, memory, scheduler, seam
+from tests.mutants import ages, dialects, guesses, memory, scheduler, seam
 from tests.mutants.kill import SOURCE, Mutant, survivors
 
-MUTANTS = [*memory.MUTANTS, *scheduler.MUTANTS, *dialects.MUTANTS, *seam.MUTANTS, *ages.MUTANTS]
+LISTS = (memory, scheduler, dialects, seam, ages, guesses)
+MUTANTS = [mutant for module in LISTS for mutant in module.MUTANTS]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.backends.memory_plan import MemoryPlan
 from quire.backends.protocol import Runner
+from quire.core.step_cost import StepCost
 from quire.errors import CheckpointError
 
 OnRead = Callable[[int, int], None]
@@ -23,6 +24,8 @@ class LoadedRunner:
     kv_layout: str
     """How keys and values lie in a block: blocks of two layouts are never the same block."""
     notes: tuple[str, ...]
+    step_cost: StepCost | None = None
+    """What steps take by their tokens, where it was measured: by it a scheduler knows which guesses pay."""
 
 
 @contextmanager

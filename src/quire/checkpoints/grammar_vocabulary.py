@@ -52,9 +52,11 @@ def matcher_of(vocabulary: "LLTokenizer", grammar: str) -> "LLMatcher":
 
 
 def first_mask(matcher: "LLMatcher") -> str | None:
-    """See what may come first, for some grammars fail only there. None, or what is wrong."""
+    """See what may come first and what must, for some grammars fail only there. None, or what is wrong."""
     if not matcher.is_error():
         matcher.compute_bitmask()
+    if not matcher.is_error():
+        matcher.compute_ff_tokens()
     return matcher.get_error()[:SHOWN_CHARS] if matcher.is_error() else None
 
 

@@ -14,6 +14,7 @@ from enum import Enum
 import msgspec
 
 from quire.core.block_table import BlockTable
+from quire.core.chances import Chance
 from quire.core.digests import Namespace
 from quire.errors import InvariantError
 
@@ -122,6 +123,8 @@ class Request(msgspec.Struct, frozen=True):
     event."""
     grammar: str | None = None
     """What every answer must match, from its first token to its last; opaque here."""
+    has_stop_texts: bool = False
+    """Whether texts may end its answers: they are found where tokens become text, and here nobody sees them."""
 
     @property
     def adapter(self) -> str:
@@ -138,7 +141,9 @@ class Sequence:
     """One continuation on its way: known tokens, computed tokens, and the blocks that hold them."""
 
     __slots__ = (
+        "chances",
         "finish_reason",
+        "guess_source",
         "index",
         "key",
         "num_cached_tokens",
@@ -150,6 +155,7 @@ class Sequence:
         "siblings",
         "status",
         "table",
+        "token_bytes",
         "tokens",
     )
 
@@ -177,6 +183,12 @@ class Sequence:
         self.num_charged = 0
         """Tokens up to here have been computed or charged before: doing it again is free."""
         self.num_preemptions = 0
+        self.chances: dict[int, Chance] = {}
+        """What came of its guesses, by their sources."""
+        self.guess_source = 0
+        """Of the last one."""
+        self.token_bytes = bytearray()
+        """Its first tokens once more, as far as somebody has searched them (`ngrams`)."""
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -208,6 +220,7 @@ class Sequence:
         """
         self.index, other.index = other.index, self.index
         self.tokens, other.tokens = other.tokens, self.tokens
+        self.token_bytes, other.token_bytes = other.token_bytes, self.token_bytes
 
     def move(self, status: SequenceStatus) -> None:
         """Change status, if the move is legal."""

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
+from quire.core.chances import UNKNOWN
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling, Sequence, table_of
 from quire.core.scheduler_config import Live
@@ -48,14 +49,13 @@ def taken_tokens(
 
 
 def take_row(
-    sequence: Sequence, item: WorkItem, row: RowResult, max_sequence_tokens: int
+    sequence: Sequence, item: WorkItem, tokens: tuple[int, ...], forced: tuple[int, ...], max_sequence_tokens: int
 ) -> tuple[int, FinishReason | None]:
     """How many of a row's tokens the sequence takes in, chosen ones and then forced ones, and why the last ends it.
 
     Raises InvariantError unless they answer the item: tokens where they were asked for, each but the last a draft that
     was right, and forced ones behind chosen ones alone.
     """
-    tokens = row.token_ids
     if len(tokens) != (item.sampling is not None):
         drafts = item.drafts
         most = 0 if item.sampling is None else len(drafts) + 1
@@ -64,10 +64,10 @@ def take_row(
                 f"apply: sequence {item.sequence_id} got {len(tokens)} tokens, {tokens}; after the drafts {drafts} "
                 f"there may be {most}, all but the last of them right"
             )
-    if row.forced:
+    if forced:
         if not tokens:
-            raise InvariantError(f"apply: sequence {item.sequence_id} got forced tokens, {row.forced}, and chose none")
-        tokens += row.forced
+            raise InvariantError(f"apply: sequence {item.sequence_id} got forced tokens, {forced}, and chose none")
+        tokens += forced
     num_known = len(sequence.tokens)
     num_before, room = num_known - sequence.num_prompt_tokens, max_sequence_tokens - num_known
     return taken_tokens(sequence.request.params, tokens, num_before, room)
@@ -82,6 +82,14 @@ def charged_tokens(sequence: Sequence, first: int, num_computed: int) -> tuple[i
         num_new_prompt = max(0, min(end, sequence.num_prompt_tokens) - max(first, charged))
     sequence.num_charged = max(charged, end)
     return num_new_prompt, max(0, min(end, charged) - first)
+
+
+def num_right_drafts(sequence: Sequence, item: WorkItem, num_computed: int) -> int:
+    """How many of an item's drafts came true, which its sequence learns from."""
+    num_drafts, chances, source = item.num_drafts, sequence.chances, sequence.guess_source
+    num_right = num_computed + num_drafts - len(item.token_ids)
+    chances[source] = chances.get(source, UNKNOWN).after(num_drafts, num_right, len(sequence.tokens))
+    return num_right
 
 
 def prompt_report(live: Live, first: int, row: RowResult) -> list[PromptLogprobs]:

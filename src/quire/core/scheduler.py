@@ -16,7 +16,7 @@ from heapq import heappush
 from quire.core import rows
 from quire.core.deadlines import Deadlines
 from quire.core.digests import Namespace
-from quire.core.drafts import DraftRoom, Propose
+from quire.core.drafts import Ended, Propose, draft_room, unheard
 from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.kv_memory import KVMemory
 from quire.core.placement import Placement
@@ -32,7 +32,9 @@ from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
 class Scheduler:
     """One model's sequences on one KV memory."""
 
-    def __init__(self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None, ended: Ended = unheard
+    ) -> None:
         config.check(memory.config.block_size)
         self.config = config
         self.memory = memory
@@ -44,6 +46,7 @@ class Scheduler:
         self.in_flight: StepPlan | None = None
         self.stats = SchedulerStats()
         self.propose = propose
+        self._ended = ended
         self.planned: list[Sequence] = []
         """The sequences of the plan in flight, in the order of its items."""
         self._deadlines = Deadlines()
@@ -102,8 +105,7 @@ class Scheduler:
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its continuations alone, in whatever state; while a step is in flight, when it has
-        returned. What is unknown or has ended is ignored.
-        """
+        returned. What is unknown or has ended is ignored."""
         live = self.live.get(request_id)
         # The last comes first: where all end, nobody has to take over from a leader.
         for sequence in reversed(live.sequences if live is not None else []):
@@ -155,7 +157,7 @@ class Scheduler:
         # First those who decode, with what little they know; what is left goes in chunks, to the most urgent first.
         decoding = within_budget([one.num_decoding for one in self.running], self.config.max_step_tokens)
         budget = self.config.max_step_tokens - sum(decoding)
-        room = None if self.propose is None else DraftRoom(self.propose, self.placement, self.memory, self.config)
+        room = draft_room(self.propose, self.placement, self.memory, self.config)
         for sequence, num_decoding in zip(list(self.running), decoding, strict=True):
             num_tokens = self._num_tokens_for(sequence, budget, num_decoding)
             if num_tokens == 0:
@@ -296,13 +298,18 @@ class Scheduler:
             self.memory.commit(table_of(sequence), 0)
             self._finish(sequence, FinishReason.ERROR, row.error)
             return
-        request = sequence.request
-        num_taken, reason = rows.take_row(sequence, item, row, self.config.max_sequence_tokens)
+        request, stats = sequence.request, self.stats
+        num_taken, reason = rows.take_row(sequence, item, row.token_ids, row.forced, self.config.max_sequence_tokens)
         num_computed = item.num_true_tokens(min(num_taken, len(row.token_ids)))
         self.memory.commit(table_of(sequence), num_computed)
         num_new_prompt, num_again = rows.charged_tokens(sequence, item.first_position, num_computed)
-        self._count(item, num_computed, num_again, num_taken)
-        self.stats.num_forced_tokens += max(0, num_taken - len(row.token_ids))
+        stats.num_computed_tokens += num_computed
+        stats.num_recomputed_tokens += num_again
+        stats.num_output_tokens += num_taken
+        stats.num_forced_tokens += max(0, num_taken - len(row.token_ids))
+        if len(item.token_ids) > 1 and (num_drafts := item.num_drafts):
+            stats.num_draft_tokens += num_drafts
+            stats.num_accepted_tokens += rows.num_right_drafts(sequence, item, num_computed)
         if num_new_prompt or num_taken:
             self.queue.charge(request.tenant, num_new_prompt, num_taken)
         if item.scoring is not None:
@@ -322,14 +329,6 @@ class Scheduler:
             reason = FinishReason.LENGTH  # nothing but its prompt is wanted
         if reason is not None:
             self._finish(sequence, reason)
-
-    def _count(self, item: WorkItem, num_computed: int, num_again: int, num_taken: int) -> None:
-        self.stats.num_computed_tokens += num_computed
-        self.stats.num_recomputed_tokens += num_again
-        self.stats.num_output_tokens += num_taken
-        if num_taken > 1 or num_computed < len(item.token_ids):  # drafts came, or were wrong
-            self.stats.num_draft_tokens += item.num_drafts
-            self.stats.num_accepted_tokens += num_computed + item.num_drafts - len(item.token_ids)
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 
@@ -378,6 +377,7 @@ class Scheduler:
             self.queue.remove(sequence)
         sequence.move(SequenceStatus.FINISHED)
         sequence.finish_reason = reason
+        self._ended(sequence)
         siblings, sequence.siblings = sequence.siblings, []
         live = self.live[sequence.request.request_id]
         self.queue.leave(live.request.tenant)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from quire.core.request import Request, Sequence
+from quire.core.step_cost import StepCost
 from quire.core.waiting_queue import QueueConfig
 from quire.errors import ConfigError
 
@@ -22,6 +23,8 @@ class SchedulerConfig:
     watermark: float = 0.01
     """Share of the pool that admission leaves free for those who run already."""
     queue: QueueConfig = field(default_factory=QueueConfig)
+    step_cost: StepCost | None = None
+    """By which it is decided what guesses pay. None: all that there is room for."""
 
     def check(self, block_size: int) -> None:
         """Refuse a token budget with which a step could fail to make progress."""

@@ -132,6 +132,8 @@ UNSATISFIABLE = (
     "penalties and biases make the row's numbers infinite",
 )
 """Errors of rows whose requests contradict themselves: the client's, not the model's."""
+GRAMMAR_FAILED = "the grammar cannot say what may follow"
+"""How the errors of rows begin whose grammars fail in the middle: the client's, too."""
 
 
 class RowResult(NamedTuple):

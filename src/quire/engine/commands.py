@@ -32,6 +32,7 @@ class _Assignment(_Command, frozen=True):
     is_explained: bool
     is_promised: bool
     grammar: str | None = None
+    has_stop_texts: bool = False
 
 
 class Submit(_Assignment, frozen=True):

@@ -13,6 +13,7 @@ from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import KVEvent, Queued, Refused, RequestEvent
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
+from quire.core.ngrams import Ngrams
 from quire.core.policy import check_request
 from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
@@ -78,7 +79,11 @@ class Engine:
         self.guides = guides
         """None: a model without a tokenizer has no grammars."""
         self.memory = KVMemory(KVMemoryConfig(capacity.num_blocks, capacity.block_size), BlockHasher(key), emit)
-        self.scheduler = Scheduler(config, self.memory)
+        if config.step_cost is None:
+            self.scheduler = Scheduler(config, self.memory)
+        else:  # who knows what a guess costs lets sequences guess
+            guesses = Ngrams()
+            self.scheduler = Scheduler(config, self.memory, guesses.propose, guesses.ended)
         self.info = ModelInfo(
             identity,
             capacity.block_size,

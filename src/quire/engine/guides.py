@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
 from quire.core import request as core
 from quire.core.events import RequestEvent, SequenceFinished
-from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
+from quire.core.step import GRAMMAR_FAILED, NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
 from quire.errors import CheckpointError, InvalidParameterError
 
 if TYPE_CHECKING:
@@ -134,20 +134,41 @@ class Guides:
         guide, params = self._guide_of(sequence), sequence.request.params
         if (error := self._errors.pop(item.sequence_id, None)) is not None:
             return RowResult(error=_sentence(error))
-        if row.token_ids[-1] in params.stop_token_ids:
-            return row  # it ends: a matcher takes nothing behind a text that is complete
-        guide.consume(row.token_ids)
+        is_forced = params.logprobs is None  # else every token is owed a row of its own
+        count, forced = self._followed_tokens(guide, row.token_ids, params.stop_token_ids, is_forced=is_forced)
         if guide.matcher.is_error():
             return RowResult(error=_sentence(guide.matcher.get_error()))
-        if params.logprobs is not None:
-            return row
-        forced = guide.matcher.compute_ff_tokens()
-        guide.consume(forced)
-        ends = [token for token in self._open()[0].eos_tokens if token in params.stop_token_ids]
-        if guide.matcher.is_stopped() and ends:
-            forced = [*forced, ends[0]]
         self.num_forced_tokens += len(forced)
-        return row._replace(forced=tuple(forced))
+        return row._replace(token_ids=row.token_ids[:count], forced=forced)
+
+    def _followed_tokens(
+        self, guide: _Guide, chosen: tuple[int, ...], stops: frozenset[int], *, is_forced: bool
+    ) -> tuple[int, tuple[int, ...]]:
+        """How many of the tokens chosen count, and what is forced behind them.
+
+        Where a token forces others, those are the ones that follow, whatever was chosen in their places: a step with
+        drafts comes to the same as one token after the other. What was chosen as it had to be counts as chosen.
+        """
+        ends = [token for token in self._open()[0].eos_tokens if token in stops]
+        count = 0
+        while count < len(chosen):
+            token_id, count = chosen[count], count + 1
+            if token_id in stops:
+                break  # it ends: a matcher takes nothing behind a text that is complete
+            guide.consume([token_id])
+            if guide.matcher.is_error():
+                break
+            if not is_forced:
+                continue
+            forced = guide.matcher.compute_ff_tokens()
+            guide.consume(forced)
+            is_complete = guide.matcher.is_stopped() and bool(ends)
+            forced = [*forced, *ends[:is_complete]]
+            num_equal = _num_equal(forced, chosen[count:])
+            count += num_equal
+            if is_complete or num_equal < len(forced):
+                return count, tuple(forced[num_equal:])
+        return count, ()
 
     def _guide_of(self, sequence: core.Sequence) -> _Guide:
         """The guide of a sequence, which has seen every token that the sequence has produced."""
@@ -184,5 +205,11 @@ class Guides:
         return self._opened
 
 
+def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many of the first ones are the same."""
+    pairs = zip(some, others, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
+
+
 def _sentence(error: str) -> str:
-    return f"the grammar cannot say what may follow: {error[:300]}"
+    return f"{GRAMMAR_FAILED}: {error[:300]}"

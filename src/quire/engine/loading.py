@@ -47,6 +47,7 @@ def open_engine(
         max_running=settings.max_running,
         max_sequence_tokens=longest,
         queue=queue,
+        step_cost=loaded.step_cost,
     )
     computed = f"{checkpoint.fingerprint} {settings.dtype} {settings.arithmetic}"
     identity = ModelIdentity(computed, loaded.kv_layout)

@@ -88,6 +88,7 @@ def received(command: Submit | Restore, now_s: float) -> Request:
         command.is_promised,
         command.epoch,
         command.grammar,
+        command.has_stop_texts,
     )
 
 
@@ -130,6 +131,7 @@ class EngineThread:
             request.is_explained,
             request.is_promised,
             request.grammar,
+            request.has_stop_texts,
         )
         self._put(command, request.request_id)
 

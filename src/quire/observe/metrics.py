@@ -4,7 +4,7 @@ Counters and histograms are fed by the API: output tokens as they come, the rest
 request. Gauges are read at each scrape: a `Picture` for each model, with what its engine counts where it can tell.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -54,6 +54,14 @@ class ModelFigures:
     total_s: float
 
 
+ENGINE_TOTALS: Mapping[str, tuple[str, str]] = {
+    "num_draft_tokens": ("{prefix}:spec_decode_num_draft_tokens", "Tokens that were guessed and checked."),
+    "num_accepted_tokens": ("{prefix}:spec_decode_num_accepted_tokens", "Guessed tokens that were right."),
+    "num_forced_tokens": ("quire:forced_tokens", "Tokens that a grammar left no choice about."),
+    "grammar_compile_s": ("quire:grammar_compile_seconds", "Processor time of grammars read for the first time."),
+    "grammar_mask_s": ("quire:grammar_mask_seconds", "Processor time of what grammars allow, step by step."),
+}
+"""What an engine has done in its worker's life: the field's name for it, and what it says."""
 Meter = Callable[[float], None]
 TokenMeters = tuple[Meter, Meter]
 """The first is told how long a token took to follow the one before, the second how many have come since the last time:
@@ -82,6 +90,8 @@ class Picture:
     """How many steps computed at most so many tokens, bound after bound; the last is `+Inf`."""
     num_step_tokens: int = 0
     """Of all these steps."""
+    totals: Sequence[tuple[str, float]] = ()
+    """Of `ENGINE_TOTALS`, since the worker began."""
 
 
 class Metrics:
@@ -209,7 +219,17 @@ class _Pictures(Collector):
                 restarts.add_metric(where, one.num_restarts)
             if one.step_sizes:
                 steps.add_metric(where, one.step_sizes, one.num_step_tokens)
-        yield from (running, waiting, reasons, usage, config, restarts, steps)
+        yield from (running, waiting, reasons, usage, config, restarts, steps, *self._totals(pictures))
+
+    def _totals(self, pictures: Sequence[Picture]) -> list[CounterMetricFamily]:
+        families = {
+            name: CounterMetricFamily(told.format(prefix=self._prefix), said, labels=LABELS)
+            for name, (told, said) in ENGINE_TOTALS.items()
+        }
+        for one in pictures:
+            for name, total in one.totals:
+                families[name].add_metric((one.model, ENGINE), total)
+        return list(families.values())
 
     def _gauge(self, name: str, said: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"{self._prefix}:{name}", said, labels=(*LABELS, *labels))

@@ -10,6 +10,7 @@ from functools import lru_cache
 from random import Random
 
 from quire.backends.oracle import answer_alone
+from quire.core.chances import Guess
 from quire.core.request import ResolvedSampling, Sequence
 
 
@@ -28,16 +29,18 @@ class Guesser:
         random = Random(f"guesses {seed}")
         return Guesser(seed, vocabulary_size, random.choice((0.3, 0.7, 0.95)), random.choice((1, 3, 8)))
 
-    def __call__(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
+    def __call__(self, sequence: Sequence, limit: int) -> Guess:
         """What may follow the tokens this sequence knows."""
         request, said = sequence.request, sequence.num_output_tokens
         random = Random(f"{self.seed} {request.request_id} {sequence.index} {said}")
         count = min(limit, random.randint(0, self.longest))
         answer = _answer(request.prompt, request.params, request.seed, self.vocabulary_size, sequence.index)
         right = (*answer[said : said + count], *(random.randrange(self.vocabulary_size) for _ in range(count)))
-        return tuple(
-            token_id if random.random() < self.hit_rate else random.randrange(self.vocabulary_size)
-            for token_id in right[:count]
+        return Guess(
+            tuple(
+                token_id if random.random() < self.hit_rate else random.randrange(self.vocabulary_size)
+                for token_id in right[:count]
+            )
         )
 
 

@@ -75,4 +75,5 @@ class LedgerEntry:
             # Whose client has seen something has a place, whatever waits by now.
             request.is_promised or bool(self.ends) or any(self.tokens.values()),
             request.grammar,
+            request.has_stop_texts,
         )

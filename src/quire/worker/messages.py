@@ -78,6 +78,11 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     """What each step since the last message has computed."""
     verdicts: tuple[Verdict, ...] = ()
     """What tenants would be told that its queue turned away lately."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_forced_tokens: int = 0
+    grammar_compile_s: float = 0.0
+    grammar_mask_s: float = 0.0
 
 
 class Stepped(_Message, frozen=True):

@@ -159,6 +159,7 @@ class Worker:
         scheduler, memory = self._engine.scheduler, self._engine.memory
         totals, shares = scheduler.stats, scheduler.queue.shares
         told, self._step_tokens = tuple(self._step_tokens), []
+        guides = self._engine.guides
         return WorkerLoad(
             len(scheduler.running),
             scheduler.queue.num_waiting,
@@ -168,6 +169,11 @@ class Worker:
             totals.num_preemptions,
             told,
             shares.verdicts() if shares.refused else (),
+            totals.num_draft_tokens,
+            totals.num_accepted_tokens,
+            totals.num_forced_tokens,
+            0.0 if guides is None else guides.compile_s,
+            0.0 if guides is None else guides.mask_s,
         )
 
 

@@ -28,6 +28,7 @@ from quire.backends.protocol import Runner
 from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
 from quire.config import Backend, Dtype, ModelSettings
+from quire.core.chances import Guess
 from quire.core.request import ResolvedSampling, Sequence
 from quire.core.step import RowResult, Sampling, Scoring, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
@@ -137,10 +138,10 @@ def test_guesses_never_change_an_answer(name: str) -> None:
     plain = Machine(runner_of(name)).run(asks())
     answers = {(f"r{at}", index): tokens for at, ask in enumerate(plain) for index, tokens in ask.answers.items()}
 
-    def propose(sequence: Sequence, limit: int) -> tuple[int, ...]:
+    def propose(sequence: Sequence, limit: int) -> Guess:
         said = sequence.num_output_tokens
         guess = answers[sequence.request.request_id, sequence.index][said : said + min(limit, random.randint(0, 4))]
-        return tuple(token if random.random() < 0.8 else 5 for token in guess)
+        return Guess(tuple(token if random.random() < 0.8 else 5 for token in guess))
 
     machine = Machine(runner_of(name))
     machine.engine.scheduler.propose = propose

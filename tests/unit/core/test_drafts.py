@@ -1,26 +1,33 @@
 """Drafts: guesses change no answer, end where the answer ends, and take nothing from anybody."""
 
+from itertools import count
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from quire.backends.oracle import answer_alone
-from quire.core.drafts import Propose
+from quire.core.chances import FORGOTTEN_TOKENS, UNKNOWN, Chance, Guess
+from quire.core.drafts import MAX_DRAFTS, Propose
 from quire.core.events import SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling, Sequence
 from quire.core.step import RowResult, StepResult
+from quire.core.step_cost import StepCost
 from quire.errors import InvariantError
 from quire.sim.guesses import Guesser
 from tests.support.server import VOCABULARY, Server
 
 
-def right(sequence: Sequence, limit: int) -> tuple[int, ...]:
+def right(sequence: Sequence, limit: int) -> Guess:
     """All that follows, and zeros beyond the end."""
     request, said = sequence.request, sequence.num_output_tokens
     answer = answer_alone(request.prompt, request.params, request.seed, VOCABULARY, sequence.index)
-    return (*answer[said : said + limit], *(0,) * limit)[:limit]
+    return Guess((*answer[said : said + limit], *(0,) * limit)[:limit])
 
 
-def wrong(sequence: Sequence, limit: int) -> tuple[int, ...]:
-    return tuple((token_id + 1) % VOCABULARY for token_id in right(sequence, limit))
+def wrong(sequence: Sequence, limit: int) -> Guess:
+    return Guess(tuple((token_id + 1) % VOCABULARY for token_id in right(sequence, limit).token_ids))
 
 
 def up_to(count: int, propose: Propose) -> Propose:
@@ -168,7 +175,7 @@ def test_guesses_of_one_leave_less_for_those_of_another() -> None:
 
 
 def test_a_proposer_that_says_too_much_is_cut_short() -> None:
-    server = Server(propose=lambda _sequence, _limit: (1,) * 99)
+    server = Server(propose=lambda _sequence, _limit: Guess((1,) * 99))
     server.ask(range(1, 12), 6)
     assert server.step().items[0].num_drafts == 5
     server.run()
@@ -183,7 +190,7 @@ def test_a_leader_guesses_nothing_before_its_siblings_branch_off() -> None:
 
 @pytest.mark.parametrize("wrong_tokens", [(), (1, 2, 3, 4), (9, 2), (1, 9, 3)])
 def test_a_result_that_its_drafts_do_not_explain_is_a_bug(wrong_tokens: tuple[int, ...]) -> None:
-    server = Server(propose=lambda _sequence, _limit: (1, 2))
+    server = Server(propose=lambda _sequence, _limit: Guess((1, 2)))
     server.ask(range(1, 12), 6)
     plan = server.plan()
     with pytest.raises(InvariantError, match=rf"got {len(wrong_tokens)} tokens.*after the drafts \(1, 2\)"):
@@ -209,3 +216,106 @@ def test_a_row_that_is_cancelled_or_fails_with_its_guesses_leaves_nothing(propos
     server.finish(server.plan(), failed=[2])
     server.run()
     assert {event.request_id for event in server.log if isinstance(event, Token)} <= {"r2"}
+
+
+# -- what pays ---------------------------------------------------------------------------------------------------------
+
+CHEAP = StepCost(((1, 1.0), (64, 1.2)))
+DEAR = StepCost(((1, 1.0), (64, 64.0)))
+
+
+def num_drafts(server: Server) -> list[int]:
+    return [sum(item.num_drafts for item in plan.items) for plan in server.plans]
+
+
+def test_cheap_guesses_that_are_right_are_made_in_growing_numbers() -> None:
+    server = Server(num_blocks=200, propose=right, step_cost=CHEAP, max_step_tokens=200)
+    server.ask(range(1, 12), 60)
+    server.run()
+    first, second, third, *_ = num_drafts(server)
+    assert first == 6  # at a half each, until one costs more than it brings
+    assert first < second <= third == MAX_DRAFTS
+
+
+def test_guesses_that_are_wrong_become_few_and_are_tried_again_later() -> None:
+    server = Server(num_blocks=200, propose=wrong, step_cost=StepCost(((1, 1.0), (64, 16.0))), max_step_tokens=200)
+    server.ask(range(1, 12), 110)
+    server.run()
+    assert num_drafts(server)[:3] == [3, 1, 0]
+    tried = [at for at, count in enumerate(num_drafts(server)) if count]
+    assert tried[:4] == [0, 1, FORGOTTEN_TOKENS + 2, FORGOTTEN_TOKENS + 3]
+    assert len(tried) == 8
+
+
+def test_dear_guesses_are_not_even_looked_for() -> None:
+    asked: list[int] = []
+
+    def propose(sequence: Sequence, limit: int) -> Guess:
+        asked.append(limit)
+        return right(sequence, limit)
+
+    server = Server(num_blocks=200, propose=propose, step_cost=DEAR)
+    server.ask(range(1, 12), 20)
+    server.run()
+    assert not asked
+
+
+def test_the_more_sequences_share_a_step_the_fewer_guesses_each_gets() -> None:
+    alone, many = (Server(num_blocks=400, propose=right, step_cost=CHEAP, max_step_tokens=200) for _ in range(2))
+    alone.ask(range(1, 5), 30)
+    for at in range(8):
+        many.ask(range(at, at + 4), 30)
+    for server in (alone, many):
+        server.run()
+    assert num_drafts(many)[0] < 8 * num_drafts(alone)[0]
+    assert max(item.num_drafts for plan in many.plans for item in plan.items) > 0
+
+
+def test_sources_have_chances_of_their_own() -> None:
+    calls = count()
+
+    def propose(sequence: Sequence, limit: int) -> Guess:
+        is_right = next(calls) % 2 == 0
+        return (right if is_right else wrong)(sequence, limit)._replace(source=int(is_right))
+
+    server = Server(num_blocks=200, propose=propose, step_cost=CHEAP, max_step_tokens=200)
+    server.ask(range(1, 12), 100)
+    (sequence,) = server.scheduler.live["r1"].sequences
+    server.run()
+    assert sequence.chances[1].likelihood(len(sequence.tokens)) > 0.8
+    assert sequence.chances[0].likelihood(len(sequence.tokens)) < 0.4
+
+
+@given(st.lists(st.tuples(st.integers(1, MAX_DRAFTS), st.floats(0, 1), st.integers(1, 60)), max_size=30))
+def test_the_chance_of_a_guess_stays_between_never_and_always(results: list[tuple[int, float, int]]) -> None:
+    chance, num_tokens = UNKNOWN, 0
+    for num_drafts, share, num_more in results:
+        chance = chance.after(num_drafts, int(num_drafts * share), num_tokens)
+        assert 0.0 < chance.likelihood(num_tokens) < 1.0
+        num_tokens += num_more
+        if num_more > FORGOTTEN_TOKENS:
+            assert chance.likelihood(num_tokens) == 0.5
+
+
+def test_tokens_behind_a_wrong_one_were_not_tried() -> None:
+    assert Chance(1.0, 2.0, 7).after(5, 3, 9) == Chance(0.8 + 3, 1.6 + 4, 9)
+    assert UNKNOWN.after(5, 5, 9) == Chance(5.0, 5.0, 9)
+
+
+def test_nothing_is_guessed_where_a_text_may_end_the_answer() -> None:
+    server = Server(num_blocks=200, propose=right, step_cost=CHEAP, max_step_tokens=200)
+    server.ask(range(1, 12), 20)
+    (sequence,) = server.scheduler.live["r1"].sequences
+    sequence.request = replace(sequence.request, has_stop_texts=True)
+    server.run()
+    assert sum(num_drafts(server)) == 0
+
+
+def test_every_sequence_that_is_over_is_told_once() -> None:
+    ended: list[tuple[str, int]] = []
+    server = Server(num_blocks=200)
+    server.scheduler._ended = lambda sequence: ended.append((sequence.request.request_id, sequence.index))
+    server.ask([1, 2], 3, n=2)
+    server.ask([3, 4], 3)
+    server.run()
+    assert sorted(ended) == [("r1", 0), ("r1", 1), ("r2", 0)]

@@ -8,9 +8,11 @@ import pytest
 
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
+from quire.core.chances import Guess
 from quire.core.events import Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
 from quire.core.scheduler_config import SchedulerConfig
+from quire.core.step import RowResult, StepResult
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.guides import Guides
 from quire.errors import CheckpointError, InvalidParameterError
@@ -187,3 +189,102 @@ def test_the_latest_grammars_are_kept_compiled() -> None:
     for text in texts:
         world.guides.check(text)
     assert list(world.guides._pristine) == texts[4:]
+
+
+# -- grammars and guesses ----------------------------------------------------------------------------------------------
+
+
+def guessing(world: World, guess: Callable[[Any, int], tuple[int, ...]]) -> None:
+    world.engine.scheduler.propose = lambda sequence, limit: Guess(guess(sequence, limit))
+
+
+def right_for_a_while(answer: Sequence[int], length: int, wrong: int) -> Callable[[Any, int], tuple[int, ...]]:
+    """What the answer will be, and behind so many tokens something else."""
+
+    def guess(sequence: Any, limit: int) -> tuple[int, ...]:
+        said = sequence.num_output_tokens
+        return (*answer[said : said + length], *(wrong,) * 3)[:limit]
+
+    return guess
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"logprobs": 1}])
+@pytest.mark.parametrize("length", [0, 1, 2, 5, 80])
+@pytest.mark.parametrize("wrong", [5, END_ID])
+def test_an_answer_with_guesses_is_the_answer_without(params: dict[str, Any], length: int, wrong: int) -> None:
+    expected = alone(**params)
+    world = World()
+    guessing(world, right_for_a_while(expected, length, wrong))
+    world.ask("r", grammar(), **params)
+    world.run()
+    assert world.tokens["r", 0] == expected
+    assert world.ends["r", 0] == (FinishReason.STOP, None)
+    assert length == 0 or world.engine.scheduler.stats.num_accepted_tokens > 0
+
+
+def chosen_with_guesses(world: World, drafts: tuple[int, ...], chosen: tuple[int, ...]) -> RowResult:
+    """What counts of a step in which these were guessed and those chosen."""
+    guessing(world, lambda _sequence, limit: drafts[:limit])
+    scheduler = world.engine.scheduler
+    plan = scheduler.plan(0.0)
+    world.guides.masks(plan, scheduler.planned)
+    (item,) = plan.items
+    result = StepResult(plan.step, {item.sequence_id: RowResult(chosen)})
+    return world.guides.guided(plan, scheduler.planned, result).rows[item.sequence_id]
+
+
+def spelled(text: str) -> tuple[int, ...]:
+    """One token for each letter: a spelling that grammars allow and do not force."""
+    return tuple(byte_level().encode(letter, add_special_tokens=False)[0] for letter in text)
+
+
+def forced_by(letter: str) -> tuple[int, ...]:
+    """What follows this letter when nothing was guessed."""
+    world = World()
+    world.ask("r", EITHER)
+    row = chosen_with_guesses(world, (), spelled(letter))
+    assert row.token_ids == spelled(letter)
+    return row.forced
+
+
+EITHER = Grammar.choice(["athe same text", "bthe same text"]).text
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_where_a_grammar_forces_a_spelling_another_that_was_chosen_does_not_count(length: int) -> None:
+    forced = forced_by("a")
+    assert forced[0] != spelled("t")[0]
+    assert forced[-1] == END_ID
+    chosen = spelled("athe same text")[: length + 1]
+    world = World()
+    world.ask("r", EITHER)
+    row = chosen_with_guesses(world, chosen[:-1], chosen)
+    assert (row.token_ids, row.forced) == (chosen[:1], forced)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_what_was_chosen_as_it_had_to_be_counts_as_chosen(length: int) -> None:
+    forced = forced_by("b")
+    right = (*spelled("b"), *forced)
+    world = World()
+    world.ask("r", EITHER)
+    row = chosen_with_guesses(world, right[: length + 1], (*right[: length + 1], *spelled("x")))
+    assert (row.token_ids, row.forced) == (right[: length + 1], forced[length:])
+
+
+def test_nothing_counts_behind_an_end_that_was_guessed() -> None:
+    right = (*spelled("b"), *forced_by("b"))
+    world = World()
+    world.ask("r", EITHER)
+    row = chosen_with_guesses(world, (*right, 5), (*right, 5, 6))
+    assert (row.token_ids, row.forced) == (right, ())
+
+
+def test_guesses_save_steps_of_guided_answers() -> None:
+    expected = alone()
+    plain, world = World(), World()
+    guessing(world, right_for_a_while(expected, 80, 5))
+    for one in (plain, world):
+        one.ask("r", grammar())
+        one.run()
+    assert world.num_steps < plain.num_steps / 2

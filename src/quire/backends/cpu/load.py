@@ -10,6 +10,7 @@ from quire.backends.cpu.tiles import most_record_bytes
 from quire.backends.cpu.weight_reader import WeightReader, format_of
 from quire.backends.host.decoder_shape import is_decoder, model_tokens, read_shape
 from quire.backends.host.rope import read_rope
+from quire.backends.host.step_times import measured_cost
 from quire.backends.host.worst_step import measured_bytes, worst_plans
 from quire.backends.kernels.extension import available
 from quire.backends.kernels.products import WEIGHT_TYPES, has_tiles, probe
@@ -64,7 +65,9 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         vocabulary_size=model.vocabulary_size,
         num_kv_bytes=store.num_block_bytes,
     )
-    return LoadedRunner(CpuRunner(model, store, capacity), plan, load_peak_bytes, f"cpu {kv_dtype}", ())
+    runner = CpuRunner(model, store, capacity)
+    cost = None if settings.speculation == "off" else measured_cost(runner.run, capacity)
+    return LoadedRunner(runner, plan, load_peak_bytes, f"cpu {kv_dtype}", (), cost)
 
 
 def _check_arithmetic(checkpoint: Checkpoint, settings: ModelSettings) -> None:

@@ -20,10 +20,10 @@ NUM_CANDIDATES = 1024
 NEG_INF = float("-inf")
 
 
-def draw(values: Numbers, samplings: Sequence[Sampling]) -> list[int]:
-    """A token for each row ([row, vocabulary], -infinity where struck out, never all of them).
+def draw(values: Sequence[Numbers], samplings: Sequence[Sampling]) -> list[int]:
+    """A place in each row of numbers, which are -infinity where a token is struck out.
 
-    The vocabulary's size stands for none: of numbers that are not finite nothing can be drawn.
+    The row's size stands for none: where all are struck out, or numbers are not finite, nothing can be drawn.
     """
     numbers = [uniform(one.seed, one.sequence_index, one.position) for one in samplings]
     if not extension.available().is_available:
@@ -41,7 +41,7 @@ def draw(values: Numbers, samplings: Sequence[Sampling]) -> list[int]:
 
 
 def _draw_row(values: Numbers, row: Sampling, number: float) -> int:
-    params, peak = row.params, values.max()
+    params, peak = row.params, values.max(initial=NEG_INF)
     if not math.isfinite(peak):
         return len(values)
     # Shifting by the peak first keeps a tiny temperature from making infinities of finite numbers.

@@ -11,8 +11,9 @@ Everything after the raw logits happens in float64, in this order:
     top-p       tokens of which the strictly likelier ones (of those left) already hold top_p are struck out
     draw        the first token id at which the cumulated probability of those left exceeds the uniform number
 
-Equals are never told apart by the order a library happens to sort them in. Log-probabilities and ranks are of the raw
-logits. A row whose logits are not finite fails alone. From heat on it is `drawing`'s.
+Tokens are chosen among those that a mask leaves: adding the zeros of the others would not change a sum. Equals are
+never told apart by the order a library happens to sort them in. Log-probabilities and ranks are of the raw logits. A
+row whose logits are not finite fails alone. From heat on it is `drawing`'s.
 """
 
 import math
@@ -75,19 +76,17 @@ def choose(
     rows = [_Row(sampling, lists, mask) for sampling, lists, mask in zip(samplings, kept, masks, strict=True)]
     found = _likeliest(logits) if likeliest is None else likeliest
     is_finite = found.is_finite.tolist()
-    choices = [Choice(token_id) for token_id in found.tokens.tolist()]
-    struck, shifted = [], []
+    tokens: list[int] = found.tokens.tolist()
+    choices = [Choice(token_id) for token_id in tokens]
+    others = []
     for at, row in enumerate(rows):
         if not is_finite[at]:
             choices[at] = Choice(None, "the model's logits are not finite")
-        elif not row.is_greedy or row.is_shifted:
-            shifted.append(at)
-        elif row.struck is not None:
-            struck.append(at)
-    for call, others in ((_choose_left, struck), (_choose_shifted, shifted)):
-        for part in _slices(others, logits.shape[1]):
-            for at, choice in zip(part, call(logits[part], [rows[at] for at in part]), strict=True):
-                choices[at] = choice
+        elif not row.is_greedy or row.is_shifted or not row.allows(tokens[at]):
+            others.append(at)
+    for part in _slices(others, logits.shape[1]):
+        for at, choice in zip(part, _choose_left(logits[part], [rows[at] for at in part]), strict=True):
+            choices[at] = choice
     return choices
 
 
@@ -172,9 +171,20 @@ class _Row(NamedTuple):
         return self.sampling.params.needs_known_tokens or bool(self.sampling.params.logit_bias)
 
     @property
+    def is_early(self) -> bool:
+        """Whether stop tokens may not be chosen yet."""
+        return self.sampling.num_output_tokens < self.sampling.params.min_tokens
+
+    @property
     def struck(self) -> Mask | None:
-        struck = self.kept.lists.struck(is_early=self.sampling.num_output_tokens < self.sampling.params.min_tokens)
-        return struck if self.mask is None else self.kept.lists.masked(struck, self.mask)
+        """What its own lists strike out, whatever its mask says."""
+        return self.kept.lists.struck(is_early=self.is_early)
+
+    def allows(self, token_id: int) -> bool:
+        """Whether neither lists nor mask strike this token out."""
+        if self.mask is not None and not self.mask[token_id >> 3] >> (token_id & 7) & 1:
+            return False
+        return (struck := self.struck) is None or not struck[token_id]
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -183,36 +193,47 @@ class _Row(NamedTuple):
         return self.sampling.known_tokens
 
 
-def _choose_left(left: Logits, rows: Sequence[_Row]) -> list[Choice]:
-    """The likeliest of the tokens that are left; the logits are a copy."""
-    _strike_out(left, rows)
-    tokens: list[int] = _likeliest(left).tokens.tolist()
-    return [_choice(token_id, row[token_id] == NEG_INF, len(row)) for token_id, row in zip(tokens, left, strict=True)]
+class _Left(NamedTuple):
+    """The numbers of a row among which a token is chosen."""
+
+    numbers: NDArray[Any]
+    token_ids: Ids | None
+    """Of each of them its token; None: every token is there."""
+
+    def choice(self, place: int) -> Choice:
+        """The token at a place that was chosen; behind the last one: none could be."""
+        if place < len(self.numbers) and self.numbers[place] > NEG_INF:
+            return Choice(place if self.token_ids is None else int(self.token_ids[place]))
+        return Choice(None, UNSATISFIABLE[bool((self.numbers > NEG_INF).any())])
 
 
-def _choose_shifted(logits: Logits, rows: Sequence[_Row]) -> list[Choice]:
-    values = logits.astype(np.float64)
-    for numbers, row in zip(values, rows, strict=True):
+def _choose_left(logits: Logits, rows: Sequence[_Row]) -> list[Choice]:
+    """A token for each row among those that are left to it; the logits are a copy."""
+    left = [_left_of(numbers, row) for numbers, row in zip(logits, rows, strict=True)]
+    drawn = [at for at, row in enumerate(rows) if not row.is_greedy]
+    found = draw([left[at].numbers for at in drawn], [rows[at].sampling for at in drawn])
+    places = dict(zip(drawn, found, strict=True))
+    return [
+        one.choice(places[at] if at in places else int(one.numbers.argmax()) if len(one.numbers) else 0)
+        for at, one in enumerate(left)
+    ]
+
+
+def _left_of(numbers: NDArray[Any], row: _Row) -> _Left:
+    """Where a mask leaves few tokens, what follows is among these alone: struck-out ones add zeros to every sum."""
+    params = row.sampling.params
+    if not row.is_greedy or row.is_shifted:
+        numbers = numbers.astype(np.float64)
+    if row.is_shifted:
         _penalise(numbers, row)
-        if row.sampling.params.logit_bias:
+        if params.logit_bias:
             np.add.at(numbers, *row.kept.lists.biases)
-    _strike_out(values, rows)
-    tokens: list[int] = values.argmax(axis=1).tolist()
-    is_empty = [bool(numbers[token_id] == NEG_INF) for token_id, numbers in zip(tokens, values, strict=True)]
-    drawn = [at for at, row in enumerate(rows) if not row.is_greedy and not is_empty[at]]
-    if drawn:
-        picked = draw(values if len(drawn) == len(rows) else values[drawn], [rows[at].sampling for at in drawn])
-        for at, token_id in zip(drawn, picked, strict=True):
-            tokens[at] = token_id
-    return [_choice(token_id, empty, logits.shape[1]) for token_id, empty in zip(tokens, is_empty, strict=True)]
-
-
-def _choice(token_id: int, is_empty: bool, vocabulary_size: int) -> Choice:
-    if is_empty:
-        return Choice(None, UNSATISFIABLE[0])
-    if token_id >= vocabulary_size:
-        return Choice(None, UNSATISFIABLE[1])
-    return Choice(token_id)
+    if row.mask is not None:
+        token_ids = row.kept.lists.left(row.mask, is_early=row.is_early)
+        return _Left(numbers[token_ids], token_ids)
+    if (struck := row.struck) is not None:
+        numbers[struck] = NEG_INF
+    return _Left(numbers, None)
 
 
 def _penalise(values: Numbers, row: _Row) -> None:
@@ -225,12 +246,6 @@ def _penalise(values: Numbers, row: _Row) -> None:
     if params.presence_penalty or params.frequency_penalty:
         ids, counts = row.kept.produced.of(row.known[row.sampling.num_prompt_tokens :])
         values[ids] = values[ids] - params.presence_penalty - params.frequency_penalty * counts
-
-
-def _strike_out(values: Logits, rows: Sequence[_Row]) -> None:
-    for numbers, row in zip(values, rows, strict=True):
-        if (struck := row.struck) is not None:
-            numbers[struck] = NEG_INF
 
 
 def _slices(rows: Sequence[int], vocabulary_size: int) -> list[Sequence[int]]:

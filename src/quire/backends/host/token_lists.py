@@ -33,11 +33,12 @@ class TokenLists:
         """True for each token that may not be chosen; None if all may. Early: while stop tokens may not."""
         return self._early if is_early and self.params.stop_token_ids else self._always
 
-    def masked(self, struck: Mask | None, mask: bytes) -> Mask:
-        """The same with all tokens whose bit in the mask is not set: bit t % 8 of byte t // 8 is token t's."""
+    def left(self, mask: bytes, *, is_early: bool) -> Ids:
+        """The tokens that may be chosen and whose bit in the mask is set: bit t % 8 of byte t // 8 is token t's."""
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=self._vocabulary_size, bitorder="little")
-        is_masked: Mask = bits == 0
-        return is_masked if struck is None else is_masked | struck
+        if (struck := self.struck(is_early=is_early)) is not None:
+            bits[struck] = 0
+        return np.flatnonzero(bits)
 
     @cached_property
     def biases(self) -> tuple[Ids, Numbers]:

@@ -1,5 +1,7 @@
 """Tokens and log-probabilities from rows of logits, by the kernels."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,23 +22,22 @@ def argmax(logits: Floats) -> tuple[Ids, NDArray[np.bool_]]:
 
 
 def draw_rows(
-    values: Numbers, temperatures: Numbers, min_ps: Numbers, top_ks: Ids, top_ps: Numbers, numbers: Numbers
+    rows: Sequence[Numbers], temperatures: Numbers, min_ps: Numbers, top_ks: Ids, top_ps: Numbers, numbers: Numbers
 ) -> Ids:
     """What `host.drawing.draw` comes to, bit for bit."""
-    address, stride = rows_of(values, np.float64)
-    num_rows, size = values.shape
-    shape, out = (num_rows,), np.empty(num_rows, np.int64)
+    shape, out = (len(rows),), np.empty(len(rows), np.int64)
+    addresses = np.array([address_of(row, np.float64, (len(row),)) for row in rows], np.uint64)
+    sizes = np.array([len(row) for row in rows], np.int64)
     kernels().draw(
-        address,
-        stride,
+        addresses.ctypes.data,
+        sizes.ctypes.data,
         address_of(temperatures, np.float64, shape),
         address_of(min_ps, np.float64, shape),
         address_of(top_ks, np.int64, shape),
         address_of(top_ps, np.float64, shape),
         address_of(numbers, np.float64, shape),
         out.ctypes.data,
-        num_rows,
-        size,
+        len(rows),
         num_threads(),
     )
     return out

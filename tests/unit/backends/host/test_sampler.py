@@ -314,7 +314,7 @@ def test_nothing_is_drawn_from_numbers_that_are_not_finite(has_kernels: bool, mo
         without_kernels(monkeypatch)
     row = sampling(top_k=2, top_p=0.5, min_p=0.1)
     for strange in (math.inf, math.nan):
-        assert drawing.draw(np.array([[0.0, strange, 1.0]]), [row]) == [3]
+        assert drawing.draw([np.array([0.0, strange, 1.0])], [row]) == [3]
 
 
 def large_logits(random: Random, shape: str, size: int) -> list[float]:

@@ -1,0 +1,50 @@
+"""Bugs of guesses: where they are found, which of them pay, and what a grammar forces in their places."""
+
+from tests.mutants.kill import Mutant
+
+TESTS = (
+    "tests/unit/core/test_step_cost.py",
+    "tests/unit/core/test_ngrams.py",
+    "tests/unit/core/test_drafts.py",
+    "tests/unit/engine/test_guides.py",
+)
+NGRAMS, COST, CHANCES, DRAFTS = (f"core/{name}.py" for name in ("ngrams", "step_cost", "chances", "drafts"))
+GUIDES = "engine/guides.py"
+
+MUTANTS = [
+    Mutant(
+        "other groups' answers are guessed",
+        NGRAMS,
+        "self._answers.get(sequence.request.namespace, b",
+        'b"".join(self._answers.values()) or (b',
+    ),
+    Mutant("a place that is no border of tokens counts", NGRAMS, "while at > 0 and at % TOKEN_BYTES:", "while False:"),
+    Mutant("the last run itself is found", NGRAMS, "end = len(own) - TOKEN_BYTES", "end = len(own)"),
+    Mutant("one answer runs into the next", NGRAMS, ".tobytes() + _BETWEEN", ".tobytes()"),
+    Mutant("answers are kept for ever", NGRAMS, "        del kept[: max(0, len(kept) - ANSWER_BYTES)]\n", ""),
+    Mutant(
+        "the oldest run is taken", NGRAMS, "at = tokens.rfind(run, first, end)", "at = tokens.find(run, first, end)"
+    ),
+    Mutant("later tokens are not searched", NGRAMS, "    known += array(", '    known += b"" if known else array('),
+    Mutant("a guess costs one sequence's time alone", COST, "MARGIN * num_sequences *", "MARGIN *"),
+    Mutant("prices are those of the smallest step", COST, "low_s + slope * max(0, num_tokens - low)", "points[0][1]"),
+    Mutant("what a text may end is guessed at", DRAFTS, " or request.has_stop_texts:", ":"),
+    Mutant("guesses are as likely as the first of them", DRAFTS, "likelihood *= each", "likelihood = each"),
+    Mutant("all sources share one chance", DRAFTS, "sequence.guess_source = guess.source", "sequence.guess_source = 0"),
+    Mutant("guesses behind a wrong one count as tried", CHANCES, "min(num_right + 1, num_drafts)", "num_drafts"),
+    Mutant(
+        "what stopped paying is never tried again",
+        CHANCES,
+        "FORGOTTEN_TOKENS else UNKNOWN\n        return (FIRST",
+        "1 << 60 else UNKNOWN\n        return (FIRST",
+    ),
+    Mutant(
+        "what was chosen in the place of a forced token counts", GUIDES, "count += num_equal", "count += len(forced)"
+    ),
+    Mutant(
+        "an end that was guessed ends nothing",
+        GUIDES,
+        "if is_complete or num_equal < len(forced):",
+        "if num_equal < 0:",
+    ),
+]
