@@ -51,7 +51,7 @@ def test_every_route_has_a_guard_and_only_two_are_public() -> None:
     guards = {route.path: {one.dependency for one in route.dependencies} for route in routes()}
     assert all(len(own & {require_key, public}) == 1 for own in guards.values())
     assert {path for path, own in guards.items() if public in own} == PUBLIC
-    assert len(guards) == 12
+    assert len(guards) == 15
 
 
 @pytest.mark.parametrize("presented", ["none", "wrong", "revoked", "empty", "basic", "prefix", "longer"])

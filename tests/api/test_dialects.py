@@ -311,13 +311,17 @@ def test_parts_of_an_answer_reach_a_writer_as_what_they_are() -> None:
     assert ToyWriter().pieces([], batch) == b'+ "x"\n? "x"\n! look "x"\n'
 
 
-def test_what_is_no_text_is_no_content_of_a_chat() -> None:
+def test_each_part_is_a_delta_of_its_own_kind() -> None:
     fields = ChatFields.model_validate({"messages": [{"role": "user", "content": "x"}]})
     reply: Any = SimpleNamespace(request=SimpleNamespace(continuations=(Continuation(0),)))
     nobody: Any = None
     data = ChatWriter("m", fields, nobody, "default").pieces([reply], [(0, Piece(0, "x", part=part)) for part in PARTS])
     events = [json.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n")[:-1]]
-    assert [event["choices"][0]["delta"]["content"] for event in events] == ["", "x", "", ""]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert [next(iter(delta)) for delta in deltas[1:]] == ["content", "reasoning", "tool_calls", "tool_calls"]
+    head, arguments = (delta["tool_calls"][0] for delta in deltas[3:])
+    assert (head["type"], head["function"]["arguments"], arguments["function"]) == ("function", "", {"arguments": "x"})
 
 
 def test_no_api_tells_of_the_machine_or_forgets_when_to_come_back() -> None:

@@ -130,7 +130,7 @@ def test_an_idle_connection_is_closed_and_answers_nobody_takes_are_dropped(monke
 
 
 def test_a_request_that_takes_too_long_ends_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.dialects.openai.fields.REQUEST_S", 0.0)
+    monkeypatch.setattr("quire.api.dialects.request_options.REQUEST_S", 0.0)
     with house() as here:
         late = here.post("/v1/completions", {"prompt": "hello", "max_tokens": 100})
         assert (late.status, late.code) == (503, "request_timeout")

@@ -216,7 +216,7 @@ def test_what_clients_send_beside_the_essential_is_taken(here: House, extra: dic
 
 
 @pytest.mark.parametrize("extra", [
-    {"tools": [{"type": "function"}]}, {"tool_choice": "required"}, {"use_beam_search": True}, {"bad_words": ["x"]},
+    {"use_beam_search": True}, {"bad_words": ["x"]}, {"function_call": "auto"},
     {"chat_template": "x"}, {"truncate_prompt_tokens": 5}, {"functions": [{}]}, {"modalities": ["audio"]},
     {"suffix": "x"}, {"prompt_embeds": "AAAA"}, {"length_penalty": 2},
 ])  # fmt: skip

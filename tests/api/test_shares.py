@@ -16,11 +16,11 @@ from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
 from quire.core.waiting_queue import QueueConfig, WaitingQueue
 from tests.support.local_api import House, Reply, house
+from tests.support.patience import PATIENCE_S
 from tests.support.talkers import PacedRunner, paced_talker
 
 COMPLETE = "/v1/completions"
 BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 4, "ignore_eos": True, "n": 2}
-SOON_S = 20
 
 
 @dataclass
@@ -38,11 +38,16 @@ class Street:
         connection = self.here.connection(60)
         connection.request("POST", COMPLETE, json.dumps({**BODY, **more}), {"x-api-key": self.secrets[tenant]})
         self.sent.append(connection)
-        self.here.wait_until(lambda: self.num_open_requests(tenant) == num_open_requests + 1, SOON_S)
+        self.here.wait_until(lambda: self.num_open_requests(tenant) == num_open_requests + 1)
         return connection
 
     def num_open_requests(self, tenant: str) -> int:
         return sum(record.tenant == tenant for record, _ in self.here.admission.open_requests.values())
+
+    @property
+    def num_asked(self) -> int:
+        """Requests that the engine is told of or will be, between this step and the next."""
+        return self.here.admission.models.named("oracle").open().num_open
 
     def post(self, tenant: str, path: str = COMPLETE, **more: Any) -> Reply:
         """Ask, and be answered at once."""
@@ -50,8 +55,10 @@ class Street:
 
     def refused(self, tenant: str) -> Reply:
         """Ask, and let the engine step until it has said what it thinks of that."""
+        asked_before = self.num_asked
         with ThreadPoolExecutor(1) as beside:
             asking = beside.submit(self.post, tenant)
+            self.here.wait_until(lambda: self.num_asked > asked_before or asking.done())
             self.step_until(asking.done)
             return asking.result()
 
@@ -63,10 +70,13 @@ class Street:
                 self.runner.allow(1)
             return is_so()
 
-        self.here.wait_until(look, SOON_S)
+        self.here.wait_until(look)
 
     def submitted(self, count: int) -> None:
-        """Let the engine step until it has been told of so many."""
+        """Let the engine step until it has been told of so many. The commands are all there before the first step:
+        while a slow machine makes them, nothing that runs may come to its end.
+        """
+        self.here.wait_until(lambda: self.num_asked == count)
         live = self.here.opened["oracle"].engine.scheduler.live
         self.step_until(lambda: len(live) == count)
 
@@ -107,7 +117,7 @@ def test_a_request_that_waited_and_was_displaced_is_429_with_a_time(tmp_path: Pa
         assert 1 <= int(displaced.headers["retry-after"]) <= 60
         assert "gave way" in displaced.json["error"]["message"]
         assert [answer(one).status for one in (running, neighbour, *waiting[:-1])] == [200] * 5
-        there.here.wait_until_free(SOON_S)
+        there.here.wait_until_free()
         page = there.here.get("/metrics", x_api_key=there.secrets["b"]).data.decode()
     assert 'request_success_total{finished_reason="abort"' not in page, "what was displaced is no latency"
 
@@ -116,7 +126,7 @@ def test_what_was_displaced_costs_its_key_nothing(tmp_path: Path) -> None:
     with street(tmp_path, AdmissionSettings(max_open_requests=2)) as there:
         limited = add_key(tmp_path / "keys.json", "limited", requests_per_minute=4)
         there.secrets["limited"] = limited
-        deadline_s = time.monotonic() + SOON_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while there.here.get("/v1/models", x_api_key=limited).status != 200:
             assert time.monotonic() < deadline_s
         sent = [there.send("limited") for _ in range(2)]
@@ -124,7 +134,7 @@ def test_what_was_displaced_costs_its_key_nothing(tmp_path: Path) -> None:
         assert answer(sent[1]).status == 429
         there.runner.let_go()
         assert [answer(one).status for one in (sent[0], neighbour)] == [200, 200]
-        there.here.wait_until_free(SOON_S)
+        there.here.wait_until_free()
         assert there.post("limited").status == 200
         assert there.post("limited").status == 429
 
@@ -154,7 +164,7 @@ def test_tokenizing_gives_way_as_well(tmp_path: Path) -> None:
             there.send("a")
         half.endheaders(b'{"model": ')
         there.sent.append(half)
-        there.here.wait_until(lambda: there.num_open_requests("a") == 9, SOON_S)
+        there.here.wait_until(lambda: there.num_open_requests("a") == 9)
         there.send("b")
         assert answer(half).status == 429
         there.runner.let_go()
@@ -215,7 +225,7 @@ def test_bodies_that_are_still_coming_have_come_or_gone_by_the_time_that_is_told
             half.endheaders(b"{")
             halves.append(half)
             if not at:
-                there.here.wait_until(lambda: there.num_open_requests("a") == 1, SOON_S)
+                there.here.wait_until(lambda: there.num_open_requests("a") == 1)
         over = answer(halves[1])
         assert (over.status, over.headers["retry-after"]) == (429, "60")
         for half in halves:

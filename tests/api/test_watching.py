@@ -12,7 +12,17 @@ from quire.api.http.errors import ApiError
 from quire.api.models import ModelEntry, Models
 from quire.client.client import EngineStats
 from quire.observe import access_log
-from quire.observe.metrics import FIRST_TOKEN_S, GAP_S, PHASE_S, TOKENS, Metrics, ModelFigures, Picture, one_two_five
+from quire.observe.metrics import (
+    ENGINE_TOTALS,
+    FIRST_TOKEN_S,
+    GAP_S,
+    PHASE_S,
+    TOKENS,
+    Metrics,
+    ModelFigures,
+    Picture,
+    one_two_five,
+)
 from tests.support.local_api import House, house
 
 ASKED = {"model": "oracle", "prompt": "hello there", "max_tokens": 7, "temperature": 0.0, "ignore_eos": True}
@@ -82,6 +92,19 @@ def test_gauges_show_what_an_engine_can_tell_and_nothing_it_cannot() -> None:
     assert value(page, "iteration_tokens_total_count", model_name="a") == 3
     assert value(page, "iteration_tokens_total_sum", model_name="a") == 70
     assert page.count("vllm:kv_cache_usage_perc{") == page.count("vllm:iteration_tokens_total_count{") == 1
+
+
+def test_an_engines_totals_are_shown_under_the_fields_names_where_it_has_any() -> None:
+    metrics = Metrics()
+    totals = [(name, 10.0 + at) for at, name in enumerate(ENGINE_TOTALS)]
+    metrics.watch(lambda: [Picture("a", 0, 0, totals=totals), Picture("b", 0, 0)])
+    page = metrics.page().decode()
+    assert value(page, "spec_decode_num_draft_tokens_total", model_name="a") == 10
+    assert value(page, "spec_decode_num_accepted_tokens_total", model_name="a") == 11
+    for at, name in enumerate(("forced_tokens", "grammar_compile_seconds", "grammar_mask_seconds"), 12):
+        assert f'quire:{name}_total{{engine="0",model_name="a"}} {at}.0' in page
+    assert "draft_tokens_total{" in page
+    assert page.count('model_name="b"') == 4, "requests that run and wait, and nothing else"
 
 
 def test_a_request_that_came_to_nothing_has_no_first_token() -> None:

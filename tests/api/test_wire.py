@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quire.client.text_model import TextModel
+from quire.text.chat.render_wire import Rendered
 from tests.support.local_api import House, house
 from tests.support.patience import PATIENCE_S
 
@@ -54,7 +55,6 @@ def test_what_does_not_fit_is_said_in_the_words_clients_look_for(
         (COMPLETE, prompt(prompt_logprobs=0, stream=True), "prompt_logprobs"),
         (CHAT, body(truncation_side="left"), "truncation_side"),
         (COMPLETE, prompt(truncation_side="left"), "truncation_side"),
-        ("/tokenize", {"model": "oracle", "messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
         ("/tokenize", {"model": "oracle", "messages": HELLO, "chat_template": "x"}, "chat_template"),
         ("/tokenize", {"model": "oracle", "prompt": "x", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
         ("/tokenize", {"model": "oracle", "messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
@@ -68,13 +68,13 @@ def test_what_is_known_and_not_built_is_refused(here: House, path: str, asked: d
 def test_a_conversation_is_counted_with_what_its_template_is_told(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
 
-    def spy(_self: TextModel, _messages: Any, **arguments: Any) -> list[int]:
+    def spy(_self: TextModel, _messages: Any, **arguments: Any) -> Rendered:
         told.append(arguments)
-        return [40]
+        return Rendered("a", ())
 
-    monkeypatch.setattr(TextModel, "chat", spy)
+    monkeypatch.setattr(TextModel, "rendered", spy)
     asked = {"model": "oracle", "messages": HELLO, "documents": [{"text": "a"}], "reasoning_effort": "low"}
-    assert here.post("/tokenize", asked).json["tokens"] == [40]
+    assert here.post("/tokenize", asked).json["count"] == 1
     assert here.post(CHAT, asked | {"max_tokens": 2}).status == 200
     assert told[0] == told[1] == {"documents": [{"text": "a"}], "extra": {"reasoning_effort": "low"}}
 

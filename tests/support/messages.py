@@ -67,6 +67,8 @@ REQUEST = Request(
     continuations=(Continuation(0, (4, 5)), Continuation(2)),
     deadline_s=99.0,
     is_promised=True,
+    grammar="what it may be",
+    has_stop_texts=True,
 )
 EVENTS: list[RequestEvent] = [
     Queued("a", epoch=1),

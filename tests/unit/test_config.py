@@ -36,6 +36,8 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "dtype": (("auto", "auto"), ("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")),
     "arithmetic": (("auto", "auto"), ("float", "float"), ("auto", "auto")),
     "kv_dtype": (("auto", "auto"), ("bfloat16", "bfloat16"), ("int8", "int8")),
+    "speculation": (("auto", "auto"), ("off", "off"), ("auto", "auto")),
+    "tool_format": (("auto", "auto"), ("hermes", "hermes"), ("auto", "auto")),
     "backend": (("auto", "auto"), ("cpu", "cpu"), ("torch", "torch")),
     "device": (("cpu", "cpu"), ("cuda:1", "cuda:1"), ("mps", "mps")),
     "threads": ((1, 1), ("2", 2), (64, 64)),
@@ -61,6 +63,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "admin_socket": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "drain_s": ((30, 30.0), ("0", 0.0), (2.5, 2.5)),
     "max_open_requests": ((1, 1), ("4096", 4096), (64, 64)),
+    "drop_images": (("true", True), ("false", False), ("TRUE", True)),
     "log_format": (("plain", "plain"), ("json", "json")),
     "metrics_prefix": (("vllm", "vllm"), ("quire", "quire")),
 }

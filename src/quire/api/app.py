@@ -20,17 +20,27 @@ from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate, public, require_key
 from quire.api.asgi import Pages, RequestMiddleware, allowed_methods, error_response
 from quire.api.dialects.answering import Answering
+from quire.api.dialects.anthropic.messages import AnthropicMessages, count_tokens
+from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
 from quire.api.dialects.body_answers import TextAnswering
+from quire.api.dialects.images import Images
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.explain import ExplainBody, Explaining
-from quire.api.dialects.openai.schemas import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from quire.api.dialects.openai.responses import Responses
+from quire.api.dialects.openai.schemas import (
+    ChatFields,
+    CompletionFields,
+    DetokenizeFields,
+    ResponseFields,
+    TokenizeFields,
+)
 from quire.api.dialects.openai.tokens import detokenize, tokenize
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import described, with_bodies
 from quire.errors import InvariantError, QuireError
-from quire.observe.metrics import CONTENT_TYPE, Picture
+from quire.observe.metrics import CONTENT_TYPE, ENGINE_TOTALS, Picture
 
 Endpoint = Callable[..., Awaitable[Response]]
 QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
@@ -92,6 +102,9 @@ def add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, guard: C
 def _add_routes(app: FastAPI) -> None:
     add_route(app, "POST", "/v1/chat/completions", _chat, require_key)
     add_route(app, "POST", "/v1/completions", _completions, require_key)
+    add_route(app, "POST", "/v1/responses", _responses, require_key)
+    add_route(app, "POST", "/v1/messages", _messages, require_key)
+    add_route(app, "POST", "/v1/messages/count_tokens", _count_tokens, require_key)
     add_route(app, "GET", "/v1/models", _models, require_key)
     add_route(app, "GET", "/v1/models/{name:path}", _model, require_key)
     add_route(app, "POST", "/tokenize", _tokenize, require_key)
@@ -108,6 +121,9 @@ def _add_routes(app: FastAPI) -> None:
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatFields,
     "/v1/completions": CompletionFields,
+    "/v1/responses": ResponseFields,
+    "/v1/messages": MessagesFields,
+    "/v1/messages/count_tokens": CountFields,
     "/tokenize": TokenizeFields,
     "/detokenize": DetokenizeFields,
     "/v1/cache/explain": ExplainBody,
@@ -116,12 +132,30 @@ BODIES: dict[str, type[BaseModel]] = {
 
 async def _chat(request: Request) -> Response:
     """The next message of a conversation."""
-    return Answering(*_admitted(request), Chat())
+    admission, caller = _admitted(request)
+    return Answering(admission, caller, Chat(admission.settings.are_images_dropped))
 
 
 async def _completions(request: Request) -> Response:
     """What follows a prompt."""
     return Answering(*_admitted(request), Completions())
+
+
+async def _responses(request: Request) -> Response:
+    """The next items of a conversation."""
+    admission, caller = _admitted(request)
+    return Answering(admission, caller, Responses(Images(admission.settings.are_images_dropped)))
+
+
+async def _messages(request: Request) -> Response:
+    """The next message of a conversation, as the Anthropic API has it."""
+    admission, caller = _admitted(request)
+    return Answering(admission, caller, AnthropicMessages(Images(admission.settings.are_images_dropped)))
+
+
+async def _count_tokens(request: Request) -> Response:
+    """How many tokens a conversation has, as the Anthropic API asks."""
+    return TextAnswering(*_admitted(request), count_tokens)
 
 
 async def _models(request: Request) -> Response:
@@ -195,6 +229,7 @@ def pictures(admission: Admission) -> Iterator[Picture]:
             num_restarts=stats.num_restarts if stats else None,
             step_sizes=stats.step_sizes if stats else (),
             num_step_tokens=stats.num_step_tokens if stats else 0,
+            totals=tuple((name, getattr(stats, name)) for name in ENGINE_TOTALS) if stats else (),
         )
 
 

@@ -49,7 +49,7 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
         raise ConfigError(ring.problem)
     models = Models([ModelEntry(name, root) for name, root in plan.models.items()])
     origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
-    limits = AdmissionSettings(server_settings.max_open_requests, origins)
+    limits = AdmissionSettings(server_settings.max_open_requests, origins, server_settings.drop_images)
     admission = Admission(models, Metrics(server_settings.metrics_prefix), limits)
     shutdown = Shutdown(admission, server_settings.drain_s)
     shutdown.on_signals()

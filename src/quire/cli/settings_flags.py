@@ -51,7 +51,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     told = f"{setting.help} Default: {setting.default_text}."
     panel = COMMON if setting.is_common else setting.group.value
     option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=told, rich_help_panel=panel)
-    kind: Any = list[str] if setting.kind.is_list else str
+    kind: Any = list[str] if setting.kind.is_list else bool if setting.kind.is_switch else str
     return _keyword(setting.name, Annotated[kind | None, option])
 
 

@@ -11,9 +11,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 from uuid import uuid4
 
+from quire.client.conversation import ConversationArguments, asked_in_python
 from quire.client.explanation import Explanation, explanation
 from quire.client.live_replies import hand_out
 from quire.client.outputs import Completion, Piece
@@ -36,8 +37,8 @@ MAX_EXPLAINS = 16
 """Questions about one model's cache under way at once: each holds up the steps of everybody for a moment."""
 
 
-class ChatArguments(TemplateArguments, RequestOptions, total=False):
-    """What a template takes, and what may be said of a request."""
+class ChatArguments(ConversationArguments, RequestOptions, total=False):
+    """What a conversation may be told, and what may be said of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,15 @@ class EngineStats:
     step_sizes: tuple[tuple[str, int], ...] = ()
     """Steps that computed at most so many tokens, bound after bound."""
     num_step_tokens: int = 0
+    num_draft_tokens: int = 0
+    """Guesses that steps checked."""
+    num_accepted_tokens: int = 0
+    """Of those, right."""
+    num_forced_tokens: int = 0
+    """Tokens that grammars left no choice about."""
+    grammar_compile_s: float = 0.0
+    grammar_mask_s: float = 0.0
+    """Processor time of what grammars allow, step by step."""
 
 
 class EngineClient:
@@ -113,14 +123,14 @@ class EngineClient:
         self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
     ) -> Completion:
         """The whole answer to a conversation."""
-        ids, options = await self._conversation(messages, arguments)
+        ids, params, options = await self._conversation(messages, params, arguments)
         return await self._whole(ids, params, **options)
 
     async def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
     ) -> AsyncIterator[Piece]:
         """The answer to a conversation piece by piece."""
-        ids, options = await self._conversation(messages, arguments)
+        ids, params, options = await self._conversation(messages, params, arguments)
         async for piece in self.stream(ids, params, **options):
             yield piece
 
@@ -211,11 +221,15 @@ class EngineClient:
             asked.close()
         return asked.completion()
 
-    async def _conversation(self, messages: Messages, arguments: ChatArguments) -> tuple[list[int], RequestOptions]:
-        """Its tokens, and what was said of the request beside what the template takes."""
+    async def _conversation(
+        self, messages: Messages, params: SamplingParams | None, arguments: ChatArguments
+    ) -> tuple[list[int], SamplingParams, RequestOptions]:
+        """Its tokens and parameters, and what was said of the request beside. Made in the tenant's turn."""
         options = {name: value for name, value in arguments.items() if name in RequestOptions.__annotations__}
-        rest = {name: value for name, value in arguments.items() if name not in options}
-        return await self.chat_ids(messages, arguments.get("tenant", DEFAULT_TENANT), **rest), options  # type: ignore[arg-type,return-value]
+        rest: Any = {name: value for name, value in arguments.items() if name not in options}
+        tenant = checked_name("tenant", arguments.get("tenant", DEFAULT_TENANT))
+        asked = await self._text_pool.run(tenant, lambda: asked_in_python(self.text, messages, params, **rest))
+        return *asked, options  # type: ignore[return-value]
 
     def _check_alive(self) -> None:
         self._started()

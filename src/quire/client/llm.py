@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Unpack
 
 from quire.checkpoints.progress import show_progress
+from quire.client.conversation import ConversationArguments, asked_in_python
 from quire.client.explanation import Explanation, explanation
 from quire.client.live_replies import hand_out
 from quire.client.opening import OpenedModel, open_model
@@ -25,7 +26,6 @@ from quire.client.text_model import Messages, TextModel
 from quire.config import ModelSettings
 from quire.core.events import Refused, RequestEvent
 from quire.errors import CapacityError, ConfigError, QuireError
-from quire.text.chat.template import TemplateArguments
 
 Ticked = Callable[[int, int], None]
 """Told how many answers are done and how many tokens there are."""
@@ -92,12 +92,14 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         show_progress: bool | None = None,
-        **arguments: Unpack[TemplateArguments],
+        **arguments: Unpack[ConversationArguments],
     ) -> list[Completion]:
-        """Answers to one conversation or to several."""
+        """Answers to one conversation or to several, with tools or without."""
         is_one = bool(messages) and isinstance(messages[0], dict)
         several: Sequence[Messages] = [messages] if is_one else messages  # type: ignore[list-item, assignment]
-        return self._run([self.text.chat(one, **arguments) for one in several], params, show_progress)
+        each = zip(several, _one_for_each(params, len(several)), strict=True)
+        asked = [asked_in_python(self.text, one, own, **arguments) for one, own in each]
+        return self._run([ids for ids, _ in asked], [own for _, own in asked], show_progress)
 
     def stream(
         self,
@@ -148,11 +150,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool | None,
     ) -> list[Completion]:
-        wanted = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
-        if len(wanted) != len(prompts):
-            raise ConfigError(
-                f"params must be one for all or one for each of {len(prompts)} prompts, {len(wanted)} given"
-            )
+        wanted = _one_for_each(params, len(prompts))
         # All are made and checked before the first is computed: a bad one must not cost the answers to the others.
         replies = [self._ask(ids, one) for ids, one in zip(prompts, wanted, strict=True)]
         for reply in replies:
@@ -200,6 +198,13 @@ class LLM:
     def _forget(self, reply: Reply) -> None:
         if self._live.pop(reply.request.request_id, None) is not None:
             self._opened.engine.cancel(reply.request.request_id)
+
+
+def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    wanted = [params or SamplingParams()] * count if not isinstance(params, Sequence) else list(params)
+    if len(wanted) != count:
+        raise ConfigError(f"params must be one for all or one for each of {count} prompts, {len(wanted)} given")
+    return wanted
 
 
 def _open(model: str, settings: ModelSettings | None) -> OpenedModel:

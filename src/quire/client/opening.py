@@ -29,5 +29,7 @@ def open_model(
     """
     serving = serving or ServingSettings()
     checkpoint = resolve(model, progress=progress) if isinstance(model, str) else model
-    engine = open_engine(checkpoint, settings or ModelSettings(), queue_of(serving), kv_key(serving), progress)
-    return OpenedModel(engine, TextModel.of(checkpoint, engine.info, read_tokenizer(checkpoint)))
+    settings = settings or ModelSettings()
+    engine = open_engine(checkpoint, settings, queue_of(serving), kv_key(serving), progress)
+    tokenizer = read_tokenizer(checkpoint)
+    return OpenedModel(engine, TextModel.of(checkpoint, engine.info, tokenizer, tool_format=settings.tool_format))

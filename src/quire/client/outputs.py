@@ -7,38 +7,16 @@ from operator import attrgetter
 
 from quire.client.explanation import Explanation
 from quire.core.step import TokenLogprobs
+from quire.text.parsers.parts import TEXT as TEXT  # noqa: PLC0414 - for the API, too
+from quire.text.parsers.parts import Part as Part  # noqa: PLC0414
+from quire.text.parsers.parts import ReasoningPart as ReasoningPart  # noqa: PLC0414
+from quire.text.parsers.parts import TextPart as TextPart  # noqa: PLC0414
+from quire.text.parsers.parts import ToolCallPart as ToolCallPart  # noqa: PLC0414
 
 PIECE_BYTES = 16
 """What a piece is counted for beside its text: a token id and its place."""
 LOGPROB_BYTES = 64
 """What one log-probability is counted for: about what it takes on the wire."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    """What the answer says."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningPart:
-    """What the model thinks before it answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallPart:
-    """The arguments of one call, as the model writes them: JSON, never read and written again."""
-
-    call_index: int
-    """Which of the answer's calls, from 0."""
-    call_id: str
-    name: str
-
-
-Part = TextPart | ReasoningPart | ToolCallPart
-"""An answer is a row of parts, each as long as it likes. Where the part of a piece differs from the one before it, an
-API ends the one and begins the other: a call is announced by its first piece, with its id and name."""
-
-TEXT = TextPart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +30,7 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str | None = None
-    """Set in an answer's last piece: `stop`, `length`, `cancelled`, `deadline`, `error` or `displaced`."""
+    """Set in the last piece: `stop`, `tool_calls`, `length`, `cancelled`, `deadline`, `error` or `displaced`."""
     stop_reason: str | int | None = None
     """The stop text, or the client's own stop token, that ended it."""
     error: str | None = None
@@ -70,6 +48,30 @@ class Piece:
     def text(self) -> str:
         """What it adds to what the answer says: nothing, where it is of another part."""
         return self.delta if isinstance(self.part, TextPart) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What the model wants to have called."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+def called(pieces: Iterable[Piece]) -> tuple[ToolCall, ...]:
+    """The calls that these pieces of one answer make."""
+    written: dict[ToolCallPart, list[str]] = {}
+    for piece in pieces:
+        if isinstance(piece.part, ToolCallPart):
+            written.setdefault(piece.part, []).append(piece.delta)
+    return tuple(ToolCall(part.call_id, part.name, "".join(deltas)) for part, deltas in written.items())
+
+
+def thought(pieces: Iterable[Piece]) -> str:
+    """What these pieces say of thoughts."""
+    return "".join(piece.delta for piece in pieces if isinstance(piece.part, ReasoningPart))
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
@@ -109,6 +111,9 @@ class Answer:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    reasoning: str = ""
+    """What the model thought before it answered."""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,11 @@ class Completion:
     def token_ids(self) -> tuple[int, ...]:
         """The first answer's tokens."""
         return self.answers[0].token_ids
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The first answer's calls."""
+        return self.answers[0].tool_calls
 
     @property
     def finish_reason(self) -> str:

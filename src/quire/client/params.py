@@ -14,6 +14,7 @@ from typing import Any
 from quire.core.request import ResolvedSampling as CoreParams
 from quire.errors import InvalidParameterError
 from quire.text.grammar import Grammar as Grammar  # noqa: PLC0414 - for the API, too
+from quire.text.parsers.reader import AnswerFormat
 
 MAX_ANSWERS = 8
 MAX_LOGPROBS = 20
@@ -67,6 +68,9 @@ class SamplingParams:
     grammar: Grammar | None = field(
         default=None, metadata={"doc": "What the answer must match: `Grammar.json_schema(...)` and others."}
     )
+    answer_format: AnswerFormat | None = field(
+        default=None, metadata={"doc": "What thoughts and calls look like in the answer; chats set it."}
+    )
 
     def __post_init__(self) -> None:
         self._freeze()
@@ -102,6 +106,9 @@ class SamplingParams:
             raise InvalidParameterError(message, "logit_bias")
 
     def _check_grammar(self) -> None:
+        if self.answer_format is not None and not isinstance(self.answer_format, AnswerFormat):
+            given = _some(self.answer_format)
+            raise InvalidParameterError(f"answer_format must be an AnswerFormat, {given} given", "answer_format")
         if self.grammar is None:
             return
         if not isinstance(self.grammar, Grammar):

@@ -8,10 +8,13 @@ Times are of this side's clock, at the moment an event is heard.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
 from time import monotonic
 
 from quire.client.explanation import Explanation, explanation
-from quire.client.outputs import Answer, Completion, Piece, Timings
+from quire.client.outputs import Answer, Completion, Piece, Timings, called, thought
 from quire.client.params import SamplingParams
 from quire.core.events import (
     Admitted,
@@ -32,20 +35,33 @@ from quire.core.step import TokenLogprobs
 from quire.engine.engine import Clock
 from quire.errors import DisplacedError, InvariantError, QuireError
 from quire.text.answer_text import AnswerText
+from quire.text.chat.canonical import short_id
 from quire.text.detokenizer import Detokenizer
+from quire.text.parsers.parts import TEXT, Part, ReasoningPart
+from quire.text.parsers.reader import AnswerReader, Said
 from quire.text.tokenizer import Tokenizer
+
+TOOL_CALLS = "tool_calls"
+"""How an answer ends that wants something called."""
 
 
 class _PartialAnswer:
     """An answer that may not be finished."""
 
-    def __init__(self, text: Detokenizer) -> None:
+    def __init__(self, text: Detokenizer, reader: AnswerReader | None) -> None:
         self.text = text
+        self.reader = reader
+        """None: all of it is text."""
         self.last: Piece | None = None
 
     @property
     def is_over(self) -> bool:
         return self.last is not None and self.last.finish_reason is not None
+
+    @property
+    def part(self) -> Part:
+        """Of which part its last piece was."""
+        return TEXT if self.last is None else self.last.part
 
 
 def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
@@ -54,6 +70,8 @@ def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
     return Answer(
         index=index,
         text="".join(piece.text for piece in pieces),
+        reasoning=thought(pieces),
+        tool_calls=called(pieces),
         token_ids=tuple(token for piece in pieces for token in piece.token_ids),
         finish_reason=last.finish_reason or FinishReason.CANCELLED.value,
         stop_reason=last.stop_reason,
@@ -98,10 +116,12 @@ class Reply:
 
     def _begun(self, continuation: Continuation) -> _PartialAnswer:
         """An answer goes on behind the tokens it has: their text was shown elsewhere, except what they held back."""
-        text = self._text()
+        half = self._new_half(continuation.index)
         for token_id in continuation.produced:
-            text.push(token_id)
-        return _PartialAnswer(text)
+            text = half.text.push(token_id)
+            if half.reader is not None:
+                half.reader.push(text)
+        return half
 
     @property
     def is_answered(self) -> bool:
@@ -115,6 +135,11 @@ class Reply:
         self.pieces += added
         self.num_tokens += sum(len(piece.token_ids) for piece in added)
         return added
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of thoughts, in all answers."""
+        return sum(len(piece.token_ids) for piece in self.pieces if isinstance(piece.part, ReasoningPart))
 
     @property
     def num_longest(self) -> int:
@@ -203,19 +228,34 @@ class Reply:
     def _half(self, index: int) -> _PartialAnswer:
         half = self._halves.get(index)
         if half is None:
-            half = self._halves[index] = _PartialAnswer(self._text())
+            half = self._halves[index] = self._new_half(index)
         return half
+
+    def _new_half(self, index: int) -> _PartialAnswer:
+        form = self._params.answer_format
+        if form is None or form.is_plain:
+            return _PartialAnswer(self._text(), None)
+        return _PartialAnswer(self._text(), AnswerReader(form, partial(self._call_id, index)))
+
+    def _call_id(self, index: int, call_index: int) -> str:
+        """The same whoever reads the answer, and how often."""
+        named = f"{self.request.request_id}/{index}/{call_index}"
+        if self._params.answer_format is not None and self._params.answer_format.has_short_ids:
+            return short_id(named)
+        return "call_" + blake2b(named.encode(), digest_size=12).hexdigest()
 
     def _text(self) -> Detokenizer:
         tokenizer, prompt, params = self._tokenizer, self.request.prompt, self._params
+        shown = frozenset[int]() if params.answer_format is None else params.answer_format.shown_token_ids
         if not params.stop:
-            return Detokenizer(tokenizer, prompt, params.skip_special_tokens)
+            return Detokenizer(tokenizer, prompt, params.skip_special_tokens, shown)
         return AnswerText(
             tokenizer,
             prompt,
             params.stop,
             include_stop=params.include_stop,
             skip_special_tokens=params.skip_special_tokens,
+            shown_token_ids=shown,
         )
 
     def _token(self, event: Token) -> list[Piece]:
@@ -224,13 +264,18 @@ class Reply:
             return []
         logprobs = () if event.logprobs is None else (event.logprobs,)
         if self._is_hidden(event):
-            return self._show(half, Piece(event.sequence_index, "", (event.token_id,), logprobs))
+            return self._show(half, Piece(event.sequence_index, "", (event.token_id,), logprobs, part=half.part))
         text, stop = half.text.push(event.token_id), half.text.stop
         reason = None if stop is None else FinishReason.STOP.value
         if reason is not None:
             self.stopped.append(event.sequence_index)
         piece = Piece(event.sequence_index, text, (event.token_id,), logprobs, reason, stop)
-        return self._show(half, piece)
+        if half.reader is None:
+            return self._show(half, piece)
+        said = half.reader.push(text)
+        if reason is not None:
+            said += half.reader.finish()
+        return self._show_parts(half, said, piece)
 
     def _is_hidden(self, event: Token) -> bool:
         """A stop token that is about to end the answer is counted but not shown."""
@@ -251,7 +296,20 @@ class Reply:
             stop = last if last in self._params.stop_token_ids else None
         reason = FinishReason.STOP.value if half.text.stop else event.reason.value
         piece = Piece(event.sequence_index, text, finish_reason=reason, stop_reason=stop, error=event.error)
-        return self._show(half, piece)
+        if half.reader is None:
+            return self._show(half, piece)
+        said = [*half.reader.push(text), *half.reader.finish()]
+        if half.reader.num_calls and reason == FinishReason.STOP.value:
+            piece = replace(piece, finish_reason=TOOL_CALLS)
+        return self._show_parts(half, said, piece)
+
+    def _show_parts(self, half: _PartialAnswer, said: Sequence[Said], whole: Piece) -> list[Piece]:
+        """One piece for each part; token and end go with the last."""
+        *before, last = [Piece(whole.index, one.delta, part=one.part) for one in said] or [
+            Piece(whole.index, "", part=half.part)
+        ]
+        half.last = replace(whole, delta=last.delta, part=last.part)
+        return [*before, half.last]
 
     @staticmethod
     def _show(half: _PartialAnswer, piece: Piece) -> list[Piece]:

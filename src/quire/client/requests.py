@@ -67,6 +67,7 @@ def make_request(
         is_explained=bool(options.get("explain", False)),
         is_promised=options.get("is_promised", False),
         grammar=None if params.grammar is None else model.checked(params.grammar),
+        has_stop_texts=bool(params.stop),
     )
 
 

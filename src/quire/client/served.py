@@ -85,7 +85,7 @@ def plan_workers(
             kv_key(queueing),
             None if announced is None else announced.of_worker(index),
         )
-        servings.append(Serving(WorkerPlan(command, limits, progress=progress), _words_of(checkpoint)))
+        servings.append(Serving(WorkerPlan(command, limits, progress=progress), _words_of(checkpoint, given)))
     return servings
 
 
@@ -104,7 +104,7 @@ def _weight_bytes(checkpoint: Checkpoint) -> int:
     return sum(path.stat().st_size for path in checkpoint.weight_files)
 
 
-def _words_of(checkpoint: Checkpoint) -> Callable[[Ready], TextModel]:
+def _words_of(checkpoint: Checkpoint, settings: ModelSettings) -> Callable[[Ready], TextModel]:
     """Read from now on, beside the worker, which takes longer to load."""
     with_one_thread = ThreadPoolExecutor(1, "tokenizer")
     reading = with_one_thread.submit(read_tokenizer, checkpoint)
@@ -113,7 +113,7 @@ def _words_of(checkpoint: Checkpoint) -> Callable[[Ready], TextModel]:
     def words(ready: Ready) -> TextModel:
         size = ready.info.vocabulary_size
         grammars = GrammarChecker(lambda: LoadVocabulary(*_grammar_tokens(checkpoint, size)))
-        return TextModel.of(checkpoint, ready.info, reading.result(), grammars)
+        return TextModel.of(checkpoint, ready.info, reading.result(), grammars, tool_format=settings.tool_format)
 
     return words
 
@@ -209,6 +209,11 @@ class ServedModel(EngineClient):
             num_restarts=self.num_restarts,
             step_sizes=tuple(sizes.cumulative()),
             num_step_tokens=sizes.num_tokens,
+            num_draft_tokens=load.num_draft_tokens,
+            num_accepted_tokens=load.num_accepted_tokens,
+            num_forced_tokens=load.num_forced_tokens,
+            grammar_compile_s=load.grammar_compile_s,
+            grammar_mask_s=load.grammar_mask_s,
         )
 
     async def drain(self, timeout_s: float) -> bool:

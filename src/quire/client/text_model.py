@@ -6,12 +6,15 @@ from typing import Any, Unpack
 
 from quire.checkpoints import Checkpoint
 from quire.client.params import SamplingParams
+from quire.config.model_settings import ToolFormatName
 from quire.core.digests import Namespace
 from quire.core.request import ResolvedSampling as CoreParams
 from quire.engine.engine import ModelInfo
-from quire.errors import CheckpointError, InvalidParameterError, RequestTooLargeError, TemplateError
+from quire.errors import CheckpointError, InvalidParameterError, InvariantError, RequestTooLargeError, TemplateError
+from quire.text.chat.answer_formats import NO_FORMATS, FormatFinder, ModelFormats
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.messages import num_text_bytes
+from quire.text.chat.render_wire import Rendered
 from quire.text.chat.template import ChatTemplate
 from quire.text.chat.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
 from quire.text.grammar import Grammar
@@ -26,6 +29,7 @@ MAX_NAMESPACES = 1024
 MAX_UNRENDERED = 4
 """So many times a prompt's bytes may a conversation have before it is rendered: templates leave out old thoughts."""
 
+SIMPLE_ROLES = frozenset({"user", "assistant"})
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -63,7 +67,12 @@ class TextModel:
     defaults: Mapping[str, float | int]
     grammars: GrammarChecker | None = None
     """None: whoever runs it looks at grammars itself, and nobody else is kept waiting."""
+    writes_tools: bool = False
+    """Where its template knows no tools, they are told of in words of ours."""
     chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
+    format_finder: FormatFinder | None = field(init=False, repr=False, compare=False)
+    has_thoughts: dict[str, bool] = field(init=False, repr=False, compare=False)
+    """Whether it writes any, by its name, once that is known."""
     vocabulary_size: int = field(init=False)
     """Tokens the model has rows for."""
     max_sequence_tokens: int = field(init=False)
@@ -75,13 +84,22 @@ class TextModel:
         """Decide once which tokens control the model, by the template's own text."""
         encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.own_text)
         object.__setattr__(self, "chat_tokenizer", encoder)
+        finder = None if self.template is None else FormatFinder(self.template, self.tokenizer, self.eos_token_ids)
+        object.__setattr__(self, "format_finder", finder)
+        object.__setattr__(self, "has_thoughts", {})
         object.__setattr__(self, "namespaces", Namespaces(self.info))
         object.__setattr__(self, "vocabulary_size", self.info.vocabulary_size)
         object.__setattr__(self, "max_sequence_tokens", self.info.max_sequence_tokens)
 
     @classmethod
     def of(
-        cls, checkpoint: Checkpoint, info: ModelInfo, tokenizer: Tokenizer, grammars: GrammarChecker | None = None
+        cls,
+        checkpoint: Checkpoint,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        grammars: GrammarChecker | None = None,
+        *,
+        tool_format: ToolFormatName = "auto",
     ) -> "TextModel":
         """The text side of a checkpoint that an engine has loaded; the tokenizer gets that engine's limits."""
         max_bytes = MAX_BYTES_PER_TOKEN * info.max_sequence_tokens
@@ -94,6 +112,7 @@ class TextModel:
             eos_token_ids=checkpoint.end_tokens(tokenizer.library.token_to_id),
             defaults=checkpoint.generation_defaults,
             grammars=grammars,
+            writes_tools=tool_format == "hermes",
         )
 
     @property
@@ -116,20 +135,43 @@ class TextModel:
         return self._within_rows(self._whole_numbers([*prompt]))
 
     def chat(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
-        """Token ids of a conversation, by the model's own template. No text of a client's becomes a control token."""
+        """Token ids of a conversation, by the model's own template."""
+        return self.encoded(self.rendered(messages, **arguments))
+
+    def rendered(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> Rendered:
+        """A conversation as the model's own template writes it."""
         strange = sorted(set(arguments) - TemplateArguments.__annotations__.keys())
         if strange:
             raise InvalidParameterError(
                 f"a template may be told {', '.join(TemplateArguments.__annotations__)}; {strange[0]!r} given"
             )
-        if self.template is None or self.chat_tokenizer is None:
+        if self.template is None:
             raise TemplateError(
                 "chat needs a chat template, this model has none; use the completions endpoint with a plain prompt,"
                 " or start the server with a template file"
             )
         self._check_size(messages, arguments)
-        rendered = self.template.render(messages, **arguments)
+        return self.template.render(messages, **arguments)
+
+    def encoded(self, rendered: Rendered) -> list[int]:
+        """Token ids of what was rendered. No text of a client's becomes a control token."""
+        if self.chat_tokenizer is None:
+            raise InvariantError("a text was rendered without a template")
         return self._within_rows(self.chat_tokenizer.encode(rendered))
+
+    def is_simple(self, messages: Messages) -> bool:
+        """A chat whose answer is all text, in roles that every template knows: there is nothing to find out for it."""
+        if self.name not in self.has_thoughts:
+            self.has_thoughts[self.name] = self.formats().reasoning is not None
+        if self.has_thoughts[self.name]:
+            return False
+        roles = [message.get("role") for message in messages]
+        has_calls = any("tool_calls" in message for message in messages)
+        return not has_calls and set(roles[1:]) <= SIMPLE_ROLES and roles[0] in {*SIMPLE_ROLES, "system"}
+
+    def formats(self) -> ModelFormats:
+        """How it writes thoughts and calls."""
+        return NO_FORMATS if self.format_finder is None else self.format_finder.find()
 
     def checked(self, grammar: Grammar) -> str:
         """A grammar as an engine takes it. Raises InvalidParameterError if none could follow it."""

@@ -39,6 +39,8 @@ class Kind:
     show: Callable[[Value], str] = str
     is_list: bool = False
     """Several may be given: a flag several times, a list in TOML, or all with commas between."""
+    is_switch: bool = False
+    """On a command line the flag alone is enough."""
 
 
 def whole_number(low: int, high: int) -> Kind:
@@ -107,6 +109,13 @@ SIZE = Kind(
     show_size,
 )
 FILE_PATH = Kind("FILE", "the path of a file", lambda given: Path(_matching(_text(given), r"[^\0]+")))
+
+
+def _parse_switch(given: object) -> bool:
+    return given if isinstance(given, bool) else _matching(_text(given).lower(), "true|false") == "true"
+
+
+SWITCH = Kind("", "true or false", _parse_switch, lambda value: "true" if value else "false", is_switch=True)
 
 
 def _text(given: object) -> str:

@@ -10,6 +10,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 ArithmeticName = Literal["auto", "float", "int8"]
 Backend = Literal["auto", "cpu", "torch"]
+Speculation = Literal["auto", "off"]
+ToolFormatName = Literal["auto", "hermes"]
 
 MEMORY_SHARE = 0.5
 """How much of the memory that is free at start the process may take when nothing was said."""
@@ -38,6 +40,10 @@ class ModelSettings:
     """`cpu` is tested; `cuda` and `mps` are torch's and are not."""
     num_threads: int | None = None
     """None: one per physical core."""
+    speculation: Speculation = "auto"
+    """`auto`: guess tokens from what was said before, where it pays and the backend can tell; `off`: never."""
+    tool_format: ToolFormatName = "auto"
+    """`auto`: as the chat template shows; `hermes`: also where it shows nothing, in words of ours."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_step_tokens", "max_running"):
@@ -63,6 +69,10 @@ class ModelSettings:
                 "arithmetic to float",
                 ("arithmetic", "dtype"),
             )
+        if self.speculation not in get_args(Speculation):
+            raise ConfigError(f"speculation must be auto or off, {self.speculation!r} given", ("speculation",))
+        if self.tool_format not in get_args(ToolFormatName):
+            raise ConfigError(f"tool_format must be auto or hermes, {self.tool_format!r} given", ("tool_format",))
         if self.kv_dtype not in get_args(KVDtype):
             raise ConfigError(
                 f"kv_dtype must be auto, float32, bfloat16, float16 or int8, {self.kv_dtype!r} given", ("kv_dtype",)

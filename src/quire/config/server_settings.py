@@ -25,6 +25,8 @@ class ServerSettings:
     """Names, with commas between."""
     allow_origin: str | None = None
     """Origins, with commas between."""
+    drop_images: bool = False
+    """A text stands where a picture was; otherwise requests with one are refused."""
     log_format: str = "plain"
     metrics_prefix: str = "vllm"
 

@@ -4,7 +4,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from quire.config.kinds import FILE_PATH, SIZE, Kind, Value, choice, power_of_two, seconds, several, text, whole_number
+from quire.config.kinds import (
+    FILE_PATH,
+    SIZE,
+    SWITCH,
+    Kind,
+    Value,
+    choice,
+    power_of_two,
+    seconds,
+    several,
+    text,
+    whole_number,
+)
 from quire.config.model_settings import ModelSettings
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
@@ -126,6 +138,19 @@ SETTINGS: tuple[Setting, ...] = (
         "float32",
     ),
     Setting(
+        Group.MODEL, "speculation", choice("auto", "off"), _MODEL.speculation,
+        "Whether tokens are guessed from what was said before and checked beside the next one. An answer is the same "
+        "with and without, token for token. auto: on the CPU backend, as far as it saves time. off: never.",
+        "off",
+    ),
+    Setting(
+        Group.MODEL, "tool_format", choice("auto", "hermes"), _MODEL.tool_format,
+        "How calls of tools are written. auto: as the model's chat template shows; models whose template knows no "
+        "tools refuse them. hermes: such models are told of tools in the system text, and write calls as JSON between "
+        "<tool_call> tags.",
+        "hermes",
+    ),
+    Setting(
         Group.MODEL, "backend", choice("auto", "cpu", "torch"), _MODEL.backend,
         "Who computes. cpu: quire's own kernels, for Llama, Mistral, Qwen2 and Qwen3. torch: any other full-attention "
         "decoder of transformers; it needs quire[torch]. auto: cpu if it can run the model, else torch.",
@@ -234,6 +259,12 @@ SETTINGS: tuple[Setting, ...] = (
         "Requests that may be open at once, from their first byte to their last; keys share them, and one more is "
         "turned away unread.",
         "4096",
+    ),
+    Setting(
+        Group.SERVER, "drop_images", SWITCH, _SERVER.drop_images,
+        "Put the text [image left out] where a conversation has a picture: models here read text. Otherwise a request "
+        "with one is refused.",
+        "true",
     ),
     Setting(
         Group.SERVER, "log_format", choice("plain", "json"), _SERVER.log_format,

@@ -23,8 +23,9 @@ class AnswerText(Detokenizer):
         *,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__(tokenizer, prompt_ids, skip_special_tokens)
+        super().__init__(tokenizer, prompt_ids, skip_special_tokens, shown_token_ids)
         self._stops = StopStrings(stops)
         self._include_stop = include_stop
         self.stop = None

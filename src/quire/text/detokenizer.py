@@ -42,9 +42,15 @@ class Detokenizer:
     stop: str | None = None
     """The stop string that has ended it; only `AnswerText` looks for any."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        shown_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._bytes = tokenizer.bytes
-        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._hidden = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset()
         self._decoder = _Utf8Decoder(errors="replace")
         tail = self._last_bytes(prompt_ids)
         self._is_at_start = not tail

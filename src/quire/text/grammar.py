@@ -8,8 +8,9 @@ and commas: that is what models write, and a small model cannot go on with blank
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidParameterError
@@ -36,6 +37,8 @@ class Grammar:
     """As the engine takes it."""
     parameter: str = "grammar"
     """What it was called by whoever gave it."""
+    schema: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """Of the JSON that it is, where it is JSON: so it can be a part of another."""
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], parameter: str = "json_schema") -> "Grammar":
@@ -47,9 +50,10 @@ class Grammar:
             raise InvalidParameterError(
                 f"{parameter} must be a JSON schema, an object, a {type(given).__name__} given", parameter
             )
-        bounded = _bounded(schema, parameter)
+        bounded = bounded_schema(schema, parameter)
         text = _json_text(bounded, parameter)
-        return cls(LLMatcher.grammar_from_json_schema(text, overrides=JSON_STYLE), parameter)
+        with _told_as(f"{parameter} cannot be used", parameter):
+            return cls(LLMatcher.grammar_from_json_schema(text, overrides=JSON_STYLE), parameter, bounded)
 
     @classmethod
     def json_object(cls) -> "Grammar":
@@ -61,24 +65,28 @@ class Grammar:
         """A text that this expression matches, all of it."""
         from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
 
-        return cls(LLMatcher.grammar_from_regex(_text(pattern, parameter)), parameter)
+        given = _text(pattern, parameter)
+        with _told_as(f"{parameter} cannot be used", parameter):
+            return cls(LLMatcher.grammar_from_regex(given), parameter)
 
     @classmethod
     def lark(cls, text: str, parameter: str = "grammar") -> "Grammar":
         """What the rule `start` of a grammar in Lark derives."""
         from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
 
-        return cls(LLMatcher.grammar_from_lark(_text(text, parameter)), parameter)
+        given = _text(text, parameter)
+        with _told_as(f"{parameter} cannot be used", parameter):
+            return cls(LLMatcher.grammar_from_lark(given), parameter)
 
     @classmethod
     def gbnf(cls, text: str, parameter: str = "grammar") -> "Grammar":
         """What the rule `root` of a grammar in GBNF, llama.cpp's notation, derives."""
-        from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark  # noqa: PLC0415 - the same
+        from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 - the same
 
-        try:
-            return cls.lark(gbnf_to_lark(_text(text, parameter)), parameter)
-        except (GbnfToLarkError, ValueError, TypeError, IndexError, KeyError, RecursionError) as error:
-            raise InvalidParameterError(f"{parameter} is no GBNF: {str(error)[:300]}", parameter) from error
+        given = _text(text, parameter)
+        with _told_as(f"{parameter} is no GBNF", parameter):
+            lark = gbnf_to_lark(given)
+        return cls.lark(lark, parameter)
 
     @classmethod
     def choice(cls, texts: Sequence[str], parameter: str = "choice") -> "Grammar":
@@ -89,6 +97,15 @@ class Grammar:
         if not all(isinstance(one, str) and one for one in given):
             raise InvalidParameterError(f"{parameter} must hold texts that are not empty", parameter)
         return cls.lark("start: " + " | ".join(json.dumps(one) for one in texts), parameter)
+
+
+@contextmanager
+def _told_as(what: str, parameter: str) -> Iterator[None]:
+    """The library raises whatever it comes upon, plain exceptions among them: a client is told in its words."""
+    try:
+        yield
+    except Exception as error:
+        raise InvalidParameterError(f"{what}: {str(error)[:300]}", parameter) from error
 
 
 def _text(given: object, parameter: str) -> str:
@@ -115,7 +132,7 @@ def _check_size(num_bytes: int, parameter: str) -> None:
         )
 
 
-def _bounded(schema: Mapping[str, Any], parameter: str) -> Any:
+def bounded_schema(schema: Mapping[str, Any], parameter: str) -> Any:
     """A copy in which integers have bounds. Raises InvalidParameterError if it is too large to be compiled."""
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
@@ -131,7 +148,7 @@ def _bounded(schema: Mapping[str, Any], parameter: str) -> Any:
             raise InvalidParameterError(
                 f"an enum of {parameter} may have {MAX_ENUM_VALUES} values, {len(values)} given", parameter
             )
-    return _with_bounds(schema)
+    return rewritten_schema(schema, _with_bounds)
 
 
 def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
@@ -146,25 +163,29 @@ def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
             left += [(one, depth + 1) for one in node]
 
 
-def _with_bounds(node: Any) -> Any:
+def rewritten_schema(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """A copy with a change made to every schema in it, the innermost first. Values of answers stay as they are."""
     if isinstance(node, list | tuple):
-        return [_with_bounds(one) for one in node]
+        return [rewritten_schema(one, change) for one in node]
     if not isinstance(node, Mapping):
         return node
-    made = {name: _part_with_bounds(name, one) for name, one in node.items()}
-    kinds = made.get("type")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "integer" in kinds and "number" not in kinds and "enum" not in made and "const" not in made:
-        if "minimum" not in made and "exclusiveMinimum" not in made:
-            made["minimum"] = -MAX_INTEGER
-        if "maximum" not in made and "exclusiveMaximum" not in made:
-            made["maximum"] = MAX_INTEGER
-    return made
+    return change({name: _rewritten_part(name, part, change) for name, part in node.items()})
 
 
-def _part_with_bounds(name: str, part: Any) -> Any:
+def _rewritten_part(name: str, part: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     if name in OF_ANSWERS:
         return part
     if name in BY_NAME and isinstance(part, Mapping):
-        return {key: _with_bounds(one) for key, one in part.items()}
-    return _with_bounds(part)
+        return {key: rewritten_schema(one, change) for key, one in part.items()}
+    return rewritten_schema(part, change)
+
+
+def _with_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "integer" in kinds and "number" not in kinds and "enum" not in schema and "const" not in schema:
+        if "minimum" not in schema and "exclusiveMinimum" not in schema:
+            schema["minimum"] = -MAX_INTEGER
+        if "maximum" not in schema and "exclusiveMaximum" not in schema:
+            schema["maximum"] = MAX_INTEGER
+    return schema

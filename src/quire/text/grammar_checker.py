@@ -1,7 +1,7 @@
 """The server's side of checking grammars: one process for a model, started when the first grammar comes.
 
-What was found right lately is not looked at again. A check that takes longer than `CHECK_S` is ended with its process,
-its grammar is refused, and the next check starts another.
+What was found right lately is not looked at again. The process bounds what a check may take; should it not answer
+within `CHECK_S` all the same, it is ended, the grammar is refused, and the next check starts another.
 """
 
 import sys
@@ -18,7 +18,7 @@ from quire.text.grammar_wire import CheckGrammar, FromChecker, GrammarFine, Gram
 
 COMMAND = (sys.executable, "-m", "quire.text.grammar_process")
 LOAD_S = 60.0
-CHECK_S = 2.0
+CHECK_S = 10.0
 KEPT = 1024
 
 

@@ -1,12 +1,15 @@
 """The process that checks grammars: `python -m quire.text.grammar_process`, spoken to on its stdin.
 
 A grammar is a client's, and compiling one is work that nobody can foretell. Here it is done once before a worker sees
-it: what takes too long or too much, or breaks the library, ends in this process. Reading a vocabulary holds the
-interpreter's lock for most of a second, which a server's event loop could not spare either.
+it, each in a fork of its own: what takes too long or too much, or breaks the library, ends there, and the next one
+finds the vocabulary as it was. Reading that holds the interpreter's lock for most of a second, which a server's event
+loop could not spare either.
 """
 
+import os
+import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from quire.checkpoints.grammar_vocabulary import first_mask, grammar_vocabulary, matcher_of
 from quire.errors import CheckpointError
@@ -30,6 +33,8 @@ MEMORY_BYTES = 2 << 30
 """Address space. A vocabulary of 130,000 tokens takes 150 MB, compiling the largest grammar that is let in a few."""
 CPU_S = 4
 """Processor time for one message. The parent ends this process sooner."""
+CHECK_CPU_S = 0.1
+"""Processor time for one grammar: ordinary ones take a few milliseconds."""
 
 
 class Checker:
@@ -55,8 +60,32 @@ class Checker:
 
     @staticmethod
     def _checked(message: CheckGrammar, vocabulary: "LLTokenizer") -> FromChecker:
-        error = first_mask(matcher_of(vocabulary, message.grammar))
-        return GrammarFine() if error is None else GrammarRefused(error)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _check_and_end(message.grammar, vocabulary, writing)
+        os.close(writing)
+        with open(reading, "rb") as told:
+            error = told.read().decode()
+        status = os.waitpid(child, 0)[1]
+        if os.WIFSIGNALED(status):
+            was_long = os.WTERMSIG(status) == signal.SIGPROF
+            took = f"it may take {CHECK_CPU_S:g} s of processor time to be checked, and takes more"
+            return GrammarRefused(f"{took}; say it with fewer rules" if was_long else "it broke what was to check it")
+        return GrammarRefused(error) if error else GrammarFine()
+
+
+def _check_and_end(grammar: str, vocabulary: "LLTokenizer", writing: int) -> NoReturn:
+    """In the fork: say what is wrong, if anything is. The system ends it when its time is over."""
+    try:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, CHECK_CPU_S)
+        error = first_mask(matcher_of(vocabulary, grammar))
+        os.write(writing, b"" if error is None else (error or "it cannot be used").encode())
+    except BaseException as error:
+        os.write(writing, f"it cannot be checked: {error!r}"[:300].encode())
+    finally:
+        os._exit(0)
 
 
 def serve_checks(end: socket.socket) -> None:

@@ -1,8 +1,10 @@
 """The engine on the oracle: answers, streams, cancelling, and what happens when somebody goes away."""
 
 import asyncio
+import re
 import threading
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -311,10 +313,18 @@ def test_a_consumer_that_goes_away_cancels_once() -> None:
     assert asyncio.run(leave()) == ["r1"]
 
 
+def test_a_request_says_whether_texts_may_end_it() -> None:
+    text = talker().text
+    assert make_request(text, [1, 2], SamplingParams(stop=("end",))).has_stop_texts
+    assert not make_request(text, [1, 2], SamplingParams(stop_token_ids=(3,))).has_stop_texts
+
+
 def test_the_public_names_are_these_and_all_can_be_had() -> None:
     names = ["LLM", "Answer", "AsyncEngine", "Completion", "Difference", "Explanation", "Grammar", "ModelSettings",
              "Piece", "QuireError", "SamplingParams", "Timings", "__version__"]  # fmt: skip
     assert quire.__all__ == names
+    page = (Path(__file__).parents[3] / "docs/guides/python.md").read_text().partition("## The public names")[2]
+    assert re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE) == names, "as the guide lists them"
     assert all(getattr(quire, name) is not None for name in names)
     with pytest.raises(AttributeError, match="nonsense"):
         _ = quire.nonsense

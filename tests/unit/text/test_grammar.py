@@ -56,12 +56,14 @@ def test_what_only_looks_like_a_schema_is_left_alone() -> None:
     (lambda: Grammar.json_schema(nested(MAX_DEPTH + 1)), "64 levels deep"),
     (lambda: Grammar.json_schema({"const": "x" * 70_000}), "may have 65536 bytes"),
     (lambda: Grammar.json_schema({"const": float("nan")}), "what JSON can say"),
+    (lambda: Grammar.json_schema({"maximum": 10**400}), "cannot be used: number out of range"),
     (lambda: Grammar.json_schema({"const": object()}), "what JSON can say"),
     (lambda: Grammar.json_schema("{}"), "a str given"),  # type: ignore[arg-type]
     (lambda: Grammar.regex(""), "not empty"),
     (lambda: Grammar.regex("a" * 70_000), "may have 65536 bytes"),
     (lambda: Grammar.lark(3), "must be a text"),  # type: ignore[arg-type]
     (lambda: Grammar.gbnf("root = x"), "no GBNF"),
+    (lambda: Grammar.gbnf("root ::= nobody"), "no GBNF: .*nobody"),
     (lambda: Grammar.choice([]), "1 to 10000 texts"),
     (lambda: Grammar.choice("ab"), "1 to 10000 texts"),
     (lambda: Grammar.choice(["a", ""]), "not empty"),

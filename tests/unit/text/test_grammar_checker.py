@@ -3,14 +3,16 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from quire.errors import CapacityError, CheckpointError, EngineDeadError, InvalidParameterError
-from quire.text import grammar_checker
+from quire.text import grammar_checker, grammar_process
 from quire.text.grammar import Grammar
 from quire.text.grammar_checker import GrammarChecker
-from quire.text.grammar_wire import LoadVocabulary
+from quire.text.grammar_process import Checker
+from quire.text.grammar_wire import CheckGrammar, GrammarFine, GrammarRefused, LoadVocabulary, VocabularyLoaded
 from tests.support.grammars import END_ID
 from tests.support.small_tokenizers import byte_level
 
@@ -49,11 +51,45 @@ def test_what_cannot_be_followed_is_refused_in_the_librarys_words(
     checker.close()
 
 
-def test_a_check_that_ends_its_process_is_refused_and_the_next_is_made(checker: GrammarChecker) -> None:
+def spin(_matcher: object) -> None:
+    while True:
+        pass
+
+
+def crash(_matcher: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("check", "sentence"), [
+    (spin, "it may take 0.05 s of processor time to be checked, and takes more; say it with fewer rules"),
+    (crash, "it broke what was to check it"),
+    (lambda _matcher: 1 / 0, "it cannot be checked: ZeroDivisionError"),
+    (lambda _matcher: "it is odd", "it is odd"),
+])  # fmt: skip
+def test_a_check_that_takes_long_or_breaks_ends_alone(
+    check: Callable[[object], str | None], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_process, "CHECK_CPU_S", 0.05)
+    checker = Checker()
+    assert isinstance(checker.answer(vocabulary()), VocabularyLoaded)
+    with monkeypatch.context() as broken:
+        broken.setattr(grammar_process, "first_mask", check)
+        refused = checker.answer(CheckGrammar(Grammar.regex("a").text))
+    assert isinstance(refused, GrammarRefused)
+    assert refused.message.startswith(sentence)
+    monkeypatch.setattr(grammar_process, "CHECK_CPU_S", 60.0)
+    assert isinstance(checker.answer(CheckGrammar(Grammar.regex("a").text)), GrammarFine)
+
+
+def test_a_check_that_never_answers_is_refused_and_the_next_is_made(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "CHECK_S", 0.5)
     checker.check(Grammar.regex("a"))
     os.kill(checker._helpers[0].pid, signal.SIGSTOP)
-    with pytest.raises(InvalidParameterError, match="may take 2 s to be checked, this one took longer and was stopped"):
+    with pytest.raises(InvalidParameterError, match=r"may take 0\.5 s to be checked, this one took longer and was"):
         checker.check(Grammar.regex("b"))
+    monkeypatch.undo()
     checker.check(Grammar.regex("b"))
     checker.close()
 

@@ -70,8 +70,13 @@ def test_a_template_that_shows_neither_is_given_texts() -> None:
     assert render("{{ messages[1].content }}", [*HELLO, {"role": "assistant", "content": "yes"}]) == "yes"
 
 
-def test_absent_content_stays_absent() -> None:
-    assert render("{{ messages[0].content is none }}", [{"role": "assistant", "content": None}]) == "True"
+def test_absent_content_is_an_empty_text() -> None:
+    for message in (
+        {"role": "assistant", "content": None},
+        {"role": "assistant"},
+        {"role": "assistant", "content": ""},
+    ):
+        assert render("<{{ messages[0].content + '' }}>", [message]) == "<>"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,7 @@ def test_what_cannot_be_continued_is_refused() -> None:
     with pytest.raises(TemplateError, match="not both"):
         render(CHATML, continue_final_message=True, add_generation_prompt=True)
     with pytest.raises(InvalidTextError, match="has none"):
-        render("{{ messages }}", [{"role": "assistant", "content": None}], continue_final_message=True)
+        render(PARTS_ONLY, [{"role": "assistant", "content": []}], continue_final_message=True)
     with pytest.raises(TemplateError, match="does not show the final message"):
         render("always the same", continue_final_message=True)
 

@@ -46,6 +46,8 @@ class AdmissionSettings:
     """Requests between their first and their last byte, all models together."""
     origins: Origins = field(default_factory=Origins)
     """Which web pages may use the server."""
+    are_images_dropped: bool = False
+    """A text stands where a picture was; otherwise requests with one are refused."""
 
 
 class Admission:

@@ -31,7 +31,7 @@ from quire.client.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply import Reply
 from quire.client.requests import RequestOptions, make_request
 from quire.client.stream import RequestHandle
-from quire.core.step import UNSATISFIABLE
+from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE
 
 LOG = logging.getLogger("quire.api")
 
@@ -300,6 +300,8 @@ def check_finish(piece: Piece, reply: Reply) -> None:
     """Some ends are no answers."""
     if piece.error in UNSATISFIABLE:
         raise invalid(f"the request contradicts itself: {piece.error}")
+    if piece.error is not None and piece.error.startswith(GRAMMAR_FAILED):
+        raise invalid(f"{piece.error}; say it with fewer rules")
     if piece.finish_reason == "error":
         LOG.error("a row failed: %s", piece.error)
         raise ApiError(500, "model_error", "the model could not compute this request; ask in other words")

@@ -7,6 +7,7 @@ stands who owns which paths; the OpenAI API has all the rest, the operator's soc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quire.api.dialects.anthropic.error_body import ANTHROPIC_ERRORS
 from quire.api.dialects.openai.error_body import OPENAI_ERRORS
 from quire.api.http.errors import ErrorFormat
 
@@ -25,4 +26,4 @@ class ErrorFormats:
         return next(owners, self.default)
 
 
-SERVER_ERRORS = ErrorFormats(OPENAI_ERRORS)
+SERVER_ERRORS = ErrorFormats(OPENAI_ERRORS, {"/v1/messages": ANTHROPIC_ERRORS})

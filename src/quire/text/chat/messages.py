@@ -59,9 +59,7 @@ def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
         )
     prepared = dict(message)
     texts = _texts(message.get("content"), index)
-    if texts is not None:
-        parts = [{"type": "text", "text": text} for text in texts]
-        prepared["content"] = parts if wants_parts else "".join(texts)
+    prepared["content"] = [{"type": "text", "text": text} for text in texts] if wants_parts else "".join(texts)
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
             kind = type(calls).__name__
@@ -72,9 +70,9 @@ def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
     return prepared
 
 
-def _texts(content: object, index: int) -> list[str] | None:
-    if content is None:
-        return None
+def _texts(content: object, index: int) -> list[str]:
+    if content is None:  # an assistant that only called tools: many templates want a text all the same
+        return [""]
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):

@@ -5,6 +5,8 @@ from typing import Any
 
 from quire.api.access.auth import Caller
 from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
+from quire.api.dialects.images import without_pictures
+from quire.api.dialects.openai.chat_tools import call_delta, call_head, call_message, chat_tools
 from quire.api.dialects.openai.fields import (
     NOT_OF_CHATS,
     TIER_OF,
@@ -19,7 +21,8 @@ from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid
 from quire.api.http.headers import Headers
 from quire.api.models import Models
-from quire.client.outputs import Answer, Piece, TextPart
+from quire.client.conversation import converse
+from quire.client.outputs import Answer, Piece, ReasoningPart, ToolCallPart
 from quire.client.reply import Reply
 from quire.client.text_model import Messages, TemplateArguments
 
@@ -30,13 +33,16 @@ ParsedChat = tuple[ChatFields, Messages]
 class Chat:
     """Makes questions out of chat bodies."""
 
+    def __init__(self, drops_images: bool = False) -> None:
+        self._drops_images = drops_images
+
     def parse(self, body: dict[str, Any]) -> ParsedChat:
         """Valid fields, or a refusal."""
         fields: ChatFields = parse_fields(ChatFields, body)
         reject_unsupported(body, NOT_OF_CHATS)
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_parameter")
-        return fields, body["messages"]
+        return fields, without_pictures(body["messages"]) if self._drops_images else body["messages"]
 
     def target(self, asked: ParsedChat, models: Models, caller: Caller, headers: Headers) -> Target:
         """Whom it asks, and in whose name."""
@@ -49,10 +55,15 @@ class Chat:
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
-        ids = to.text.chat(messages, **template_arguments(fields))
+        if fields.tools or fields.tool_choice or params.grammar is not None or not to.text.is_simple(messages):
+            asked_for = converse(to.text, messages, chat_tools(fields), params.grammar, **template_arguments(fields))
+            ids, params = asked_for.ids, asked_for.applied(params)
+        else:
+            ids = to.text.chat(messages, **template_arguments(fields))
         names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         writer = ChatWriter(to.model.name, fields, names, TIER_OF[to.priority])
-        return within_bounds(GenerationRequest(to, [ids], params, writer, bool(fields.stream)), num_prompt_times=1)
+        generation = GenerationRequest(to, [ids], params, writer, bool(fields.stream))
+        return within_bounds(generation, num_prompt_times=1)
 
 
 def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArguments:
@@ -86,12 +97,15 @@ class ChatWriter(OpenAIWriter):
         self._with_logprobs = bool(fields.logprobs)
         self._with_token_ids = bool(fields.return_token_ids)
         self._is_begun = False
+        self._announced: set[tuple[int, int]] = set()
+        """Answers and their calls that have begun."""
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
         """A chunk for each piece; before the first of them the role, for each answer."""
         choices = [] if self._is_begun else self._roles(replies[0])
         self._is_begun = True
         for _, piece in batch:
+            choices += self._announcement(piece)
             if piece.delta or piece.finish_reason or self._with_logprobs or self._with_token_ids:
                 choices.append(self._choice(piece))
         after = self.after_with_usage(replies) if self.with_usage_always else self.after
@@ -103,7 +117,7 @@ class ChatWriter(OpenAIWriter):
         choices = [
             {
                 "index": answer.index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "message": self._message(answer),
                 "logprobs": self._logprobs(answer),
                 "finish_reason": FINISH.get(answer.finish_reason, answer.finish_reason),
                 "stop_reason": answer.stop_reason,
@@ -118,6 +132,24 @@ class ChatWriter(OpenAIWriter):
             more["prompt_token_ids"] = list(reply.request.prompt)
         return self.response(replies, choices, **more)
 
+    def _message(self, answer: Answer) -> dict[str, Any]:
+        content = answer.text if answer.text or not answer.tool_calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.reasoning:
+            message |= {"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}
+        if answer.tool_calls:
+            message["tool_calls"] = [call_message(call) for call in answer.tool_calls]
+        return message
+
+    def _announcement(self, piece: Piece) -> list[dict[str, Any]]:
+        """The id and the name of a call that begins with this piece."""
+        part = piece.part
+        if not isinstance(part, ToolCallPart) or (piece.index, part.call_index) in self._announced:
+            return []
+        self._announced.add((piece.index, part.call_index))
+        delta = {"tool_calls": [call_head(part)]}
+        return [{"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": None}]
+
     def _roles(self, reply: Reply) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         return [
@@ -126,10 +158,9 @@ class ChatWriter(OpenAIWriter):
         ]
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        text = piece.delta if isinstance(piece.part, TextPart) else ""
         told = {
             "index": piece.index,
-            "delta": {"content": text} if text or not piece.finish_reason else {},
+            "delta": _delta(piece) if piece.delta or not piece.finish_reason else {},
             "logprobs": self._logprobs(piece),
             "finish_reason": FINISH.get(piece.finish_reason, piece.finish_reason),
         }
@@ -141,3 +172,13 @@ class ChatWriter(OpenAIWriter):
 
     def _logprobs(self, said: Piece | Answer) -> dict[str, Any] | None:
         return chat_logprobs(said.logprobs, self._names) if self._with_logprobs else None
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    match piece.part:
+        case ToolCallPart() as part:
+            return {"tool_calls": [call_delta(part, piece.delta)]}
+        case ReasoningPart():
+            return {"reasoning": piece.delta, "reasoning_content": piece.delta}
+        case _:
+            return {"content": piece.delta}

@@ -6,7 +6,13 @@ from typing import Any
 
 from quire.api.access.auth import Caller
 from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
-from quire.api.dialects.openai.fields import options, reject_unsupported, sampling_params, within_bounds
+from quire.api.dialects.openai.fields import (
+    NOT_OF_COMPLETIONS,
+    options,
+    reject_unsupported,
+    sampling_params,
+    within_bounds,
+)
 from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
@@ -28,7 +34,7 @@ class Completions:
     def parse(self, body: dict[str, Any]) -> CompletionFields:
         """Valid fields, or a refusal."""
         fields: CompletionFields = parse_fields(CompletionFields, body)
-        reject_unsupported(body)
+        reject_unsupported(body, NOT_OF_COMPLETIONS)
         if not 0 < len(fields.prompts) <= MAX_PROMPTS or not all(len(one) for one in fields.prompts):
             raise invalid(f"prompt must hold 1 to {MAX_PROMPTS} prompts, none of them empty", "prompt")
         if fields.best_of not in (None, fields.n or 1):

@@ -1,6 +1,5 @@
 """What the fields of a body mean: sampling parameters, a class, whom blocks are shared with, and what is not built."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,19 +7,18 @@ from quire.api.access.auth import Caller
 from quire.api.dialects.dialect import GenerationRequest
 from quire.api.dialects.openai.grammars import grammar_of
 from quire.api.dialects.openai.schemas import SamplingFields
+from quire.api.dialects.request_options import asked_class, request_options
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.headers import Headers
-from quire.api.http.limits import MAX_ANSWER_LOGPROBS, MAX_SALT_CHARS, REQUEST_S
+from quire.api.http.limits import MAX_ANSWER_LOGPROBS
 from quire.client.params import SamplingParams
 from quire.client.requests import RequestOptions
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 
-URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 TIERS = {"priority": PriorityClass.HIGH, "flex": PriorityClass.LOW}
 TIER_OF = {PriorityClass.HIGH: "priority", PriorityClass.NORMAL: "default", PriorityClass.LOW: "flex"}
 """The tier that was given, in the public word for it."""
-CLASS_HEADER = "x-vllm-priority"
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "ignore_eos", "stop", "stop_token_ids", "allowed_token_ids", "skip_special_tokens", "seed", "n",
@@ -29,9 +27,8 @@ SAME_NAMES = (
 """Fields that are called the same here and in the engine; one that is missing or null keeps its default."""
 
 NOT_BUILT: Mapping[str, str] = {
-    "tools": "tool calls come later",
-    "functions": "tool calls come later",
-    "function_call": "tool calls come later",
+    "functions": "say it with tools",
+    "function_call": "say it with tool_choice",
     "use_beam_search": "there is no beam search",
     "bad_words": "only single tokens can be banned, with logit_bias",
     "truncate_prompt_tokens": "a prompt is never shortened in silence",
@@ -49,11 +46,15 @@ NOT_BUILT: Mapping[str, str] = {
 }
 
 
-_PROMPTS = ("tools", "functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
+_PROMPTS = ("functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
 OF_PROMPTS = {name: NOT_BUILT[name] for name in _PROMPTS}
 """Those of them that would change a prompt: all that matters where nothing is answered."""
 
 ADDED_TOKENS = {"add_special_tokens": "the chat template writes the special tokens of a conversation"}
+NOT_OF_COMPLETIONS: Mapping[str, str] = {
+    **NOT_BUILT,
+    "tools": "tools belong to conversations; ask /v1/chat/completions",
+}
 NOT_OF_CHATS: Mapping[str, str] = {
     **NOT_BUILT,
     **ADDED_TOKENS,
@@ -73,8 +74,6 @@ def reject_unsupported(body: Mapping[str, Any], reasons: Mapping[str, str] = NOT
     refuse_of(body, reasons)
     if body.get("prompt_logprobs") is not None and body.get("stream"):
         raise unsupported("prompt_logprobs", "they come with a whole answer, not with a stream")
-    if body.get("tool_choice") not in (None, "none", "auto"):
-        raise unsupported("tool_choice", "tool calls come later")
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities", "text only")
     if body.get("length_penalty") not in (None, 1, 1.0):
@@ -103,40 +102,10 @@ def _biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
     return {int(name): bias for name, bias in given.items()}
 
 
-def asked_class(fields: SamplingFields, header: str | None) -> PriorityClass:
-    """Lower numbers are more urgent; a header beats the body, a number beats a tier."""
-    number = fields.priority or 0
-    if header is not None and _is_whole(header):
-        number = int(header)
-    if number:
-        return PriorityClass.HIGH if number < 0 else PriorityClass.LOW
-    return TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
-
-
-def _is_whole(header: str) -> bool:
-    return header.removeprefix("-").isdecimal() and len(header) < 12
-
-
 def options(fields: SamplingFields, caller: Caller, headers: Headers) -> RequestOptions:
-    """Who asks, how urgently, and with whom blocks are shared. Never above the key's ceiling."""
-    wanted = asked_class(fields, headers.get(CLASS_HEADER))
-    priority = max(wanted, caller.ceiling, key=URGENCY.__getitem__)
-    return {
-        "tenant": caller.tenant,
-        "priority": priority,
-        "timeout_s": REQUEST_S,
-        "cache_group": cache_group(caller.tenant, fields.cache_salt),
-        "explain": bool(fields.cache_explain),
-    }
-
-
-def cache_group(tenant: str, salt: str | None) -> str:
-    """Derived here: a client can narrow whom it shares with, inside its own tenant, and never widen it."""
-    if salt is None:
-        return f"tenant:{tenant}"
-    if not 0 < len(salt) <= MAX_SALT_CHARS:
-        raise invalid(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, {len(salt)} given", "cache_salt")
-    return f"tenant:{tenant}/salt:{hashlib.sha256(salt.encode()).hexdigest()}"
+    """Who asks, how urgently, and with whom blocks are shared."""
+    wanted = asked_class(headers, fields.priority, TIERS.get(fields.service_tier or "", PriorityClass.NORMAL))
+    return {**request_options(caller, wanted, fields.cache_salt), "explain": bool(fields.cache_explain)}
 
 
 def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> GenerationRequest:

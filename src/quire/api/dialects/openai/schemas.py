@@ -5,23 +5,12 @@ Types only: whether a number is in range, the engine says in its own words.
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from quire.api.http.errors import ApiError, invalid
+from quire.api.dialects.body_shapes import Ints, Lists, Loose, Objects, Texts, validated
+from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_MESSAGES, MAX_PROMPTS
 from quire.client.params import MAX_BIASES
-
-# A list of a million mistakes must not become a million complaints: the first is enough.
-Ints = Annotated[list[int], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
-Lists = Annotated[list[Ints], Field(fail_fast=True)]
-Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-
-
-class Loose(BaseModel):
-    """Known fields checked, unknown ones let in."""
-
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
 
 class StreamOptionsFields(Loose):
@@ -109,6 +98,9 @@ class ChatFields(SamplingFields, TemplateFields):
     """`POST /v1/chat/completions`."""
 
     max_completion_tokens: int | None = None
+    tools: Objects | None = Field(None, description="Functions that the model may call.")
+    tool_choice: str | dict[str, Any] | None = Field(None, description="auto, none, required, or a function's name.")
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -136,12 +128,32 @@ class CompletionFields(SamplingFields):
         return list(given)  # type: ignore[arg-type]
 
 
+class ResponseFields(Loose):
+    """`POST /v1/responses`."""
+
+    model: str | None = Field(None, description="One of the names in /v1/models.")
+    input: str | Objects
+    instructions: str | None = None
+    tools: Objects | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = Field(None, description="format: text, json_object, or json_schema with a schema.")
+    reasoning: dict[str, Any] | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    service_tier: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
 class TokenizeFields(Loose):
     """`POST /tokenize`: a prompt, or messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: ChatMessages | None = None
+    tools: Objects | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -166,16 +178,4 @@ def parse_fields(shape: type[Any], body: dict[str, Any]) -> Any:
     biases = body.get("logit_bias")
     if isinstance(biases, dict) and len(biases) > MAX_BIASES:
         raise invalid(f"logit_bias takes up to {MAX_BIASES} tokens, {len(biases)} given", "logit_bias")
-    try:
-        return shape.model_validate(body)
-    except ValidationError as error:
-        raise _first(error) from None
-
-
-def _first(error: ValidationError) -> ApiError:
-    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # Branches of a union follow the field's name; they mean nothing to a client.
-    name = str(found["loc"][0]) if found["loc"] else "body"
-    kind = "missing_parameter" if found["type"] == "missing" else "invalid_parameter"
-    where = ".".join(str(part) for part in found["loc"]) or name
-    return invalid(f"{where[:100]}: {found['msg']}", name, kind)
+    return validated(shape, body)

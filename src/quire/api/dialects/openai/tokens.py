@@ -16,6 +16,7 @@ from quire.api.dialects.openai.schemas import DetokenizeFields, TokenizeFields, 
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_DETOKENIZE_TOKENS
 from quire.api.models import Models, within_context
+from quire.client.conversation import ToolUse, chat_prompt, tools_of
 from quire.client.text_model import TextModel
 
 
@@ -65,4 +66,5 @@ def _ids(text: TextModel, fields: TokenizeFields, body: dict[str, Any]) -> list[
     if fields.prompt is not None:
         return text.tokenizer.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
     refuse_of(body, ADDED_TOKENS)
-    return text.chat(body["messages"], **template_arguments(fields))
+    use = ToolUse(tools_of(fields.tools or ()))
+    return chat_prompt(text, body["messages"], use, **template_arguments(fields)).ids

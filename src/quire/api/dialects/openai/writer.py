@@ -77,12 +77,15 @@ class OpenAIWriter:
         details: dict[str, Any] = {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)}
         if any(reply.request.is_explained for reply in replies):
             details["cache_misses"] = [_cache_miss(reply) for reply in replies]
-        return {
+        told: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": details,
         }
+        if num_thoughts := sum(reply.num_reasoning_tokens for reply in replies):
+            told["completion_tokens_details"] = {"reasoning_tokens": num_thoughts}
+        return told
 
 
 def _cache_miss(reply: Reply) -> dict[str, Any] | None:

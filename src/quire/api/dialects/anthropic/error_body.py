@@ -1,0 +1,31 @@
+"""An error in the shape of the Anthropic API.
+
+{"type": "error", "error": {"type": …, "message": …}}
+"""
+
+import msgspec
+
+from quire.api.http.errors import ApiError, ErrorFormat
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_object(error: ApiError) -> dict[str, object]:
+    """As it stands in an answer or in an event."""
+    kind = TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_body(error: ApiError) -> bytes:
+    """As it goes over the wire."""
+    return msgspec.json.encode(error_object(error))
+
+
+ANTHROPIC_ERRORS = ErrorFormat(b"application/json", error_body)

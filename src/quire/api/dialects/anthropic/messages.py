@@ -1,0 +1,98 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: a conversation in, a message of blocks out; or only its length."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from quire.api.access.admission import Admission
+from quire.api.access.auth import Caller
+from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
+from quire.api.dialects.anthropic.turns import (
+    message_tools,
+    messages_of_turns,
+    output_grammar,
+    refuse_threads,
+    wants_thoughts,
+)
+from quire.api.dialects.anthropic.writer import MessagesWriter
+from quire.api.dialects.body_shapes import validated
+from quire.api.dialects.dialect import GenerationRequest, Target
+from quire.api.dialects.images import Images
+from quire.api.dialects.request_options import asked_class, request_options
+from quire.api.http.errors import ApiError
+from quire.api.http.headers import Headers
+from quire.api.models import Models
+from quire.client.conversation import chat_prompt, converse
+from quire.client.params import SamplingParams
+from quire.client.text_model import TemplateArguments, TextModel
+from quire.core.request import PriorityClass
+from quire.errors import RequestTooLargeError
+
+
+class AnthropicMessages:
+    """Makes questions out of bodies."""
+
+    def __init__(self, images: Images) -> None:
+        self._images = images
+
+    def parse(self, body: dict[str, Any]) -> MessagesFields:
+        """Valid fields, or a refusal."""
+        fields: MessagesFields = validated(MessagesFields, body)
+        refuse_threads(fields)
+        return fields
+
+    def target(self, fields: MessagesFields, models: Models, caller: Caller, headers: Headers) -> Target:
+        """Whom it asks, and in whose name."""
+        wanted = asked_class(headers, None, PriorityClass.NORMAL)
+        return Target(models.named(fields.model), request_options(caller, wanted))
+
+    def generation(self, fields: MessagesFields, to: Target) -> GenerationRequest:
+        """What it asks, in tokens. An answer is as long as there is room: clients ask for more than models have."""
+        messages, use = messages_of_turns(fields, self._images), message_tools(fields)
+        with _told_as_too_long(to.text):
+            asked = converse(to.text, messages, use, output_grammar(fields), **_arguments(fields))
+        room = to.text.max_sequence_tokens - len(asked.ids)
+        if room < 1:
+            raise too_long(len(asked.ids), to.text.max_sequence_tokens)
+        given: dict[str, Any] = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
+        params = SamplingParams(
+            max_tokens=min(fields.max_tokens, room),
+            stop=fields.stop_sequences or (),
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        params = asked.applied(params)
+        return GenerationRequest(to, [asked.ids], params, MessagesWriter(to.model.name), bool(fields.stream))
+
+
+async def count_tokens(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
+    """How many tokens a conversation has."""
+
+    def counted() -> bytes:
+        fields: CountFields = validated(CountFields, body)
+        text = admission.models.named(fields.model).open().text
+        messages = messages_of_turns(fields, Images(admission.settings.are_images_dropped))
+        with _told_as_too_long(text):
+            prompt = chat_prompt(text, messages, message_tools(fields), **_arguments(fields))
+        return msgspec.json.encode({"input_tokens": len(prompt.ids)})
+
+    return await admission.text_pool.run(caller.tenant, counted)
+
+
+@contextmanager
+def _told_as_too_long(text: TextModel) -> Iterator[None]:
+    try:
+        yield
+    except RequestTooLargeError as error:
+        raise too_long(text.max_sequence_tokens + 1, text.max_sequence_tokens) from error
+
+
+def _arguments(fields: CountFields) -> TemplateArguments:
+    thinks = wants_thoughts(fields)
+    return {} if thinks is None else {"enable_thinking": thinks}
+
+
+def too_long(num_tokens: int, limit: int) -> ApiError:
+    """In the words that this API's clients look for. A prompt is counted up to the first token too many."""
+    return ApiError(400, "context_length_exceeded", f"prompt is too long: {num_tokens} tokens > {limit} maximum")

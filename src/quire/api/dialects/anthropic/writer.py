@@ -1,0 +1,155 @@
+"""Answers in the words of the Anthropic API: a message of blocks, whole or by its events.
+
+    message_start · (content_block_start · content_block_delta … · content_block_stop) … · message_delta · message_stop
+
+Every event has its name in a line of its own, which clients read.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from quire.api.dialects.anthropic.error_body import error_object
+from quire.api.dialects.dialect import PieceBatch
+from quire.api.http import sse
+from quire.api.http.errors import ApiError
+from quire.client.outputs import Answer, Part, Piece, ReasoningPart, TextPart
+from quire.client.reply import Reply
+
+ENCODER = msgspec.json.Encoder()
+ENDS = {"length": "max_tokens", "deadline": "max_tokens", "tool_calls": "tool_use"}
+"""Ends of ours in the API's words; all others are the end of a turn."""
+
+
+class MessagesWriter:
+    """One message."""
+
+    content_type = b"application/json"
+    stream_headers = sse.HEADERS
+    keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._id = "msg_" + uuid4().hex[:24]
+        self._part: Part | None = None
+        """Of the block that is open."""
+        self._num_blocks = 0
+
+    def begin(self, replies: Sequence[Reply]) -> bytes:
+        """The message without its content."""
+        (reply,) = replies
+        message = self._message([], None, None) | {"usage": usage(reply)}
+        return _event({"type": "message_start", "message": message})
+
+    def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
+        """What these add to which blocks."""
+        return b"".join([self._added(piece) for _, piece in batch])
+
+    def end(self, replies: Sequence[Reply]) -> bytes:
+        """Why it ended, what it cost, and the last word."""
+        (reply,) = replies
+        stop_reason, stop_sequence = _ended(reply.pieces[-1])
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+        told = {"type": "message_delta", "delta": delta, "usage": usage(reply)}
+        return self._closed() + _event(told) + _event({"type": "message_stop"})
+
+    def error(self, error: ApiError) -> bytes:
+        """The last event of a stream that broke."""
+        return _event(error_object(error))
+
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """All of it at once."""
+        (reply,) = replies
+        (answer,) = reply.completion().answers
+        message = self._message(_blocks(answer), *_ended(answer))
+        return ENCODER.encode(message | {"usage": usage(reply)})
+
+    def _message(self, content: list[Any], stop_reason: str | None, stop_sequence: str | None) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
+        }
+
+    def _added(self, piece: Piece) -> bytes:
+        is_call = not isinstance(piece.part, TextPart | ReasoningPart)
+        if not piece.delta and (not is_call or piece.part == self._part):
+            return b""
+        opened = b"" if piece.part == self._part else self._opened(piece.part)
+        if not piece.delta:
+            return opened
+        told = {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": _delta(piece)}
+        return opened + _event(told)
+
+    def _opened(self, part: Part) -> bytes:
+        closed = self._closed()
+        self._part, self._num_blocks = part, self._num_blocks + 1
+        block = {"type": "content_block_start", "index": self._num_blocks - 1, "content_block": _empty_block(part)}
+        return closed + _event(block)
+
+    def _closed(self) -> bytes:
+        if self._part is None:
+            return b""
+        self._part = None
+        return _event({"type": "content_block_stop", "index": self._num_blocks - 1})
+
+
+def usage(reply: Reply) -> dict[str, int]:
+    """What it cost so far. Tokens that were found in the cache are counted apart."""
+    return {
+        "input_tokens": len(reply.request.prompt) - reply.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": reply.num_cached_tokens,
+        "output_tokens": reply.num_tokens,
+    }
+
+
+def _event(told: dict[str, Any]) -> bytes:
+    kind: str = told["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + ENCODER.encode(told) + b"\n\n"
+
+
+def _ended(last: Piece | Answer) -> tuple[str, str | None]:
+    if isinstance(last.stop_reason, str):
+        return "stop_sequence", last.stop_reason
+    return ENDS.get(last.finish_reason or "", "end_turn"), None
+
+
+def _empty_block(part: Part) -> dict[str, Any]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": ""}
+        case ReasoningPart():
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case call:
+            return {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    match piece.part:
+        case TextPart():
+            return {"type": "text_delta", "text": piece.delta}
+        case ReasoningPart():
+            return {"type": "thinking_delta", "thinking": piece.delta}
+        case _:
+            return {"type": "input_json_delta", "partial_json": piece.delta}
+
+
+def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.text:
+        blocks.append({"type": "text", "text": answer.text})
+    for call in answer.tool_calls:
+        # Its arguments are JSON already, and go on as they are: unless they broke off, they are an object.
+        is_whole = answer.finish_reason == "tool_calls"
+        given: Any = msgspec.Raw(call.arguments.encode()) if is_whole else {}
+        blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": given})
+    return blocks

@@ -1,0 +1,36 @@
+"""What the shapes of all dialects' bodies are made of, and what is said of a body that has another shape."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quire.api.http.errors import ApiError, invalid
+
+# A list of a million mistakes must not become a million complaints: the first is enough.
+Ints = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Lists = Annotated[list[Ints], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+
+
+class Loose(BaseModel):
+    """Known fields checked, unknown ones let in."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+
+def validated(shape: type[Any], body: dict[str, Any]) -> Any:
+    """The fields of a body, or what is wrong with the first of them."""
+    try:
+        return shape.model_validate(body)
+    except ValidationError as error:
+        raise _first(error) from None
+
+
+def _first(error: ValidationError) -> ApiError:
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    # Branches of a union follow the field's name; they mean nothing to a client.
+    name = str(found["loc"][0]) if found["loc"] else "body"
+    kind = "missing_parameter" if found["type"] == "missing" else "invalid_parameter"
+    where = ".".join(str(part) for part in found["loc"]) or name
+    return invalid(f"{where[:100]}: {found['msg']}", name, kind)

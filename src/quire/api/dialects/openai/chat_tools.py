@@ -1,0 +1,29 @@
+"""`tools`, `tool_choice` and `parallel_tool_calls` of the OpenAI API, and calls on their way back."""
+
+from typing import Any
+
+from quire.api.dialects.openai.schemas import ChatFields
+from quire.client.conversation import ToolUse, tool_mode, tools_of
+from quire.client.outputs import ToolCall, ToolCallPart
+
+
+def chat_tools(fields: ChatFields) -> ToolUse:
+    """What may be called. Kinds of tools that nobody here can run are left out: others than functions."""
+    mode, only = tool_mode(fields.tool_choice)
+    return ToolUse(tools_of(fields.tools or ()), mode, only, fields.parallel_tool_calls is not False)
+
+
+def call_message(call: ToolCall) -> dict[str, Any]:
+    """A call in a whole answer."""
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def call_head(part: ToolCallPart) -> dict[str, Any]:
+    """A call's first delta."""
+    function = {"name": part.name, "arguments": ""}
+    return {"index": part.call_index, "id": part.call_id, "type": "function", "function": function}
+
+
+def call_delta(part: ToolCallPart, delta: str) -> dict[str, Any]:
+    """What comes after it."""
+    return {"index": part.call_index, "function": {"arguments": delta}}

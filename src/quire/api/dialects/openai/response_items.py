@@ -1,0 +1,126 @@
+"""What `/v1/responses` takes, as the one form that all conversations here have: that of chat messages.
+
+    message                                    ─► a message of its role
+    reasoning · message · function_call …      ─► one assistant message, as the model wrote it in one go
+    function_call_output                       ─► a tool message
+
+Ids and statuses of items are left out: clients make them anew, and they mean nothing to a model.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from quire.api.dialects.images import Images
+from quire.api.dialects.openai.schemas import ResponseFields
+from quire.api.http.errors import ApiError, invalid
+from quire.client.conversation import ToolUse, checked_tool, tool_mode
+from quire.client.params import Grammar
+
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
+PICTURE_PARTS = ("input_image", "input_file")
+ROLES = ("user", "assistant", "system", "developer")
+
+
+def messages_of_items(fields: ResponseFields, images: Images) -> list[dict[str, Any]]:
+    """Its messages, in the common form."""
+    given = fields.input
+    items: Sequence[Mapping[str, Any]] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    first = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
+    return [*first, *_messages(items, images)]
+
+
+def _messages(items: Sequence[Mapping[str, Any]], images: Images) -> Iterator[dict[str, Any]]:
+    answer: dict[str, Any] | None = None
+    for item in items:
+        added = _of_answer(item, images)
+        if added is not None:
+            answer = _merged(answer, added)
+            continue
+        if answer is not None:
+            yield answer
+            answer = None
+        yield _other(item, images)
+    if answer is not None:
+        yield answer
+
+
+def _of_answer(item: Mapping[str, Any], images: Images) -> dict[str, Any] | None:
+    """What an item adds to what the model has said; None if somebody else said it."""
+    match item.get("type", "message"):
+        case "message" if item.get("role") == "assistant":
+            return {"content": _text(item.get("content"), images)}
+        case "reasoning":
+            thoughts = item.get("content") or item.get("summary") or ()
+            return {"reasoning_content": _text(thoughts, images)}
+        case "function_call":
+            name, arguments = item.get("name"), item.get("arguments")
+            if not isinstance(name, str) or not isinstance(arguments, str):
+                raise _wrong("a function_call must have a name and arguments, both texts")
+            call = {"id": str(item.get("call_id", "")), "type": "function"}
+            return {"tool_calls": [{**call, "function": {"name": name, "arguments": arguments}}]}
+    return None
+
+
+def _merged(answer: dict[str, Any] | None, added: dict[str, Any]) -> dict[str, Any]:
+    merged = answer or {"role": "assistant", "content": ""}
+    for name, value in added.items():
+        merged[name] = merged[name] + value if name in merged else value
+    return merged
+
+
+def _other(item: Mapping[str, Any], images: Images) -> dict[str, Any]:
+    kind = item.get("type", "message")
+    if kind == "function_call_output":
+        content = _text(item.get("output"), images)
+        return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": content}
+    if kind != "message":
+        taken = "message, reasoning, function_call and function_call_output"
+        raise _wrong(f"items of input may be of type {taken}, {str(kind)[:40]!r} given")
+    if item.get("role") not in ROLES:
+        raise _wrong(f"a role must be one of {', '.join(ROLES)}, {str(item.get('role'))[:40]!r} given")
+    return {"role": item["role"], "content": _text(item.get("content"), images)}
+
+
+def _text(content: Any, images: Images) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
+        raise _wrong("content must be a text, or a list of parts")
+    return "".join(_part(part, images) for part in content)
+
+
+def _part(part: Mapping[str, Any], images: Images) -> str:
+    kind, text = part.get("type"), part.get("text", part.get("refusal"))
+    if kind in TEXT_PARTS and isinstance(text, str):
+        return text
+    if kind in PICTURE_PARTS:
+        return images.text_for(str(kind))
+    raise _wrong(f"parts of a message must be of type {', '.join(TEXT_PARTS[:3])}, {str(kind)[:40]!r} given")
+
+
+def _wrong(message: str) -> ApiError:
+    return invalid(message, "input", "invalid_parameter")
+
+
+def response_tools(fields: ResponseFields) -> ToolUse:
+    """What may be called. Other kinds of tools than functions are left out: nobody here runs them."""
+    tools = [
+        checked_tool(one.get("name"), one.get("description"), one.get("parameters"), one.get("strict"))
+        for one in fields.tools or ()
+        if one.get("type") == "function"
+    ]
+    mode, only = tool_mode(fields.tool_choice)
+    return ToolUse(tools, mode, only, fields.parallel_tool_calls is not False)
+
+
+def response_grammar(fields: ResponseFields) -> Grammar | None:
+    """What the answer must match."""
+    given = (fields.text or {}).get("format") or {"type": "text"}
+    match given:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar.json_object()
+        case {"type": "json_schema", "schema": Mapping() as schema}:
+            return Grammar.json_schema(schema, "text")
+    raise invalid("text.format must be of type text, json_object, or json_schema with a schema", "text")

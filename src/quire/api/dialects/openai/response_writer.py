@@ -1,0 +1,227 @@
+"""Answers as `/v1/responses` tells them: a response of items, whole or by its events.
+
+    created · in_progress · (item added · parts and deltas · item done) … · completed
+
+An item is a thought, a message, or a call. Each is told whole again when it is done, and all of them at the end.
+"""
+
+from collections.abc import Sequence
+from time import time
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from quire.api.dialects.dialect import PieceBatch
+from quire.api.dialects.openai.error_body import error_body
+from quire.api.dialects.openai.schemas import ResponseFields
+from quire.api.http import sse
+from quire.api.http.errors import ApiError
+from quire.client.outputs import Part, Piece, ReasoningPart, TextPart, joined
+from quire.client.reply import Reply
+
+ENCODER = msgspec.json.Encoder()
+CUT = ("length", "deadline")
+
+
+class ItemsWriter:
+    """One response."""
+
+    content_type = b"application/json"
+    stream_headers = sse.HEADERS
+    keep_alive = b": keep-alive\n\n"
+
+    def __init__(self, model: str, fields: ResponseFields) -> None:
+        self._head = _head(model, fields)
+        self._items = _Items()
+        self._num_events = 2
+        """Those that begin are sent first, and made when the first others are there."""
+
+    def begin(self, replies: Sequence[Reply]) -> bytes:
+        """It is there, and has said nothing."""
+        response = self._response("in_progress", [], None)
+        return _event("created", 0, {"response": response}) + _event("in_progress", 1, {"response": response})
+
+    def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
+        """What these add to which items."""
+        told = [event for _, piece in batch for event in self._items.add(piece)]
+        return b"".join([self._next(name, fields) for name, fields in told])
+
+    def end(self, replies: Sequence[Reply]) -> bytes:
+        """The last item is done, and with it the response."""
+        (reply,) = replies
+        told = b"".join([self._next(name, fields) for name, fields in self._items.close()])
+        response = self._finished(reply, self._items.done)
+        return told + self._next(response["status"], {"response": response})
+
+    def error(self, error: ApiError) -> bytes:
+        """A stream that broke."""
+        told = msgspec.json.decode(error_body(error))["error"]
+        failure = {"code": "server_error" if error.status >= 500 else told["code"], "message": told["message"]}
+        response = {**self._response("failed", self._items.done, None), "error": failure}
+        return self._next("failed", {"response": response})
+
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """All of it at once."""
+        (reply,) = replies
+        for piece in joined(reply.pieces):
+            self._items.add(piece)
+        self._items.close()
+        return ENCODER.encode(self._finished(reply, self._items.done))
+
+    def _finished(self, reply: Reply, output: list[dict[str, Any]]) -> dict[str, Any]:
+        is_cut = bool(reply.pieces) and reply.pieces[-1].finish_reason in CUT
+        response = self._response("incomplete" if is_cut else "completed", output, _usage(reply))
+        return {**response, "incomplete_details": {"reason": "max_output_tokens"}} if is_cut else response
+
+    def _response(self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
+        return {**self._head, "status": status, "output": output, "usage": usage}
+
+    def _next(self, name: str, fields: dict[str, Any]) -> bytes:
+        self._num_events += 1
+        return _event(name, self._num_events - 1, fields)
+
+
+ItemEvent = tuple[str, dict[str, Any]]
+"""An event: its name, and what it says."""
+
+
+class _Items:
+    """The items of one response, as they grow."""
+
+    def __init__(self) -> None:
+        self.done: list[dict[str, Any]] = []
+        self._part: Part | None = None
+        """Of the item that grows."""
+        self._id = ""
+        self._text: list[str] = []
+
+    def add(self, piece: Piece) -> list[ItemEvent]:
+        """What a piece does to them."""
+        is_call = not isinstance(piece.part, TextPart | ReasoningPart)
+        told = list[ItemEvent]()
+        if piece.part != self._part:
+            if not piece.delta and not is_call:
+                return told
+            told += [*self.close(), *self._open(piece.part)]
+        if piece.delta:
+            self._text.append(piece.delta)
+            told.append((_delta_name(piece.part), {**self._where, **self._place, "delta": piece.delta}))
+        return told
+
+    def close(self) -> list[ItemEvent]:
+        """The item that grew is done."""
+        if self._part is None:
+            return []
+        text, part = "".join(self._text), self._part
+        item = _item(part, self._id, text, "completed")
+        told = list[ItemEvent]()
+        match part:
+            case TextPart():
+                told.append(("output_text.done", {**self._where, **self._place, "text": text, "logprobs": []}))
+                told.append(("content_part.done", {**self._where, **self._place, "part": item["content"][0]}))
+            case ReasoningPart():
+                told.append(("reasoning_text.done", {**self._where, **self._place, "text": text}))
+            case call:
+                said = {"name": call.name, "arguments": text}
+                told.append(("function_call_arguments.done", {**self._where, **said}))
+        told.append(("output_item.done", {"output_index": len(self.done), "item": item}))
+        self.done.append(item)
+        self._part = None
+        return told
+
+    def _open(self, part: Part) -> list[ItemEvent]:
+        self._part, self._text = part, []
+        self._id = _prefix(part) + uuid4().hex[:24]
+        item = _item(part, self._id, "", "in_progress")
+        told: list[ItemEvent] = [("output_item.added", {"output_index": len(self.done), "item": item})]
+        if isinstance(part, TextPart):
+            told.append(("content_part.added", {**self._where, **self._place, "part": _output_text("")}))
+        return told
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": self._id, "output_index": len(self.done)}
+
+    @property
+    def _place(self) -> dict[str, int]:
+        return {"content_index": 0} if isinstance(self._part, TextPart | ReasoningPart) else {}
+
+
+def _event(name: str, number: int, fields: dict[str, Any]) -> bytes:
+    kind = f"response.{name}"
+    told = {"type": kind, "sequence_number": number, **fields}
+    return b"event: " + kind.encode() + b"\ndata: " + ENCODER.encode(told) + b"\n\n"
+
+
+def _prefix(part: Part) -> str:
+    match part:
+        case TextPart():
+            return "msg_"
+        case ReasoningPart():
+            return "rs_"
+        case _:
+            return "fc_"
+
+
+def _delta_name(part: Part) -> str:
+    match part:
+        case TextPart():
+            return "output_text.delta"
+        case ReasoningPart():
+            return "reasoning_text.delta"
+        case _:
+            return "function_call_arguments.delta"
+
+
+def _item(part: Part, item_id: str, text: str, status: str) -> dict[str, Any]:
+    match part:
+        case TextPart():
+            content = [_output_text(text)] if status == "completed" else []
+            return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+        case ReasoningPart():
+            content = [{"type": "reasoning_text", "text": text}] if text else []
+            return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
+        case call:
+            about = {"call_id": call.call_id, "name": call.name, "arguments": text}
+            return {"id": item_id, "type": "function_call", "status": status, **about}
+
+
+def _output_text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    num_prompt, num_output = len(reply.request.prompt), reply.num_tokens
+    return {
+        "input_tokens": num_prompt,
+        "input_tokens_details": {"cached_tokens": reply.num_cached_tokens},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": reply.num_reasoning_tokens},
+        "total_tokens": num_prompt + num_output,
+    }
+
+
+def _head(model: str, fields: ResponseFields) -> dict[str, Any]:
+    """What a response repeats of its request."""
+    return {
+        "id": "resp_" + uuid4().hex,
+        "object": "response",
+        "created_at": int(time()),
+        "model": model,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": (fields.reasoning or {}).get("effort"), "summary": None},
+        "store": False,
+        "temperature": fields.temperature,
+        "text": fields.text or {"format": {"type": "text"}},
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": fields.tools or [],
+        "top_p": fields.top_p,
+        "truncation": "disabled",
+    }

@@ -1,0 +1,45 @@
+"""In whose name a request is made, how urgently, and with whom it shares blocks: the same in all dialects."""
+
+import hashlib
+
+from quire.api.access.auth import Caller
+from quire.api.http.errors import invalid
+from quire.api.http.headers import Headers
+from quire.api.http.limits import MAX_SALT_CHARS, REQUEST_S
+from quire.client.requests import RequestOptions
+from quire.core.request import PriorityClass
+
+URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
+CLASS_HEADER = "x-vllm-priority"
+
+
+def asked_class(headers: Headers, number: int | None, otherwise: PriorityClass) -> PriorityClass:
+    """Lower numbers are more urgent; a header beats the body, a number beats a tier."""
+    header = headers.get(CLASS_HEADER)
+    given = int(header) if header is not None and _is_whole(header) else number or 0
+    if given:
+        return PriorityClass.HIGH if given < 0 else PriorityClass.LOW
+    return otherwise
+
+
+def _is_whole(header: str) -> bool:
+    return header.removeprefix("-").isdecimal() and len(header) < 12
+
+
+def request_options(caller: Caller, wanted: PriorityClass, salt: str | None = None) -> RequestOptions:
+    """What is said of a request beside what it asks. Never more urgent than the key's ceiling."""
+    return {
+        "tenant": caller.tenant,
+        "priority": max(wanted, caller.ceiling, key=URGENCY.__getitem__),
+        "timeout_s": REQUEST_S,
+        "cache_group": cache_group(caller.tenant, salt),
+    }
+
+
+def cache_group(tenant: str, salt: str | None) -> str:
+    """Derived here: a client can narrow whom it shares with, inside its own tenant, and never widen it."""
+    if salt is None:
+        return f"tenant:{tenant}"
+    if not 0 < len(salt) <= MAX_SALT_CHARS:
+        raise invalid(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, {len(salt)} given", "cache_salt")
+    return f"tenant:{tenant}/salt:{hashlib.sha256(salt.encode()).hexdigest()}"

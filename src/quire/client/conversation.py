@@ -1,0 +1,189 @@
+"""From messages and tools to what an engine is asked: the prompt, the grammar of its answer, and how to read that."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+from quire.client.params import SamplingParams
+from quire.client.text_model import Messages, TemplateArguments, TextModel
+from quire.errors import InvalidParameterError
+from quire.text.answer_grammar import AnswerRules, CallableTool, ToolRules, answer_grammar, text_keys
+from quire.text.chat.answer_formats import ModelFormats
+from quire.text.chat.canonical import canonical
+from quire.text.chat.tools import NO_TOOLS
+from quire.text.chat.tools import Tool as Tool  # noqa: PLC0414 - for the API, too
+from quire.text.chat.tools import ToolMode as ToolMode  # noqa: PLC0414
+from quire.text.chat.tools import ToolUse as ToolUse  # noqa: PLC0414
+from quire.text.chat.tools import checked_tool as checked_tool  # noqa: PLC0414
+from quire.text.chat.tools import tool_mode as tool_mode  # noqa: PLC0414
+from quire.text.chat.tools import tools_of as tools_of  # noqa: PLC0414
+from quire.text.chat.written_tools import with_written_tools
+from quire.text.grammar import Grammar, bounded_schema
+from quire.text.parsers.reader import AnswerFormat
+from quire.text.parsers.tool_format import HERMES, ToolFormat
+
+OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation in tokens, and how its answer is read."""
+
+    ids: list[int]
+    form: AnswerFormat
+    """What the answer's parts look like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is asked."""
+
+    prompt: ChatPrompt
+    grammar: Grammar | None
+    """What the answer must match."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The prompt's tokens."""
+        return self.prompt.ids
+
+    def applied(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with what the answer must match and how it is read."""
+        return replace(params, grammar=self.grammar, answer_format=self.prompt.form)
+
+
+def chat_prompt(
+    model: TextModel, messages: Messages, use: ToolUse = NO_TOOLS, **arguments: Unpack[TemplateArguments]
+) -> ChatPrompt:
+    """A conversation as the model's template writes it, tools and all. No grammar is made for it."""
+    formats, tools = model.formats(), use.callable
+    form = _tool_form(model, formats) if tools else None
+    if tools and formats.tools is not None:
+        arguments["tools"] = [tool.shown for tool in use.tools]
+    elif tools:
+        messages = with_written_tools(messages, use.tools)
+    rendered = model.rendered(canonical(messages, formats.spelling), **arguments)
+    answer = AnswerFormat(
+        reasoning=formats.reasoning,
+        is_thinking=formats.reasoning is not None and formats.reasoning.is_open(rendered.text),
+        tools=form,
+        text_keys={tool.name: text_keys(tool.schema) for tool in tools},
+        shown_token_ids=_shown(formats, form),
+    )
+    return ChatPrompt(model.encoded(rendered), answer)
+
+
+def converse(
+    model: TextModel,
+    messages: Messages,
+    use: ToolUse = NO_TOOLS,
+    grammar: Grammar | None = None,
+    **arguments: Unpack[TemplateArguments],
+) -> Conversation:
+    """A conversation for one model: with tools, with an answer that must match a grammar, or with both."""
+    schema = None if grammar is None else grammar.schema
+    if use.callable and grammar is not None and schema is None:
+        raise InvalidParameterError(
+            f"an answer may call tools or be JSON, {grammar.parameter} is neither; leave it out, or leave tools out",
+            grammar.parameter,
+        )
+    prompt, formats = chat_prompt(model, messages, use, **arguments), model.formats()
+    rules = AnswerRules(schema=schema, reasoning=formats.reasoning, is_thinking=prompt.form.is_thinking)
+    if prompt.form.tools is not None:
+        return Conversation(prompt, _Tools(model, formats, prompt.form.tools, use, rules).grammar())
+    if schema is None or formats.reasoning is None:
+        return Conversation(prompt, grammar)
+    return Conversation(prompt, _grammar(rules, formats, "response_format"))
+
+
+class ConversationArguments(TemplateArguments, total=False):
+    """What a conversation may be told in Python: what the template takes, and how tools are used."""
+
+    tool_choice: str | Mapping[str, Any] | None
+    """`auto`, `none`, `required`, or an object of type function with a function's name."""
+    parallel_tool_calls: bool
+    """Whether an answer may have several calls."""
+
+
+def asked_in_python(
+    model: TextModel, messages: Messages, params: SamplingParams | None, **arguments: Unpack[ConversationArguments]
+) -> tuple[list[int], SamplingParams]:
+    """A conversation's tokens, and the parameters with what its answer must match and how it is read."""
+    params = params or SamplingParams()
+    mode, only = tool_mode(arguments.get("tool_choice"))
+    use = ToolUse(tools_of(arguments.get("tools") or ()), mode, only, arguments.get("parallel_tool_calls", True))
+    rest = {name: value for name, value in arguments.items() if name not in OF_TOOLS}
+    asked = converse(model, messages, use, params.grammar, **rest)  # type: ignore[arg-type]
+    return asked.ids, asked.applied(params)
+
+
+class _Tools:
+    """The grammar of a request's tools; one that cannot be said in full is said in part."""
+
+    def __init__(
+        self, model: TextModel, formats: ModelFormats, form: ToolFormat, use: ToolUse, rules: AnswerRules
+    ) -> None:
+        self._model, self._formats, self._form, self._use, self._rules = model, formats, form, use, rules
+
+    def grammar(self) -> Grammar:
+        """Of all tools; where that cannot be, of each as far as it can."""
+        tools = [(tool, CallableTool(tool.name, _schema(tool), tool.is_strict)) for tool in self._use.callable]
+        whole = self._of([one for _, one in tools])
+        if self._is_fine(whole):
+            return whole
+        return self._of(
+            [one if self._is_fit(tool, one) else CallableTool(tool.name, ANY_OBJECT) for tool, one in tools]
+        )
+
+    def _of(self, tools: Sequence[CallableTool]) -> Grammar:
+        use = self._use
+        must_call = use.mode is ToolMode.REQUIRED or use.only is not None
+        calls = ToolRules(self._form, tools, must_call, use.is_parallel and use.only is None)
+        return _grammar(replace(self._rules, calls=calls), self._formats, "tools")
+
+    def _is_fit(self, tool: Tool, callable_tool: CallableTool) -> bool:
+        if self._is_fine(self._of([callable_tool])):
+            return True
+        if tool.is_strict:
+            raise InvalidParameterError(
+                f"tool {tool.name} is strict, and no grammar can say its schema; leave strict out, or say it simpler",
+                "tools",
+            )
+        return False
+
+    def _is_fine(self, grammar: Grammar) -> bool:
+        try:
+            self._model.checked(grammar)
+        except InvalidParameterError:
+            return False
+        return True
+
+
+def _schema(tool: Tool) -> Mapping[str, Any]:
+    made: Mapping[str, Any] = bounded_schema(tool.schema, "tools")
+    return made
+
+
+def _grammar(rules: AnswerRules, formats: ModelFormats, parameter: str) -> Grammar:
+    return Grammar.lark(answer_grammar(rules, formats.marks), parameter)
+
+
+def _tool_form(model: TextModel, formats: ModelFormats) -> ToolFormat:
+    if formats.tools is None and model.writes_tools:
+        return HERMES
+    if formats.tools is None:
+        raise InvalidParameterError(
+            f"tools need a model whose chat template shows how it calls them, {model.name}'s does not; leave tools out,"
+            " use another model, or start the server with --tool-format hermes",
+            "tools",
+        )
+    return formats.tools
+
+
+def _shown(formats: ModelFormats, form: ToolFormat | None) -> frozenset[int]:
+    """Tokens that are not shown elsewhere and that mark a thought or a call here."""
+    texts = [] if formats.reasoning is None else [formats.reasoning.begin, formats.reasoning.end]
+    if form is not None:
+        texts += [form.begin, form.name_end, form.call_end, form.again or "", form.end]
+    return frozenset(number for mark, number in formats.marks.items() if any(mark in text for text in texts))

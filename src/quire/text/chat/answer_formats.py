@@ -1,0 +1,76 @@
+"""What a model's template and tokenizer say of its answers: how thoughts and calls are written. Found out when it is
+first wanted, by renderings; kept."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import QuireError
+from quire.text.chat.canonical import ANY_SPELLING, Spelling
+from quire.text.chat.template import ChatTemplate
+from quire.text.parsers import probe
+from quire.text.parsers.tool_format import CALL_ID, ReasoningFormat, ToolFormat
+from quire.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFormats:
+    """Of one model."""
+
+    reasoning: ReasoningFormat | None
+    tools: ToolFormat | None
+    """None: its template knows no tools, or writes calls in a way that is not known."""
+    marks: dict[str, int]
+    """Tokens that were added to the vocabulary, by their text: no text in a grammar matches them."""
+    spelling: Spelling = ANY_SPELLING
+
+
+NO_FORMATS = ModelFormats(None, None, {})
+
+
+class FormatFinder:
+    """Safe from several threads."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, end_token_ids: frozenset[int]) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._end_token_ids = end_token_ids
+        self._lock = threading.Lock()
+        self._found: ModelFormats | None = None
+
+    def find(self) -> ModelFormats:
+        """What there is to know, asked of the template once."""
+        with self._lock:
+            if self._found is None:
+                self._found = self._look()
+            return self._found
+
+    def _look(self) -> ModelFormats:
+        added = self._tokenizer.library.get_added_tokens_decoder()
+        marks = {one.content: number for number, one in added.items() if one.content.strip()}
+        ends = [one.content for number, one in added.items() if number in self._end_token_ids]
+        own_text = self._template.own_text
+        tools = probe.tool_format(self._rendered, own_text, ends)
+        written = "" if tools is None else tools.begin + tools.name_end + tools.call_end
+        return ModelFormats(
+            reasoning=probe.reasoning_format(self._rendered, own_text),
+            tools=tools,
+            marks=marks,
+            spelling=Spelling(
+                knows_developer="developer" in own_text,
+                shows_late_system=self._shows_late_system(),
+                wants_short_ids=CALL_ID in written,
+            ),
+        )
+
+    def _shows_late_system(self) -> bool:
+        said = [probe.USER, {"role": "system", "content": probe.SAID}, probe.USER]
+        try:
+            return probe.SAID in self._template.render(said).text
+        except QuireError:
+            return False
+
+    def _rendered(self, messages: Sequence[dict[str, Any]], begins: bool) -> str:
+        tools = [probe.PROBE_TOOL]
+        return self._template.render(messages, tools=tools, add_generation_prompt=begins).text

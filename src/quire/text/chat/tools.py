@@ -1,0 +1,135 @@
+"""Tools as a client declares them, checked once, and in the one form in which templates and grammars see them. Pure.
+
+What does not change their meaning is left out (caching hints, `strict`, ids), so that it never reaches a prompt.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from quire.errors import InvalidParameterError
+from quire.text.grammar import rewritten_schema
+from quire.text.parsers.tool_format import NAME_PATTERN
+
+MAX_TOOLS = 256
+WITHOUT_MEANING = frozenset({"description", "title", "$schema", "$comment", "default", "examples", "deprecated"})
+"""Words of a schema that say nothing of what an answer may be."""
+
+
+class ToolMode(Enum):
+    """Whether tools are called."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """Something a model may call."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    """A JSON schema of an object; None: it takes no arguments."""
+    is_strict: bool = False
+    """Its arguments must fit all of the schema, or the request is refused."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As templates read it."""
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        function = {"name": self.name, "description": self.description, "parameters": dict(parameters)}
+        return {"type": "function", "function": function}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Of its arguments, with all that an answer must be and nothing else."""
+        given = self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        lean: dict[str, Any] = rewritten_schema(given, _lean)
+        return lean if lean.get("type") == "object" or "$ref" in lean else {**lean, "type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request, and how they may be used."""
+
+    tools: Sequence[Tool] = ()
+    mode: ToolMode = ToolMode.AUTO
+    only: str | None = None
+    """The one that must be called."""
+    is_parallel: bool = True
+
+    def __post_init__(self) -> None:
+        names = [tool.name for tool in self.tools]
+        if len(names) > MAX_TOOLS:
+            raise InvalidParameterError(f"a request may have {MAX_TOOLS} tools, {len(names)} given", "tools")
+        twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+        if twice is not None:
+            raise InvalidParameterError(f"tools must have different names, {twice[:64]!r} is there twice", "tools")
+        if self.only is not None and self.only not in names:
+            raise InvalidParameterError(
+                f"tool_choice must name one of the tools ({', '.join(names)[:300]}), {self.only[:64]!r} given",
+                "tool_choice",
+            )
+        if self.mode is ToolMode.REQUIRED and not names:
+            raise InvalidParameterError("tool_choice asks for a call and there are no tools; give some", "tool_choice")
+
+    @property
+    def callable(self) -> Sequence[Tool]:
+        """Those that may be called."""
+        if self.mode is ToolMode.NONE:
+            return ()
+        return [tool for tool in self.tools if self.only in (None, tool.name)]
+
+
+NO_TOOLS = ToolUse()
+
+
+def checked_tool(name: object, description: object, parameters: object, is_strict: object = False) -> Tool:
+    """A tool of these, or an error that says what is wrong."""
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
+        given = repr(name)[:80]
+        raise InvalidParameterError(
+            f"a tool's name must have 1 to 128 letters, digits or any of _ . : / -, {given} given", "tools"
+        )
+    if description is not None and not isinstance(description, str):
+        raise InvalidParameterError(f"the description of tool {name} must be a text", "tools")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidParameterError(f"the parameters of tool {name} must be a JSON schema, an object", "tools")
+    return Tool(name, description or "", parameters or None, is_strict is True)
+
+
+def tools_of(given: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Tools as the OpenAI API declares them. Kinds that nobody here can run are left out: others than functions."""
+    return [_function(one) for one in given if one.get("type", "function") == "function"]
+
+
+def _function(given: Mapping[str, Any]) -> Tool:
+    function = given.get("function")
+    if not isinstance(function, Mapping):
+        raise InvalidParameterError("a tool of type function must have a function with a name", "tools")
+    return checked_tool(
+        function.get("name"), function.get("description"), function.get("parameters"), function.get("strict")
+    )
+
+
+def tool_mode(given: str | Mapping[str, Any] | None) -> tuple[ToolMode, str | None]:
+    """Whether tools are called, and the one that must be. A name stands in a function, or beside its type."""
+    if given is None:
+        return ToolMode.AUTO, None
+    if isinstance(given, str) and given in {mode.value for mode in ToolMode}:
+        return ToolMode(given), None
+    function = given.get("function") if isinstance(given, Mapping) else None
+    named = function if isinstance(function, Mapping) else given if isinstance(given, Mapping) else {}
+    name = named.get("name")
+    if not isinstance(name, str):
+        message = "tool_choice must be auto, none, required, or an object of type function with a function's name"
+        raise InvalidParameterError(message, "tool_choice")
+    return ToolMode.REQUIRED, name
+
+
+def _lean(schema: dict[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in schema.items() if name not in WITHOUT_MEANING}

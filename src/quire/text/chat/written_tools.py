@@ -1,0 +1,58 @@
+"""Tools for a model whose template knows none: told of in the system text, in words of ours, before all else that
+stands there; calls and results as texts. Pure.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.text.chat.tools import Tool
+from quire.text.parsers.tool_format import HERMES
+
+
+def with_written_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """The same conversation for a template that shows contents alone."""
+    told = [_as_text(message) for message in messages]
+    system = _tools_text(tools)
+    if told and told[0].get("role") == "system":
+        return [{**told[0], "content": f"{system}\n\n{_content(told[0])}"}, *told[1:]]
+    return [{"role": "system", "content": system}, *told]
+
+
+def _tools_text(tools: Sequence[Tool]) -> str:
+    listed = "\n".join(json.dumps(tool.shown["function"], ensure_ascii=False) for tool in tools)
+    form = f"{HERMES.begin}NAME{HERMES.name_end}ARGUMENTS{HERMES.call_end}"
+    return (
+        "You have tools. Each line here describes one, with a JSON schema of its arguments:\n"
+        f"<tools>\n{listed}\n</tools>\n"
+        f"To call a tool, end your answer with its name and its arguments, a JSON object, in this form:\n{form}"
+    )
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{_content(message)}\n</tool_response>"}
+    calls = message.get("tool_calls") or ()
+    if not calls:
+        return dict(message)
+    texts = [_content(message), *map(_call_text, calls)]
+    return {"role": message.get("role"), "content": "\n".join(text for text in texts if text)}
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    function = function if isinstance(function, Mapping) else {}
+    arguments = function.get("arguments")
+    try:
+        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        read = arguments
+    shown = read if isinstance(read, str) else json.dumps(read, ensure_ascii=False)
+    return f"{HERMES.begin}{function.get('name', '')}{HERMES.name_end}{shown}{HERMES.call_end}"
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""

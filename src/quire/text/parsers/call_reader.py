@@ -1,0 +1,195 @@
+"""Reads calls of tools character by character, from behind the mark of the first to the last one's end. Pure.
+
+    literal ─► name ─► literal ─┬─► JSON object ───────────────────────────┬─► literal ─┬─► name …   another call
+                                └─► (literal key literal value literal)* ──┘            └─► over     the last one
+
+Arguments go on as the model writes them. Where each stands between tags, they are made into JSON on the way: texts get
+their quotes, all else is JSON already.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+
+from quire.text.parsers.parts import ToolCallPart
+from quire.text.parsers.tool_format import (
+    CALL_ID,
+    ID_CHARS,
+    JSON_ONLY,
+    TaggedArguments,
+    TextKeys,
+    ToolFormat,
+    common_start,
+)
+from quire.text.stop_strings import StopStrings
+
+NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:/-")
+ReadState = Callable[[str], None]
+Begin = Callable[[ToolCallPart], None]
+"""Is told that another call has begun."""
+Show = Callable[[str], None]
+"""Is told what this adds to its arguments."""
+
+
+class JsonScanner:
+    """Where in a JSON value we are that comes character by character."""
+
+    __slots__ = ("_depth", "_is_escaped", "_is_in_string")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_in_string = False
+        self._is_escaped = False
+
+    @property
+    def is_between(self) -> bool:
+        """Neither inside a text nor inside an object or a list."""
+        return not self._depth and not self._is_in_string
+
+    def feed(self, character: str) -> None:
+        """The next character of the value."""
+        if not self._is_in_string:
+            self._is_in_string = character == '"'
+            self._depth += (character in "{[") - (character in "}]")
+        elif self._is_escaped:
+            self._is_escaped = False
+        else:
+            self._is_escaped = character == "\\"
+            self._is_in_string = character != '"'
+
+
+class CallReader:
+    """All calls of one answer."""
+
+    def __init__(
+        self, form: ToolFormat, text_keys: TextKeys, call_id: Callable[[int], str], begin: Begin, show: Show
+    ) -> None:
+        self._form = form
+        self._tagged: TaggedArguments = form.tagged or JSON_ONLY
+        self._text_keys: Mapping[str, frozenset[str]] = text_keys
+        self._call_id = call_id
+        self._begin = begin
+        self._show = show
+        self.num_calls = 0
+        self._seen = ""
+        """What may become the beginning of another call or argument."""
+        self._literal = ""
+        """What must come next, in its rest."""
+        self._then: ReadState = self._skip
+        self._name = self._id = self._key = ""
+        self._num_arguments = 0
+        self._scanner = JsonScanner()
+        self._search = StopStrings([])
+        self._key_end = common_start(self._tagged.after_text_key, self._tagged.after_json_key)
+        """What stands behind every key: how its value is written shows only then."""
+        self._state: ReadState = self._skip
+
+    def start(self, rest: str) -> None:
+        """A call has begun, and so much is left of what stands before its name."""
+        self._expect(rest, self._in_name)
+
+    def feed(self, character: str) -> None:
+        """The next character of the answer."""
+        self._state(character)
+
+    def _expect(self, literal: str, then: ReadState) -> None:
+        """These characters come next, and then something else."""
+        self._literal, self._then = literal, then
+        self._state = self._in_literal if literal else then
+
+    def _in_literal(self, character: str) -> None:
+        if self._literal[0] == CALL_ID:
+            self._id += character
+            if len(self._id) < ID_CHARS:
+                return
+        self._literal = self._literal[1:]
+        if not self._literal:
+            self._state = self._then
+
+    def _in_name(self, character: str) -> None:
+        if character in NAME_CHARS:
+            self._name += character
+            return
+        self._expect(self._form.name_end, self._arguments)
+        self._state(character)
+
+    def _arguments(self, character: str) -> None:
+        """The first character behind a call's name."""
+        has_id = CALL_ID in self._form.begin + self._form.name_end
+        self._begin(ToolCallPart(self.num_calls, self._id if has_id else self._call_id(self.num_calls), self._name))
+        self.num_calls += 1
+        self._id = ""
+        self._num_arguments = 0
+        self._scanner = JsonScanner()
+        if self._form.tagged is None:
+            self._state = self._in_object
+        else:
+            self._show("{")
+            self._state = self._before_key
+        self._state(character)
+
+    def _in_object(self, character: str) -> None:
+        self._scanner.feed(character)
+        self._show(character)
+        if self._scanner.is_between:
+            self._expect(self._form.call_end, self._after_call)
+
+    def _before_key(self, character: str) -> None:
+        """Another argument, or the end of the call."""
+        self._seen += character
+        if not self._tagged.before_key.startswith(self._seen):
+            seen, self._seen = self._seen, ""
+            self._show("}")
+            self._expect(self._form.call_end, self._after_call)
+            for one in seen:
+                self._state(one)
+        elif self._seen == self._tagged.before_key:
+            self._seen = self._key = ""
+            self._search = StopStrings([self._key_end])
+            self._state = self._in_key
+
+    def _in_key(self, character: str) -> None:
+        delta = self._search.push(character)
+        self._key += delta.text
+        if delta.stop is None:
+            return
+        self._show((", " if self._num_arguments else "") + json.dumps(self._key) + ": ")
+        self._num_arguments += 1
+        self._search = StopStrings([self._tagged.after_value])
+        if self._key in self._text_keys.get(self._name, ()):
+            self._show('"')
+            self._expect(self._tagged.after_text_key.removeprefix(delta.stop), self._in_text)
+        else:
+            self._expect(self._tagged.after_json_key.removeprefix(delta.stop), self._in_json)
+
+    def _in_text(self, character: str) -> None:
+        delta = self._search.push(character)
+        self._show(json.dumps(delta.text, ensure_ascii=False)[1:-1])
+        if delta.stop is not None:
+            self._show('"')
+            self._state = self._before_key
+
+    def _in_json(self, character: str) -> None:
+        """The tag that ends a value may stand in a text inside it."""
+        if not self._scanner.is_between:
+            self._scanner.feed(character)
+            self._show(character)
+            return
+        delta = self._search.push(character)
+        for one in delta.text:
+            self._scanner.feed(one)
+        self._show(delta.text)
+        if delta.stop is not None:
+            self._state = self._before_key
+
+    def _after_call(self, character: str) -> None:
+        """Another call, or what closes all of them."""
+        self._seen += character
+        again = self._form.again
+        if again is None or not again.startswith(self._seen):
+            self._state = self._skip
+        elif self._seen == again:
+            self._seen = self._name = ""
+            self._state = self._in_name
+
+    def _skip(self, character: str) -> None:
+        """Behind the last call nothing is said."""

@@ -1,0 +1,201 @@
+"""Reads off a chat template how its model writes thoughts and calls: renders conversations with marked names and looks
+at what stands around the marks. Pure but for the renderings it asks for.
+
+    a text alone        … TEXT tail                                    where answers begin, and what ends them
+    one call            … begin NAME name_end ARGUMENTS call_end end tail
+    two calls           … call_end again NAME …                        None where the template refuses or drops one
+
+A template that shows no calls, counts them, or writes arguments in a notation of its own has no format here: the
+model's name and what was seen are told, and tools are refused for it unless the operator gives a format.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import QuireError
+from quire.text.parsers.tool_format import (
+    CALL_ID,
+    HARMONY,
+    HARMONY_REASONING,
+    RULES,
+    ReasoningFormat,
+    TaggedArguments,
+    ToolFormat,
+    common_start,
+)
+
+RenderText = Callable[[Sequence[dict[str, Any]], bool], str]
+"""A conversation, and whether a new answer begins behind it, to text. Raises QuireError where a template refuses."""
+
+USER = {"role": "user", "content": "probing"}
+SAID = "Qsaid"
+THOUGHT = "Qthought"
+_TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+_HALF_TAG = re.compile(r"(<[^<>]*|\[[A-Z_/]*)$")
+NAMES = ("QnameA", "QnameB")
+KEYS = ("Qkey", "Qcount")
+VALUE, NUMBER = "Qvalue", 7319
+IDS = ("Qcallid01", "Qcallid02")
+ARGUMENTS = {KEYS[0]: VALUE, KEYS[1]: NUMBER}
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string", "description": "A word."}},
+            "required": ["word"],
+        },
+    },
+}
+THOUGHT_MARKS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<mm:think>", "</mm:think>"),
+)
+"""Of templates that never show a thought, only the place where it begins or ends."""
+
+
+def tool_format(render: RenderText, own_text: str, ends: Iterable[str]) -> ToolFormat | None:
+    """How calls are written, or None if the template does not tell. `ends` are the texts of tokens that end an
+    answer."""
+    if (rule := next((form for named, form in RULES if named in own_text), None)) is HARMONY:
+        return rule
+    try:
+        one, plain = render([USER, _calls(1)], False), render([USER, _text()], False)
+    except QuireError:
+        return None
+    try:
+        two = render([USER, _calls(2)], False)
+    except QuireError:
+        two = ""
+    if NAMES[0] not in one:
+        return rule
+    return _Probe(one, two, plain, [*ends]).format()
+
+
+def reasoning_format(render: RenderText, own_text: str) -> ReasoningFormat | None:
+    """What stands around thoughts, or None for a model that has none."""
+    if HARMONY_REASONING.begin in own_text or "<|channel|>analysis" in own_text:
+        return HARMONY_REASONING
+    for field in ("reasoning_content", "reasoning", "thinking"):
+        try:
+            shown = render([USER, {**_text(), field: THOUGHT}], False)
+        except QuireError:
+            continue
+        found = re.search(r"(\S+)\s*" + THOUGHT + r"\s*(\S+?)\s*" + SAID, shown)
+        if found and (pair := _tags(found[1], found[2])):
+            return ReasoningFormat(*pair)
+    return next((ReasoningFormat(*pair) for pair in THOUGHT_MARKS if pair[1] in own_text), None)
+
+
+def _tags(before: str, after: str) -> tuple[str, str] | None:
+    """The last tag before a thought and the first behind it, if they are a pair."""
+    opening, closing = _TAG.findall(before), _TAG.findall(after)
+    return (opening[-1], closing[0]) if opening and closing and _word(opening[-1]) == _word(closing[0]) else None
+
+
+def _word(tag: str) -> str:
+    """What a tag is about: the same for the one that opens and the one that closes."""
+    return re.sub(r"[^a-z]|start|begin|end", "", tag.lower())
+
+
+def _text() -> dict[str, Any]:
+    return {"role": "assistant", "content": SAID}
+
+
+def _calls(count: int) -> dict[str, Any]:
+    calls = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": ARGUMENTS}}
+        for call_id, name in zip(IDS[:count], NAMES, strict=False)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+class _Probe:
+    """What one template showed."""
+
+    def __init__(self, one: str, two: str, plain: str, ends: list[str]) -> None:
+        self._one, self._two, self._plain = one, two, plain
+        self._ends = ends
+
+    def format(self) -> ToolFormat | None:
+        """What stands around the marks, if it is the same for both calls."""
+        name = self._one.rfind(NAMES[0])
+        first = self._written(self._one[name + len(NAMES[0]) :])
+        if self._one.count(NAMES[0]) > 1 or first is None:
+            return None
+        begin = _with_id(self._one[self._start(name) : name].lstrip())
+        tail = self._without_end(first.rest)
+        if self._two.count(NAMES[0]) != 1 or self._two.count(NAMES[1]) != 1:
+            return ToolFormat(begin, first.name_end, tail, None, "", first.tagged)
+        between, behind = self._two[self._two.rfind(NAMES[0]) + len(NAMES[0]) :].split(NAMES[1])
+        there, second = self._written(between), self._written(behind)
+        if there is None or second is None or second.name_end != first.name_end:
+            return None  # calls are counted
+        call_end = _whole_tags(common_start(there.rest, tail))
+        again, end = there.rest.removeprefix(call_end), tail.removeprefix(call_end)
+        if not again.strip() or not begin.endswith(again.lstrip(", \n")):
+            return None  # the second is opened in another way
+        return ToolFormat(begin, first.name_end, call_end, again, end, first.tagged)
+
+    def _start(self, name: int) -> int:
+        """Where the answer begins: up to there a text alone is rendered alike."""
+        said = self._plain.rfind(SAID)
+        return len(_whole_tags(common_start(self._one[:name], self._plain[:said])))
+
+    def _written(self, shown: str) -> "_Written | None":
+        """How arguments are written, what stands before and what behind them."""
+        text = json.dumps(ARGUMENTS)
+        for written in (text, text.replace(": ", ":").replace(", ", ",")):
+            before, found, behind = shown.partition(written)
+            if found:
+                return _Written(_with_id(before), _with_id(behind))
+        pattern = "(.*?)" + KEYS[0] + "(.*?)" + VALUE + "(.*?)" + KEYS[1] + "(.*?)" + str(NUMBER) + "(.*)"
+        matched = re.fullmatch(pattern, shown, re.DOTALL)
+        if matched is None:
+            return None
+        first, text_key, between, json_key, behind = matched.groups()
+        before_key = _from_tag(common_start(first[::-1], between[::-1])[::-1])
+        after_value = between.removesuffix(before_key)
+        if "<" not in before_key or not after_value.strip() or not behind.startswith(after_value):
+            return None
+        tagged = TaggedArguments(before_key, text_key, json_key, after_value)
+        return _Written(first.removesuffix(before_key), behind.removeprefix(after_value), tagged)
+
+    def _without_end(self, tail: str) -> str:
+        """Without what ends an answer."""
+        found = [tail.find(end) for end in self._ends if end and end in tail]
+        if found:
+            return tail[: min(found)]
+        return tail.removesuffix(self._plain[self._plain.rfind(SAID) + len(SAID) :])
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    name_end: str
+    rest: str
+    tagged: TaggedArguments | None = None
+
+
+def _whole_tags(text: str) -> str:
+    """Without half of a tag at its end."""
+    return _HALF_TAG.sub("", text)
+
+
+def _from_tag(text: str) -> str:
+    """Without the end of a tag at its beginning."""
+    found = re.search(r"\s*<", text)
+    return text[found.start() :] if found else text
+
+
+def _with_id(text: str) -> str:
+    for one in IDS:
+        text = text.replace(one, CALL_ID)
+    return text

@@ -1,0 +1,81 @@
+"""What an engine is asked where a tool's schema cannot be said, judged by a checker that really compiles."""
+
+from typing import Any
+
+import pytest
+from msgspec import json
+
+from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
+from quire.client.conversation import Tool, ToolUse, chat_prompt, converse
+from quire.client.text_model import TextModel
+from quire.errors import InvalidParameterError
+from quire.text.chat.template import ChatTemplate
+from quire.text.grammar import Grammar
+from tests.api.test_tools import TEMPLATE
+from tests.support.grammars import small_vocabulary
+from tests.support.talkers import talker
+
+HELLO = [{"role": "user", "content": "hello"}]
+FINE: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+STRANGE: dict[str, Any] = {"type": "object", "properties": {"a": {"not": {"type": "integer"}}}}
+IMPOSSIBLE: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}
+
+
+class CompilingChecker:
+    """As the process that checks grammars does it, in this one."""
+
+    def __init__(self) -> None:
+        self.num_checked = 0
+
+    def check(self, grammar: Grammar) -> None:
+        self.num_checked += 1
+        if (wrong := first_mask(matcher_of(small_vocabulary(), grammar.text))) is not None:
+            raise InvalidParameterError(wrong, grammar.parameter)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+@pytest.fixture
+def model() -> TextModel:
+    opened = talker()
+    checker: Any = CompilingChecker()
+    text = opened.text
+    return TextModel(
+        "m", opened.engine.info, text.tokenizer, ChatTemplate(TEMPLATE, {}), text.eos_token_ids, {}, checker
+    )
+
+
+def grammar_of(model: TextModel, *tools: Tool) -> str:
+    grammar = converse(model, HELLO, ToolUse(tools)).grammar
+    assert grammar is not None
+    return grammar.text
+
+
+def test_a_schema_that_can_be_said_is(model: TextModel) -> None:
+    assert "integer" in grammar_of(model, Tool("f", parameters=FINE))
+
+
+def test_one_that_cannot_is_any_object_and_the_others_stay(model: TextModel) -> None:
+    told = grammar_of(model, Tool("f", parameters=IMPOSSIBLE), Tool("g", parameters=FINE))
+    assert "nowhere" not in told
+    assert "integer" in told
+
+
+@pytest.mark.parametrize("schema", [STRANGE, IMPOSSIBLE])
+def test_a_strict_one_that_cannot_be_said_in_full_is_refused(model: TextModel, schema: dict[str, Any]) -> None:
+    assert grammar_of(model, Tool("f", parameters=schema))
+    with pytest.raises(InvalidParameterError, match="tool f is strict"):
+        grammar_of(model, Tool("f", parameters=schema, is_strict=True))
+
+
+def test_a_prompt_alone_asks_for_no_grammar(model: TextModel) -> None:
+    assert chat_prompt(model, HELLO, ToolUse([Tool("f", parameters=IMPOSSIBLE, is_strict=True)])).ids
+    checker: Any = model.grammars
+    assert checker.num_checked == 0
+
+
+def test_descriptions_are_shown_and_are_no_part_of_a_grammar(model: TextModel) -> None:
+    schema = {**FINE, "description": "what it takes", "title": "T"}
+    assert b"what it takes" in json.encode(Tool("f", parameters=schema).shown)
+    assert "what it takes" not in grammar_of(model, Tool("f", parameters=schema))

@@ -1,0 +1,134 @@
+"""What an answer may be, asked of the library that follows it: whole answers, and where they go wrong."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from quire.checkpoints.grammar_vocabulary import matcher_of
+from quire.text.answer_grammar import AnswerRules, CallableTool, ToolRules, answer_grammar, text_keys
+from quire.text.parsers.tool_format import HARMONY, HARMONY_REASONING, HERMES, ReasoningFormat, ToolFormat
+from tests.support.grammars import small_vocabulary
+from tests.support.small_tokenizers import byte_level
+from tests.support.tool_formats import FORMATS, Call, written
+
+WEATHER: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "unit": {"type": "string", "enum": ["c", "f"]},
+        "days": {"type": "integer"},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [CallableTool("weather", WEATHER), CallableTool("ping", {"type": "object", "properties": {}})]
+BONN = Call("weather", {"city": "Bonn", "unit": "c", "days": 3})
+SHORT = Call("weather", {"city": "B"})
+THOUGHTS = ReasoningFormat("<think>", "</think>")
+
+
+def fits(rules: AnswerRules, text: str) -> bool:
+    """Whether a text is a whole answer."""
+    matcher = matcher_of(small_vocabulary(), LLMatcher.grammar_from_lark(answer_grammar(rules, {})))
+    assert not matcher.is_error(), matcher.get_error()
+    ids = byte_level().encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def calling(form: ToolFormat, **more: Any) -> ToolRules:
+    return ToolRules(form, TOOLS, **more)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_of_tools_there_are_fit_and_no_others(name: str) -> None:
+    form = FORMATS[name]
+    rules = AnswerRules(calling(form))
+    for call in (BONN, SHORT, Call("ping", {})):
+        assert fits(rules, written(form, [call]))
+    assert fits(rules, "a text")
+    assert fits(rules, "a text\n" + written(form, [SHORT])) or not form.marker
+    assert not fits(rules, written(form, [Call("other", {})]))
+    assert not fits(rules, written(form, [Call("weather", {"town": "Bonn"})]))
+    assert not fits(rules, written(form, [Call("weather", {})]))
+    assert not fits(rules, written(form, [Call("weather", {"city": "Bonn", "unit": "k"})]))
+    assert not fits(rules, written(form, [Call("weather", {"city": "Bonn", "days": "many"})]))
+    assert not fits(rules, written(form, [SHORT]) + "and more")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_several_calls_fit_where_the_format_and_the_request_allow_them(name: str) -> None:
+    form = FORMATS[name]
+    if form.again is None:
+        return
+    assert fits(AnswerRules(calling(form)), written(form, [SHORT, BONN, SHORT]))
+    assert not fits(AnswerRules(calling(form, is_parallel=False)), written(form, [SHORT, BONN]))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_where_a_call_is_wanted_no_text_fits(name: str) -> None:
+    rules = AnswerRules(calling(FORMATS[name], must_call=True))
+    assert fits(rules, written(FORMATS[name], [SHORT]))
+    assert not fits(rules, "a text")
+
+
+def test_a_thought_comes_first_if_it_comes() -> None:
+    rules = AnswerRules(calling(HERMES, must_call=True), reasoning=THOUGHTS)
+    assert fits(rules, "<think>hm</think>\n\n" + written(HERMES, [SHORT]))
+    assert fits(rules, written(HERMES, [SHORT]))
+    assert not fits(rules, "<think>hm</think>\n\nno")
+
+
+def test_a_prompt_that_ends_in_a_thought_wants_its_end() -> None:
+    rules = AnswerRules(calling(HERMES), reasoning=THOUGHTS, is_thinking=True)
+    assert fits(rules, "hm</think>\n\nyes")
+    assert not fits(rules, "yes")
+
+
+def test_an_answer_in_json_may_call_instead() -> None:
+    rules = AnswerRules(calling(HERMES), schema=WEATHER)
+    assert fits(rules, '{"city": "Bonn"}')
+    assert fits(rules, written(HERMES, [SHORT]))
+    assert not fits(rules, "Bonn")
+
+
+def test_a_thought_may_come_before_json() -> None:
+    rules = AnswerRules(schema=WEATHER, reasoning=THOUGHTS)
+    assert fits(rules, '<think>{</think>\n{"city": "Bonn"}')
+    assert not fits(rules, "<think>{</think>\nBonn")
+
+
+def test_without_a_mark_a_text_is_what_does_not_begin_like_a_call() -> None:
+    rules = AnswerRules(calling(FORMATS["bare"]))
+    assert fits(rules, '{"names": 1}')
+    assert not fits(rules, '{"name": "x"}')
+
+
+def test_channels_have_their_own_beginnings() -> None:
+    rules = AnswerRules(calling(HARMONY), reasoning=HARMONY_REASONING)
+    assert fits(rules, "<|channel|>final<|message|>yes")
+    assert fits(rules, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant" + written(HARMONY, [SHORT]))
+
+
+@pytest.mark.parametrize("name", ["hermes", "tagged"])
+def test_what_the_library_does_not_know_is_passed_over_unless_a_tool_is_strict(name: str) -> None:
+    strange = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    for is_strict in (False, True):
+        rules = AnswerRules(ToolRules(FORMATS[name], [CallableTool("f", strange, is_strict)]))
+        matcher = matcher_of(small_vocabulary(), LLMatcher.grammar_from_lark(answer_grammar(rules, {})))
+        assert matcher.is_error() is is_strict
+
+
+def test_texts_are_arguments_that_may_be_texts() -> None:
+    kinds: dict[str, Any] = {
+        "plain": {"type": "string"},
+        "maybe": {"type": ["string", "null"]},
+        "one of": {"enum": ["a", "b"]},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "number": {"type": "number"},
+        "mixed": {"enum": ["a", 1]},
+        "anything": True,
+    }
+    assert text_keys({"properties": kinds}) == {"plain", "maybe", "one of", "either"}
+    assert text_keys({}) == frozenset()
