@@ -120,9 +120,11 @@ def null_command(*, first_ms: float = 20.0, gap_ms: float = 5.0, slowdown: float
 def quire_command(model: Path, *flags: str, memory: str = "8GiB", slowdown: float | None = None) -> Command:
     """`quire serve` of this checkout, with memory that is said.
 
+    It does not guess tokens: prompts of loads are made up, a small model repeats itself after them, and guesses would
+    look better than they are for anybody who asks something. What they are worth is `make proof-steps`'s to say.
     With a slowdown every step takes so many times as long; 1 slows nothing, but by the same code.
     """
-    sizes = ("--memory", memory, "--max-model-len", "2048")
-    words = (sys.executable, "-m", "quire", "serve", str(model), "--port", "{port}", *sizes, *flags)
+    chosen = ("--memory", memory, "--max-model-len", "2048", "--speculation", "off")
+    words = (sys.executable, "-m", "quire", "serve", str(model), "--port", "{port}", *chosen, *flags)
     slowed = {TESTING: "1", FAULTS: json.dumps([{"kind": SLOW, "by": slowdown}])} if slowdown is not None else {}
     return Command(words, ready_s=180.0, environment={"PYTHONPATH": str(ROOT / "src"), **slowed})

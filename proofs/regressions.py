@@ -39,6 +39,8 @@ MODULES: Mapping[str, str] = {
     "house": "proofs.house",
     "seam": "proofs.seam",
     "cpu": "proofs.cpu",
+    "steps": "proofs.steps",
+    "agents": "proofs.agents",
 }
 KEPT = "PROOF_OUTCOMES"
 """The variable that names a folder for outcomes."""

@@ -59,7 +59,7 @@ WORDS = ("river", "stone", "light", "winter", "garden", "letter", "morning", "en
 class Ask:
     """A question, and what came back."""
 
-    prompt: str
+    prompt: str | list[int]
     params: SamplingParams
     how: RequestOptions = field(default_factory=RequestOptions)
     num_tokens: int = 0
