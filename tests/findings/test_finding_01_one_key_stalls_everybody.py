@@ -11,8 +11,7 @@ import pytest
 
 from quire.api.access.admission import Admission
 from quire.api.access.keys import add_key
-from quire.client.text_model import TextModel
-from quire.text.chat.render_wire import Rendered
+from quire.text.chat.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.support.local_api import House, house
 from tests.support.talkers import paced_talker
@@ -58,19 +57,19 @@ def test_text_is_charged_by_its_bytes(tmp_path: Path) -> None:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Texts that begin with `slow` are tokenised when the event is set."""
     go_on = threading.Event()
-    really_rendered, really_encode = TextModel.rendered, Tokenizer.encode
+    really_render, really_encode = ChatTemplate.render, Tokenizer.encode
 
-    def slow_rendered(text: TextModel, messages: Any, **arguments: Any) -> Rendered:
+    def slow_render(template: ChatTemplate, messages: Any, **arguments: Any) -> Any:
         if str(messages[0]["content"]).startswith("slow"):
             go_on.wait(60)
-        return really_rendered(text, messages, **arguments)
+        return really_render(template, messages, **arguments)
 
     def slow_encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
         if text.startswith("slow"):
             go_on.wait(60)
         return really_encode(tokenizer, text, add_special_tokens)
 
-    monkeypatch.setattr(TextModel, "rendered", slow_rendered)
+    monkeypatch.setattr(ChatTemplate, "render", slow_render)
     monkeypatch.setattr(Tokenizer, "encode", slow_encode)
     yield go_on
     go_on.set()
