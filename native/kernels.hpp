@@ -170,6 +170,30 @@ struct Products {
     void (*rows)(const RowsCall&);
 };
 
+// Numbers of a row that a token is drawn from, in either width: one of the two is null.
+struct RowNumbers {
+    const float* narrow;
+    const double* wide;
+    int64_t size;
+};
+
+// heated = (in - peak) / temperature, and e to its power.
+struct HeatCall {
+    RowNumbers in;
+    double peak, temperature;
+    double* heated;  // null: nobody wants to know it
+    double* out;
+};
+
+// Those that are not less than the least, and where they stand, to room for all. Returns how many.
+struct PickCall {
+    const double* in;
+    int64_t size;
+    double least;
+    double* picked;
+    int64_t* places;
+};
+
 struct PanelProducts;  // panel_products.hpp
 
 // One build of all kernels for one instruction set. What takes a thread of a team is called by all of its threads, and
@@ -183,6 +207,9 @@ struct Kernels {
     void (*argmax_row)(const ArgmaxCall&, int64_t row);
     void (*exp)(const float* in, float* out, int64_t size);
     void (*exp_double)(const double* in, double* out, int64_t size);
+    double (*largest)(const RowNumbers&);
+    void (*heated_exp)(const HeatCall&);
+    int64_t (*pick)(const PickCall&);
     double (*read_sum)(const void* data, int64_t num_bytes, int num_threads);
     const Products *float32, *bfloat16;  // by the type of the weights
     const PanelProducts* panels;

@@ -92,11 +92,11 @@ void exp_double(Address in, Address out, int64_t size) {
     quire::chosen_kernels().exp_double(at<const double>(in), at<double>(out), size);
 }
 
-void draw(Address rows, Address sizes, Address temperatures, Address min_ps, Address top_ks, Address top_ps,
+void draw(Address narrow, Address wide, Address sizes, Address temperatures, Address min_ps, Address top_ks, Address top_ps,
           Address numbers, Address out, int64_t num_rows, int num_threads) {
-    quire::draw({at<const double* const>(rows), at<const int64_t>(sizes), at<const double>(temperatures),
-                 at<const double>(min_ps), at<const int64_t>(top_ks), at<const double>(top_ps),
-                 at<const double>(numbers), at<int64_t>(out), num_rows, num_threads});
+    quire::draw({at<const float* const>(narrow), at<const double* const>(wide), at<const int64_t>(sizes),
+                 at<const double>(temperatures), at<const double>(min_ps), at<const int64_t>(top_ks),
+                 at<const double>(top_ps), at<const double>(numbers), at<int64_t>(out), num_rows, num_threads});
 }
 
 void exp_totals(Address logits, int64_t stride, Address peaks, Address totals, int64_t num_rows, int64_t size,

@@ -8,7 +8,8 @@ namespace quire {
 
 // One entry for each row.
 struct DrawCall {
-    const double* const* rows;  // its numbers, -infinity where a token is struck out
+    const float* const* narrow;  // its numbers, -infinity where a token is struck out; null where they are wide
+    const double* const* wide;
     const int64_t* sizes;       // how many they are
     const double* temperatures;
     const double* min_ps;

@@ -11,6 +11,9 @@ void silu_part(const SiluCall& call, int64_t row, int64_t first, int64_t end);
 void argmax_row(const ArgmaxCall& call, int64_t row);
 void exp(const float* in, float* out, int64_t size);
 void exp_double(const double* in, double* out, int64_t size);
+double largest(const RowNumbers& in);
+void heated_exp(const HeatCall& call);
+int64_t pick(const PickCall& call);
 double read_sum(const void* data, int64_t num_bytes, int num_threads);
 extern const Products products_float32, products_bfloat16;
 void panel_floats(const PanelCall& call, TeamThread& thread);
@@ -34,7 +37,7 @@ const PanelProducts panel_products = {base::panel_floats, panel_integers, panel_
 
 extern const Kernels kernels;
 const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), base::attention, base::norm_row, base::rope_row, base::silu_part,
-                         base::argmax_row, base::exp, base::exp_double, base::read_sum, &base::products_float32,
-                         &base::products_bfloat16, &panel_products};
+                         base::argmax_row, base::exp, base::exp_double, base::largest, base::heated_exp, base::pick,
+                         base::read_sum, &base::products_float32, &base::products_bfloat16, &panel_products};
 
 }  // namespace quire::QUIRE_ISA

@@ -291,11 +291,17 @@ void test_draws() {
         top_ps.push_back(pick(0, 1) ? 1.0 : 0.001 * pick(0, 999));
         uniforms.push_back(0.001 * pick(0, 999));
     }
-    std::vector<const double*> firsts;
-    for (int row = 0; row < rows; ++row) firsts.push_back(&values[static_cast<size_t>(row * size)]);
+    const std::vector<float> narrow_values(values.begin(), values.end());
+    std::vector<const double*> wide;
+    std::vector<const float*> narrow;
+    for (int row = 0; row < rows; ++row) {
+        const bool is_wide = pick(0, 1);
+        wide.push_back(is_wide ? &values[static_cast<size_t>(row * size)] : nullptr);
+        narrow.push_back(is_wide ? nullptr : &narrow_values[static_cast<size_t>(row * size)]);
+    }
     const std::vector<int64_t> sizes(static_cast<size_t>(rows), size);
-    quire::draw({firsts.data(), sizes.data(), temperatures.data(), min_ps.data(), top_ks.data(), top_ps.data(),
-                 uniforms.data(), out.data(), rows, 2});
+    quire::draw({narrow.data(), wide.data(), sizes.data(), temperatures.data(), min_ps.data(), top_ks.data(),
+                 top_ps.data(), uniforms.data(), out.data(), rows, 2});
     for (int row = 0; row < rows; ++row) {
         const bool is_there = out[static_cast<size_t>(row)] >= 0 && out[static_cast<size_t>(row)] < size;
         expect(is_there && std::isfinite(values[static_cast<size_t>(row * size + out[static_cast<size_t>(row)])]),

@@ -12,7 +12,7 @@ import numpy as np
 from quire.backends.draws import uniform
 from quire.backends.host.exponential import exp_of
 from quire.backends.kernels import extension, sampling
-from quire.backends.kernels.arrays import Numbers
+from quire.backends.kernels.arrays import Floats, Numbers
 from quire.core.step import Sampling
 
 NUM_CANDIDATES = 1024
@@ -20,14 +20,15 @@ NUM_CANDIDATES = 1024
 NEG_INF = float("-inf")
 
 
-def draw(values: Sequence[Numbers], samplings: Sequence[Sampling]) -> list[int]:
+def draw(values: Sequence[Numbers | Floats], samplings: Sequence[Sampling]) -> list[int]:
     """A place in each row of numbers, which are -infinity where a token is struck out.
 
     The row's size stands for none: where all are struck out, or numbers are not finite, nothing can be drawn.
     """
     numbers = [uniform(one.seed, one.sequence_index, one.position) for one in samplings]
     if not extension.available().is_available:
-        return [_draw_row(row, one, number) for row, one, number in zip(values, samplings, numbers, strict=True)]
+        wide = [row.astype(np.float64) for row in values]
+        return [_draw_row(row, one, number) for row, one, number in zip(wide, samplings, numbers, strict=True)]
     params = [one.params for one in samplings]
     drawn: list[int] = sampling.draw_rows(
         values,

@@ -85,7 +85,7 @@ def choose(
         elif not row.is_greedy or row.is_shifted or not row.allows(tokens[at]):
             others.append(at)
     for part in _slices(others, logits.shape[1]):
-        for at, choice in zip(part, _choose_left(logits[part], [rows[at] for at in part]), strict=True):
+        for at, choice in zip(part, _choose_left([logits[at] for at in part], [rows[at] for at in part]), strict=True):
             choices[at] = choice
     return choices
 
@@ -207,8 +207,8 @@ class _Left(NamedTuple):
         return Choice(None, UNSATISFIABLE[bool((self.numbers > NEG_INF).any())])
 
 
-def _choose_left(logits: Logits, rows: Sequence[_Row]) -> list[Choice]:
-    """A token for each row among those that are left to it; the logits are a copy."""
+def _choose_left(logits: Sequence[Logits], rows: Sequence[_Row]) -> list[Choice]:
+    """A token for each row among those that are left to it. What changes is a copy."""
     left = [_left_of(numbers, row) for numbers, row in zip(logits, rows, strict=True)]
     drawn = [at for at, row in enumerate(rows) if not row.is_greedy]
     found = draw([left[at].numbers for at in drawn], [rows[at].sampling for at in drawn])
@@ -222,9 +222,10 @@ def _choose_left(logits: Logits, rows: Sequence[_Row]) -> list[Choice]:
 def _left_of(numbers: NDArray[Any], row: _Row) -> _Left:
     """Where a mask leaves few tokens, what follows is among these alone: struck-out ones add zeros to every sum."""
     params = row.sampling.params
-    if not row.is_greedy or row.is_shifted:
-        numbers = numbers.astype(np.float64)
+    if numbers.dtype not in (np.float32, np.float64):
+        numbers = numbers.astype(np.float32)
     if row.is_shifted:
+        numbers = numbers.astype(np.float64)
         _penalise(numbers, row)
         if params.logit_bias:
             np.add.at(numbers, *row.kept.lists.biases)
@@ -232,8 +233,8 @@ def _left_of(numbers: NDArray[Any], row: _Row) -> _Left:
         token_ids = row.kept.lists.left(row.mask, is_early=row.is_early)
         return _Left(numbers[token_ids], token_ids)
     if (struck := row.struck) is not None:
-        numbers[struck] = NEG_INF
-    return _Left(numbers, None)
+        numbers = np.where(struck, NEG_INF, numbers)
+    return _Left(np.ascontiguousarray(numbers), None)
 
 
 def _penalise(values: Numbers, row: _Row) -> None:

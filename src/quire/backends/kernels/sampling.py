@@ -22,14 +22,23 @@ def argmax(logits: Floats) -> tuple[Ids, NDArray[np.bool_]]:
 
 
 def draw_rows(
-    rows: Sequence[Numbers], temperatures: Numbers, min_ps: Numbers, top_ks: Ids, top_ps: Numbers, numbers: Numbers
+    rows: Sequence[Numbers | Floats],
+    temperatures: Numbers,
+    min_ps: Numbers,
+    top_ks: Ids,
+    top_ps: Numbers,
+    numbers: Numbers,
 ) -> Ids:
-    """What `host.drawing.draw` comes to, bit for bit."""
+    """What `host.drawing.draw` comes to, bit for bit. Rows are in either width."""
     shape, out = (len(rows),), np.empty(len(rows), np.int64)
-    addresses = np.array([address_of(row, np.float64, (len(row),)) for row in rows], np.uint64)
+    narrow, wide = (
+        np.array([address_of(row, width, (len(row),)) if row.dtype == width else 0 for row in rows], np.uint64)
+        for width in (np.float32, np.float64)
+    )
     sizes = np.array([len(row) for row in rows], np.int64)
     kernels().draw(
-        addresses.ctypes.data,
+        narrow.ctypes.data,
+        wide.ctypes.data,
         sizes.ctypes.data,
         address_of(temperatures, np.float64, shape),
         address_of(min_ps, np.float64, shape),
