@@ -89,6 +89,41 @@ def test_any_text_at_all_is_read_the_same_however_it_is_cut(name: str, text: str
     assert read(form, cut(text, places)) == read(form, [text])
 
 
+BLANKS = st.text(st.sampled_from(" \n\t"), max_size=3)
+
+
+@given(
+    text=LETTERS,
+    call=CALLS,
+    fence=st.sampled_from(["", "```json\n", "```\n"]),
+    blanks=st.lists(BLANKS, min_size=9, max_size=9),
+    behind=st.sampled_from(["", "}", "\n}\n```"]),
+    places=st.lists(st.integers(0)),
+)
+def test_a_call_that_is_an_object_is_known_without_its_mark(
+    text: str, call: Call, fence: str, blanks: list[str], behind: str, places: list[int]
+) -> None:
+    text = plain_text(text).strip("` \n")
+    words = ["{", '"name"', ":", f'"{call.name}"', ",", '"arguments"', ":", json.dumps(call.arguments)]
+    answer = f"{text}\n{fence}" + "".join(map("".join, zip(words, blanks, strict=False))) + behind
+    form = AnswerFormat(tools=FORMATS["hermes"], text_keys={"get": frozenset(), "mcp__a-b.c": frozenset()})
+    parts = read(form, cut(answer, places))
+    assert parts == read(form, [answer])
+    assert [said for part, said in parts if part == TEXT] == ([text] if text else [])
+    [(part, said)] = [(part, said) for part, said in parts if isinstance(part, ToolCallPart)]
+    assert (part.name, json.loads(said)) == (call.name, call.arguments)
+
+
+WORDS = ("```", "json", "\n", "{", '"name"', ":", '"get"', '"got"', ",", '"arguments"', "x")
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=14), st.lists(st.integers(0)))
+def test_what_only_looks_like_a_call_stays_a_text(words: list[str], places: list[int]) -> None:
+    text = "".join(words)
+    form = AnswerFormat(tools=FORMATS["hermes"], text_keys={"never": frozenset()})
+    assert "".join(said for _, said in read(form, cut(text, places))) == text
+
+
 @given(LETTERS, st.lists(st.integers(0)))
 def test_an_answer_without_thoughts_and_calls_is_its_text(text: str, places: list[int]) -> None:
     form = AnswerFormat(reasoning=THOUGHTS, tools=FORMATS["hermes"])

@@ -4,7 +4,7 @@ Whoever may open the socket may do all of it: the file system is the lock.
 """
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -21,9 +21,18 @@ from quire.api.server import Shutdown
 from quire.errors import DrainingError
 
 
-def make_admin(admission: Admission, shutdown: Shutdown) -> RequestMiddleware:
+@dataclass(frozen=True, slots=True)
+class PublicAddress:
+    """Where the server listens for everybody else."""
+
+    url: str
+    is_locked: bool
+    """A key is needed there."""
+
+
+def make_admin(admission: Admission, shutdown: Shutdown, address: PublicAddress) -> RequestMiddleware:
     """The operator's application."""
-    desk = _Desk(admission, shutdown)
+    desk = _Desk(admission, shutdown, address)
     routes = [
         Route("/stats", desk.stats, methods=["GET"]),
         Route("/requests", desk.requests, methods=["GET"]),
@@ -42,18 +51,28 @@ def make_admin(admission: Admission, shutdown: Shutdown) -> RequestMiddleware:
 class _Desk:
     """The routes."""
 
-    def __init__(self, admission: Admission, shutdown: Shutdown) -> None:
+    def __init__(self, admission: Admission, shutdown: Shutdown, address: PublicAddress) -> None:
         self._admission = admission
         self._shutdown = shutdown
+        self._address = address
 
     async def stats(self, request: Request) -> Response:
         models = [
-            {"name": model.name, "root": model.root, "is_ready": model.is_ready, "engine": _as_dict(model.stats())}
+            {
+                "name": model.name,
+                "root": model.root,
+                "is_ready": model.is_ready,
+                "max_model_len": model.card()["max_model_len"],
+                "engine": _as_dict(model.stats()),
+            }
             for model in self._admission.models
         ]
         told = {
             "is_draining": self._admission.is_draining,
             "num_open_requests": len(self._admission.open_requests),
+            "num_prompt_tokens": self._admission.metrics.num_prompt_tokens,
+            "num_cached_tokens": self._admission.metrics.num_cached_tokens,
+            **asdict(self._address),
             "models": models,
         }
         return _json({**told, "num_tasks": len(asyncio.all_tasks())})

@@ -144,13 +144,15 @@ async def _completions(request: Request) -> Response:
 async def _responses(request: Request) -> Response:
     """The next items of a conversation."""
     admission, caller = _admitted(request)
-    return Answering(admission, caller, Responses(Images(admission.settings.are_images_dropped)))
+    settings = admission.settings
+    return Answering(admission, caller, Responses(Images(settings.are_images_dropped), settings.store))
 
 
 async def _messages(request: Request) -> Response:
     """The next message of a conversation, as the Anthropic API has it."""
     admission, caller = _admitted(request)
-    return Answering(admission, caller, AnthropicMessages(Images(admission.settings.are_images_dropped)))
+    settings = admission.settings
+    return Answering(admission, caller, AnthropicMessages(Images(settings.are_images_dropped), settings.store))
 
 
 async def _count_tokens(request: Request) -> Response:

@@ -3,16 +3,17 @@
 The API knows a model as an `EngineClient`: an engine in this process, or a supervised worker.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from time import time
 from typing import Any
 
 from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.client.client import EngineClient, EngineStats
-from quire.errors import EngineDeadError, RequestTooLargeError
+from quire.errors import ConfigError, EngineDeadError, RequestTooLargeError
 from quire.observe.metrics import UNMETERED, TokenMeters
 
 
@@ -79,8 +80,16 @@ def within_context(limit: int) -> Iterator[None]:
 class Models:
     """All of them, in the order they were named."""
 
-    def __init__(self, models: Iterable[ModelEntry]) -> None:
+    def __init__(self, models: Iterable[ModelEntry], aliases: Mapping[str, str] | None = None) -> None:
         self._by_name = {model.name: model for model in models}
+        self._aliases = aliases or {}
+        missing = next((one for one in self._aliases.values() if one not in self._by_name), None)
+        if missing is not None:
+            raise ConfigError(
+                f"an alias must name a model that is served ({self._names}), {missing!r} is not; change it or leave it "
+                "out",
+                ("alias",),
+            )
         self._max_sequence_tokens: int | None = None
         """Known for good once all are there."""
 
@@ -109,11 +118,16 @@ class Models:
             if len(self._by_name) == 1:
                 return next(iter(self))
             raise invalid(f"a request must name a model: {self._names}", "model", "missing_parameter")
-        found = self._by_name.get(name)
+        found = self._by_name.get(name) or self._aliased(name)
         if found is None:
             message = f"there is no model {shortened(name)}; this server has: {self._names}"
             raise ApiError(404, "model_not_found", message, "model")
         return found
+
+    def _aliased(self, name: str) -> ModelEntry | None:
+        """The model that a client's own name stands for."""
+        model = next((model for alias, model in self._aliases.items() if fnmatchcase(name, alias)), None)
+        return None if model is None else self._by_name[model]
 
     @property
     def _names(self) -> str:

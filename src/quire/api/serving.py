@@ -8,7 +8,7 @@ import asyncio
 import gc
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from quire.api.access.admission import Admission, AdmissionSettings
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
-from quire.api.admin import make_admin
+from quire.api.admin import PublicAddress, make_admin
 from quire.api.app import make_asgi
+from quire.api.conversation_store import opened_store
 from quire.api.models import ModelEntry, Models
 from quire.api.server import Shutdown, UvicornServer, listen, listening_unix, make_server, serve_app
 from quire.client.client import EngineClient
@@ -47,44 +48,49 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
     server_settings.check_lock(has_keys=ring.is_locked, allow_no_keys=plan.allow_no_keys)
     if ring.problem:
         raise ConfigError(ring.problem)
-    models = Models([ModelEntry(name, root) for name, root in plan.models.items()])
+    models = Models([ModelEntry(name, root) for name, root in plan.models.items()], server_settings.aliases)
     origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
-    limits = AdmissionSettings(server_settings.max_open_requests, origins, server_settings.drop_images)
+    store = opened_store(server_settings.store_path(), server_settings.store_size_bytes)
+    limits = AdmissionSettings(server_settings.max_open_requests, origins, server_settings.drop_images, store)
     admission = Admission(models, Metrics(server_settings.metrics_prefix), limits)
     shutdown = Shutdown(admission, server_settings.drain_s)
     shutdown.on_signals()
     listener = listen(server_settings.host, server_settings.port)
     admin_path = server_settings.admin_path(listener.getsockname()[1])
-    with listener, listening_unix(admin_path) as operator:
+    with listener, listening_unix(admin_path) as operator, closing(store) if store else nullcontext():
+        address = PublicAddress(_url_of(listener), ring.is_locked)
         servers = [
             (make_server(make_asgi(admission, Gate(ring))), listener),
-            (make_server(make_admin(admission, shutdown)), operator),
+            (make_server(make_admin(admission, shutdown, address)), operator),
         ]
         return await _serve_while_loading(
-            servers, shutdown, _load(admission, plan, opening), _Lines(listener, admin_path, ring.is_locked, say)
+            servers, shutdown, _load(admission, plan, opening), _Lines(address, admin_path, say)
         )
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
     """What is said once everything is there."""
 
-    listener: socket.socket
+    address: PublicAddress
     admin_path: Path
-    is_locked: bool
     say: Say
 
     def ready(self, models: Models) -> None:
-        host, port = self.listener.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url, is_locked = self.address.url, self.address.is_locked
         for model in models:
             if model.engine_client is not None:
                 self.say(f"{model.name}: {model.engine_client.text.info.line}")
                 for note in model.engine_client.text.notes:
                     self.say(note)
         name = next(iter(models)).name
-        key = " -H 'Authorization: Bearer KEY'" if self.is_locked else ""
-        lock = "a key is needed" if self.is_locked else "no keys: whoever reaches this address is let in"
+        key = " -H 'Authorization: Bearer KEY'" if is_locked else ""
+        lock = "a key is needed" if is_locked else "no keys: whoever reaches this address is let in"
         self.say(f"listening on {url}, {lock}; admin socket {self.admin_path}")
         body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
         self.say(f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")

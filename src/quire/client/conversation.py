@@ -23,6 +23,8 @@ from quire.text.parsers.reader import AnswerFormat
 from quire.text.parsers.tool_format import HERMES, ToolFormat
 
 OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+BUDGET = "thinking_token_budget"
+MAX_BUDGET = 1 << 20
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -79,6 +81,7 @@ def converse(
     messages: Messages,
     use: ToolUse = NO_TOOLS,
     grammar: Grammar | None = None,
+    max_thought_tokens: int | None = None,
     **arguments: Unpack[TemplateArguments],
 ) -> Conversation:
     """A conversation for one model: with tools, with an answer that must match a grammar, or with both."""
@@ -89,12 +92,35 @@ def converse(
             grammar.parameter,
         )
     prompt, formats = chat_prompt(model, messages, use, **arguments), model.formats()
-    rules = AnswerRules(schema=schema, reasoning=formats.reasoning, is_thinking=prompt.form.is_thinking)
+    reasoning, is_thinking = formats.reasoning, prompt.form.is_thinking
+    budget = _budget(max_thought_tokens, formats)
+    rules = AnswerRules(schema=schema, reasoning=reasoning, is_thinking=is_thinking, max_thought_tokens=budget)
     if prompt.form.tools is not None:
         return Conversation(prompt, _Tools(model, formats, prompt.form.tools, use, rules).grammar())
-    if schema is None or formats.reasoning is None:
+    if reasoning is None or (grammar is None and budget is None):
         return Conversation(prompt, grammar)
-    return Conversation(prompt, _grammar(rules, formats, "response_format"))
+    if grammar is not None and schema is None:
+        if budget is None:
+            return Conversation(prompt, grammar)
+        raise InvalidParameterError(
+            f"a thought has a budget or the answer a {grammar.parameter}; leave one out", BUDGET
+        )
+    return Conversation(prompt, _grammar(rules, formats, BUDGET if grammar is None else "response_format"))
+
+
+def _budget(asked: int | None, formats: ModelFormats) -> int | None:
+    """Of a thought's tokens. A model that has no thoughts needs none."""
+    if asked is None or formats.reasoning is None:
+        return None
+    if not 1 <= asked <= MAX_BUDGET:
+        raise InvalidParameterError(f"a thought's budget must be 1 to {MAX_BUDGET} tokens, {asked} given", BUDGET)
+    if not any(formats.reasoning.end.startswith(mark) for mark in formats.marks):
+        raise InvalidParameterError(
+            "a thought's budget needs a model that ends thoughts with a token of their own, this one ends them with "
+            f"{formats.reasoning.end!r} in plain text; leave the budget out",
+            BUDGET,
+        )
+    return asked
 
 
 class ConversationArguments(TemplateArguments, total=False):

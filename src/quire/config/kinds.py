@@ -69,12 +69,12 @@ def text(rule: str, pattern: str, metavar: str = "NAME") -> Kind:
     return Kind(metavar, rule, lambda given: _matching(_text(given), pattern))
 
 
-def several(metavar: str, rule: str, pattern: str) -> Kind:
-    """Words of a certain form, held as one text with commas between, in small letters."""
+def several(metavar: str, rule: str, pattern: str, fold: Callable[[str], str] = str.lower) -> Kind:
+    """Words of a certain form, held as one text with commas between, in small letters unless told otherwise."""
 
     def parse(given: object) -> str:
         words = given if isinstance(given, list) else _text(given).split(",")
-        return ",".join(_matching(_text(word).lower(), pattern) for word in words)
+        return ",".join(_matching(fold(_text(word)), pattern) for word in words)
 
     return Kind(metavar, rule, parse, is_list=True)
 

@@ -25,6 +25,11 @@ class ServerSettings:
     """Names, with commas between."""
     allow_origin: str | None = None
     """Origins, with commas between."""
+    alias: str | None = None
+    """Pairs NAME=MODEL, with commas between."""
+    store: Path | None = None
+    """None: no conversation is kept."""
+    store_size_bytes: int = 1 << 30
     drop_images: bool = False
     """A text stands where a picture was; otherwise requests with one are refused."""
     log_format: str = "plain"
@@ -39,6 +44,16 @@ class ServerSettings:
     def allowed_origins(self) -> frozenset[str]:
         """Whose web pages may use the server."""
         return frozenset((self.allow_origin or "").split(",")) - {""}
+
+    def store_path(self) -> Path | None:
+        """Where conversations are kept."""
+        return None if self.store is None else expanded(self.store, "--store to a full path")
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Models by the other names they have; a name may have a * for any characters."""
+        pairs = [pair.partition("=") for pair in (self.alias or "").split(",") if pair]
+        return {name: model for name, _, model in pairs}
 
     @property
     def is_loopback(self) -> bool:

@@ -24,6 +24,7 @@ from quire.config.server_settings import ServerSettings
 PREFIX = "QUIRE_"
 HOST_NAME = r"\*|[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}"
 ORIGIN = r"\*|[a-z][a-z0-9+.-]{0,30}://[a-z0-9._~%:\[\]-]{1,260}"
+ALIAS = r"[^\s=,]{1,128}=[^\s=,]{1,256}"
 ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
@@ -259,6 +260,26 @@ SETTINGS: tuple[Setting, ...] = (
         "Requests that may be open at once, from their first byte to their last; keys share them, and one more is "
         "turned away unread.",
         "4096",
+    ),
+    Setting(
+        Group.SERVER, "alias",
+        several("NAME=MODEL", "pairs such as gpt-5=coder or claude-*=coder, with commas between", ALIAS, str),
+        _SERVER.alias,
+        "Other names of models, for clients that ask for names of their own. A * stands for any characters; the first "
+        "pair that fits is taken, and a model's own name comes before all of them.",
+        "claude-*=coder", "none",
+    ),
+    Setting(
+        Group.SERVER, "store", FILE_PATH, _SERVER.store,
+        "A file for conversations that clients go on with by an id: previous_response_id of /v1/responses, threads of "
+        "/v1/messages. Each can be found with the key it was kept for alone. It is made readable by its owner alone; "
+        "what is in it is not encrypted.",
+        "~/.local/state/quire/conversations.db", "none is kept",
+    ),
+    Setting(
+        Group.SERVER, "store_size", SIZE, _SERVER.store_size_bytes,
+        "How much the store may hold; then whoever takes most of it loses the oldest.",
+        "1GiB", field="store_size_bytes",
     ),
     Setting(
         Group.SERVER, "drop_images", SWITCH, _SERVER.drop_images,

@@ -104,6 +104,8 @@ class Metrics:
         self.registry.register(self._pictures)
         self._make_counters()
         self._make_histograms()
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        """Of all requests that have ended."""
 
     def watch(self, pictures: Callable[[], Iterable[Picture]]) -> None:
         """Where gauges come from."""
@@ -121,6 +123,8 @@ class Metrics:
         """A request has ended."""
         where = (told.model, ENGINE)
         num_computed = told.num_prompt_tokens - told.num_cached_tokens
+        self.num_prompt_tokens += told.num_prompt_tokens
+        self.num_cached_tokens += told.num_cached_tokens
         self._success.labels(*where, told.reason).inc()
         self._prompt.labels(*where).inc(told.num_prompt_tokens)
         self._by_source.labels(*where, "local_compute").inc(num_computed)

@@ -5,7 +5,7 @@
     by name    thought? one call of that tool
 
 Names and arguments are always those of a tool, because a model cannot write others. A mark that is a token of its own
-may be written as that token or letter by letter.
+may be written as that token or letter by letter; where a call is one object, that object alone is one, too.
 """
 
 import json
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.text.grammar import JSON_STYLE
-from quire.text.parsers.tool_format import CALL_ID, ID_CHARS, ReasoningFormat, TaggedArguments, ToolFormat
+from quire.text.parsers.tool_format import CALL_ID, ID_CHARS, ObjectKeys, ReasoningFormat, TaggedArguments, ToolFormat
+from quire.text.parsers.unmarked import FENCE, unmarked_pattern
 
 FREE = r"/(.|\n)*/"
 SPACE = r"SPACE: /[ \n]{0,4}/"
@@ -54,6 +55,8 @@ class AnswerRules:
     reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
     """The prompt ended inside a thought."""
+    max_thought_tokens: int | None = None
+    """A thought that is longer is ended: its end is written for the model."""
 
 
 def answer_grammar(rules: AnswerRules, special: Mapping[str, int]) -> str:
@@ -83,10 +86,21 @@ class _Writer:
         if reasoning is None:
             yield f"start: {body}"
             return
-        yield from self._until("thought", reasoning.end)
+        yield from self._thought(reasoning)
         thinking = f"thought SPACE {body}"
         opened = f"SPACE {self._literal(reasoning.begin)} {thinking}"
         yield f"start: {thinking}" if self._rules.is_thinking else f"start: {body} | {opened}"
+
+    def _thought(self, reasoning: ReasoningFormat) -> Iterator[str]:
+        """To its end, or to the end of its budget: then the tokens of its mark are all that is left to write."""
+        limit = self._rules.max_thought_tokens
+        if limit is None:
+            yield from self._until("thought", reasoning.end)
+            return
+        end = " ".join(self._token(piece) for piece in self._pieces(reasoning.end))
+        yield f"thought: bounded {end}"
+        yield f"bounded[max_tokens={limit}]: THOUGHT"
+        yield f"THOUGHT: {FREE} & ~/(.|\\n)*{_escaped(reasoning.end)}(.|\\n)*/"
 
     @property
     def _has_text_begin(self) -> bool:
@@ -113,11 +127,24 @@ class _Writer:
         else:
             opening = "SPACE " + self._literal(form.begin)
         more = f" ({self._literal(form.again)} ({each}))*" if form.again is not None and calls.is_parallel else ""
-        yield f"called: {opening} ({each}){more} {self._literal(form.end)}"
+        marked = f"{opening} ({each}){more} {self._literal(form.end)}"
+        if is_free and form.object_keys is not None:
+            yield from self._unmarked(form.object_keys, calls.tools)
+            yield f"called: {marked} | unmarked"
+        else:
+            yield f"called: {marked}"
         for index, tool in enumerate(calls.tools):
             yield f"call_{index}: {self._call(form, tool)}"
         if form.tagged is not None:
             yield from self._until("text_value", form.tagged.after_value)
+
+    def _unmarked(self, keys: ObjectKeys, tools: Sequence[CallableTool]) -> Iterator[str]:
+        """One call as an object without marks, perhaps between fences."""
+        each = " | ".join(f"unmarked_{index}" for index in range(len(tools)))
+        yield f'unmarked: ({each}) SPACE "}}" (SPACE {_quoted(FENCE)})?'
+        for index, tool in enumerate(tools):
+            yield f"named_{index}[lazy]: TEXT /{_slashed(unmarked_pattern(keys, tool.name))}/"
+            yield f"unmarked_{index}: named_{index} SPACE {_json(tool.schema, tool.is_strict)}"
 
     def _call(self, form: ToolFormat, tool: CallableTool) -> str:
         arguments = _json(tool.schema, tool.is_strict) if form.tagged is None else self._tagged(form.tagged, tool)
@@ -156,9 +183,16 @@ class _Writer:
 
     def _literal(self, text: str) -> str:
         """Exactly this text, with its tokens written either way."""
+        return " ".join(map(self._piece, self._pieces(text))) or '""'
+
+    def _pieces(self, text: str) -> list[str]:
+        """Marks, and what stands between them."""
         marks = sorted([*self._special, CALL_ID], key=len, reverse=True)
-        pieces = [piece for piece in re.split("(" + "|".join(map(re.escape, marks)) + ")", text) if piece]
-        return " ".join(map(self._piece, pieces)) or '""'
+        return [piece for piece in re.split("(" + "|".join(map(re.escape, marks)) + ")", text) if piece]
+
+    def _token(self, piece: str) -> str:
+        token = self._special.get(piece)
+        return _quoted(piece) if token is None else f"<[{token}]>"
 
     def _piece(self, piece: str) -> str:
         if piece == CALL_ID:
@@ -193,4 +227,8 @@ def _quoted(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """For a regular expression between slashes."""
-    return re.escape(text).replace("/", "\\/").replace("\n", "\\n")
+    return _slashed(re.escape(text)).replace("\n", "\\n")
+
+
+def _slashed(pattern: str) -> str:
+    return pattern.replace("/", "\\/")

@@ -75,6 +75,43 @@ def test_a_prompt_alone_asks_for_no_grammar(model: TextModel) -> None:
     assert checker.num_checked == 0
 
 
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content %}<s>{{ m.reasoning_content }}</s>{% endif %}{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def thinker(model: TextModel, template: str) -> TextModel:
+    return TextModel("t", model.info, model.tokenizer, ChatTemplate(template, {}), model.eos_token_ids, {})
+
+
+def test_a_thoughts_budget_is_part_of_the_grammar_of_a_model_that_thinks(model: TextModel) -> None:
+    thinking = thinker(model, THINKING)
+    assert converse(thinking, HELLO).grammar is None
+    grammar = converse(thinking, HELLO, max_thought_tokens=77).grammar
+    assert grammar is not None
+    assert "max_tokens=77" in grammar.text
+    assert converse(model, HELLO, max_thought_tokens=77).grammar is None, "there is no thought to bound"
+
+
+@pytest.mark.parametrize("budget", [0, -1, 1 << 21])
+def test_a_budget_that_is_none_is_refused(model: TextModel, budget: int) -> None:
+    with pytest.raises(InvalidParameterError, match="budget must be 1 to"):
+        converse(thinker(model, THINKING), HELLO, max_thought_tokens=budget)
+
+
+def test_a_budget_needs_a_token_that_ends_thoughts(model: TextModel) -> None:
+    spelt = THINKING.replace("<s>", "<think>").replace("</s>", "</think>")
+    with pytest.raises(InvalidParameterError, match="a token of their own"):
+        converse(thinker(model, spelt), HELLO, max_thought_tokens=5)
+
+
+def test_a_budget_and_a_pattern_are_not_both_held(model: TextModel) -> None:
+    with pytest.raises(InvalidParameterError, match="leave one out"):
+        converse(thinker(model, THINKING), HELLO, grammar=Grammar.regex("a+"), max_thought_tokens=5)
+
+
 def test_descriptions_are_shown_and_are_no_part_of_a_grammar(model: TextModel) -> None:
     schema = {**FINE, "description": "what it takes", "title": "T"}
     assert b"what it takes" in json.encode(Tool("f", parameters=schema).shown)

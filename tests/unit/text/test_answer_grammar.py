@@ -1,9 +1,13 @@
 """What an answer may be, asked of the library that follows it: whole answers, and where they go wrong."""
 
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from quire.checkpoints.grammar_vocabulary import matcher_of
@@ -73,6 +77,36 @@ def test_where_a_call_is_wanted_no_text_fits(name: str) -> None:
     assert not fits(rules, "a text")
 
 
+@pytest.mark.parametrize(
+    "opening",
+    [
+        '{"name": "weather", "arguments": ',
+        '```json\n{"name": "weather", "arguments": ',
+        'I will look.\n\n```\n{\n  "name": "weather",\n  "arguments": ',
+    ],
+)
+def test_where_a_call_is_an_object_it_needs_no_mark(opening: str) -> None:
+    rules = AnswerRules(calling(HERMES))
+    for end in ("}", "}\n```", "\n}\n```"):
+        assert fits(rules, opening + '{"city": "Bonn"}' + end)
+        assert not fits(rules, opening + '{"town": "Bonn"}' + end)
+        assert not fits(rules, opening + '{"city": "Bonn"}' + end + " and more")
+    assert not fits(AnswerRules(calling(HERMES, must_call=True)), opening + '{"city": "Bonn"}}')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Your package.json:\n```json\n{"name": "app", "version": "1.0"}\n```\nThat is all.',
+        '{"name": "weather", "version": 3}',
+        '{"name": "other", "arguments": {"town": "Bonn"}}',
+        '{"name": "weather" "arguments": 7}',
+    ],
+)
+def test_an_object_that_calls_no_tool_is_a_text(text: str) -> None:
+    assert fits(AnswerRules(calling(HERMES)), text)
+
+
 def test_a_thought_comes_first_if_it_comes() -> None:
     rules = AnswerRules(calling(HERMES, must_call=True), reasoning=THOUGHTS)
     assert fits(rules, "<think>hm</think>\n\n" + written(HERMES, [SHORT]))
@@ -84,6 +118,42 @@ def test_a_prompt_that_ends_in_a_thought_wants_its_end() -> None:
     rules = AnswerRules(calling(HERMES), reasoning=THOUGHTS, is_thinking=True)
     assert fits(rules, "hm</think>\n\nyes")
     assert not fits(rules, "yes")
+
+
+END_OF_THOUGHT = "</s>"
+MARKS: dict[str, int] = {END_OF_THOUGHT: byte_level().library.token_to_id(END_OF_THOUGHT) or 0}
+BOUNDED = ReasoningFormat("<think>", END_OF_THOUGHT)
+
+
+@given(st.integers(1, 40), st.randoms(use_true_random=False), st.booleans())
+def test_a_thought_is_ended_when_its_budget_is_spent(budget: int, dice: Random, has_tools: bool) -> None:
+    calls = calling(HERMES, must_call=True) if has_tools else None
+    rules = AnswerRules(calls, reasoning=BOUNDED, is_thinking=True, max_thought_tokens=budget)
+    matcher = matcher_of(small_vocabulary(), LLMatcher.grammar_from_lark(answer_grammar(rules, MARKS)))
+    written_ids = list[int]()
+    while MARKS[END_OF_THOUGHT] not in written_ids:
+        allowed = _allowed(matcher)
+        assert len(written_ids) < budget or allowed == {MARKS[END_OF_THOUGHT]}
+        token = dice.choice(sorted(allowed - {MARKS[END_OF_THOUGHT]}) or sorted(allowed))
+        assert matcher.consume_token(token)
+        written_ids.append(token)
+    assert len(written_ids) == budget + 1
+    again = matcher_of(small_vocabulary(), LLMatcher.grammar_from_lark(answer_grammar(rules, MARKS)))
+    assert again.try_consume_tokens(written_ids) == len(written_ids)
+    assert _allowed(again) == _allowed(matcher)
+
+
+def _allowed(matcher: LLMatcher) -> set[int]:
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits[: byte_level().vocabulary_size]).tolist())
+
+
+def test_a_thought_within_its_budget_ends_by_itself() -> None:
+    rules = AnswerRules(schema=WEATHER, reasoning=BOUNDED, is_thinking=True, max_thought_tokens=40)
+    ids = byte_level().encode("hm </ so</s>\n" + '{"city": "B"}', add_special_tokens=False)
+    matcher = matcher_of(small_vocabulary(), LLMatcher.grammar_from_lark(answer_grammar(rules, MARKS)))
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    assert matcher.is_accepting()
 
 
 def test_an_answer_in_json_may_call_instead() -> None:

@@ -21,6 +21,7 @@ from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
 from quire.api.access.origins import Origins
 from quire.api.access.request_record import RequestRecord
+from quire.api.conversation_store import ConversationStore
 from quire.api.http.body import Receive, declared_bytes, read_body
 from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
@@ -48,6 +49,8 @@ class AdmissionSettings:
     """Which web pages may use the server."""
     are_images_dropped: bool = False
     """A text stands where a picture was; otherwise requests with one are refused."""
+    store: ConversationStore | None = None
+    """Where conversations are kept that clients go on with by an id. None: nowhere."""
 
 
 class Admission:

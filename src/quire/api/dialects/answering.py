@@ -116,6 +116,8 @@ class Answering(BodyAnswer):
         async for batch in batches:
             clock.tick(batch)
             check_finishes(batch, [asked.reply for asked in record.asked])
+        if (keep := generation.keep) is not None:
+            await self.run(lambda: keep([asked.reply for asked in record.asked]))
         num_bytes = sum(piece.num_bytes for asked in record.asked for piece in asked.reply.pieces)
         num_bytes += prompt_bytes(generation, record.num_prompt_tokens)
         data = await self.sized(num_bytes, lambda: whole_answer(generation, record))
@@ -150,6 +152,8 @@ class Streaming:
                 clock.tick(batch)
                 if data := await self._data(batch):
                     await self._write(data)
+            if (keep := self._generation.keep) is not None:
+                await self._run_beside(lambda: keep(self._replies))
             await self._write(self._writer.end(self._replies), is_last=True)
         except (ReaderStuckError, asyncio.CancelledError):
             raise

@@ -9,7 +9,7 @@ A route that takes a body makes one of these. `Answering` asks a model; `TextAns
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 
@@ -22,10 +22,16 @@ from quire.api.http.limits import ON_LOOP_BYTES
 from quire.api.http.sse import Send, send_whole
 
 T = TypeVar("T")
-RunBeside = Callable[[Callable[[], bytes]], Awaitable[bytes]]
-"""Does work beside the event loop."""
 TextAnswer = Callable[[dict[str, Any], Admission, Caller], Awaitable[bytes]]
 """The fields of a body, the admission and the caller, to the JSON that is sent."""
+
+
+class RunBeside(Protocol):
+    """Does work beside the event loop."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """What it comes to."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ asks models and sends bytes, and never looks into them. How a dialect spells err
 in `error_formats.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -98,6 +98,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     is_streamed: bool = False
     requests: Sequence[Request] = ()
     """One for each prompt, once they are made."""
+    keep: Callable[[Sequence[Reply]], None] | None = None
+    """Called beside the event loop when all is said, before the last bytes: who has these may go on with it."""
 
 
 class Dialect(Protocol):

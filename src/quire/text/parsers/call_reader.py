@@ -76,6 +76,7 @@ class CallReader:
         """What must come next, in its rest."""
         self._then: ReadState = self._skip
         self._name = self._id = self._key = ""
+        self._is_unmarked = False
         self._num_arguments = 0
         self._scanner = JsonScanner()
         self._search = StopStrings([])
@@ -86,6 +87,11 @@ class CallReader:
     def start(self, rest: str) -> None:
         """A call has begun, and so much is left of what stands before its name."""
         self._expect(rest, self._in_name)
+
+    def start_unmarked(self, name: str) -> None:
+        """A call of this tool has begun as an object without marks: its arguments come next, and nothing behind."""
+        self._name, self._is_unmarked = name, True
+        self._state = self._before_object
 
     def feed(self, character: str) -> None:
         """The next character of the answer."""
@@ -112,6 +118,10 @@ class CallReader:
         self._expect(self._form.name_end, self._arguments)
         self._state(character)
 
+    def _before_object(self, character: str) -> None:
+        if not character.isspace():
+            self._arguments(character)
+
     def _arguments(self, character: str) -> None:
         """The first character behind a call's name."""
         has_id = CALL_ID in self._form.begin + self._form.name_end
@@ -130,7 +140,9 @@ class CallReader:
     def _in_object(self, character: str) -> None:
         self._scanner.feed(character)
         self._show(character)
-        if self._scanner.is_between:
+        if self._scanner.is_between and self._is_unmarked:
+            self._state = self._skip
+        elif self._scanner.is_between:
             self._expect(self._form.call_end, self._after_call)
 
     def _before_key(self, character: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from quire.text.parsers.call_reader import CallReader, ReadState
 from quire.text.parsers.parts import REASONING, TEXT, Part
 from quire.text.parsers.tool_format import CALL_ID, ReasoningFormat, TextKeys, ToolFormat
+from quire.text.parsers.unmarked import UnmarkedSearch
 from quire.text.stop_strings import StopStrings
 
 
@@ -67,6 +68,9 @@ class AnswerReader:
         self._held = ""
         """The beginning of an answer, while it may be that of a thought or a call."""
         self._search = StopStrings([])
+        self._unmarked = None
+        if form.tools is not None and form.tools.object_keys is not None:
+            self._unmarked = UnmarkedSearch(form.tools.object_keys, form.text_keys.keys())
         self._state: ReadState
         if form.reasoning is None:
             self._speak()
@@ -88,7 +92,7 @@ class AnswerReader:
 
     def finish(self) -> list[Said]:
         """The answer is over: what was held back is no mark."""
-        self._say(self._held + self._search.flush())
+        self._say(self._held + self._no_call() + self._search.flush())
         if self._space and self._part is TEXT:
             self._show(self._space)
         return self._taken()
@@ -177,9 +181,26 @@ class AnswerReader:
 
     def _in_text(self, character: str) -> None:
         delta = self._search.push(character)
-        self._say(delta.text)
+        for one in delta.text:
+            self._say_unless_call(one)
         if delta.stop is not None and self._tools is not None:
+            self._say(self._no_call())
             self._call(self._tools.begin.removeprefix(delta.stop))
+
+    def _say_unless_call(self, character: str) -> None:
+        """Text, as far as it does not become a call without a mark. No mark begins inside of what begins one."""
+        if self._unmarked is None:
+            self._say(character)
+            return
+        searched = self._unmarked.push(character)
+        self._say(searched.text)
+        if searched.name is not None and self._calls is not None:
+            self._calls.start_unmarked(searched.name)
+            self._state = self._calls.feed
+
+    def _no_call(self) -> str:
+        """What was held back because a call might have begun."""
+        return "" if self._unmarked is None else self._unmarked.flush()
 
     def _before_call(self, character: str) -> None:
         """Without a mark, an answer is a call if it begins like one."""

@@ -23,6 +23,7 @@ NAME_PATTERN = r"[a-zA-Z0-9_.:/-]{1,128}"
 """Names of tools, and no character that a format has behind a name."""
 _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 """A tag, a special token: whatever is not written by chance."""
+_BEFORE_NAME, _BEHIND_NAME = re.compile(r'\{"(\w+)": "$'), re.compile(r'", "(\w+)": ')
 SHARED_MARK = "<|channel|>"
 """A token that texts and thoughts have in front of them, too."""
 
@@ -44,6 +45,14 @@ JSON_ONLY = TaggedArguments("", "", "", "")
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectKeys:
+    """Of a call that is one JSON object: where its name and its arguments stand."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """What stands around names and arguments."""
 
@@ -58,12 +67,21 @@ class ToolFormat:
     marker: str = field(init=False)
     """What shows that a call begins, wherever it stands in an answer. Empty where calls have no mark: there an answer
     is a call if it begins like one."""
+    object_keys: ObjectKeys | None = field(init=False)
+    """Where a call is an object between marks: it is known without them, too."""
 
     def __post_init__(self) -> None:
         """The mark is the first tag of what begins a call, or the beginning of a tag that ends behind the name."""
         found = _MARKER.match(self.begin)
         marker = found[0] if found and found[0] != SHARED_MARK else self.begin if self.begin.startswith("<") else ""
         object.__setattr__(self, "marker", marker)
+        object.__setattr__(self, "object_keys", self._object_keys() if marker else None)
+
+    def _object_keys(self) -> ObjectKeys | None:
+        before, behind = _BEFORE_NAME.search(self.begin), _BEHIND_NAME.fullmatch(self.name_end)
+        if before is None or behind is None or self.tagged is not None or not self.call_end.startswith("}"):
+            return None
+        return ObjectKeys(before[1], behind[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,15 @@ import msgspec
 
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
+from quire.api.conversation_store import ConversationStore
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
+from quire.api.dialects.anthropic.threads import check_thread, thread_of
 from quire.api.dialects.anthropic.turns import (
     message_tools,
     messages_of_turns,
     output_grammar,
-    refuse_threads,
+    system_message,
+    thought_budget,
     wants_thoughts,
 )
 from quire.api.dialects.anthropic.writer import MessagesWriter
@@ -34,13 +37,14 @@ from quire.errors import RequestTooLargeError
 class AnthropicMessages:
     """Makes questions out of bodies."""
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: Images, store: ConversationStore | None = None) -> None:
         self._images = images
+        self._store = store
 
     def parse(self, body: dict[str, Any]) -> MessagesFields:
         """Valid fields, or a refusal."""
         fields: MessagesFields = validated(MessagesFields, body)
-        refuse_threads(fields)
+        check_thread(fields, self._store)
         return fields
 
     def target(self, fields: MessagesFields, models: Models, caller: Caller, headers: Headers) -> Target:
@@ -50,9 +54,15 @@ class AnthropicMessages:
 
     def generation(self, fields: MessagesFields, to: Target) -> GenerationRequest:
         """What it asks, in tokens. An answer is as long as there is room: clients ask for more than models have."""
-        messages, use = messages_of_turns(fields, self._images), message_tools(fields)
+        thread = thread_of(fields, self._store, to.options["tenant"])
+        new = messages_of_turns(fields, self._images)
+        if thread is not None:
+            fields = thread.filled(fields)
+        messages = [*system_message(fields), *(thread.said.messages if thread else ()), *new]
+        use = message_tools(fields)
         with _told_as_too_long(to.text):
-            asked = converse(to.text, messages, use, output_grammar(fields), **_arguments(fields))
+            budget = thought_budget(fields)
+            asked = converse(to.text, messages, use, output_grammar(fields), budget, **_arguments(fields))
         room = to.text.max_sequence_tokens - len(asked.ids)
         if room < 1:
             raise too_long(len(asked.ids), to.text.max_sequence_tokens)
@@ -62,8 +72,9 @@ class AnthropicMessages:
             stop=fields.stop_sequences or (),
             **{name: value for name, value in given.items() if value is not None},
         )
-        params = asked.applied(params)
-        return GenerationRequest(to, [asked.ids], params, MessagesWriter(to.model.name), bool(fields.stream))
+        params, writer = asked.applied(params), MessagesWriter(to.model.name)
+        keep = None if thread is None else thread.keeping(writer.message_id, new)
+        return GenerationRequest(to, [asked.ids], params, writer, bool(fields.stream), keep=keep)
 
 
 async def count_tokens(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
@@ -72,7 +83,8 @@ async def count_tokens(body: dict[str, Any], admission: Admission, caller: Calle
     def counted() -> bytes:
         fields: CountFields = validated(CountFields, body)
         text = admission.models.named(fields.model).open().text
-        messages = messages_of_turns(fields, Images(admission.settings.are_images_dropped))
+        images = Images(admission.settings.are_images_dropped)
+        messages = [*system_message(fields), *messages_of_turns(fields, images)]
         with _told_as_too_long(text):
             prompt = chat_prompt(text, messages, message_tools(fields), **_arguments(fields))
         return msgspec.json.encode({"input_tokens": len(prompt.ids)})

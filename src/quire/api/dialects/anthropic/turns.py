@@ -16,7 +16,7 @@ import msgspec
 
 from quire.api.dialects.anthropic.schemas import CountFields, MessageFields
 from quire.api.dialects.images import Images
-from quire.api.http.errors import invalid, unsupported
+from quire.api.http.errors import invalid
 from quire.client.conversation import Tool, ToolMode, ToolUse, checked_tool
 from quire.client.params import Grammar
 
@@ -27,9 +27,13 @@ MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUI
 
 def messages_of_turns(fields: CountFields, images: Images) -> list[dict[str, Any]]:
     """Its messages, in the common form."""
+    return [one for message in fields.messages for one in _turns(message, images)]
+
+
+def system_message(fields: CountFields) -> list[dict[str, Any]]:
+    """What stands before them, if anything does."""
     system = "\n".join(_system_texts(fields.system))
-    first = [{"role": "system", "content": system}] if system else []
-    return first + [one for message in fields.messages for one in _turns(message, images)]
+    return [{"role": "system", "content": system}] if system else []
 
 
 def _system_texts(system: str | Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
@@ -142,7 +146,9 @@ def wants_thoughts(fields: CountFields) -> bool | None:
     return None if kind is None or kind == "adaptive" else kind == "enabled"
 
 
-def refuse_threads(fields: CountFields) -> None:
-    """A conversation that is kept by the server."""
-    if fields.thread is not None and fields.thread.get("type") != "none":
-        raise unsupported("thread", "this server keeps no conversations; send all of its messages")
+def thought_budget(fields: CountFields) -> int | None:
+    """How many tokens it may think for; None: as many as it likes."""
+    budget = (fields.thinking or {}).get("budget_tokens") if wants_thoughts(fields) else None
+    if budget is not None and type(budget) is not int:
+        raise invalid("thinking.budget_tokens must be a whole number", "thinking", "invalid_parameter")
+    return budget

@@ -32,7 +32,7 @@ class MessagesWriter:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._id = "msg_" + uuid4().hex[:24]
+        self.message_id = "msg_" + uuid4().hex[:24]
         self._part: Part | None = None
         """Of the block that is open."""
         self._num_blocks = 0
@@ -68,7 +68,7 @@ class MessagesWriter:
 
     def _message(self, content: list[Any], stop_reason: str | None, stop_sequence: str | None) -> dict[str, Any]:
         return {
-            "id": self._id,
+            "id": self.message_id,
             "type": "message",
             "role": "assistant",
             "model": self._model,

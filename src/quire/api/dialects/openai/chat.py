@@ -6,7 +6,8 @@ from typing import Any
 from quire.api.access.auth import Caller
 from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
 from quire.api.dialects.images import without_pictures
-from quire.api.dialects.openai.chat_tools import call_delta, call_head, call_message, chat_tools
+from quire.api.dialects.keeping import call_message
+from quire.api.dialects.openai.chat_tools import call_delta, call_head, chat_tools
 from quire.api.dialects.openai.fields import (
     NOT_OF_CHATS,
     TIER_OF,
@@ -56,7 +57,8 @@ class Chat:
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
         if fields.tools or fields.tool_choice or params.grammar is not None or not to.text.is_simple(messages):
-            asked_for = converse(to.text, messages, chat_tools(fields), params.grammar, **template_arguments(fields))
+            budget, arguments = fields.thinking_token_budget, template_arguments(fields)
+            asked_for = converse(to.text, messages, chat_tools(fields), params.grammar, budget, **arguments)
             ids, params = asked_for.ids, asked_for.applied(params)
         else:
             ids = to.text.chat(messages, **template_arguments(fields))

@@ -4,18 +4,13 @@ from typing import Any
 
 from quire.api.dialects.openai.schemas import ChatFields
 from quire.client.conversation import ToolUse, tool_mode, tools_of
-from quire.client.outputs import ToolCall, ToolCallPart
+from quire.client.outputs import ToolCallPart
 
 
 def chat_tools(fields: ChatFields) -> ToolUse:
     """What may be called. Kinds of tools that nobody here can run are left out: others than functions."""
     mode, only = tool_mode(fields.tool_choice)
     return ToolUse(tools_of(fields.tools or ()), mode, only, fields.parallel_tool_calls is not False)
-
-
-def call_message(call: ToolCall) -> dict[str, Any]:
-    """A call in a whole answer."""
-    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def call_head(part: ToolCallPart) -> dict[str, Any]:

@@ -40,7 +40,6 @@ NOT_BUILT: Mapping[str, str] = {
     "suffix": "the models here continue a text, they do not fill gaps",
     "kv_transfer_params": "blocks are not moved between servers",
     "logprob_token_ids": "ask for logprobs instead",
-    "thinking_token_budget": "thinking is not counted apart",
     "repetition_detection": "use repetition_penalty or stop",
     "return_prompt_text": "use /tokenize and /detokenize",
 }
@@ -54,6 +53,7 @@ ADDED_TOKENS = {"add_special_tokens": "the chat template writes the special toke
 NOT_OF_COMPLETIONS: Mapping[str, str] = {
     **NOT_BUILT,
     "tools": "tools belong to conversations; ask /v1/chat/completions",
+    "thinking_token_budget": "thoughts belong to conversations; ask /v1/chat/completions",
 }
 NOT_OF_CHATS: Mapping[str, str] = {
     **NOT_BUILT,

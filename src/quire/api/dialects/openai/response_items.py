@@ -25,8 +25,7 @@ def messages_of_items(fields: ResponseFields, images: Images) -> list[dict[str, 
     """Its messages, in the common form."""
     given = fields.input
     items: Sequence[Mapping[str, Any]] = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    first = [{"role": "system", "content": fields.instructions}] if fields.instructions else []
-    return [*first, *_messages(items, images)]
+    return [*_messages(items, images)]
 
 
 def _messages(items: Sequence[Mapping[str, Any]], images: Images) -> Iterator[dict[str, Any]]:

@@ -31,8 +31,9 @@ class ItemsWriter:
     stream_headers = sse.HEADERS
     keep_alive = b": keep-alive\n\n"
 
-    def __init__(self, model: str, fields: ResponseFields) -> None:
-        self._head = _head(model, fields)
+    def __init__(self, model: str, fields: ResponseFields, is_kept: bool = False) -> None:
+        self.response_id = "resp_" + uuid4().hex
+        self._head = _head(model, fields) | {"id": self.response_id, "store": is_kept}
         self._items = _Items()
         self._num_events = 2
         """Those that begin are sent first, and made when the first others are there."""
@@ -205,7 +206,6 @@ def _usage(reply: Reply) -> dict[str, Any]:
 def _head(model: str, fields: ResponseFields) -> dict[str, Any]:
     """What a response repeats of its request."""
     return {
-        "id": "resp_" + uuid4().hex,
         "object": "response",
         "created_at": int(time()),
         "model": model,
@@ -215,9 +215,8 @@ def _head(model: str, fields: ResponseFields) -> dict[str, Any]:
         "max_output_tokens": fields.max_output_tokens,
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": fields.previous_response_id,
         "reasoning": {"effort": (fields.reasoning or {}).get("effort"), "summary": None},
-        "store": False,
         "temperature": fields.temperature,
         "text": fields.text or {"format": {"type": "text"}},
         "tool_choice": fields.tool_choice or "auto",

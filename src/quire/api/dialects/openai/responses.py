@@ -1,16 +1,19 @@
-"""`/v1/responses`: items in, items out. A conversation is sent whole every time; none is kept."""
+"""`/v1/responses`: items in, items out. A conversation is sent whole every time, or gone on with by an id."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from quire.api.access.auth import Caller
+from quire.api.conversation_store import ConversationStore, KeptConversation
 from quire.api.dialects.dialect import GenerationRequest, Target
 from quire.api.dialects.images import Images
+from quire.api.dialects.keeping import keeping
 from quire.api.dialects.openai.fields import TIERS
 from quire.api.dialects.openai.response_items import messages_of_items, response_grammar, response_tools
 from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ResponseFields, parse_fields
 from quire.api.dialects.request_options import asked_class, request_options
-from quire.api.http.errors import unsupported
+from quire.api.http.errors import ApiError, shortened, unsupported
 from quire.api.http.headers import Headers
 from quire.api.models import Models
 from quire.client.conversation import converse
@@ -19,22 +22,26 @@ from quire.client.text_model import TemplateArguments
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 
-KEPT = ("previous_response_id", "conversation", "prompt")
-"""What would be read from a store."""
+ELSEWHERE = ("conversation", "prompt")
+"""Kept by a service that is not here."""
 
 
 class Responses:
     """Makes questions out of bodies."""
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: Images, store: ConversationStore | None = None) -> None:
         self._images = images
+        self._store = store
 
     def parse(self, body: dict[str, Any]) -> ResponseFields:
         """Valid fields, or a refusal."""
         fields: ResponseFields = parse_fields(ResponseFields, {**body, "prompt": None})
-        for name in KEPT:
+        for name in ELSEWHERE:
             if body.get(name):
-                raise unsupported(name, "this server keeps no responses; send all of the conversation as input")
+                raise unsupported(name, "send all of the conversation as input")
+        if fields.previous_response_id and self._store is None:
+            reason = "this server keeps no responses; send all of the conversation as input, or start it with --store"
+            raise unsupported("previous_response_id", reason)
         if body.get("background"):
             raise unsupported("background", "an answer is sent to whoever waits for it")
         return fields
@@ -50,7 +57,9 @@ class Responses:
         effort = (fields.reasoning or {}).get("effort")
         if isinstance(effort, str):
             arguments["extra"] = {"reasoning_effort": effort}
-        messages = messages_of_items(fields, self._images)
+        tenant = to.options["tenant"]
+        told = [*self._history(fields, tenant), *messages_of_items(fields, self._images)]
+        messages = [*_instructions(fields), *told]
         asked = converse(to.text, messages, response_tools(fields), response_grammar(fields), **arguments)
         room = to.text.max_sequence_tokens - len(asked.ids)
         if room < 1:
@@ -61,5 +70,23 @@ class Responses:
             max_tokens=room if limit is None else min(limit, room),
             **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
         )
+        store = self._store if fields.store is not False else None
+        writer = ItemsWriter(to.model.name, fields, is_kept=store is not None)
+        keep = None if store is None else keeping(store, tenant, writer.response_id, KeptConversation(told))
         params = asked.applied(params)
-        return GenerationRequest(to, [asked.ids], params, ItemsWriter(to.model.name, fields), bool(fields.stream))
+        return GenerationRequest(to, [asked.ids], params, writer, bool(fields.stream), keep=keep)
+
+    def _history(self, fields: ResponseFields, tenant: str) -> Sequence[dict[str, Any]]:
+        """What was said before, without the instructions of then."""
+        given = fields.previous_response_id
+        if not given or self._store is None:
+            return ()
+        found = self._store.find(tenant, given)
+        if found is None:
+            message = f"Previous response with id '{shortened(given)}' not found; send all of the conversation as input"
+            raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
+        return found.messages
+
+
+def _instructions(fields: ResponseFields) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": fields.instructions}] if fields.instructions else []

@@ -101,6 +101,7 @@ class ChatFields(SamplingFields, TemplateFields):
     tools: Objects | None = Field(None, description="Functions that the model may call.")
     tool_choice: str | dict[str, Any] | None = Field(None, description="auto, none, required, or a function's name.")
     parallel_tool_calls: bool | None = None
+    thinking_token_budget: int | None = Field(None, description="Tokens of a thought before its end is written for it.")
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -145,6 +146,8 @@ class ResponseFields(Loose):
     stream: bool | None = None
     service_tier: str | None = None
     metadata: dict[str, Any] | None = None
+    store: bool | None = Field(None, description="false: not to be gone on with by its id.")
+    previous_response_id: str | None = Field(None, description="The response that this one goes on from.")
 
 
 class TokenizeFields(Loose):

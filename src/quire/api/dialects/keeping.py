@@ -1,0 +1,43 @@
+"""A conversation and its answer to the store, in the form that all dialects share."""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.api.conversation_store import ConversationStore, KeptConversation
+from quire.client.outputs import Answer, ToolCall
+from quire.client.reply import Reply
+
+LOG = logging.getLogger("quire.api")
+
+
+def keeping(
+    store: ConversationStore, tenant: str, answer_id: str, told: KeptConversation
+) -> Callable[[Sequence[Reply]], None]:
+    """What keeps a conversation under the id of its answer, once that is there."""
+
+    def keep(replies: Sequence[Reply]) -> None:
+        (answer,) = replies[0].completion().answers
+        try:
+            messages = [*told.messages, answer_message(answer)]
+            store.keep(tenant, answer_id, KeptConversation(messages, told.fields))
+        except sqlite3.Error:  # the answer is good; going on with it will be refused
+            LOG.exception("conversation %s could not be kept", answer_id)
+
+    return keep
+
+
+def call_message(call: ToolCall) -> dict[str, Any]:
+    """A call in a message."""
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def answer_message(answer: Answer) -> dict[str, Any]:
+    """An answer as a message of the conversation that goes on behind it."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [call_message(call) for call in answer.tool_calls]
+    return message
