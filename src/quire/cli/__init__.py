@@ -17,6 +17,8 @@ from quire.cli.grouped_help import GroupedCommand
 from quire.cli.info import EPILOG as INFO_EPILOG
 from quire.cli.info import info
 from quire.cli.keys import keys_app
+from quire.cli.launch import EPILOG as LAUNCH_EPILOG
+from quire.cli.launch import connect, launch
 from quire.cli.lazy import lazy_group
 from quire.cli.models import EPILOG as MODELS_EPILOG
 from quire.cli.models import models
@@ -46,6 +48,8 @@ app.command(
     epilog="Examples: quire chat model.gguf; quire chat --url http://127.0.0.1:8000",
     cls=GroupedCommand,
 )(chat)
+app.command(epilog=LAUNCH_EPILOG)(launch)
+app.command(epilog="Example: quire connect codex")(connect)
 app.command(epilog=EXPLAIN_EPILOG)(explain)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
 app.add_typer(

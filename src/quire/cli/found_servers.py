@@ -1,0 +1,85 @@
+"""Servers of this user that run on this machine, found by their admin sockets: a port that answers may be anybody's.
+
+Standard library only: it must work where nothing of the engine is installed.
+"""
+
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+from quire.config.server_settings import ServerSettings
+
+TIMEOUT_S = 10.0
+ANY_PORT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """One that a server has."""
+
+    name: str
+    root: str
+    """What was loaded: a path or a hub id."""
+    is_ready: bool
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundServer:
+    """A server, as its operator sees it."""
+
+    url: str
+    is_locked: bool
+    models: tuple[FoundModel, ...]
+    num_prompt_tokens: int
+    """Of all requests that have ended."""
+    num_cached_tokens: int
+
+    def named(self, model: str | None) -> FoundModel | None:
+        """A model by its name or by what was loaded; without a name the first."""
+        fitting = [one for one in self.models if model in (None, one.name, one.root)]
+        return fitting[0] if fitting else None
+
+
+def running_servers() -> list[FoundServer]:
+    """Those whose sockets stand where quire puts them."""
+    folder = ServerSettings().admin_path(ANY_PORT).parent
+    found = [server_behind(path) for path in sorted(folder.glob("admin-*.sock"))]
+    return [one for one in found if one is not None]
+
+
+def server_behind(path: Path) -> FoundServer | None:
+    """The server that listens on this socket; None: nobody does any more."""
+    connection = _UnixConnection(path)
+    try:
+        connection.request("GET", "/stats")
+        return _found(json.loads(connection.getresponse().read()))
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        return None
+    finally:
+        connection.close()
+
+
+def _found(told: Mapping[str, Any]) -> FoundServer:
+    models = tuple(
+        FoundModel(one["name"], one["root"], one["is_ready"], one["max_model_len"]) for one in told["models"]
+    )
+    return FoundServer(told["url"], told["is_locked"], models, told["num_prompt_tokens"], told["num_cached_tokens"])
+
+
+class _UnixConnection(HTTPConnection):
+    """HTTP over a socket in the file system."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """As the class does it over TCP."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(str(self._path))

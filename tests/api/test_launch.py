@@ -1,0 +1,102 @@
+"""`quire launch` with a real server process and an agent that is a script: what it is told, and what is left behind."""
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from quire.cli import app
+from quire.cli.agent_clients import AGENTS, Server
+from quire.cli.found_servers import running_servers, server_behind
+from tests.api.test_process import started
+
+AGENT = """#!{python}
+import json, os, sys, urllib.request
+told = {{"arguments": sys.argv[1:], "environment": dict(os.environ)}}
+told["files"] = {{}}
+for name in ("CODEX_HOME", "QWEN_HOME"):
+    if name in os.environ:
+        folder = os.environ[name]
+        told["files"] = {{one: open(os.path.join(folder, one)).read() for one in os.listdir(folder)}}
+if "OPENCODE_CONFIG" in os.environ:
+    told["files"] = {{"opencode.json": open(os.environ["OPENCODE_CONFIG"]).read()}}
+body = json.dumps({{"model": "oracle", "prompt": "one two three four five six", "max_tokens": 1}}).encode()
+for _ in range(2):
+    kind = {{"content-type": "application/json"}}
+    asked = urllib.request.Request(os.environ["TEST_URL"] + "/v1/completions", body, kind)
+    urllib.request.urlopen(asked).read()
+open(os.environ["TEST_TOLD"], "w").write(json.dumps(told))
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_is_told_of_the_server_and_nothing_is_left(
+    agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs, told_path, temporary = tmp_path / "bin", tmp_path / "told.json", tmp_path / "temporary"
+    for folder in (programs, temporary):
+        folder.mkdir()
+    program = programs / AGENTS[agent].program
+    program.write_text(AGENT.format(python=sys.executable))
+    program.chmod(stat.S_IRWXU)
+    with started(tmp_path) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        found = server_behind(server.admin)
+        assert found is not None
+        assert (found.url, found.is_locked, found.models[0].name) == (url, False, "oracle")
+        runtime = tmp_path / "runtime" / "quire"
+        runtime.mkdir(parents=True, mode=0o700)
+        (runtime / "admin-1.sock").symlink_to(server.admin)
+        (runtime / "admin-2.sock").symlink_to(tmp_path / "gone")
+        folders = {"XDG_RUNTIME_DIR": tmp_path / "runtime", "TMPDIR": temporary, "TEST_TOLD": told_path}
+        for name, value in (*folders.items(), ("TEST_URL", url)):
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        assert [one.url for one in running_servers()] == [url]
+        ran = CliRunner().invoke(app, ["launch", agent, "--", "do", "it"])
+        assert ran.exit_code == 7, ran.output
+        assert "prompt tokens were cached" in ran.output
+        shown = CliRunner().invoke(app, ["connect", agent])
+        assert shown.exit_code == 0
+        assert url in shown.output
+    told = json.loads(told_path.read_text())
+    assert told["arguments"][-2:] == ["do", "it"]
+    assert any(url in text for text in (*told["environment"].values(), *told["files"].values()))
+    assert not list(temporary.iterdir())
+
+
+def test_without_a_server_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    program = tmp_path / "aider"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for words in (["launch", "aider"], ["connect", "aider"]):
+        with pytest.raises(Exception, match="no server of yours runs"):
+            CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(["nobody"], "agents that can be launched"), (["qwen"], "be installed")]
+)
+def test_an_agent_that_cannot_be_launched_is_refused(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Exception, match=message):
+        CliRunner().invoke(app, ["launch", *words], catch_exceptions=False)
+
+
+def test_a_locked_server_wants_a_key_and_a_key_is_shown_to_nobody(tmp_path: Path) -> None:
+    server = Server("http://127.0.0.1:1", "m", "secret", 4096)
+    for agent in AGENTS.values():
+        setup: Any = agent.setup(server, tmp_path)
+        assert "secret" in setup.variables.values()
+        assert "secret" not in "".join([*setup.arguments, *setup.files.values()])
