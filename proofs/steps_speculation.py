@@ -93,7 +93,7 @@ def unequal(proof: Proof) -> None:
     num_answers = num_unequal = num_forgotten = num_right = 0
     for dtype in KINDS.values():
         with opened_pair(dtype) as pair:
-            for _ in range(proof.sized(quick=2, full=24)):
+            for _ in range(proof.sized(quick=2, full=36)):
                 asks = [_any_ask(pair["off"], proof.random) for _ in range(proof.random.randint(4, 14))]
                 expected = told_by(pair["off"], asks)
                 forget = NowAndThen(proof.random)
