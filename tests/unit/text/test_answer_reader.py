@@ -1,4 +1,4 @@
-"""Corners of reading an answer; that cuts do not matter is in `property/test_answer_reader.py`."""
+"""Corners of reading an answer; that cuts do not matter is in `unit/text/test_answers_in_pieces.py`."""
 
 from itertools import groupby
 

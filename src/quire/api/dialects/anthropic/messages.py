@@ -9,8 +9,8 @@ import msgspec
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.conversation_store import ConversationStore
+from quire.api.dialects.anthropic.message_threads import check_thread, thread_of
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
-from quire.api.dialects.anthropic.threads import check_thread, thread_of
 from quire.api.dialects.anthropic.turns import (
     message_tools,
     messages_of_turns,
