@@ -14,6 +14,7 @@ chosen. A request that is owed log-probabilities is owed a row for each token: f
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from time import thread_time
 from typing import TYPE_CHECKING
 
@@ -100,35 +101,40 @@ class Guides:
                 self._guides.pop((event.request_id, event.sequence_index), None)
 
     def _masks_of(self, rows: Sequence[tuple[WorkItem, core.Sequence]]) -> Masks:
+        self._errors = {}
+        width = -(-self._open()[0].vocab_size // 8)
+        guides = [self._guide_of(sequence) for _, sequence in rows]
+        # One by one and here: a thread of the library's would have to be woken, and finds nothing in its caches.
+        made = {
+            item.sequence_id: (guide.matcher.compute_bitmask()[:width],)
+            for (item, _), guide in zip(rows, guides, strict=True)
+            if not item.num_drafts
+        }
+        drafted = [(item, guide) for (item, _), guide in zip(rows, guides, strict=True) if item.num_drafts]
+        masks = {**made, **self._masks_of_drafts(drafted, width)}
+        for (item, _), guide in zip(rows, guides, strict=True):
+            if guide.matcher.is_error():
+                self._errors[item.sequence_id] = guide.matcher.get_error()
+                del masks[item.sequence_id]
+        return masks
+
+    def _masks_of_drafts(self, drafted: Sequence[tuple[WorkItem, _Guide]], width: int) -> dict[int, tuple[bytes, ...]]:
+        """Of each item one for the place of every draft, and one for what follows the last."""
+        if not drafted:
+            return {}
         import llguidance.numpy as bits  # noqa: PLC0415 - paid by who has a grammar
 
         vocabulary, executor = self._open()
-        self._errors = {}
-        guides = [self._guide_of(sequence) for _, sequence in rows]
-        firsts: list[int] = []
-        num_rows = 0
-        for item, _ in rows:
-            firsts.append(num_rows)
-            num_rows += item.num_drafts + 1
-        mask = bits.allocate_token_bitmask(num_rows, vocabulary.vocab_size)
+        firsts = [0, *accumulate(item.num_drafts + 1 for item, _ in drafted)]
+        mask = bits.allocate_token_bitmask(firsts[-1], vocabulary.vocab_size)
         asked = [
-            (guide.matcher, first, list(item.drafts))
-            for guide, first, (item, _) in zip(guides, firsts, rows, strict=True)
+            (guide.matcher, first, list(item.drafts)) for (item, guide), first in zip(drafted, firsts, strict=False)
         ]
-        if plain := [(matcher, first) for matcher, first, drafts in asked if not drafts]:
-            bits.fill_next_token_bitmask_par(executor, plain, mask)
-        if drafted := [one for one in asked if one[2]]:
-            bits.fill_next_token_bitmask_par_with_draft_tokens(executor, drafted, mask)
-        width = -(-vocabulary.vocab_size // 8)
-        made: dict[int, tuple[bytes, ...]] = {}
-        for guide, first, (item, _) in zip(guides, firsts, rows, strict=True):
-            if guide.matcher.is_error():
-                self._errors[item.sequence_id] = guide.matcher.get_error()
-                continue
-            made[item.sequence_id] = tuple(
-                mask[row].tobytes()[:width] for row in range(first, first + item.num_drafts + 1)
-            )
-        return made
+        bits.fill_next_token_bitmask_par_with_draft_tokens(executor, asked, mask)
+        return {
+            item.sequence_id: tuple(mask[row].tobytes()[:width] for row in range(first, first + item.num_drafts + 1))
+            for (item, _), first in zip(drafted, firsts, strict=False)
+        }
 
     def _followed(self, item: WorkItem, sequence: core.Sequence, row: RowResult) -> RowResult:
         guide, params = self._guide_of(sequence), sequence.request.params
