@@ -1,6 +1,7 @@
 """Conversations that are gone on with by an id are those that would be sent whole, and nobody else's."""
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,22 +52,22 @@ def test_going_on_by_an_id_is_the_same_as_sending_everything(
     more: dict[str, Any] = {"instructions": "be brief"}
     if is_called:
         more |= {"tools": [{"type": "function", **TOOL}], "tool_choice": "required", "max_output_tokens": 80}
-    history: list[Any] = [{"role": "user", "content": "one"}]
+    new: list[Any] = [{"role": "user", "content": "one"}]
+    history = new
     previous: dict[str, Any] = {}
     for turn in ("two", "three", "four"):
-        by_id = respond(here, keys["alice"], history[-1:], stream=is_streamed, **previous, **more)
+        by_id = respond(here, keys["alice"], new, stream=is_streamed, **previous, **more)
         told = by_id.json if not is_streamed else _completed(by_id.data)
         whole = respond(here, keys["alice"], history, store=False, **more).json
         assert told["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
         assert _said(told) == _said(whole)
         assert (told["store"], whole["store"]) == (True, False)
         outputs = [_output(item) for item in told["output"] if item["type"] == "function_call"]
-        history = [*history, *told["output"], *outputs, {"role": "user", "content": turn}]
+        assert bool(outputs) == is_called
+        assert told["previous_response_id"] == previous.get("previous_response_id")
+        new = [*outputs, {"role": "user", "content": turn}]  # a call and what came of it go together
+        history = [*history, *told["output"], *new]
         previous = {"previous_response_id": told["id"]}
-        if outputs:  # a call and what came of it go together
-            follow = respond(here, keys["alice"], outputs, **previous, **more | {"tool_choice": "none"}).json
-            assert follow["previous_response_id"] == told["id"]
-            return
 
 
 def _completed(data: bytes) -> Any:
@@ -144,6 +145,16 @@ def test_a_thread_that_is_not_there_is_told_as_clients_look_for_it(here: House, 
 
 def kept(text: str) -> KeptConversation:
     return KeptConversation([{"role": "user", "content": text}])
+
+
+def test_what_could_not_be_kept_is_not_counted(tmp_path: Path) -> None:
+    store = ConversationStore(tmp_path / "kept.db", 1 << 20)
+    store.keep("alice", "a", kept("hello"))
+    before = store.num_bytes
+    with pytest.raises(sqlite3.Error):
+        store.keep("alice", "a", kept("twice the same id"))
+    assert store.num_bytes == before
+    store.close()
 
 
 def test_conversations_outlive_the_server(tmp_path: Path) -> None:

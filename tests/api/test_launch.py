@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typer.testing import CliRunner
 from quire.cli import app
 from quire.cli.agent_clients import AGENTS, Server
 from quire.cli.found_servers import running_servers, server_behind
+from quire.errors import ConfigError
 from tests.api.test_process import started
+from tests.support.patience import PATIENCE_S
 
 AGENT = """#!{python}
 import json, os, sys, urllib.request
@@ -72,6 +76,32 @@ def test_an_agent_is_told_of_the_server_and_nothing_is_left(
     assert not list(temporary.iterdir())
 
 
+def test_an_agent_whose_terminal_is_closed_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    programs, temporary, pid_file = tmp_path / "bin", tmp_path / "temporary", tmp_path / "pid"
+    for folder in (programs, temporary, tmp_path / "runtime" / "quire"):
+        folder.mkdir(parents=True, mode=0o700)
+    os.mkfifo(pid_file)
+    program = programs / "aider"
+    program.write_text(f"#!/bin/sh\necho $$ > {pid_file}\nexec cat\n")
+    program.chmod(stat.S_IRWXU)
+    with started(tmp_path) as server:
+        (tmp_path / "runtime" / "quire" / "admin-1.sock").symlink_to(server.admin)
+        environment = {
+            **os.environ,
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "XDG_RUNTIME_DIR": str(tmp_path / "runtime"),
+            "TMPDIR": str(temporary),
+        }
+        words = [sys.executable, "-m", "quire", "launch", "aider"]
+        with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE) as launched:
+            agent_pid = int(pid_file.read_text())
+            assert list(temporary.iterdir())
+            launched.send_signal(signal.SIGHUP)
+            assert launched.wait(PATIENCE_S) == 128 + signal.SIGHUP
+        assert not Path(f"/proc/{agent_pid}").exists()
+    assert not list(temporary.iterdir())
+
+
 def test_without_a_server_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     program = tmp_path / "aider"
@@ -79,7 +109,7 @@ def test_without_a_server_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pyt
     program.chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     for words in (["launch", "aider"], ["connect", "aider"]):
-        with pytest.raises(Exception, match="no server of yours runs"):
+        with pytest.raises(ConfigError, match="no server of yours runs"):
             CliRunner().invoke(app, words, catch_exceptions=False)
 
 
@@ -90,7 +120,7 @@ def test_an_agent_that_cannot_be_launched_is_refused(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(ConfigError, match=message):
         CliRunner().invoke(app, ["launch", *words], catch_exceptions=False)
 
 

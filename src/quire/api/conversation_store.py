@@ -58,12 +58,16 @@ class ConversationStore:
     def keep(self, tenant: str, answer_id: str, conversation: KeptConversation) -> None:
         """A conversation up to this answer."""
         packed = zlib.compress(msgspec.json.encode(conversation), level=1)
-        with self._lock, self._database:
-            query = "INSERT INTO conversations (tenant, answer_id, conversation) VALUES (?, ?, ?)"
-            self._database.execute(query, (tenant, answer_id, packed))
-            self._num_bytes[tenant] += len(packed) + ROW_BYTES
-            while self._num_bytes.total() > self._max_bytes:
-                self._drop_oldest(max(self._num_bytes, key=self._num_bytes.__getitem__))
+        with self._lock:
+            num_bytes = self._num_bytes.copy()
+            with self._database:
+                query = "INSERT INTO conversations (tenant, answer_id, conversation) VALUES (?, ?, ?)"
+                self._database.execute(query, (tenant, answer_id, packed))
+                num_bytes[tenant] += len(packed) + ROW_BYTES
+                while num_bytes.total() > self._max_bytes:
+                    largest = max(num_bytes, key=num_bytes.__getitem__)
+                    num_bytes[largest] -= self._drop_oldest(largest)
+            self._num_bytes = num_bytes  # only now is it on the disk
 
     def find(self, tenant: str, answer_id: str) -> KeptConversation | None:
         """The tenant's own conversation; None for one that is another's, was dropped, or never was."""
@@ -77,11 +81,12 @@ class ConversationStore:
         with self._lock:
             self._database.close()
 
-    def _drop_oldest(self, tenant: str) -> None:
+    def _drop_oldest(self, tenant: str) -> int:
+        """How many bytes that frees."""
         query = "SELECT number, LENGTH(conversation) FROM conversations WHERE tenant = ? ORDER BY number LIMIT 1"
         number, size = self._database.execute(query, (tenant,)).fetchone()
         self._database.execute("DELETE FROM conversations WHERE number = ?", (number,))
-        self._num_bytes[tenant] -= size + ROW_BYTES
+        return int(size) + ROW_BYTES
 
 
 def opened_store(path: Path | None, max_bytes: int) -> ConversationStore | None:

@@ -6,6 +6,7 @@ The folder is removed at the end, and a server that was started for the agent en
 """
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ import typer
 
 from quire.cli.agent_clients import AGENTS, KEY_VARIABLE, AgentClient, AgentSetup, Server
 from quire.cli.found_servers import FoundServer, running_servers, server_behind
+from quire.config.home import expanded
 from quire.errors import ConfigError
 
 NO_KEY = "none"
@@ -32,6 +34,7 @@ END_S = 60.0
 COMFORTABLE_TOKENS = 32_768
 """An agent's first request has up to 26,000."""
 SHOWN_LINES = 20
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 EPILOG = """\
 \b
 Examples:
@@ -62,7 +65,7 @@ def launch(
     program = shutil.which(client.program)
     if program is None:
         raise ConfigError(f"{client.program} must be installed to be launched, it is not; say: {client.install}")
-    with TemporaryDirectory(prefix="quire-launch-") as folder, _server(model, Path(folder)) as found:
+    with _ending(), TemporaryDirectory(prefix="quire-launch-") as folder, _server(model, Path(folder)) as found:
         home = Path(folder) / client.name
         setup = client.setup(found.server, home)
         _write(setup, home)
@@ -79,7 +82,7 @@ def connect(agent: Annotated[str, _AGENT], model: Annotated[str | None, _MODEL] 
     found = _running(model)
     if found is None:
         raise ConfigError("no server of yours runs on this machine; start one with: quire serve MODEL")
-    home = Path("~") / f".quire-{client.name}"
+    home = expanded("~", "set HOME") / f".quire-{client.name}"
     setup = client.setup(found.server, home)
     for path, text in setup.files.items():
         typer.echo(f"# {home / path}\n{text}\n")
@@ -88,9 +91,24 @@ def connect(agent: Annotated[str, _AGENT], model: Annotated[str | None, _MODEL] 
     typer.echo(" ".join([client.program, *setup.arguments]))
 
 
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Whoever closes the terminal leaves neither a server nor a folder behind."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _shown(value: str, key: str) -> str:
     """A key is not printed."""
-    return "YOUR_KEY" if value == key != NO_KEY else f"'{value}'"
+    return "YOUR_KEY" if value == key != NO_KEY else shlex.quote(value)
 
 
 def _client(name: str) -> AgentClient:
@@ -186,6 +204,9 @@ def _run(words: list[str], setup: AgentSetup) -> int:
         return process.wait()
     finally:
         signal.signal(signal.SIGINT, before)
+        if process.poll() is None:  # we are told to end
+            process.terminate()
+            process.wait()
 
 
 def _warn_of_length(server: Server) -> None:
