@@ -32,7 +32,7 @@ from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import WorkerPlan
 
 EXCEPTIONS = ROOT / "proofs" / "house_exceptions.toml"
-TEXT_MODULES = ("quire.text", "quire.api", "quire.client", "jinja2", "tokenizers", "fastapi", "uvicorn")
+TEXT_MODULES = ("quire.text", "quire.api", "quire.client", "jinja2", "tokenizers", "starlette", "uvicorn")
 CORE_TESTS = ("tests/unit/core", "tests/property", "tests/sim")
 WITHOUT_TORCH = """
 import sys

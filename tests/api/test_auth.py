@@ -3,21 +3,23 @@
 import asyncio
 import hmac
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from quire.api.access import keys as keys_module
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Gate, public, require_key
 from quire.api.access.keys import Key, KeyRing, add_key, digest_of, find, read_keys, revoke_key, write_keys
-from quire.api.app import make_app
+from quire.api.app import GuardedRoute, add_route, make_app
+from quire.api.asgi import RequestMiddleware
+from quire.api.http.errors import ApiError
 from quire.api.models import Models
 from quire.core.request import PriorityClass
 from quire.errors import ConfigError, InvariantError
@@ -40,18 +42,19 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, di
         yield here, secrets
 
 
-def routes() -> list[APIRoute]:
+def routes() -> list[GuardedRoute]:
     app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
-    found = [route for route in app.routes if isinstance(route, APIRoute)]
-    assert len(found) == len(app.routes), "a route that is no APIRoute has no guard"
+    found = [route for route in app.routes if isinstance(route, GuardedRoute)]
+    assert len(found) == len(app.routes), "a route that is no GuardedRoute has no guard"
     return found
 
 
 def test_every_route_has_a_guard_and_only_two_are_public() -> None:
-    guards = {route.path: {one.dependency for one in route.dependencies} for route in routes()}
-    assert all(len(own & {require_key, public}) == 1 for own in guards.values())
-    assert {path for path, own in guards.items() if public in own} == PUBLIC
-    assert len(guards) == 15
+    guards = [(route.path, route.guard) for route in routes()]
+    assert all(guard in (require_key, public) for _, guard in guards)
+    assert {path for path, guard in guards if guard is public} == PUBLIC
+    assert {path for path, guard in guards if guard is require_key}.isdisjoint(PUBLIC)
+    assert len({path for path, _ in guards}) == 15
 
 
 @pytest.mark.parametrize("presented", ["none", "wrong", "revoked", "empty", "basic", "prefix", "longer"])
@@ -245,6 +248,48 @@ def test_a_route_without_a_guard_cannot_be_added() -> None:
     async def unguarded(request: Request) -> Response:
         return Response()
 
+    async def unguarded_asgi(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
     app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
-    with pytest.raises(InvariantError, match="/open has 0"):
-        app.add_api_route("/open", unguarded)
+    before = list(app.routes)
+    ways: list[Callable[[], object]] = [
+        lambda: app.add_route("/open", unguarded),
+        lambda: app.router.add_route("/open", unguarded),
+        lambda: app.router.routes.append(Route("/open", unguarded)),
+        lambda: app.mount("/open", unguarded_asgi),
+    ]
+    for way in ways:
+        with pytest.raises(InvariantError, match="/open has 0"):
+            way()
+    assert app.routes == before
+
+
+def test_the_guard_is_asked_before_the_endpoint() -> None:
+    asked: list[str] = []
+
+    async def refuse(request: Request) -> None:
+        asked.append("guard")
+        raise ApiError(401, "invalid_api_key", "not you")
+
+    async def endpoint(request: Request) -> Response:
+        asked.append("endpoint")
+        return Response()
+
+    app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
+    add_route(app, "GET", "/refused", endpoint, refuse)
+    sent = asyncio.run(answered(RequestMiddleware(app), "/refused"))
+    assert (sent[0]["status"], asked) == (401, ["guard"])
+
+
+async def answered(app: RequestMiddleware, path: str) -> list[dict[str, Any]]:
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app({"type": "http", "method": "GET", "path": path, "headers": []}, receive, send)
+    return sent

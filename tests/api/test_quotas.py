@@ -17,6 +17,7 @@ def test_a_full_bucket_lets_all_of_it_be_taken(per_minute: int, now_s: float) ->
     assert bucket.wait_s(per_minute, now_s) == 0
 
 
+@example(209949, 0.0, [(0.0, 1.5), (1.00001, 0.0), (83.75, 0.0)])  # one more fits but for less than a microsecond
 @given(A_MINUTE, CLOCKS, st.lists(st.tuples(st.floats(0, 90), st.floats(0, 1.5)), max_size=8))
 def test_what_is_left_can_be_taken_and_what_is_more_has_to_wait(
     per_minute: int, now_s: float, used: list[tuple[float, float]]

@@ -1,19 +1,20 @@
-"""The public routes. Each is added with the dependency that guards it; one without cannot be added.
+"""The public routes. Each is added with its guard; one without cannot be added.
 
-The framework gives routing, dependencies and the description at `/openapi.json`. Bodies are read by us, strictly, and
-answers are written by us, so that a client who leaves is seen.
+The framework finds a route, and nothing else. Bodies are read by us, strictly, answers are written by us, so that a
+client who leaves is seen, and what `/openapi.json` says is said by us.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from fastapi import Depends, FastAPI
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
 from quire import __version__
 from quire.api.access.admission import Admission
@@ -38,44 +39,48 @@ from quire.api.dialects.openai.schemas import (
 from quire.api.dialects.openai.tokens import detokenize, tokenize
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
-from quire.api.openapi import described, with_bodies
+from quire.api.openapi import Operation, description
 from quire.errors import InvariantError, QuireError
 from quire.observe.metrics import CONTENT_TYPE, ENGINE_TOTALS, Picture
 
 Endpoint = Callable[..., Awaitable[Response]]
-QUIET: Any = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
-"""The framework can report to collectors by itself. A server that was not told to talks to nobody."""
+Guard = Callable[[Request], Awaitable[object]]
+"""Lets a request in, or raises."""
 
 
-class GuardedRoute(APIRoute):
-    """A route whose guard is asked first. The framework describes it and finds it; bodies and callers it need not look
-    for, since those are read by us."""
+class GuardedRoute(Route):
+    """A route whose guard is asked first."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Ask the guard, then the endpoint. A route without a guard is a mistake of ours."""
-        guards, endpoint = [one.dependency for one in self.dependencies if one.dependency is not None], self.endpoint
-        if len(guards) != 1:
-            raise InvariantError(f"a route needs one guard, {self.path} has {len(guards)}")
-        (guard,) = guards
-
+    def __init__(self, method: str, path: str, endpoint: Endpoint, guard: Guard) -> None:
         async def handle(request: Request) -> Response:
             await guard(request)
-            response: Response = await endpoint(request, **request.path_params)
-            return response
+            return await endpoint(request, **request.path_params)
 
-        return handle
+        super().__init__(path, handle, methods=[method], include_in_schema=method != "HEAD")
+        self.methods = {method}  # the framework lets HEAD in wherever GET is
+        self.endpoint = endpoint
+        self.guard = guard
 
 
-def make_app(admission: Admission, gate: Gate) -> FastAPI:
+class GuardedRoutes(list[BaseRoute]):
+    """The routes of an application. Whichever way the framework adds one, it is appended here."""
+
+    def append(self, route: BaseRoute) -> None:
+        """Take a route that has a guard. One without is a mistake of ours."""
+        if not isinstance(route, GuardedRoute):
+            path = getattr(route, "path", route)
+            raise InvariantError(f"a route needs one guard, {path} has 0; add it by add_route")
+        super().append(route)
+
+
+def make_app(admission: Admission, gate: Gate) -> Starlette:
     """All public routes."""
-    app = FastAPI(title="quire", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, telemetry=QUIET)
+    handlers = dict.fromkeys((ApiError, QuireError, Exception), error_response)
+    app = Starlette(exception_handlers={HTTPException: _no_such_route, **handlers})
     app.router.redirect_slashes = False
-    app.router.route_class = GuardedRoute
+    app.router.routes = GuardedRoutes()
     app.state.admission, app.state.gate = admission, gate
     admission.metrics.watch(lambda: pictures(admission))
-    app.add_exception_handler(HTTPException, _no_such_route)
-    for kind in (ApiError, QuireError, Exception):
-        app.add_exception_handler(kind, error_response)
     _add_routes(app)
     return app
 
@@ -86,20 +91,12 @@ def make_asgi(admission: Admission, gate: Gate) -> RequestMiddleware:
     return RequestMiddleware(make_app(admission, gate), admission.told, pages)
 
 
-def add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, guard: Callable[..., Any]) -> None:
+def add_route(app: Starlette, method: str, path: str, endpoint: Endpoint, guard: Guard) -> None:
     """A route with its guard. There is no other way to add one."""
-    app.add_api_route(
-        path,
-        endpoint,
-        methods=[method],
-        dependencies=[Depends(guard)],
-        response_class=Response,
-        openapi_extra=described(method, path),
-        include_in_schema=method != "HEAD",
-    )
+    app.router.routes.append(GuardedRoute(method, path, endpoint, guard))
 
 
-def _add_routes(app: FastAPI) -> None:
+def _add_routes(app: Starlette) -> None:
     add_route(app, "POST", "/v1/chat/completions", _chat, require_key)
     add_route(app, "POST", "/v1/completions", _completions, require_key)
     add_route(app, "POST", "/v1/responses", _responses, require_key)
@@ -200,8 +197,22 @@ async def _openapi(request: Request) -> Response:
     state = request.app.state
     # Made once: it takes tens of milliseconds, and anybody may ask for it again and again.
     if not hasattr(state, "description"):
-        state.description = msgspec.json.encode(with_bodies(request.app.openapi(), BODIES))
+        state.description = msgspec.json.encode(description(_operations(request.app.routes)))
     return Response(state.description, media_type="application/json")
+
+
+def _operations(routes: Iterable[GuardedRoute]) -> Iterator[Operation]:
+    """What there is to describe: HEAD is GET without the body, and need not be told apart."""
+    for route in routes:
+        for method in route.methods or () if route.include_in_schema else ():
+            yield Operation(
+                method,
+                route.path_format,
+                route.endpoint.__name__,
+                inspect.getdoc(route.endpoint) or "",
+                is_public=route.guard is public,
+                body=BODIES.get(route.path),
+            )
 
 
 async def _health(request: Request) -> Response:

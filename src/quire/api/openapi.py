@@ -1,13 +1,19 @@
-"""The description at `/openapi.json`: what bodies look like, from the same shapes that read them."""
+"""The description at `/openapi.json`, in OpenAPI 3.1: routes in the words of their endpoints, and bodies from the same
+shapes that read them. Knows no framework: what is routed is handed in.
+"""
 
-from copy import deepcopy
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
+from quire import __version__
 from quire.api.dialects.openai.error_body import ERROR_SCHEMA
 
 REF = "#/components/schemas/{model}"
+PARAMETER = re.compile(r"{(\w+)}")
 STATUSES = {
     "400": "Something breaks a rule; the message says which.",
     "401": "A key is needed.",
@@ -18,30 +24,68 @@ STATUSES = {
 }
 
 
-def described(method: str, path: str) -> dict[str, Any]:
-    """What a route says beside what the framework knows: its errors, and which body it takes."""
-    if path in ("/health", "/ready"):
-        return {"responses": {"503": {"description": "Not now."}}}
-    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
-    told: dict[str, Any] = {
-        "responses": {status: {"description": said, **error} for status, said in STATUSES.items()},
-        "security": [{"key": []}],
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    """Its parameters stand in braces."""
+    endpoint_name: str
+    words: str
+    """What the endpoint says of itself."""
+    is_public: bool
+    body: type[BaseModel] | None
+
+    @property
+    def operation_id(self) -> str:
+        """Programs that were made from the description call it by this: it has to stay what it is."""
+        return re.sub(r"\W", "_", self.endpoint_name + self.path) + f"_{self.method.lower()}"
+
+
+def description(operations: Iterable[Operation]) -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, Any] = {}
+    parts: dict[str, Any] = {"Error": ERROR_SCHEMA}
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method.lower()] = _described(one)
+        if one.body is not None:
+            shape = one.body.model_json_schema(ref_template=REF)
+            parts |= shape.pop("$defs", {})
+            parts[one.body.__name__] = shape
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "quire", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": parts, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
-    if method == "POST":
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": {"$ref": path}}}}
+
+
+def _described(one: Operation) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "summary": one.words.partition(". ")[0].rstrip("."),
+        "description": one.words,
+        "operationId": one.operation_id,
+        "responses": {"200": {"description": "Successful Response"}, **_refusals(one)},
+    }
+    if names := PARAMETER.findall(one.path):
+        told["parameters"] = [_path_parameter(name) for name in names]
+    if one.body is not None:
+        told["requestBody"] = {"required": True, "content": _json_of(one.body.__name__)}
+    if not one.is_public:
+        told["security"] = [{"key": []}]
     return told
 
 
-def with_bodies(schema: dict[str, Any], bodies: dict[str, type[BaseModel]]) -> dict[str, Any]:
-    """The framework's description with the shapes of bodies put in."""
-    whole = deepcopy(schema)
-    parts = whole.setdefault("components", {}).setdefault("schemas", {})
-    parts["Error"] = ERROR_SCHEMA
-    whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    for path, shape in bodies.items():
-        own = shape.model_json_schema(ref_template=REF)
-        parts |= own.pop("$defs", {})
-        parts[shape.__name__] = own
-        body = whole["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        body["schema"] = {"$ref": REF.format(model=shape.__name__)}
-    return whole
+def _refusals(one: Operation) -> dict[str, Any]:
+    if one.is_public:
+        return {"503": {"description": "Not now."}}
+    return {status: {"description": said, "content": _json_of("Error")} for status, said in STATUSES.items()}
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "title": name.capitalize()}}
+
+
+def _json_of(model: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": REF.format(model=model)}}}

@@ -1,4 +1,4 @@
-"""Who is asking. A dependency of every route, never a matter of paths: a route without one does not start.
+"""Who is asking. A guard of every route, never a matter of paths: a route without one cannot be added.
 
 `require_key` lets in whoever has a key, or everybody where there are no keys. `public` lets in everybody, and is there
 so that a public route says so in its own words.

@@ -36,8 +36,12 @@ class Bucket:
 
     def left(self, now_s: float) -> int:
         """How many may be taken now."""
-        there_s = WINDOW_S - self.reset_s(now_s) + ROUNDING_S / 2
-        return min(self.per_minute, max(0, int(there_s * self.per_minute / WINDOW_S)))
+        there_s = WINDOW_S - self.reset_s(now_s) + ROUNDING_S
+        count = min(self.per_minute, max(0, int(there_s * self.per_minute / WINDOW_S)))
+        # Computed another way round than the wait, it may be one beside what that says.
+        if count < self.per_minute and self.wait_s(count + 1, now_s) == 0:
+            return count + 1
+        return count - 1 if count and self.wait_s(count, now_s) > 0 else count
 
     def reset_s(self, now_s: float) -> float:
         """How long until it is full."""
