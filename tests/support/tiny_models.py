@@ -150,7 +150,7 @@ def tensor_shapes(tiny: Tiny, num_tokens: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def write_gguf(path: Path, tiny: Tiny = Tiny()) -> Path:  # noqa: B008
+def write_gguf(path: Path, tiny: Tiny = Tiny()) -> Path:
     """Write the model; norms and biases are F32, matrices of `tiny.kind`."""
     metadata = all_metadata(tiny)
     writer = GGUFWriter(path, str(metadata.pop("general.architecture", tiny.arch)))
@@ -186,7 +186,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
 
 
-def make_directory(folder: Path, *, num_shards: int = 2, tiny: Tiny = Tiny()) -> Path:  # noqa: B008
+def make_directory(folder: Path, *, num_shards: int = 2, tiny: Tiny = Tiny()) -> Path:
     """A Hugging Face directory: a converted tiny model, its weights dealt out to shards with an index."""
     folder.mkdir(parents=True, exist_ok=True)
     made = converted_tiny(folder, tiny)
