@@ -4,7 +4,6 @@ The wheel is built from this commit and installed into an empty environment; the
 what is not in the wheel's requirements cannot help.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -115,18 +114,22 @@ def bytes_in(folder: Path) -> int:
 
 
 def held_bytes(leader: int) -> int:
-    """Memory of a process and all that it started: pages that several share are counted once."""
-    total = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _group(int(entry.name)) == leader:
-            total += _field_bytes(entry / "smaps_rollup", "Pss:")
-    return total
+    """Memory of a process and all that it started, workers too, each of which leads a session of its own: pages that
+    several share are counted once."""
+    parents = {
+        int(one.name): parent for one in Path("/proc").iterdir() if one.name.isdigit() if (parent := _parent(one))
+    }
+    family = {leader}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(_field_bytes(Path("/proc", str(pid), "smaps_rollup"), "Pss:") for pid in family)
 
 
-def _group(pid: int) -> int | None:
+def _parent(process: Path) -> int | None:
+    """Who started it; None if it has ended meanwhile."""
     try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
         return None
 
 

@@ -1,6 +1,7 @@
 """`quire serve`: models behind an OpenAI-compatible API. Talk goes to stderr; Ctrl-C lets requests finish."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,6 +9,9 @@ from quire.cli.settings_flags import with_all_settings
 from quire.config import Group, Settings
 from quire.config.home import expanded
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.checkpoints import Progress
 
 EPILOG = """\
 \b
@@ -40,20 +44,32 @@ def serve(
     import uvloop
 
     from quire.api.http.descriptors import allow_many_connections
-    from quire.api.serving import Plan, run
     from quire.checkpoints.progress import show_progress
-    from quire.cli.wiring import supervised
     from quire.observe.access_log import set_up
 
     settings.server.check_keys_file()
     set_up("json" if settings.server.log_format == "json" else "plain")
     if (warning := allow_many_connections()) is not None:
         _say(warning)
-    plan = Plan(public_names(models, served_model_name or []), settings, insecure_no_keys)
+    names = public_names(models, served_model_name or [])
     with show_progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        num_ended = runner.run(run(plan, _say, supervised(models, progress)))
+        num_ended = runner.run(_serve(names, settings, progress, allow_no_keys=insecure_no_keys))
     if num_ended:
         typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
+
+
+async def _serve(names: Mapping[str, str], settings: Settings, progress: "Progress", *, allow_no_keys: bool) -> int:
+    """How many requests had to be ended. The workers load while the API is imported, which takes most of a second."""
+    import asyncio
+    from importlib import import_module
+
+    from quire.cli.wiring import supervised
+
+    async with supervised([*names.values()], settings, progress) as opening:
+        serving = await asyncio.to_thread(import_module, "quire.api.serving")
+        plan = serving.Plan(names, settings, allow_no_keys)
+        num_ended: int = await serving.run(plan, _say, opening)
+        return num_ended
 
 
 def _say(line: str) -> None:

@@ -1,34 +1,86 @@
-"""Where `quire serve` runs its models: each in a worker of its own, all within one memory budget."""
+"""Where `quire serve` runs its models: each in a worker of its own, all within one memory budget.
+
+The first worker is on its way before the API is imported: it loads on one core, which takes longest, while this process
+imports, opens sockets and reads a tokenizer on another.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.cli.background import in_background
 
 if TYPE_CHECKING:
     from quire.api.serving import OpenClient
     from quire.checkpoints import Progress
-    from quire.client.served import ServedModel, Serving
+    from quire.client.served import ServedModel
     from quire.config import Settings
 
+T = TypeVar("T")
+HEAD_START_S = 2.0
+"""How long a worker may take to be on its way. A model that is downloaded takes longer, and who asks meanwhile gets an
+answer."""
 
-def supervised(models: Sequence[str], progress: "Progress") -> "OpenClient":
-    """These models, planned together when the first is opened."""
-    planned: dict[str, Serving] = {}
+
+@asynccontextmanager
+async def supervised(models: Sequence[str], settings: "Settings", progress: "Progress") -> "AsyncIterator[OpenClient]":
+    """These models, planned together and loaded one after the other from now on; closed in the end."""
+    house = _Models(models, settings, progress)
+    opening = asyncio.create_task(house.open_all(), name="quire-open-models")
 
     @asynccontextmanager
-    async def open_client(name: str, settings: "Settings") -> "AsyncIterator[ServedModel]":
+    async def open_client(name: str, _settings: "Settings") -> "AsyncIterator[ServedModel]":
+        opened = house.opened[name]
+        either: set[asyncio.Future[Any]] = {opened, opening}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            opening.result()  # raises what stood in the way
+        yield opened.result()
+
+    with suppress(TimeoutError):
+        await asyncio.wait_for(house.is_begun.wait(), HEAD_START_S)
+    try:
+        yield open_client
+    finally:
+        house.closing.set()
+        if all(one.done() for one in house.opened.values()):
+            await opening
+        else:  # whoever ends the server while it loads does not wait for the model, nor hear of it
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+
+
+def _itself(thing: T) -> T:
+    return thing
+
+
+class _Models:
+    """Opens models, keeps them, and closes them when asked to. Workers belong to the thread that does so."""
+
+    def __init__(self, models: Sequence[str], settings: "Settings", progress: "Progress") -> None:
+        self._models, self._settings, self._progress = models, settings, progress
+        loop = asyncio.get_running_loop()
+        self.opened: dict[str, asyncio.Future[ServedModel]] = {name: loop.create_future() for name in models}
+        self.is_begun = asyncio.Event()
+        """The first worker is on its way, or there will be none."""
+        self.closing = asyncio.Event()
+
+    async def open_all(self) -> None:
         from quire.client.served import ServedModel, plan_workers
 
-        if not planned:
+        settings = self._settings
+        try:
             planning = in_background(
-                lambda tell: plan_workers(models, settings.model, settings.serving, progress=tell), progress
+                lambda tell: plan_workers(self._models, settings.model, settings.serving, progress=tell),
+                self._progress,
             )
             servings = await asyncio.wrap_future(planning)
-            planned.update(zip(models, servings, strict=True))
-        async with ServedModel(lambda: planned[name]) as engine_client:
-            yield engine_client
-
-    return open_client
+            async with AsyncExitStack() as stack:
+                for name, serving in zip(self._models, servings, strict=True):
+                    model = ServedModel(partial(_itself, serving), self.is_begun.set)
+                    self.opened[name].set_result(await stack.enter_async_context(model))
+                await self.closing.wait()
+        finally:
+            self.is_begun.set()

@@ -8,7 +8,7 @@ async with ServedModel(plan_worker("model")) as model:
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -23,6 +23,7 @@ from quire.engine.loading import kv_key, queue_of
 from quire.errors import ConfigError, EngineDeadError
 from quire.text.grammar_checker import GrammarChecker
 from quire.text.grammar_wire import LoadVocabulary
+from quire.text.tokenizer import Tokenizer
 from quire.worker.kv_events import KVEventSettings
 from quire.worker.messages import Open, Ready, WorkerLoad
 from quire.worker.step_sizes import StepSizes
@@ -36,6 +37,8 @@ class Serving:
 
     plan: WorkerPlan
     words: Callable[[Ready], TextModel]
+    read_ahead: Callable[[], None] = lambda: None
+    """Begins to read what the words are made of: asked once the worker is on its way."""
 
 
 PrepareModel = Callable[[], Serving]
@@ -85,7 +88,8 @@ def plan_workers(
             kv_key(queueing),
             None if announced is None else announced.of_worker(index),
         )
-        servings.append(Serving(WorkerPlan(command, limits, progress=progress), _words_of(checkpoint, given)))
+        words = _Words(checkpoint, given)
+        servings.append(Serving(WorkerPlan(command, limits, progress=progress), words.of, words.read_ahead))
     return servings
 
 
@@ -104,18 +108,27 @@ def _weight_bytes(checkpoint: Checkpoint) -> int:
     return sum(path.stat().st_size for path in checkpoint.weight_files)
 
 
-def _words_of(checkpoint: Checkpoint, settings: ModelSettings) -> Callable[[Ready], TextModel]:
-    """Read from now on, beside the worker, which takes longer to load."""
-    with_one_thread = ThreadPoolExecutor(1, "tokenizer")
-    reading = with_one_thread.submit(read_tokenizer, checkpoint)
-    with_one_thread.shutdown(wait=False)
+class _Words:
+    """A model's words: its tokenizer is read beside the worker, which takes longer to load. Not before it is on its
+    way: reading holds what a spawn needs too."""
 
-    def words(ready: Ready) -> TextModel:
-        size = ready.info.vocabulary_size
+    def __init__(self, checkpoint: Checkpoint, settings: ModelSettings) -> None:
+        self._checkpoint = checkpoint
+        self._settings = settings
+        self._reading: Future[Tokenizer] | None = None
+
+    def read_ahead(self) -> None:
+        """Begin."""
+        with_one_thread = ThreadPoolExecutor(1, "tokenizer")
+        self._reading = with_one_thread.submit(read_tokenizer, self._checkpoint)
+        with_one_thread.shutdown(wait=False)
+
+    def of(self, ready: Ready) -> TextModel:
+        """The words of the model that a worker has loaded."""
+        checkpoint, size = self._checkpoint, ready.info.vocabulary_size
+        tokenizer = read_tokenizer(checkpoint) if self._reading is None else self._reading.result()
         grammars = GrammarChecker(lambda: LoadVocabulary(*_grammar_tokens(checkpoint, size)))
-        return TextModel.of(checkpoint, ready.info, reading.result(), grammars, tool_format=settings.tool_format)
-
-    return words
+        return TextModel.of(checkpoint, ready.info, tokenizer, grammars, tool_format=self._settings.tool_format)
 
 
 def _grammar_tokens(checkpoint: Checkpoint, vocabulary_size: int) -> tuple[str, int, tuple[int, ...]]:
@@ -134,9 +147,10 @@ def _kv_events(serving: ServingSettings) -> KVEventSettings | None:
 class ServedModel(EngineClient):
     """A model that any number of tasks on one event loop may ask, in a process that may die."""
 
-    def __init__(self, prepare: PrepareModel) -> None:
+    def __init__(self, prepare: PrepareModel, on_spawned: Callable[[], None] = lambda: None) -> None:
         super().__init__()
         self._prepare = prepare
+        self._on_spawned = on_spawned
         self._supervisor: Supervisor | None = None
 
     async def __aenter__(self) -> "ServedModel":
@@ -144,8 +158,12 @@ class ServedModel(EngineClient):
         serving = await asyncio.to_thread(self._prepare)
         # Spawned here and not in a thread of a pool: a worker dies with the thread that spawned it.
         supervisor = self._supervisor = Supervisor(serving.plan, self._on_events, self._on_failure)
+        starting = asyncio.ensure_future(supervisor.start())
         try:
-            text = await asyncio.to_thread(serving.words, await supervisor.start())
+            await supervisor.spawned.wait()
+            self._on_spawned()
+            serving.read_ahead()
+            text = await asyncio.to_thread(serving.words, await starting)
         except BaseException:
             await supervisor.close()
             raise

@@ -75,6 +75,8 @@ class Supervisor:
         self._ready: asyncio.Future[Ready] | None = None
         self._idle = asyncio.Event()
         self._closing = asyncio.Event()
+        self.spawned = asyncio.Event()
+        """Set once a worker is on its way, or none will come: until then the parent has better nothing else to do."""
         self._tasks: list[asyncio.Task[None]] = []
         self._awake_since_s = monotonic()
         self.state = State.LOADING
@@ -243,6 +245,7 @@ class Supervisor:
 
     def _end(self, error: QuireError) -> None:
         """There will be no other worker: the one way out of here."""
+        self.spawned.set()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         self._tell(self._ledger.abandon(error))
@@ -265,6 +268,7 @@ class Supervisor:
             return SessionEnd(f"no worker could be spawned: {error}", error=error)
         self._session = session = WorkerSession(process, monotonic())
         process.send(self._plan.open)
+        self.spawned.set()
         try:
             return await session.run(lambda message: self._on_message(session, message), self._ledger.names_sent)
         finally:
