@@ -39,6 +39,7 @@ MOVED: Mapping[str, str] = {
     "quire.text.chat.template": "quire.engine.chat_template",
     "quire.text.tokenizer": "quire.engine.text",
     "quire.worker.handle": "quire.engine.worker_process",
+    "quire.worker.spawned_worker": "quire.engine.worker_process",
     "quire.worker.supervisor": "quire.engine.supervisor",
 }
 """What modules were called before: those that `tests/findings` and the scripts of proofs import."""

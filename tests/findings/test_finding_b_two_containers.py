@@ -19,7 +19,7 @@ UNSHARE = shutil.which("unshare") or ""
 _SWEEP = """
 import sys
 from pathlib import Path
-from quire.worker.handle import _sweep
+from quire.worker.spawned_worker import _sweep
 _sweep(Path(sys.argv[1]))
 """
 

@@ -15,6 +15,7 @@ from quire.config import load_settings
 from quire.errors import CheckpointError, ConfigError
 
 SETTINGS = load_settings({}, environ={})
+FIRST: Any = "the first worker"
 
 
 class Loading:
@@ -24,12 +25,12 @@ class Loading:
         self.told: list[str] = []
         self.may_load = asyncio.Event()
 
-    def model(self, prepare: Callable[[], str], on_spawned: Callable[[], None]) -> Any:
+    def model(self, prepare: Callable[[], str], on_opening: Callable[[], None], first: object) -> Any:
         @asynccontextmanager
         async def one() -> AsyncIterator[str]:
             name = prepare()
-            on_spawned()
-            self.told.append(f"begun {name}")
+            on_opening()
+            self.told.append(f"begun {name}" + (f" by {first}" if first else ""))
             try:
                 await self.may_load.wait()
                 yield name
@@ -50,13 +51,13 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
 def test_a_worker_is_on_its_way_before_anything_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         made = loading(monkeypatch)
-        async with supervised(["one", "two"], SETTINGS, quiet) as opening:
-            assert made.told == ["begun one"]
+        async with supervised(["one", "two"], SETTINGS, quiet, FIRST) as opening:
+            assert made.told == ["begun one by the first worker"]
             made.may_load.set()
             async with opening("two", SETTINGS) as model:
                 assert str(model) == "two"
-            assert made.told == ["begun one", "begun two"]
-        assert made.told == ["begun one", "begun two", "ended two", "ended one"]
+            assert made.told == ["begun one by the first worker", "begun two"]
+        assert made.told == ["begun one by the first worker", "begun two", "ended two", "ended one"]
 
     asyncio.run(go())
 
@@ -65,16 +66,16 @@ def test_who_leaves_while_a_model_loads_does_not_wait_for_it(monkeypatch: pytest
     async def go() -> None:
         made = loading(monkeypatch)
         with pytest.raises(ConfigError, match="no keys"):
-            async with supervised(["one"], SETTINGS, quiet):
+            async with supervised(["one"], SETTINGS, quiet, FIRST):
                 raise ConfigError("no keys")
-        assert made.told == ["begun one", "ended one"]
+        assert made.told == ["begun one by the first worker", "ended one"]
 
     asyncio.run(go())
 
 
 def test_a_model_that_is_not_there_is_told_to_who_asks_for_it(tmp_path: Path) -> None:
     async def go() -> None:
-        async with supervised([str(tmp_path / "none.gguf")], SETTINGS, quiet) as opening:
+        async with supervised([str(tmp_path / "none.gguf")], SETTINGS, quiet, FIRST) as opening:
             with pytest.raises(CheckpointError, match="cannot be opened"):
                 async with opening(str(tmp_path / "none.gguf"), SETTINGS):
                     pass
@@ -85,7 +86,7 @@ def test_a_model_that_is_not_there_is_told_to_who_asks_for_it(tmp_path: Path) ->
 def test_what_went_wrong_with_the_server_is_told_before_what_went_wrong_with_a_model(tmp_path: Path) -> None:
     async def go() -> None:
         with pytest.raises(ConfigError, match="no keys"):
-            async with supervised([str(tmp_path / "none.gguf")], SETTINGS, quiet):
+            async with supervised([str(tmp_path / "none.gguf")], SETTINGS, quiet, FIRST):
                 raise ConfigError("no keys")
 
     asyncio.run(go())

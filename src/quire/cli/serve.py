@@ -1,6 +1,7 @@
 """`quire serve`: models behind an OpenAI-compatible API. Talk goes to stderr; Ctrl-C lets requests finish."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.checkpoints import Progress
+    from quire.worker.spawned_worker import SpawnedWorker
 
 EPILOG = """\
 \b
@@ -39,37 +41,43 @@ def serve(
     ] = False,
 ) -> None:
     """Serve models over HTTP, with the API that OpenAI clients speak."""
+    from contextlib import closing
+
+    from quire.worker.spawned_worker import SpawnedWorker
+
+    settings.server.check_keys_file()
+    names = public_names(models, served_model_name or [])
+    # First of all: it imports on one core what it needs, while we do on another.
+    with closing(SpawnedWorker(settings.serving.queue + settings.model.max_running)) as first:
+        num_ended = _serve(names, settings, first, allow_no_keys=insecure_no_keys)
+    if num_ended:
+        typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
+
+
+def _serve(names: Mapping[str, str], settings: Settings, first: "SpawnedWorker", *, allow_no_keys: bool) -> int:
+    """How many requests had to be ended."""
     import asyncio
 
     import uvloop
 
     from quire.api.http.descriptors import allow_many_connections
     from quire.checkpoints.progress import show_progress
+    from quire.cli.wiring import supervised
     from quire.observe.access_log import set_up
 
-    settings.server.check_keys_file()
     set_up("json" if settings.server.log_format == "json" else "plain")
     if (warning := allow_many_connections()) is not None:
         _say(warning)
-    names = public_names(models, served_model_name or [])
+
+    async def serve_until_ended(progress: "Progress") -> int:
+        async with supervised([*names.values()], settings, progress, first) as opening:
+            # Beside the worker, which loads by now: it takes most of a second.
+            serving = await asyncio.to_thread(import_module, "quire.api.serving")
+            num_ended: int = await serving.run(serving.Plan(names, settings, allow_no_keys), _say, opening)
+            return num_ended
+
     with show_progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        num_ended = runner.run(_serve(names, settings, progress, allow_no_keys=insecure_no_keys))
-    if num_ended:
-        typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
-
-
-async def _serve(names: Mapping[str, str], settings: Settings, progress: "Progress", *, allow_no_keys: bool) -> int:
-    """How many requests had to be ended. The workers load while the API is imported, which takes most of a second."""
-    import asyncio
-    from importlib import import_module
-
-    from quire.cli.wiring import supervised
-
-    async with supervised([*names.values()], settings, progress) as opening:
-        serving = await asyncio.to_thread(import_module, "quire.api.serving")
-        plan = serving.Plan(names, settings, allow_no_keys)
-        num_ended: int = await serving.run(plan, _say, opening)
-        return num_ended
+        return runner.run(serve_until_ended(progress))
 
 
 def _say(line: str) -> None:

@@ -1,7 +1,10 @@
 """Where `quire serve` runs its models: each in a worker of its own, all within one memory budget.
 
-The first worker is on its way before the API is imported: it loads on one core, which takes longest, while this process
-imports, opens sockets and reads a tokenizer on another.
+Who starts a server waits for it, so the first worker is spawned before anything else and imports on one core while this
+process does on another; and it knows what to load before the API is imported:
+
+    parent   spawn ─ import ─ plan ─ open ─► import the API, listen, read a tokenizer ─► ready
+    worker     └──── import ───────────└───► load, measure ───────────────────────────────┘
 """
 
 import asyncio
@@ -17,35 +20,40 @@ if TYPE_CHECKING:
     from quire.checkpoints import Progress
     from quire.client.served import ServedModel
     from quire.config import Settings
+    from quire.worker.spawned_worker import SpawnedWorker
 
 T = TypeVar("T")
 HEAD_START_S = 2.0
-"""How long a worker may take to be on its way. A model that is downloaded takes longer, and who asks meanwhile gets an
-answer."""
+"""How long it may take until a worker knows what to load. A model that is downloaded takes longer, and who asks
+meanwhile gets an answer."""
 
 
 @asynccontextmanager
-async def supervised(models: Sequence[str], settings: "Settings", progress: "Progress") -> "AsyncIterator[OpenClient]":
-    """These models, planned together and loaded one after the other from now on; closed in the end."""
-    house = _Models(models, settings, progress)
-    opening = asyncio.create_task(house.open_all(), name="quire-open-models")
+async def supervised(
+    models: Sequence[str], settings: "Settings", progress: "Progress", first: "SpawnedWorker"
+) -> "AsyncIterator[OpenClient]":
+    """These models, planned together and loaded one after the other from now on; closed in the end.
+
+    `first` is a worker for the first of them, which is on its way."""
+    opener = _Opener(models, settings, progress, first)
+    opening = asyncio.create_task(opener.open_all(), name="quire-open-models")
 
     @asynccontextmanager
     async def open_client(name: str, _settings: "Settings") -> "AsyncIterator[ServedModel]":
-        opened = house.opened[name]
+        opened = opener.opened[name]
         either: set[asyncio.Future[Any]] = {opened, opening}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
             opening.result()  # raises what stood in the way
         yield opened.result()
 
-    with suppress(TimeoutError):
-        await asyncio.wait_for(house.is_begun.wait(), HEAD_START_S)
     try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(opener.is_begun.wait(), HEAD_START_S)
         yield open_client
     finally:
-        house.closing.set()
-        if all(one.done() for one in house.opened.values()):
+        opener.closing.set()
+        if all(one.done() for one in opener.opened.values()):
             await opening
         else:  # whoever ends the server while it loads does not wait for the model, nor hear of it
             opening.cancel()
@@ -56,18 +64,22 @@ def _itself(thing: T) -> T:
     return thing
 
 
-class _Models:
+class _Opener:
     """Opens models, keeps them, and closes them when asked to. Workers belong to the thread that does so."""
 
-    def __init__(self, models: Sequence[str], settings: "Settings", progress: "Progress") -> None:
+    def __init__(
+        self, models: Sequence[str], settings: "Settings", progress: "Progress", first: "SpawnedWorker"
+    ) -> None:
         self._models, self._settings, self._progress = models, settings, progress
+        self._workers = [first, *[None] * (len(models) - 1)]
         loop = asyncio.get_running_loop()
         self.opened: dict[str, asyncio.Future[ServedModel]] = {name: loop.create_future() for name in models}
         self.is_begun = asyncio.Event()
-        """The first worker is on its way, or there will be none."""
+        """The first worker knows what to load, or there will be none."""
         self.closing = asyncio.Event()
 
     async def open_all(self) -> None:
+        """Until asked to close. Raises what stands in the way of a model."""
         from quire.client.served import ServedModel, plan_workers
 
         settings = self._settings
@@ -78,8 +90,8 @@ class _Models:
             )
             servings = await asyncio.wrap_future(planning)
             async with AsyncExitStack() as stack:
-                for name, serving in zip(self._models, servings, strict=True):
-                    model = ServedModel(partial(_itself, serving), self.is_begun.set)
+                for name, serving, worker in zip(self._models, servings, self._workers, strict=True):
+                    model = ServedModel(partial(_itself, serving), self.is_begun.set, worker)
                     self.opened[name].set_result(await stack.enter_async_context(model))
                 await self.closing.wait()
         finally:

@@ -26,6 +26,7 @@ from quire.text.grammar_wire import LoadVocabulary
 from quire.text.tokenizer import Tokenizer
 from quire.worker.kv_events import KVEventSettings
 from quire.worker.messages import Open, Ready, WorkerLoad
+from quire.worker.spawned_worker import SpawnedWorker
 from quire.worker.step_sizes import StepSizes
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import Limits, WorkerPlan
@@ -147,21 +148,29 @@ def _kv_events(serving: ServingSettings) -> KVEventSettings | None:
 class ServedModel(EngineClient):
     """A model that any number of tasks on one event loop may ask, in a process that may die."""
 
-    def __init__(self, prepare: PrepareModel, on_spawned: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        prepare: PrepareModel,
+        on_opening: Callable[[], None] = lambda: None,
+        first: SpawnedWorker | None = None,
+    ) -> None:
+        """`on_opening` is told once a worker knows what to load, or there will be none; `first`: a worker that was
+        spawned before anything was prepared."""
         super().__init__()
         self._prepare = prepare
-        self._on_spawned = on_spawned
+        self._on_opening = on_opening
+        self._first = first
         self._supervisor: Supervisor | None = None
 
     async def __aenter__(self) -> "ServedModel":
         self._loop = asyncio.get_running_loop()
         serving = await asyncio.to_thread(self._prepare)
         # Spawned here and not in a thread of a pool: a worker dies with the thread that spawned it.
-        supervisor = self._supervisor = Supervisor(serving.plan, self._on_events, self._on_failure)
+        supervisor = self._supervisor = Supervisor(serving.plan, self._on_events, self._on_failure, self._first)
         starting = asyncio.ensure_future(supervisor.start())
         try:
-            await supervisor.spawned.wait()
-            self._on_spawned()
+            await supervisor.told_to_open.wait()
+            self._on_opening()
             serving.read_ahead()
             text = await asyncio.to_thread(serving.words, await starting)
         except BaseException:

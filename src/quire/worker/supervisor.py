@@ -37,6 +37,7 @@ from quire.worker.ledger import Ledger
 from quire.worker.messages import Failed, LoadProgress, Ready, Stepped, ToParent, ToWorker, WorkerLoad
 from quire.worker.session import SessionEnd, WorkerSession
 from quire.worker.shared_status import Flight
+from quire.worker.spawned_worker import SpawnedWorker
 from quire.worker.step_sizes import StepSizes
 from quire.worker.worker_plan import WorkerPlan
 
@@ -63,8 +64,12 @@ class State(Enum):
 class Supervisor:
     """Keeps one model's worker alive, and its clients unaware of how often that took a new one."""
 
-    def __init__(self, plan: WorkerPlan, listener: Listener, failed: OnFailure) -> None:
+    def __init__(
+        self, plan: WorkerPlan, listener: Listener, failed: OnFailure, first: SpawnedWorker | None = None
+    ) -> None:
+        """`first`: a worker that is on its way, for the first life."""
         self._plan = plan
+        self._first = first
         self._context = zmq.asyncio.Context()
         self._max_open = plan.open.queue.max_requests + plan.open.settings.max_running
         self._listener = listener
@@ -75,8 +80,8 @@ class Supervisor:
         self._ready: asyncio.Future[Ready] | None = None
         self._idle = asyncio.Event()
         self._closing = asyncio.Event()
-        self.spawned = asyncio.Event()
-        """Set once a worker is on its way, or none will come: until then the parent has better nothing else to do."""
+        self.told_to_open = asyncio.Event()
+        """Set once a worker knows what to load, or none will come: its parent has better nothing else to do before."""
         self._tasks: list[asyncio.Task[None]] = []
         self._awake_since_s = monotonic()
         self.state = State.LOADING
@@ -245,7 +250,7 @@ class Supervisor:
 
     def _end(self, error: QuireError) -> None:
         """There will be no other worker: the one way out of here."""
-        self.spawned.set()
+        self.told_to_open.set()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         self._tell(self._ledger.abandon(error))
@@ -260,15 +265,17 @@ class Supervisor:
 
     async def _live_once(self) -> SessionEnd:
         """One worker from its spawning to its end."""
+        plan = self._plan
+        first, self._first = self._first, None
         try:
-            process = WorkerProcess(self._context, self._max_open, self._plan.command, self._plan.environment)
+            process = WorkerProcess(self._context, self._max_open, plan.command, plan.environment, first)
         except (OSError, zmq.ZMQError) as error:
             return SessionEnd(f"no worker could be spawned: {error}")
         except QuireError as error:
             return SessionEnd(f"no worker could be spawned: {error}", error=error)
         self._session = session = WorkerSession(process, monotonic())
-        process.send(self._plan.open)
-        self.spawned.set()
+        process.send(plan.open)
+        self.told_to_open.set()
         try:
             return await session.run(lambda message: self._on_message(session, message), self._ledger.names_sent)
         finally:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quire.worker.handle import COMMAND
 from quire.worker.messages import Open
+from quire.worker.spawned_worker import COMMAND
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,11 @@ from quire.errors import (
     QueueFullError,
     RequestTooLargeError,
 )
-from quire.worker import handle as worker_process
+from quire.worker import spawned_worker
 from quire.worker import supervisor as supervisor_module
 from quire.worker.faults import Fault, FaultyRunner, faults_from
-from quire.worker.handle import _lock, _sweep
 from quire.worker.ledger import POISON
+from quire.worker.spawned_worker import _lock, _sweep
 from quire.worker.supervisor import LATE_S, Supervisor
 from quire.worker.worker_plan import Limits
 from tests.support.oracle_worker import SETTINGS, oracle_plan
@@ -535,7 +535,7 @@ def short_folder() -> Iterator[Path]:
 def test_a_folder_that_was_swept_before_it_was_locked_is_made_anew(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = worker_process._lock
+    really = spawned_worker._lock
     lost: list[Path] = []
 
     def sweeps_first(folder: Path) -> int | None:
@@ -545,9 +545,9 @@ def test_a_folder_that_was_swept_before_it_was_locked_is_made_anew(
         return really(folder)
 
     monkeypatch.setattr("tempfile.tempdir", str(short_folder))
-    monkeypatch.setattr(worker_process, "_lock", sweeps_first)
+    monkeypatch.setattr(spawned_worker, "_lock", sweeps_first)
     with contextlib.ExitStack() as held:
-        folder = worker_process._private_folder(held)
+        folder = spawned_worker._private_folder(held)
         assert folder.is_dir()
         assert folder != lost[0]
     assert list(short_folder.iterdir()) == []
