@@ -215,9 +215,13 @@ class Step {
         for (int64_t at = 0; at < call_.num_layers; ++at) {
             for_chunks(call_.num_rows, [&](Rows rows) { ask(at, rows); });
             attend(at);
-            for_chunks(call_.num_rows, [&](Rows rows) { answer(call_.layers[at], rows); });
+            const bool is_last = at + 1 == call_.num_layers;
+            if (is_last) draw_together();
+            for_chunks(is_last ? call_.num_needed : call_.num_rows,
+                       [&](Rows rows) { answer(call_.layers[at], rows); });
         }
         finish();
+        spread_out();
         for_chunks(call_.num_wanted, [&](Rows rows) { tell(rows); });
         const ArgmaxCall argmax = {call_.logits, call_.head.num_out, call_.likeliest, call_.is_sound, call_.num_sampled,
                                    call_.head.num_out};
@@ -259,13 +263,50 @@ class Step {
         }
     }
 
-    // The last norm, and whether a row's numbers are any.
-    void finish() {
-        const NormCall last = norm_call(call_.added, call_.norm, {0, call_.num_rows});
+    // Nobody asks what the last layer makes of most rows of a prompt: all they leave behind are keys and values. Rows
+    // that are needed move to the front, in order, which never overwrites one that is still to move:
+    //
+    //     rows     0 1 2 3 4 5 6 7         needed   2 5 7
+    //     front    2 5 7                   and back where they were, in `spread_out`
+    //
+    // The others are done. What a row attended to shows whether what it wrote can be used.
+    void draw_together() {
+        if (is_every_needed()) return;
         timed(kNorm, [&] {
             thread_.share(call_.num_rows, [&](int64_t row) {
-                kernels_.norm_row(last, row);
-                call_.is_finite[row] = is_finite(row);
+                call_.is_finite[row] = is_finite(call_.answers + row * state_.query_size(), state_.query_size());
+            });
+            for (int64_t at = 0; at < call_.num_needed && thread_.number() == 0; ++at) {
+                move(call_.answers, state_.query_size(), call_.needed[at], at);
+                move(call_.residual, call_.hidden_size, call_.needed[at], at);
+            }
+            thread_.wait();
+        });
+    }
+
+    void spread_out() {
+        if (is_every_needed()) return;
+        timed(kNorm, [&] {
+            for (int64_t at = call_.num_needed - 1; at >= 0 && thread_.number() == 0; --at)
+                move(call_.hidden, call_.hidden_size, at, call_.needed[at]);
+            thread_.wait();
+        });
+    }
+
+    bool is_every_needed() const { return call_.num_needed == call_.num_rows; }
+
+    static void move(float* rows, int64_t size, int64_t from, int64_t to) {
+        if (from != to) std::copy(rows + from * size, rows + (from + 1) * size, rows + to * size);
+    }
+
+    // The last norm, and whether a row's numbers are any.
+    void finish() {
+        const NormCall last = norm_call(call_.added, call_.norm, {0, call_.num_needed});
+        timed(kNorm, [&] {
+            thread_.share(call_.num_needed, [&](int64_t at) {
+                kernels_.norm_row(last, at);
+                const int64_t row = is_every_needed() ? at : call_.needed[at];
+                call_.is_finite[row] = is_finite(call_.hidden + at * call_.hidden_size, call_.hidden_size);
             });
         });
     }
@@ -365,10 +406,9 @@ class Step {
         call_.seconds[part] += omp_get_wtime() - started_s;
     }
 
-    bool is_finite(int64_t row) const {
-        const float* hidden = call_.hidden + row * call_.hidden_size;
+    static bool is_finite(const float* numbers, int64_t size) {
         float differences = 0.0f;
-        for (int64_t at = 0; at < call_.hidden_size; ++at) differences += hidden[at] - hidden[at];
+        for (int64_t at = 0; at < size; ++at) differences += numbers[at] - numbers[at];
         return differences == 0.0f;
     }
 
@@ -388,11 +428,23 @@ void check(const int64_t* indices, int64_t count, int64_t size, const char* what
                                     std::to_string(indices[at]) + " given");
 }
 
+// Upwards, and each once: rows are moved by that.
+void check_needed(const DecoderCall& call) {
+    if (call.num_needed == call.num_rows) return;
+    check(call.needed, call.num_needed, call.num_rows, "needed rows");
+    for (int64_t at = 1; at < call.num_needed; ++at)
+        if (call.needed[at] <= call.needed[at - 1]) throw std::out_of_range("needed rows must be in order, each once");
+    for (int64_t at = 0; at < call.num_wanted; ++at)
+        if (!std::binary_search(call.needed, call.needed + call.num_needed, call.wanted[at]))
+            throw std::out_of_range("row " + std::to_string(call.wanted[at]) + " is wanted and not needed");
+}
+
 }  // namespace
 
 void compute_step(const DecoderCall& call) {
     check(call.tokens, call.num_rows, call.embedding.num_out, "tokens");
     check(call.wanted, call.num_wanted, call.num_rows, "wanted rows");
+    check_needed(call);
     const StepState state(call);
     in_team(state.num_threads(), [&](TeamThread& thread) { Step(state, thread).run(); });
 }

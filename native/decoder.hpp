@@ -52,13 +52,14 @@ struct DecoderCall {
     const Member* members;
     const Tile* tiles;
     const int64_t* wanted;  // rows whose logits are wanted; the likeliest token too of the first `num_sampled`
-    int64_t num_tiles, num_rows, num_wanted, num_sampled, num_threads;
+    const int64_t* needed;  // rows whose last hidden states are needed, upwards: those wanted, and perhaps others
+    int64_t num_tiles, num_rows, num_wanted, num_needed, num_sampled, num_threads;
     // What is computed:
-    float* hidden;       // [row, hidden]: the last hidden states
+    float* hidden;       // [row, hidden]: the last hidden states of rows that are needed
     float* logits;       // [wanted, vocabulary]
     int64_t* likeliest;  // [sampled], as argmax has it
     uint8_t* is_sound;   // [sampled]: whether all logits of the row are finite
-    uint8_t* is_finite;  // [row]: whether the last hidden state is
+    uint8_t* is_finite;  // [row]: whether the last hidden state is; of a row that is not needed, what it attended to
     // What is between:
     float* residual;     // [row, hidden]
     float* added;        // as residual

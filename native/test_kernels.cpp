@@ -405,6 +405,10 @@ void test_decoder() {
     std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots, tokens, wanted;
     for (int64_t row = 0; row < rows; ++row) slots.push_back(row), tokens.push_back(pick(0, int(vocabulary) - 1));
     for (int64_t at = 0; at < num_wanted; ++at) wanted.push_back(pick(0, int(rows) - 1));
+    std::vector<int64_t> needed;  // all rows, or those wanted and perhaps others
+    const bool is_every_needed = pick(0, 1);
+    for (int64_t row = 0; row < rows; ++row)
+        if (is_every_needed || pick(0, 3) == 0 || std::count(wanted.begin(), wanted.end(), row)) needed.push_back(row);
     const int32_t table = 1, zero = 0, count = static_cast<int32_t>(rows);
     std::vector<quire::Member> members(static_cast<size_t>(rows));
     std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
@@ -429,6 +433,7 @@ void test_decoder() {
     call.key_block_stride = call.value_block_stride = kv * block, call.kv_type = 0, call.block_size = block;
     call.tokens = tokens.data(), call.positions = slots.data(), call.blocks = blocks.data(), call.slots = slots.data();
     call.tables = &table, call.members = members.data(), call.tiles = tiles.data(), call.wanted = wanted.data();
+    call.needed = needed.data(), call.num_needed = static_cast<int64_t>(needed.size());
     call.num_tiles = num_tiles, call.num_rows = rows, call.num_wanted = num_wanted, call.num_sampled = num_sampled;
     call.num_threads = 2;
     call.hidden = out.data(), call.logits = logits.data(), call.likeliest = likeliest.data();

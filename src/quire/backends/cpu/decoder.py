@@ -73,11 +73,19 @@ class Decoder:
         other._buffers, other._store = Buffers(self.shape, 0, 0), None
         return other
 
-    def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64], num_sampled: int = 0) -> Computed:
+    def compute(
+        self,
+        batch: Batch,
+        store: KVStore,
+        wanted: NDArray[np.int64],
+        num_sampled: int = 0,
+        needed: NDArray[np.int64] | None = None,
+    ) -> Computed:
         """Write the rows' KV, and return the last hidden states, the logits of the wanted rows, and the likeliest token
         of the first `num_sampled` of these.
 
-        All of it lies in buffers that the next step uses again.
+        Rows that are not `needed`, of which there are some unless it is None, have no last hidden states: the last
+        layer computes their keys and values alone. All of it lies in buffers that the next step uses again.
         """
         num_rows, num_wanted = len(batch.tokens), len(wanted)
         buffers, call = self._buffers, self._call
@@ -93,7 +101,8 @@ class Decoder:
         first, stride = batch.rows.ctypes.data, batch.rows.strides[0]
         call.tell_step(
             first, first + stride, first + 2 * stride, first + 3 * stride, *tiles.addresses, wanted.ctypes.data,
-            tiles.num_tiles, num_rows, num_wanted, num_sampled, num_threads(),
+            0 if needed is None else needed.ctypes.data, tiles.num_tiles, num_rows, num_wanted,
+            num_rows if needed is None else len(needed), num_sampled, num_threads(),
         )  # fmt: skip
         try:
             kernels().compute_step(call.address)

@@ -40,16 +40,17 @@ CALL = np.dtype([
     ("frequencies", "u8"), ("rope_scaling", "f8"),
     *((name, "i8") for name in ("num_heads", "num_kv_heads", "head_size", "hidden_size", "intermediate_size")),
     *((name, "i8") for name in ("key_block_stride", "value_block_stride", "kv_type", "block_size")),
-    *((name, "u8") for name in ("tokens", "positions", "blocks", "slots", "tables", "members", "tiles", "wanted")),
-    *((name, "i8") for name in ("num_tiles", "num_rows", "num_wanted", "num_sampled", "num_threads")),
+    *((name, "u8") for name in ("tokens", "positions", "blocks", "slots", "tables", "members", "tiles")),
+    *((name, "u8") for name in ("wanted", "needed")),
+    *((name, "i8") for name in ("num_tiles", "num_rows", "num_wanted", "num_needed", "num_sampled", "num_threads")),
     *((name, "u8") for name in ("hidden", "logits", "likeliest", "is_sound", "is_finite")),
     *((name, "u8") for name in ("residual", "added", "queries", "answers", "cos", "sin", "picked")),
     *((name, "u8") for name in ("qkv", "gate_up", "gated")),
     ("chunk_rows", "i8"), ("seconds", "u8"),
 ])  # fmt: skip
 STEP = (
-    "tokens", "positions", "blocks", "slots", "tables", "members", "tiles", "wanted",
-    "num_tiles", "num_rows", "num_wanted", "num_sampled", "num_threads",
+    "tokens", "positions", "blocks", "slots", "tables", "members", "tiles", "wanted", "needed",
+    "num_tiles", "num_rows", "num_wanted", "num_needed", "num_sampled", "num_threads",
 )  # fmt: skip
 """Neighbours in CALL: what is another in every step."""
 COMPUTED = ("hidden", "logits", "likeliest", "is_sound", "is_finite")

@@ -57,7 +57,8 @@ class CpuRunner:
             return StepResult(plan.step, {})
         batch = make_batch(plan.items, store.block_size)
         wanted = Wanted(plan.items, batch)
-        computed = model.compute(batch, store, wanted.rows, wanted.num_sampled)
+        needed = wanted.needed_rows(len(batch.tokens))
+        computed = model.compute(batch, store, wanted.rows, wanted.num_sampled, needed)
         return StepResult(plan.step, wanted.results(computed, self._lists.of(plan.items), masks))
 
     def _opened(self) -> tuple[Decoder, KVStore]:

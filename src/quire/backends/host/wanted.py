@@ -29,9 +29,9 @@ class Computed:
     """What a forward pass came to."""
 
     is_finite: NDArray[np.bool_]
-    """[row]: whether the row's last hidden state is. If not, what it wrote must not be used."""
+    """[row]: whether the row's numbers are. If not, what it wrote must not be used."""
     hidden: NDArray[np.float32]
-    """[row, hidden size]: the last hidden states, as the head gets them."""
+    """[row, hidden size]: the last hidden states, as the head gets them, of rows that are needed."""
     logits: NDArray[np.float32]
     """[wanted row, vocabulary]."""
     likeliest: sampler.Likeliest | None = None
@@ -64,6 +64,18 @@ class Wanted:
                 rows += range(first, first + len(item.scoring.token_ids))
         self.rows = np.array(rows, np.int64)
         """All that need logits; the first `num_sampled` are sampled."""
+
+    def needed_rows(self, num_rows: int) -> NDArray[np.int64] | None:
+        """Those of so many rows whose last hidden states anybody asks for, upwards; None: all of them."""
+        if len(self.rows) >= num_rows:
+            return None
+        asked = [
+            self._first_rows[at] + position - item.first_position
+            for at, item in enumerate(self._items)
+            for position in item.hidden_positions
+        ]
+        needed = np.unique(np.concatenate((self.rows, np.array(asked, np.int64))))
+        return needed if len(needed) < num_rows else None
 
     @property
     def num_sampled(self) -> int:

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from random import Random
 from subprocess import run
 from typing import Any
 
@@ -81,6 +82,54 @@ def test_a_token_or_a_row_that_nobody_has_is_refused(tmp_path: Path) -> None:
         batch = make_batch([WorkItem(1, (token,), 0, (1,))], store.block_size)
         with pytest.raises(InvariantError, match="names what is not there"):
             model.compute(batch, store, np.array([row]))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_rows_that_nobody_needs_change_nothing_of_those_that_are(name: str, threads: int, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, num_threads=threads)
+    runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", MODELS[name]))), settings).runner
+    assert isinstance(runner, CpuRunner)
+    model, store = runner._opened()
+    items = [
+        WorkItem(0, tuple(range(5, 45)), 0, (1, 2, 3)),
+        WorkItem(1, (9, 8, 7), 0, (4,)),
+        WorkItem(2, (6,), 0, (5,)),
+    ]
+    batch, random = make_batch(items, store.block_size), Random(3)
+    num_rows = len(batch.tokens)
+    whole = model.compute(batch, store, np.arange(num_rows))
+    hidden, logits, kept = whole.hidden.copy(), whole.logits.copy(), store.read_blocks([1, 2, 3, 4, 5])
+    for count in (0, 1, 2, 17, num_rows - 1):
+        needed = np.array(sorted(random.sample(range(num_rows), count)), np.int64)
+        wanted = np.array(random.sample(needed.tolist(), count // 2), np.int64)
+        store.write_blocks([1, 2, 3, 4, 5], [bytes(len(one)) for one in kept])
+        found = model.compute(batch, store, wanted, 0, needed)
+        assert found.hidden[needed].tobytes() == hidden[needed].tobytes()
+        assert found.logits.tobytes() == logits[wanted].tobytes()
+        assert store.read_blocks([1, 2, 3, 4, 5]) == kept
+        assert found.is_finite.all()
+
+
+def test_of_a_row_that_nobody_needs_numbers_that_are_none_are_told(tmp_path: Path) -> None:
+    runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", LLAMA))), SETTINGS).runner
+    assert isinstance(runner, CpuRunner)
+    model, store = runner._opened()
+    poisoned = [np.full(len(one) // 4, np.nan, np.float32).tobytes() for one in store.read_blocks([1])]
+    store.write_blocks([1], poisoned)
+    items = [WorkItem(0, (5, 6), 16, (1, 2)), WorkItem(1, (9, 8), 0, (3,))]
+    found = model.compute(make_batch(items, store.block_size), store, np.array([3]), 0, np.array([3]))
+    assert found.is_finite.tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("needed", [[1, 0], [0, 0], [0, 4], [-1], [0]])
+def test_rows_that_are_needed_come_in_order_and_hold_those_that_are_wanted(needed: list[int], tmp_path: Path) -> None:
+    runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", LLAMA))), SETTINGS).runner
+    assert isinstance(runner, CpuRunner)
+    model, store = runner._opened()
+    batch = make_batch([WorkItem(0, (5, 6, 7, 8), 0, (1,))], store.block_size)
+    with pytest.raises(InvariantError, match="names what is not there"):
+        model.compute(batch, store, np.array([1]), 0, np.array(needed))
 
 
 @pytest.mark.parametrize("name", MODELS)
