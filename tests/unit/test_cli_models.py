@@ -125,6 +125,20 @@ def test_info_tells_what_the_headers_say(tmp_path: Path) -> None:
     assert facts["end_tokens"] == {"2": "<|im_end|>"}
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_info_estimates_speed_from_the_bytes_a_token_reads(tmp_path: Path, is_tied: bool) -> None:
+    tiny = Tiny(num_layers=3, num_heads=4, num_kv_heads=2, hidden=32, tied=is_tied)
+    facts = run_json("info", str(make_directory(tmp_path / "model", tiny=tiny)))
+    layer = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 32
+    assert facts["read_bytes_per_token"] == 4 * (3 * layer + facts["vocabulary"] * 32)
+    if facts["memory_bytes_per_s"] is None:  # no kernels here
+        assert facts["tokens_per_s"] is None
+    else:
+        assert facts["tokens_per_s"] == pytest.approx(
+            0.75 * facts["memory_bytes_per_s"] / facts["read_bytes_per_token"]
+        )
+
+
 def test_info_estimates_what_fits_in_whole_blocks(tmp_path: Path) -> None:
     facts = facts_of(resolve(str(make_directory(tmp_path / "model", tiny=Tiny()))))
     assert facts.fits is not None
@@ -144,6 +158,7 @@ def test_info_prints_tables_a_person_can_read(tmp_path: Path) -> None:
         "chat template   yes",
         "2 <|im_end|>",
         "bytes per token",
+        "tokens/s: each reads",
         "an estimate",
         "32 GiB",
     ):

@@ -38,6 +38,9 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 SCALE_BYTES = {"int8": 4}
 """Beside each key of a head and each value of a head."""
 SHOWN_KV_DTYPES = ("float32", "bfloat16")
+REACHED = 0.75
+"""Of the memory's speed, by steps of one answer; docs/concepts/speed.md has what was measured."""
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class Facts:
     parameters: int
     weight_bytes: int
     weight_types: tuple[str, ...]
+    read_bytes_per_token: int | None
+    """Of weights, by a step of one answer: what its speed hangs on."""
     kv_bytes_per_token: Mapping[str, int] | None
     has_chat_template: bool
     end_tokens: Mapping[int, str]
@@ -74,6 +79,15 @@ class Facts:
     """How weights are held in what fits; `kv_dtype` says it of keys and values."""
     kv_dtype: str
     fits: tuple[Fit, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast one answer is guessed to come here; None where that is not known."""
+
+    memory_bytes_per_s: float | None
+    """Measured just now."""
+    tokens_per_s: float | None
 
 
 @with_chosen_settings("dtype", "arithmetic", "kv_dtype")
@@ -89,11 +103,14 @@ def info(
     """
     import json
 
+    from quire.backends.kernels.bandwidth import bandwidth_bytes_per_s
+
     facts = facts_of(_resolved(model), settings.model)
+    speed = _speed(facts.read_bytes_per_token, bandwidth_bytes_per_s() if settings.model.device == "cpu" else None)
     if as_json:
-        typer.echo(json.dumps(asdict(facts)))
+        typer.echo(json.dumps({**asdict(facts), **asdict(speed)}))
     else:
-        _print_tables(facts)
+        _print_tables(facts, speed)
 
 
 def _resolved(model: str) -> "Checkpoint":
@@ -142,6 +159,7 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         parameters=num_values,
         weight_bytes=sum(one.num_bytes for one in tensors.values()),
         weight_types=tuple(sorted({one.type for one in used.values()})),
+        read_bytes_per_token=_read_bytes(used, settings.dtype) if sizes else None,
         kv_bytes_per_token={dtype: _kv_bytes(sizes, dtype) for dtype in SHOWN_KV_DTYPES} if sizes else None,
         has_chat_template=checkpoint.chat_template is not None,
         end_tokens=_end_tokens(checkpoint),
@@ -159,6 +177,12 @@ def _known(config: Mapping[str, Any], tensors: "Tensors") -> "tuple[ModelSizes |
         return None, tensors
     sizes = sizes_of(config)
     return sizes, {name: tensors[name] for name in expected_shapes(config["model_type"], sizes)}
+
+
+def _read_bytes(used: "Tensors", dtype: str) -> int:
+    """Every matrix but an embedding that is not the head too, of which a step reads a few rows."""
+    skipped = EMBEDDING if HEAD in used else ""
+    return sum(_held_bytes(one, dtype) for name, one in used.items() if len(one.shape) > 1 and name != skipped)
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:
@@ -197,10 +221,14 @@ def _end_tokens(checkpoint: "Checkpoint") -> dict[int, str]:
     return {token: tokenizer.id_to_token(token) or "" for token in sorted(checkpoint.end_tokens(tokenizer.token_to_id))}
 
 
-def _print_tables(facts: Facts) -> None:
+def _speed(read_bytes: int | None, bytes_per_s: float | None) -> Speed:
+    return Speed(bytes_per_s, REACHED * bytes_per_s / read_bytes if bytes_per_s and read_bytes else None)
+
+
+def _print_tables(facts: Facts, speed: Speed) -> None:
     from quire.cli.columns import columns, plain
 
-    rows = [(what, how_much) for what, how_much in _rows(facts) if how_much is not None]
+    rows = [(what, how_much) for what, how_much in _rows(facts, speed) if how_much is not None]
     width = max(len(what) for what, _ in rows)
     for what, how_much in rows:
         typer.echo(f"{what:{width}}  {plain(how_much)}")
@@ -215,7 +243,7 @@ def _print_tables(facts: Facts) -> None:
     typer.echo(columns(header, fits, right=frozenset({0, 1, 2})))
 
 
-def _rows(facts: Facts) -> list[tuple[str, str | None]]:
+def _rows(facts: Facts, speed: Speed) -> list[tuple[str, str | None]]:
     kv = facts.kv_bytes_per_token or {}
     return [
         ("model", facts.name),
@@ -231,9 +259,17 @@ def _rows(facts: Facts) -> list[tuple[str, str | None]]:
         ("parameters", _number(facts.parameters)),
         ("weights", f"{facts.weight_bytes:,} bytes as {', '.join(facts.weight_types)}"),
         *((f"KV in {dtype}", f"{num_bytes:,} bytes per token") for dtype, num_bytes in kv.items()),
+        ("one answer", _speed_words(facts, speed)),
         ("chat template", "yes" if facts.has_chat_template else "no"),
         ("end tokens", ", ".join(f"{token} {text}".strip() for token, text in facts.end_tokens.items()) or "none"),
     ]
+
+
+def _speed_words(facts: Facts, speed: Speed) -> str | None:
+    if speed.tokens_per_s is None or speed.memory_bytes_per_s is None or facts.read_bytes_per_token is None:
+        return None
+    read, memory = facts.read_bytes_per_token / 1e9, speed.memory_bytes_per_s / 1e9
+    return f"about {speed.tokens_per_s:.3g} tokens/s: each reads {read:.2g} GB, this memory gives {memory:.3g} GB/s"
 
 
 def _number(value: int | None, unit: str = "") -> str | None:
