@@ -5,29 +5,13 @@ from typing import Any
 
 import pytest
 
-from quire.client.opening import OpenedModel
-from quire.client.text_model import TextModel
-from quire.text.chat.template import ChatTemplate
 from tests.support.local_api import House, house
 from tests.support.small_tokenizers import byte_level
-from tests.support.talkers import talker
+from tests.support.thinkers import thinker
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>"
-    "{% if m.reasoning_content %}<s>{{ m.reasoning_content }}</s>{% endif %}{{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant><s>{% endif %}"
-)
 HELLO = [{"role": "user", "content": "hello"}]
 BUDGETS = [1, 2, 16, 40]
 END_ID = byte_level().library.token_to_id("</s>")
-
-
-def thinker() -> OpenedModel:
-    """A talker whose prompts end inside a thought."""
-    opened = talker(num_blocks=512, max_sequence_tokens=1536)
-    plain = opened.text
-    text = TextModel("oracle", opened.engine.info, plain.tokenizer, ChatTemplate(TEMPLATE, {}), plain.eos_token_ids, {})
-    return OpenedModel(opened.engine, text)
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,15 @@ from typer.testing import CliRunner
 
 from quire.cli import app
 from quire.cli.chat import HELP, Talk
+from quire.cli.remote import _Heard
+from quire.cli.spoken import Spoken
 from quire.client.llm import LLM
+from quire.client.outputs import REASONING, TEXT, Piece
 from quire.client.params import SamplingParams
 from quire.client.params_reference import params_page
 from quire.config import Settings
 from tests.support.talkers import talker
+from tests.support.thinkers import thinker
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,6 +123,37 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixtur
     assert one.hear("still there?")
     assert one.completions[-1].num_output_tokens == 3
     assert not opened.engine.scheduler.live
+
+
+def test_thoughts_are_written_beside_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    spoken = Spoken()
+    for delta, part in (("", TEXT), ("2 and ", REASONING), ("2", REASONING), ("four", TEXT), ("!", TEXT)):
+        spoken.say(Piece(0, delta, part=part))
+    spoken.end()
+    written = capsys.readouterr()
+    assert written.out == "four!"
+    assert written.err == "(thinking)\n2 and 2\n(answering)\n"
+
+
+def test_a_chat_with_a_model_that_thinks_keeps_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    with LLM(thinker()) as llm:
+        one = Talk(llm, SamplingParams(max_tokens=40, temperature=1.0, seed=3))
+        one.hear("hello")
+    answer = one.completions[0].answers[0]
+    written = capsys.readouterr()
+    assert answer.reasoning
+    assert f"(thinking)\n{answer.reasoning}\n(answering)\n" in written.err
+    assert written.out == answer.text + "\n"
+    assert one.turns[-1] == {"role": "assistant", "content": answer.text}
+
+
+def test_thoughts_of_a_server_are_told_apart() -> None:
+    heard = _Heard()
+    deltas: list[dict[str, str]] = [{"role": "assistant"}, {"reasoning": "2 and 2"}, {"content": "four"}]
+    pieces = [piece for delta in deltas for piece in heard.take({"choices": [{"delta": delta}]})]
+    assert [(piece.delta, piece.part) for piece in pieces] == [("2 and 2", REASONING), ("four", TEXT)]
+    answer = heard.completion().answers[0]
+    assert (answer.text, answer.reasoning) == ("four", "2 and 2")
 
 
 def test_a_question_too_long_is_refused_and_forgotten(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import typer
 from quire.cli.generate import summary
 from quire.cli.open_model import opened
 from quire.cli.settings_flags import with_settings
+from quire.cli.spoken import Spoken
 from quire.config import Settings
 from quire.config.home import expanded
 from quire.errors import ConfigError, InvariantError
@@ -138,13 +139,15 @@ class Talk:
         """Write an answer as it comes; a stopped one counts as far as it went."""
         from quire.client.outputs import Completion
 
+        spoken = Spoken()
         with _interrupts() as pressed:
             for piece in self._pieces(lambda: bool(pressed)):
                 if isinstance(piece, Completion):
+                    spoken.end()
                     if pressed:
                         typer.echo("\n(stopped)", err=True)
                     return piece
-                typer.echo(piece.text, nl=False)
+                spoken.say(piece)
         raise InvariantError("a stream ended without a completion")
 
     def _pieces(self, is_stopped: "Callable[[], bool]") -> "Iterator[Piece | Completion]":
@@ -152,7 +155,10 @@ class Talk:
 
         if isinstance(self.llm, Remote):
             return self.llm.stream_chat(self.messages, self.params, is_stopped)
-        return self.llm.stream(self.llm.text.chat(self.messages), self.params, is_stopped=is_stopped)
+        from quire.client.conversation import converse
+
+        asked = converse(self.llm.text, self.messages)
+        return self.llm.stream(asked.ids, asked.applied(self.params), is_stopped=is_stopped)
 
     def _save(self, name: str) -> None:
         if not name:

@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,13 @@ def running_servers() -> list[FoundServer]:
 
 def server_behind(path: Path) -> FoundServer | None:
     """The server that listens on this socket; None: nobody does any more."""
-    connection = _UnixConnection(path)
+    from http.client import HTTPConnection, HTTPException  # not before: it takes long to import
+
+    connection = HTTPConnection("localhost", timeout=TIMEOUT_S)
     try:
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(TIMEOUT_S)
+        connection.sock.connect(str(path))
         connection.request("GET", "/stats")
         return _found(json.loads(connection.getresponse().read()))
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
@@ -69,17 +73,3 @@ def _found(told: Mapping[str, Any]) -> FoundServer:
         FoundModel(one["name"], one["root"], one["is_ready"], one["max_model_len"]) for one in told["models"]
     )
     return FoundServer(told["url"], told["is_locked"], models, told["num_prompt_tokens"], told["num_cached_tokens"])
-
-
-class _UnixConnection(HTTPConnection):
-    """HTTP over a socket in the file system."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        """As the class does it over TCP."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_S)
-        self.sock.connect(str(self._path))

@@ -7,6 +7,7 @@ import typer
 
 from quire.cli.open_model import opened
 from quire.cli.settings_flags import with_settings
+from quire.cli.spoken import Spoken
 from quire.config import Settings
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer one prompt."""
+    from quire.client.conversation import converse
     from quire.client.outputs import Completion
     from quire.client.params import SamplingParams
 
@@ -35,12 +37,18 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=tuple(stop or ())
     )
     with opened(model, settings) as llm:
-        ids = llm.text.chat([{"role": "user", "content": text}]) if chat else llm.text.prompt(text)
+        if chat:
+            asked = converse(llm.text, [{"role": "user", "content": text}])
+            ids, params = asked.ids, asked.applied(params)
+        else:
+            ids = llm.text.prompt(text)
+        spoken = Spoken()
         for piece in llm.stream(ids, params):
             if isinstance(piece, Completion):
+                spoken.end()
                 _print_end(piece, as_json)
             elif not as_json:
-                typer.echo(piece.text, nl=False)
+                spoken.say(piece)
 
 
 def _print_end(completion: "Completion", as_json: bool) -> None:
@@ -50,6 +58,7 @@ def _print_end(completion: "Completion", as_json: bool) -> None:
         answer = completion.answers[0]
         fields = {
             "text": answer.text,
+            "reasoning": answer.reasoning,
             "token_ids": answer.token_ids,
             "finish_reason": answer.finish_reason,
             "error": answer.error,

@@ -175,18 +175,24 @@ class _Heard:
     started_s: float = field(default_factory=monotonic)
     first_s: float | None = None
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
 
     def take(self, event: dict[str, Any]) -> "Iterator[Piece]":
-        from quire.client.outputs import Piece
+        from quire.client.outputs import REASONING, Piece
 
         if "error" in event:
             raise RequestError(str(event["error"].get("message", "the stream broke")))
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices", ()):
             self.reason = choice.get("finish_reason") or self.reason
-            if text := choice.get("delta", {}).get("content"):
+            delta = choice.get("delta", {})
+            if thought := delta.get("reasoning"):
+                self.first_s = self.first_s or monotonic()
+                self.thoughts.append(thought)
+                yield Piece(0, thought, part=REASONING)
+            if text := delta.get("content"):
                 self.first_s = self.first_s or monotonic()
                 self.texts.append(text)
                 yield Piece(0, text)
@@ -197,6 +203,8 @@ class _Heard:
         now_s = monotonic()
         num_prompt, num_output = self.usage.get("prompt_tokens", 0), self.usage.get("completion_tokens", 0)
         cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-        answer = Answer(0, "".join(self.texts), (0,) * num_output, self.reason or "cancelled")
+        answer = Answer(
+            0, "".join(self.texts), (0,) * num_output, self.reason or "cancelled", reasoning="".join(self.thoughts)
+        )
         timings = Timings(0.0, (self.first_s or now_s) - self.started_s, now_s - self.started_s)
         return Completion("remote", (0,) * num_prompt, (answer,), cached, 0, timings)

@@ -7,7 +7,8 @@ from operator import attrgetter
 
 from quire.client.explanation import Explanation
 from quire.core.step import TokenLogprobs
-from quire.text.parsers.parts import TEXT as TEXT  # noqa: PLC0414 - for the API, too
+from quire.text.parsers.parts import REASONING as REASONING  # noqa: PLC0414 - for the API, too
+from quire.text.parsers.parts import TEXT as TEXT  # noqa: PLC0414
 from quire.text.parsers.parts import Part as Part  # noqa: PLC0414
 from quire.text.parsers.parts import ReasoningPart as ReasoningPart  # noqa: PLC0414
 from quire.text.parsers.parts import TextPart as TextPart  # noqa: PLC0414
