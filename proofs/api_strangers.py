@@ -370,6 +370,9 @@ class _Matrix:
     ANSWERS: ClassVar[dict[str, dict[str, Any]]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
         "/v1/completions": {"prompt": "hi", "max_tokens": 1},
+        "/v1/responses": {"input": "hi", "max_output_tokens": 16},
+        "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+        "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
         "/tokenize": {"prompt": "hi"},
         "/detokenize": {"tokens": [40]},
         "/v1/cache/explain": {"prompt": "hi"},
