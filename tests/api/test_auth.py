@@ -21,13 +21,16 @@ from quire.api.app import GuardedRoute, add_route, make_app
 from quire.api.asgi import RequestMiddleware
 from quire.api.http.errors import ApiError
 from quire.api.models import Models
+from quire.api.web_page import WebPage
 from quire.core.request import PriorityClass
 from quire.errors import ConfigError, InvariantError
 from quire.observe.metrics import Metrics
 from tests.support.local_api import House, house
 from tests.support.talkers import talker
 
-PUBLIC = {"/health", "/ready"}
+PROBES = {"/health", "/ready"}
+PUBLIC = {*PROBES, *WebPage().paths}
+"""The page's files are the same for everybody."""
 BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 3}
 
 
@@ -49,12 +52,12 @@ def routes() -> list[GuardedRoute]:
     return found
 
 
-def test_every_route_has_a_guard_and_only_two_are_public() -> None:
+def test_every_route_has_a_guard_and_only_probes_and_the_page_are_public() -> None:
     guards = [(route.path, route.guard) for route in routes()]
     assert all(guard in (require_key, public) for _, guard in guards)
     assert {path for path, guard in guards if guard is public} == PUBLIC
     assert {path for path, guard in guards if guard is require_key}.isdisjoint(PUBLIC)
-    assert len({path for path, _ in guards}) == 15
+    assert len({path for path, _ in guards} - PUBLIC) == 13
 
 
 @pytest.mark.parametrize("presented", ["none", "wrong", "revoked", "empty", "basic", "prefix", "longer"])
@@ -93,7 +96,7 @@ def test_no_door_opens_without_a_key(locked: tuple[House, dict[str, str]], prese
 
 
 def test_the_two_public_doors_say_nothing(locked: tuple[House, dict[str, str]]) -> None:
-    for path in PUBLIC:
+    for path in PROBES:
         reply = locked[0].get(path)
         assert (reply.status, reply.data) == (200, b"")
 

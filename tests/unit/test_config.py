@@ -67,6 +67,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "store": (("/a/b.db", Path("/a/b.db")), ("~/c", Path("~/c")), ("d e", Path("d e"))),
     "store_size": (("4GiB", 4 * GIB), (900_000_000, 900_000_000), ("1.5 GiB", 3 * GIB // 2)),
     "drop_images": (("true", True), ("false", False), ("TRUE", True)),
+    "no_page": (("true", True), ("false", False)),
     "log_format": (("plain", "plain"), ("json", "json")),
     "metrics_prefix": (("vllm", "vllm"), ("quire", "quire")),
 }

@@ -40,6 +40,7 @@ from quire.api.dialects.openai.tokens import detokenize, tokenize
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import Operation, description
+from quire.api.web_page import WebPage
 from quire.errors import InvariantError, QuireError
 from quire.observe.metrics import CONTENT_TYPE, ENGINE_TOTALS, Picture
 
@@ -82,6 +83,8 @@ def make_app(admission: Admission, gate: Gate) -> Starlette:
     app.state.admission, app.state.gate = admission, gate
     admission.metrics.watch(lambda: pictures(admission))
     _add_routes(app)
+    if admission.settings.has_page:
+        _add_page(app)
     return app
 
 
@@ -113,6 +116,16 @@ def _add_routes(app: Starlette) -> None:
     for method in ("GET", "HEAD"):  # probes may ask with either
         add_route(app, method, "/health", _health, public)
         add_route(app, method, "/ready", _ready, public)
+
+
+def _add_page(app: Starlette) -> None:
+    """Files, and no part of the API: they are not described."""
+    page = WebPage()
+    for path in page.paths:
+        for method in ("GET", "HEAD"):
+            route = GuardedRoute(method, path, page.answer, public)
+            route.include_in_schema = False
+            app.router.routes.append(route)
 
 
 BODIES: dict[str, type[BaseModel]] = {

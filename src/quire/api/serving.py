@@ -51,7 +51,9 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
     models = Models([ModelEntry(name, root) for name, root in plan.models.items()], server_settings.aliases)
     origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
     store = opened_store(server_settings.store_path(), server_settings.store_size_bytes)
-    limits = AdmissionSettings(server_settings.max_open_requests, origins, server_settings.drop_images, store)
+    limits = AdmissionSettings(
+        server_settings.max_open_requests, origins, server_settings.drop_images, not server_settings.no_page, store
+    )
     admission = Admission(models, Metrics(server_settings.metrics_prefix), limits)
     shutdown = Shutdown(admission, server_settings.drain_s)
     shutdown.on_signals()
@@ -64,7 +66,7 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
             (make_server(make_admin(admission, shutdown, address)), operator),
         ]
         return await _serve_while_loading(
-            servers, shutdown, _load(admission, plan, opening), _Lines(address, admin_path, say)
+            servers, shutdown, _load(admission, plan, opening), _Lines(address, admin_path, limits.has_page, say)
         )
 
 
@@ -79,6 +81,7 @@ class _Lines:
 
     address: PublicAddress
     admin_path: Path
+    has_page: bool
     say: Say
 
     def ready(self, models: Models) -> None:
@@ -94,6 +97,8 @@ class _Lines:
         self.say(f"listening on {url}, {lock}; admin socket {self.admin_path}")
         body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
         self.say(f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+        if self.has_page:
+            self.say(f"talk to it in a browser: {url}/")
 
 
 @asynccontextmanager

@@ -32,6 +32,8 @@ class ServerSettings:
     store_size_bytes: int = 1 << 30
     drop_images: bool = False
     """A text stands where a picture was; otherwise requests with one are refused."""
+    no_page: bool = False
+    """Nothing is served at /, where else people talk to the models."""
     log_format: str = "plain"
     metrics_prefix: str = "vllm"
 

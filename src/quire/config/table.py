@@ -288,6 +288,11 @@ SETTINGS: tuple[Setting, ...] = (
         "true",
     ),
     Setting(
+        Group.SERVER, "no_page", SWITCH, _SERVER.no_page,
+        "Serve no page at /, where people can talk to the models in a browser.",
+        "true",
+    ),
+    Setting(
         Group.SERVER, "log_format", choice("plain", "json"), _SERVER.log_format,
         "How log lines are written: for people or for machines.", "json",
     ),

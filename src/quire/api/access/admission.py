@@ -49,6 +49,8 @@ class AdmissionSettings:
     """Which web pages may use the server."""
     are_images_dropped: bool = False
     """A text stands where a picture was; otherwise requests with one are refused."""
+    has_page: bool = True
+    """Whether people can talk to the models at /, in a browser."""
     store: ConversationStore | None = None
     """Where conversations are kept that clients go on with by an id. None: nowhere."""
 

@@ -1,0 +1,227 @@
+// The page: what is on it, and what happens when somebody does something. Talks to the server by server.js, keeps by
+// conversations.js, and makes text into nodes by markdown.js.
+import { Conversations } from "./conversations.js";
+import { make, nodesOf } from "./markdown.js";
+import { answerTo, models, NeedsKey, setKey } from "./server.js";
+
+const at = (id) => document.getElementById(id);
+const notice = (words) => { at("notice").textContent = words; at("notice").hidden = !words; };
+const house = new Conversations(notice);
+const FIELDS = ["system", "temperature", "top_p", "max_tokens"];
+let asking = null;
+
+// -- one message on the page ------------------------------------------------------------------------------------------
+
+function show(message, index) {
+  const isOwn = message.role === "user";
+  const thought = make("div", { class: "thought" });
+  const parts = { thoughts: folded("Thoughts", thought), text: make("div", { class: "text" }), calls: make("div") };
+  const node = make("article", { class: message.role }, make("h2", {}, isOwn ? "You" : "Answer"));
+  node.append(parts.thoughts, parts.text, parts.calls);
+  // What somebody has unfolded stays so while more comes.
+  const refresh = () => {
+    parts.thoughts.hidden = !message.reasoning;
+    thought.textContent = message.reasoning ?? "";
+    parts.text.replaceChildren(...(isOwn ? [message.content] : nodesOf(message.content)));
+    (message.calls ?? []).forEach((call, at) => {
+      if (!parts.calls.children[at]) parts.calls.append(folded(`Calls ${call.name}`, make("pre")));
+      parts.calls.children[at].lastChild.textContent = call.arguments;
+    });
+  };
+  refresh();
+  if (message.error) node.append(make("p", { class: "figures failed" }, message.error));
+  if (message.figures) node.append(make("p", { class: "figures" }, message.figures));
+  if (!asking) node.append(tools(message, index));
+  return { node, refresh };
+}
+
+const folded = (title, inside) => make("details", {}, make("summary", {}, title), inside);
+
+function tools(message, index) {
+  const button = (words, act) => {
+    const made = make("button", { type: "button", class: "quiet small" }, words);
+    made.addEventListener("click", act);
+    return made;
+  };
+  const copy = button("Copy", () => navigator.clipboard.writeText(message.content));
+  const again = message.role === "user" ? button("Edit", () => edit(index)) : button("Retry", () => retry(index));
+  return make("div", { class: "tools" }, copy, again);
+}
+
+function edit(index) {
+  at("question").value = house.current.messages[index].content;
+  house.current.messages.splice(index);
+  draw();
+  at("question").focus();
+}
+
+function retry(index) {
+  house.current.messages.splice(index);
+  ask();
+}
+
+// -- everything on the page -------------------------------------------------------------------------------------------
+
+function draw() {
+  at("messages").replaceChildren(...house.current.messages.map((message, index) => show(message, index).node));
+  at("conversations").replaceChildren(...house.all.map(entry));
+  at("send").hidden = Boolean(asking);
+  at("stop").hidden = !asking;
+  for (const name of FIELDS) at(name).value = house.current.settings[name] ?? "";
+  at("messages").scrollTop = at("messages").scrollHeight;
+}
+
+function entry(conversation) {
+  const isCurrent = String(conversation === house.current);
+  const open = make("button", { type: "button", class: "quiet small", "aria-current": isCurrent }, conversation.title);
+  open.addEventListener("click", () => { stop(); house.choose(conversation.id); openList(false); draw(); });
+  const label = `Delete ${conversation.title}`;
+  const remove = make("button", { type: "button", class: "quiet small", "aria-label": label }, "×");
+  remove.addEventListener("click", () => { stop(); house.remove(conversation.id); draw(); });
+  return make("li", {}, open, remove);
+}
+
+function openList(isOpen) {
+  at("list").classList.toggle("open", isOpen);
+  at("open-list").setAttribute("aria-expanded", String(isOpen));
+}
+
+// -- asking -----------------------------------------------------------------------------------------------------------
+
+function bodyOf({ settings, messages }) {
+  const sent = messages.map(({ role, content }) => ({ role, content }));
+  const system = settings.system ? [{ role: "system", content: settings.system }] : [];
+  const body = { model: at("model").value, messages: [...system, ...sent] };
+  for (const name of FIELDS.slice(1)) if (settings[name]) body[name] = Number(settings[name]);
+  return body;
+}
+
+function figuresOf({ usage, reason, firstAfter_ms: first, lastAfter_ms: last }) {
+  if (!usage || first === null) return "";
+  const count = usage.completion_tokens;
+  const rate = last > first ? `${(((count - 1) * 1000) / (last - first)).toFixed(1)} tokens/s, ` : "";
+  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const end = reason === "length" ? "; it ended at the longest answer" : "";
+  const prompt = `${cached} of ${usage.prompt_tokens} prompt tokens cached`;
+  return `${count} tokens, ${rate}first after ${(first / 1000).toFixed(2)} s, ${prompt}${end}`;
+}
+
+function take(message, delta) {
+  message.content += delta.content ?? "";
+  if (delta.reasoning) message.reasoning = (message.reasoning ?? "") + delta.reasoning;
+  for (const part of delta.tool_calls ?? []) {
+    message.calls ??= [];
+    const call = (message.calls[part.index] ??= { name: "", arguments: "" });
+    call.name += part.function?.name ?? "";
+    call.arguments += part.function?.arguments ?? "";
+  }
+}
+
+async function ask() {
+  const conversation = house.current;
+  const body = bodyOf(conversation);
+  const message = { role: "assistant", content: "" };
+  const mine = (asking = new AbortController());
+  conversation.messages.push(message);
+  house.keep();
+  draw();
+  const shown = show(message, conversation.messages.length - 1);
+  at("messages").lastChild.replaceWith(shown.node);
+  try {
+    const told = await answerTo(body, mine.signal, (delta) => {
+      take(message, delta);
+      follow(shown.refresh);
+    });
+    message.figures = figuresOf(told);
+  } catch (error) {
+    await failed(error, message, conversation);
+  }
+  if (asking === mine) asking = null;
+  house.keep();
+  if (house.current === conversation) draw();
+}
+
+// Once for each picture the browser draws, however many tokens came. Whoever has scrolled up reads on undisturbed.
+let isDue = false;
+function follow(change) {
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(() => {
+    isDue = false;
+    const pane = at("messages");
+    const isAtEnd = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 40;
+    change();
+    if (isAtEnd) pane.scrollTop = pane.scrollHeight;
+  });
+}
+
+async function failed(error, message, conversation) {
+  if (error.name === "AbortError") { message.error = "You stopped it."; return; }
+  if (!(error instanceof NeedsKey)) { message.error = `It ended: ${error.message}`; return; }
+  conversation.messages.pop();
+  if (!(await askForKey())) return;
+  if (house.current === conversation) setTimeout(ask);
+}
+
+function stop() {
+  asking?.abort();
+  asking = null;
+}
+
+function send(event) {
+  event.preventDefault();
+  const words = at("question").value;
+  if (!words.trim() || asking) return;
+  at("question").value = "";
+  house.current.messages.push({ role: "user", content: words });
+  ask();
+}
+
+// -- models and keys --------------------------------------------------------------------------------------------------
+
+function askForKey() {
+  const dialog = at("key-dialog");
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      const key = at("key").value;
+      at("key").value = "";
+      if (key) setKey(key);
+      resolve(Boolean(key));
+    }, { once: true });
+    dialog.showModal();
+  });
+}
+
+async function listModels() {
+  try {
+    const found = await models();
+    at("model").replaceChildren(...found.map(({ id }) => make("option", { value: id }, id)));
+    notice("");
+  } catch (error) {
+    if (error instanceof NeedsKey && (await askForKey())) return listModels();
+    const isLocked = error instanceof NeedsKey;
+    notice(isLocked ? "A key is needed: reload the page to give one." : `The server cannot be asked: ${error.message}`);
+  }
+}
+
+at("composer").addEventListener("submit", send);
+at("question").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+});
+at("stop").addEventListener("click", stop);
+at("new").addEventListener("click", () => { stop(); house.begin(); openList(false); draw(); at("question").focus(); });
+at("forget").addEventListener("click", () => {
+  if (!confirm("Delete all conversations kept in this browser?")) return;
+  stop();
+  house.removeAll();
+  draw();
+});
+at("open-list").addEventListener("click", () => openList(!at("list").classList.contains("open")));
+at("open-settings").addEventListener("click", () => at("settings").showModal());
+at("settings").addEventListener("close", () => {
+  for (const name of FIELDS) house.current.settings[name] = at(name).value;
+  house.keep();
+});
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") openList(false); });
+draw();
+listModels();
