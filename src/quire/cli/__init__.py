@@ -10,6 +10,8 @@ import typer
 from quire.cli.background import leave_background
 from quire.cli.chat import chat
 from quire.cli.config import config_app
+from quire.cli.doctor import EPILOG as DOCTOR_EPILOG
+from quire.cli.doctor import doctor
 from quire.cli.explain import EPILOG as EXPLAIN_EPILOG
 from quire.cli.explain import explain
 from quire.cli.generate import generate
@@ -40,6 +42,7 @@ app.add_typer(keys_app)
 app.command(epilog=MODELS_EPILOG)(models)
 app.command(epilog=INFO_EPILOG)(info)
 app.add_typer(config_app)
+app.command(epilog=DOCTOR_EPILOG)(doctor)
 app.command(
     epilog="Examples: quire generate model.gguf 'Once upon a time'; echo hello | quire generate model.gguf -",
     cls=GroupedCommand,

@@ -1,0 +1,197 @@
+"""What `quire doctor` looks at: plain facts about this machine, read once. What cannot be read is None.
+
+Judges nothing: `machine_rules` does.
+"""
+
+import contextlib
+import os
+import platform
+import re
+import resource
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from quire import __version__
+from quire.config import Settings
+from quire.errors import QuireError
+
+T = TypeVar("T")
+ABILITIES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "asimddp")
+SOCKET_PATH_BYTES = 70
+"""A worker's socket lies in the folder for temporary files, under a name of its own, and paths of sockets are short."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """Of one moment."""
+
+    version: str
+    python: str
+    system: str
+    processor: str
+    abilities: frozenset[str]
+    """What its instructions can do, as far as it matters here."""
+    num_cpus: int
+    num_usable_cpus: int
+    """That this process may run on."""
+    cpu_quota: float | None
+    """How many a container may keep busy; None: all."""
+    governor: str | None
+    load: float
+    """Programs that wanted to run, over the last minute."""
+    memory_bytes: int
+    free_bytes: int
+    container_bytes: int | None
+    """How much a container may hold; None: all there is."""
+    swapped_bytes: int
+    huge_pages: str | None
+    """always, madvise or never."""
+    max_open_files: int | None
+    """That the system would let us have; None: as many as we like."""
+    cache_free_bytes: int | None
+    """Where models are kept; None: that folder cannot be written to."""
+    is_temp_usable: bool
+    """A worker's socket can lie in the folder for temporary files."""
+    port: int
+    is_port_free: bool
+    is_keys_file_private: bool
+    isa: str | None
+    """Which kernels were chosen; None: none can be used."""
+    num_openmp_runtimes: int
+    has_torch: bool
+    threads_variable: str | None
+    """What OMP_NUM_THREADS says."""
+    memory_bytes_per_s: float | None
+
+
+def read_facts(settings: Settings) -> MachineFacts:
+    """Look at this machine; a second goes into measuring its memory."""
+    from quire.backends.kernels.bandwidth import bandwidth_bytes_per_s
+    from quire.backends.kernels.extension import available, openmp_runtimes
+
+    memory = dict(_meminfo())
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return MachineFacts(
+        version=__version__,
+        python=platform.python_version(),
+        system=_system(),
+        processor=_cpu_line("model name") or platform.machine(),
+        abilities=frozenset((_cpu_line("flags") or _cpu_line("Features")).split()).intersection(ABILITIES),
+        num_cpus=os.cpu_count() or 1,
+        num_usable_cpus=len(usable),
+        cpu_quota=_cpu_quota(),
+        governor=_word("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        load=os.getloadavg()[0],
+        memory_bytes=memory.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        free_bytes=memory.get("MemAvailable", 0),
+        container_bytes=_number("/sys/fs/cgroup/memory.max"),
+        swapped_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
+        huge_pages=_chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+        max_open_files=None if hard_limit == resource.RLIM_INFINITY else hard_limit,
+        cache_free_bytes=_cache_free_bytes(),
+        is_temp_usable=_is_temp_usable(),
+        port=settings.server.port,
+        is_port_free=_is_free(settings.server.host, settings.server.port),
+        is_keys_file_private=_is_private(settings),
+        isa=available().isa,
+        num_openmp_runtimes=len(openmp_runtimes()),
+        has_torch=_has("torch"),
+        threads_variable=os.environ.get("OMP_NUM_THREADS"),
+        memory_bytes_per_s=bandwidth_bytes_per_s(),
+    )
+
+
+def _system() -> str:
+    """Its name and its version's numbers: what else a release is called may be a name of somebody's."""
+    found = re.match(r"\d+(\.\d+)*", platform.release())
+    return f"{platform.system()} {found[0] if found else ''} {platform.machine()}".replace("  ", " ")
+
+
+def _meminfo() -> Iterator[tuple[str, int]]:
+    for line in (_text("/proc/meminfo") or "").splitlines():
+        name, _, rest = line.partition(":")
+        with contextlib.suppress(ValueError, IndexError):
+            yield name, int(rest.split()[0]) * 1024
+
+
+def _text(path: str) -> str | None:
+    return _or_none(lambda: Path(path).read_text(), OSError)
+
+
+def _word(path: str) -> str | None:
+    found = _text(path)
+    return None if found is None else found.strip()
+
+
+def _number(path: str) -> int | None:
+    return _or_none(lambda: int(Path(path).read_text()), OSError, ValueError)
+
+
+def _or_none(read: Callable[[], T], *failures: type[Exception]) -> T | None:
+    try:
+        return read()
+    except failures:
+        return None
+
+
+def _chosen(path: str) -> str | None:
+    """Of `always [madvise] never` the word in brackets."""
+    found = re.search(r"\[(\w+)\]", _text(path) or "")
+    return found[1] if found else None
+
+
+def _cpu_line(name: str) -> str:
+    lines = (_text("/proc/cpuinfo") or "").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def _cpu_quota() -> float | None:
+    """`max 100000` is none; `150000 100000` is one and a half."""
+    parts = (_word("/sys/fs/cgroup/cpu.max") or "").split()
+    return int(parts[0]) / int(parts[1]) if len(parts) == 2 and parts[0].isdigit() else None
+
+
+def _cache_free_bytes() -> int | None:
+    from quire.checkpoints.cache import cache_folder
+
+    def free() -> int | None:
+        folder = cache_folder()
+        there = next(one for one in (folder, *folder.parents) if one.exists())
+        found = os.statvfs(there)
+        return found.f_bavail * found.f_frsize if os.access(there, os.W_OK | os.X_OK) else None
+
+    return _or_none(free, OSError, QuireError)
+
+
+def _is_temp_usable() -> bool:
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:  # none of the usual ones can be written to
+        return False
+    return len(os.fsencode(folder)) <= SOCKET_PATH_BYTES
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port), reuse_port=False):
+            return True
+    except OSError:
+        return False
+
+
+def _is_private(settings: Settings) -> bool:
+    """Nobody else may read it; or there is none."""
+    mode = _or_none(lambda: settings.server.keys_path().stat().st_mode, OSError, QuireError)
+    return mode is None or not mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+def _has(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
