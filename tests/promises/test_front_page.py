@@ -7,7 +7,7 @@ from tests.promises.registry import ROOT
 
 WITHOUT_TENSORS = """
 import sys
-for name in ("torch", "numpy", "transformers", "safetensors", "starlette", "pydantic", "uvicorn", "zmq"):
+for name in ("torch", "numpy", "transformers", "safetensors", "starlette", "uvicorn", "zmq"):
     sys.modules[name] = None
 sys.argv = ["quire", "sim", "--scenario", "tenants", "--seed", "3"]
 from quire.cli import main
