@@ -124,6 +124,23 @@ def test_an_agent_that_cannot_be_launched_is_refused(
         CliRunner().invoke(app, ["launch", *words], catch_exceptions=False)
 
 
+def test_aider_has_a_home_of_its_own_in_which_git_knows_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, folder = tmp_path / "own home", tmp_path / "aider"
+    for one in (own, folder):
+        one.mkdir()
+    (own / ".gitconfig").write_text("[user]\n\tname = somebody\n")
+    monkeypatch.setenv("HOME", str(own))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    setup = AGENTS["aider"].setup(Server("http://127.0.0.1:1", "m", "none"), folder)
+    for path, text in setup.files.items():
+        (folder / path).write_text(text)
+    assert setup.variables["HOME"] == str(folder)
+    words, around = ["git", "config", "user.name"], {**os.environ, **setup.variables}
+    assert subprocess.check_output(words, cwd=tmp_path, env=around, text=True) == "somebody\n"
+
+
 def test_a_locked_server_wants_a_key_and_a_key_is_shown_to_nobody(tmp_path: Path) -> None:
     server = Server("http://127.0.0.1:1", "m", "secret", 4096)
     for agent in AGENTS.values():

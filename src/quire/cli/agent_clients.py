@@ -1,13 +1,16 @@
-"""What each coding agent has to be told to use a server of ours: variables, and files in its own folder. Pure data.
+"""What each coding agent has to be told to use a server of ours: variables, and files in its own folder.
 
 Nothing of the user's own configuration is read or written, and keys are in the environment alone: command lines can be
 seen by everybody on a machine.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from quire.config.home import expanded
 
 KEY_VARIABLE = "QUIRE_API_KEY"
 """What files name instead of the key itself."""
@@ -103,7 +106,12 @@ def _opencode(server: Server, folder: Path) -> AgentSetup:
 
 
 def _aider(server: Server, folder: Path) -> AgentSetup:
+    """It keeps files in the user's home and reads its own configuration there, and no setting of it changes that. So it
+    gets another home, in which git finds the user's name."""
+    home = expanded("~", "set HOME")
     variables = {
+        "HOME": str(folder),
+        "XDG_CONFIG_HOME": os.environ.get("XDG_CONFIG_HOME") or str(home / ".config"),
         "OPENAI_API_BASE": f"{server.url}/v1",
         "OPENAI_API_KEY": server.key,
         "AIDER_MODEL": f"openai/{server.model}",
@@ -114,7 +122,7 @@ def _aider(server: Server, folder: Path) -> AgentSetup:
         "AIDER_INPUT_HISTORY_FILE": str(folder / "input.history"),
         "AIDER_CHAT_HISTORY_FILE": str(folder / "chat.history.md"),
     }
-    return AgentSetup(variables, {})
+    return AgentSetup(variables, {".gitconfig": f"[include]\n\tpath = {json.dumps(str(home / '.gitconfig'))}\n"})
 
 
 def _qwen(server: Server, folder: Path) -> AgentSetup:
