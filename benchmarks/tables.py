@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cpu_figures
+from benchmarks import client_figures, cpu_figures
 from benchmarks.record import PROOF_RESULTS, RESULTS, ROOT, wrapped
 
 PAGES = (
@@ -200,6 +200,15 @@ CLAIMS = {
     "batching_speedup_16_256_64": "the same, 256 in, 64 out",
     "prefix_ttft_ratio": "first token of 1,024 shared and 32 own tokens: cold over cached",
 }
+
+
+def clients(found: Results) -> str:
+    """Which clients were tried, and what came of it."""
+    record = found.get("proof-agents")
+    rows = [*client_figures.rows_of(record)] if record is not None else []
+    return table(client_figures.HEADER, rows) if rows else not_yet("make proof-agents SCALE=full")
+
+
 TABLES: Writers = {
     "peers": peers,
     "better": better,
@@ -208,6 +217,7 @@ TABLES: Writers = {
     "engine": engine,
     "sweep": sweep,
     "fits": fits,
+    "clients": clients,
     "cpu-speed": of_cpu(cpu_figures.SPEED),
     "cpu-exact": of_cpu(cpu_figures.EXACT),
     "cpu-hold": of_cpu(cpu_figures.HOLD),

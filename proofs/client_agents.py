@@ -10,11 +10,10 @@ from pathlib import Path
 
 from proofs.client_packages import PackageGroup
 from proofs.client_runs import ClientRun, Ground, Invocation, nonce, run_client
+from proofs.scripted_model import DONE
 from quire.cli.agent_clients import AGENTS, AgentSetup, Server
 
 MAX_TOKENS = 32_768
-DONE = "It is done"
-"""How the script's last words begin."""
 
 
 @dataclass(frozen=True, slots=True)

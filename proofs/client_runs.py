@@ -26,7 +26,7 @@ OFF = {
     "NO_COLOR": "1",
     "CI": "1",
 }
-RUN_S = 180.0
+RUN_S = 600.0
 SHOWN_CHARS = 1500
 
 

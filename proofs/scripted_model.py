@@ -25,6 +25,8 @@ COMMANDS = ("command", "cmd")
 WHOLE_FILES = "*file listing*"
 """What those are told in their first turn who are to answer with whole files."""
 TITLE = "A file is written"
+DONE = "It is done"
+"""How the last words begin."""
 SHOWN_CHARS = 400
 
 
@@ -61,7 +63,7 @@ def answer(turns: Sequence[Turn]) -> str:
         return TITLE
     if len(results) < len(calls):
         return calls[len(results)].written
-    return f"It is done. The tool said: {results[-1][:SHOWN_CHARS]}"
+    return f"{DONE}. The tool said: {results[-1][:SHOWN_CHARS]}"
 
 
 def _last_task(turns: Sequence[Turn]) -> tuple[str, Sequence[Turn]]:

@@ -57,6 +57,27 @@ RESULTS: dict[str, Any] = {
 }
 
 
+def agents_record() -> dict[str, Any]:
+    words = "a tool's call and a last word"
+    return {
+        **RECORD,
+        "figures": {"client_claude_code": True, "client_llm": False, "turn2_reuse_claude_code": 0.998, "launches": 5},
+        "bounds": {
+            "client_claude_code": f"Claude Code 2.1.197, Messages: {words}",
+            "client_llm": f"llm 0.36, chat, Responses: {words}",
+            "launches": "5",
+        },
+    }
+
+
+def test_clients_are_told_with_their_versions_and_what_they_did() -> None:
+    written = tables.clients({"proof-agents": agents_record()})
+    assert "| Claude Code 2.1.197 | Messages | yes | 99.8% |" in written
+    assert "| llm 0.36 | chat, Responses | no |  |" in written
+    assert len(written.splitlines()) == 4
+    assert tables.clients({}) == "Not measured yet; `make proof-agents SCALE=full` does."
+
+
 def page(name: str) -> str:
     return f"before\n<!-- figures: {name} -->\nstale words\n<!-- end of figures -->\nafter\n"
 
