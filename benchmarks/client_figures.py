@@ -5,18 +5,19 @@ from typing import Any
 
 CLIENT = "client_"
 REUSE = "turn2_reuse_"
-HEADER = ("client", "asks by", "calls a tool and ends", "found in the cache, of what could be")
+HEADER = ("client", "asks by", "what it had to do", "did it", "found in the cache, of what could be")
 
 
-def rows_of(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def rows_of(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
     """Each client with its version, as the bound says it: `Claude Code 2.1.197, Messages: ...`."""
     figures = record["figures"]
     for key, told in record["bounds"].items():
         if not key.startswith(CLIENT):
             continue
-        client, _, apis = told.partition(": ")[0].partition(", ")
+        who, _, task = told.partition(": ")
+        client, _, apis = who.partition(", ")
         reuse = next((figures[REUSE + name] for name in _agents(figures) if key.startswith(CLIENT + name)), None)
-        yield client, apis, "yes" if figures[key] else "no", "" if reuse is None else f"{reuse:.1%}"
+        yield client, apis, task, "yes" if figures[key] else "no", "" if reuse is None else f"{reuse:.1%}"
 
 
 def _agents(figures: Mapping[str, Any]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from proofs.proof import Proof, section
 from proofs.scripted_server import MODEL, running
 
 NUM_CLIENTS = 18
+BY_TOOL = "its task by a tool and a last word"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class ClientRow:
     group: str
     package: str
     apis: str
+    task: str
+    """What it has to do."""
     try_out: Callable[[PackageGroup, Ground], str | None]
     """What went wrong, if something did."""
 
@@ -37,15 +40,17 @@ class ClientRow:
     @property
     def words(self) -> str:
         """What is held of it, its version first: the table of clients is made of this."""
-        return f"{self.title} {GROUPS[self.group].version(self.package)}, {self.apis}: a tool's call and a last word"
+        return f"{self.title} {GROUPS[self.group].version(self.package)}, {self.apis}: {self.task}"
 
 
 def rows() -> Iterator[ClientRow]:
     """In the order of the table."""
     for agent in ALL_AGENTS:
-        yield ClientRow(agent.title, agent.group, GROUPS[agent.group].package, agent.apis, _of_agent(agent))
+        package, task = GROUPS[agent.group].package, BY_TOOL if agent.has_tools else "its task without tools"
+        yield ClientRow(agent.title, agent.group, package, agent.apis, task, _of_agent(agent))
     for library in LIBRARIES:
-        yield ClientRow(library.title, library.group, library.package, library.apis, _of_library(library))
+        task = BY_TOOL if library.has_last_word else "its task by a forced tool"
+        yield ClientRow(library.title, library.group, library.package, library.apis, task, _of_library(library))
 
 
 def _of_agent(agent: Agent) -> Callable[[PackageGroup, Ground], str | None]:

@@ -143,6 +143,8 @@ class Library:
     """How many times it asks, in how many ways."""
     apis: str
     """Whom it asks."""
+    has_last_word: bool = True
+    """A call is followed by a text."""
 
 
 CHAT, RESPONSES, MESSAGES = "chat", "Responses", "Messages"
@@ -175,7 +177,7 @@ LIBRARIES = (
         1,
         MESSAGES,
     ),
-    Library("instructor", "instructor", "instructor", PYTHON + INSTRUCTOR, 1, CHAT),
+    Library("instructor", "instructor", "instructor", PYTHON + INSTRUCTOR, 1, CHAT, has_last_word=False),
     Library("pydantic-ai", "pydantic-ai", "pydantic-ai-slim[openai]", PYTHON + PYDANTIC_AI, 2, f"{CHAT}, {RESPONSES}"),
     Library("AI SDK openai-compatible", "ai-sdk", "@ai-sdk/openai-compatible", AI_SDK + AI_SDK_COMPATIBLE, 2, CHAT),
     Library("AI SDK openai", "ai-sdk", "@ai-sdk/openai", AI_SDK + AI_SDK_OPENAI, 2, RESPONSES),

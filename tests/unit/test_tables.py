@@ -58,7 +58,7 @@ RESULTS: dict[str, Any] = {
 
 
 def agents_record() -> dict[str, Any]:
-    words = "a tool's call and a last word"
+    words = "its task by a tool"
     return {
         **RECORD,
         "figures": {"client_claude_code": True, "client_llm": False, "turn2_reuse_claude_code": 0.998, "launches": 5},
@@ -72,8 +72,8 @@ def agents_record() -> dict[str, Any]:
 
 def test_clients_are_told_with_their_versions_and_what_they_did() -> None:
     written = tables.clients({"proof-agents": agents_record()})
-    assert "| Claude Code 2.1.197 | Messages | yes | 99.8% |" in written
-    assert "| llm 0.36 | chat, Responses | no |  |" in written
+    assert "| Claude Code 2.1.197 | Messages | its task by a tool | yes | 99.8% |" in written
+    assert "| llm 0.36 | chat, Responses | its task by a tool | no |  |" in written
     assert len(written.splitlines()) == 4
     assert tables.clients({}) == "Not measured yet; `make proof-agents SCALE=full` does."
 
