@@ -7,20 +7,35 @@
     agents_reuse      what later requests of four agents find in the cache
     agents_launch     `quire launch` with five agents: nothing of the user's is touched
     agents_real       a real model behind three of them
+    agents_fives      generated bodies at every route: an answer, or a sentence in the API's own shape
+    agents_store      conversations gone on with by an id: the same as sent whole, and nobody else's
+    agents_budgets    thoughts with a budget: no token beyond it
+    agents_injected   names of control tokens in all that a client can fill: none becomes one
+    agents_sdk        official SDKs, Python and JavaScript: streamed as told whole, errors of their own kinds
+    agents_ttft       the first token of an agent's second turn, beside its first
+    agents_overhead   16 streams through each dialect, over the same in process
 
-Models: `make model`, `make model-coder`. Published templates and tokenizers are downloaded.
+Models: `make model`, `make model-coder`. Published templates, tokenizers and SDKs are downloaded; node and npm are
+needed for some of them.
 """
 
 import sys
 
 from proofs import (
+    agents_budgets,
     agents_calls,
     agents_clients,
+    agents_fives,
+    agents_injected,
     agents_launch,
+    agents_overhead,
     agents_real,
     agents_reuse,
+    agents_sdk,
+    agents_store,
     agents_streams,
     agents_templates,
+    agents_ttft,
 )
 from proofs.proof import run
 
@@ -32,6 +47,13 @@ ROOMS = (
     agents_reuse,
     agents_launch,
     agents_real,
+    agents_fives,
+    agents_store,
+    agents_budgets,
+    agents_injected,
+    agents_sdk,
+    agents_ttft,
+    agents_overhead,
 )
 
 

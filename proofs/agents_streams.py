@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.record import say
+from proofs.agents_joined import CHAT, JOINS, MESSAGES, RESPONSES, events_of
 from proofs.proof import Proof, section
 from quire.api.dialects.anthropic.writer import MessagesWriter
 from quire.api.dialects.openai.chat import ChatWriter
@@ -30,8 +31,6 @@ from tests.support.tool_formats import FORMATS, Call, written
 
 THOUGHTS = ReasoningFormat("<think>", "</think>")
 LETTERS = 'ab {}[]"\\,:\n</tool_call>='
-Joined = dict[str, Any]
-"""What a client has in the end: its thought, its text, its calls, its end."""
 
 
 def random_text(random: Random, letters: str = LETTERS) -> str:
@@ -84,7 +83,8 @@ def streams(proof: Proof) -> None:
         ids = text.tokenizer.encode(answer, add_special_tokens=False) if answer else []
         params = SamplingParams(answer_format=form)
         reason = proof.random.choice([FinishReason.STOP, FinishReason.LENGTH])
-        for name, (make, join, whole) in spoken.items():
+        for name, make in spoken.items():
+            join, whole = JOINS[name]
             request = make_request(text, [1, 2, 3], params)
             events = _events(request.request_id, ids, reason)
             reply, writer = Reply(request, params, text.tokenizer), make()
@@ -118,113 +118,15 @@ def _streamed(reply: Reply, writer: Any, events: Sequence[RequestEvent], random:
             begun = begun or bool(added)
     data = data if begun else writer.begin([reply])
     data += writer.end([reply])
-    lines = [line.removeprefix(b"data: ") for line in data.split(b"\n") if line.startswith(b"data: {")]
-    return [json.loads(line) for line in lines]
+    return events_of(data)
 
 
-# -- as clients join them ----------------------------------------------------------------------------------------------
-
-
-def _chat_joined(events: Sequence[dict[str, Any]]) -> Joined:
-    told: Joined = {"thought": "", "text": "", "calls": {}, "end": None}
-    for choice in [choice for event in events for choice in event["choices"]]:
-        delta = choice["delta"]
-        told["thought"] += delta.get("reasoning_content", "")
-        told["text"] += delta.get("content") or ""
-        for call in delta.get("tool_calls", ()):
-            own = told["calls"].setdefault(call["index"], ["", ""])
-            own[0] += call["function"].get("name", "")
-            own[1] += call["function"]["arguments"]
-        told["end"] = choice["finish_reason"] or told["end"]
-    return {**told, "calls": [tuple(call) for call in told["calls"].values()]}
-
-
-def _chat_whole(answer: dict[str, Any]) -> Joined:
-    (choice,) = answer["choices"]
-    message = choice["message"]
-    calls = [(one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls", ())]
-    return {
-        "thought": message.get("reasoning_content", ""),
-        "text": message["content"] or "",
-        "calls": calls,
-        "end": choice["finish_reason"],
-    }
-
-
-def _response_joined(events: Sequence[dict[str, Any]]) -> Joined:
-    said: dict[int, str] = {}
-    for event in events:
-        if event["type"].endswith(".delta"):
-            said[event["output_index"]] = said.get(event["output_index"], "") + event["delta"]
-    last = events[-1]["response"]
-    told = _response_whole(last)
-    shown = [_item_text(item) for item in last["output"]]
-    return told if [said.get(at, "") for at in range(len(shown))] == shown else {"deltas": said}
-
-
-def _response_whole(response: dict[str, Any]) -> Joined:
-    items = response["output"]
-    return {
-        "thought": "".join(_item_text(item) for item in items if item["type"] == "reasoning"),
-        "text": "".join(_item_text(item) for item in items if item["type"] == "message"),
-        "calls": [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"],
-        "end": response["status"],
-    }
-
-
-def _item_text(item: dict[str, Any]) -> str:
-    if item["type"] == "function_call":
-        return str(item["arguments"])
-    return "".join(part["text"] for part in item["content"])
-
-
-def _message_joined(events: Sequence[dict[str, Any]]) -> Joined:
-    blocks: list[dict[str, Any]] = []
-    end = None
-    for event in events:
-        if event["type"] == "content_block_start":
-            blocks.append({**event["content_block"], "said": ""})
-        elif event["type"] == "content_block_delta":
-            delta = event["delta"]
-            blocks[event["index"]]["said"] += delta.get("text", delta.get("thinking", delta.get("partial_json")))
-        elif event["type"] == "message_delta":
-            end = event["delta"]["stop_reason"]
-    calls = [(block["name"], _read(block["said"])) for block in blocks if block["type"] == "tool_use"]
-    return {
-        "thought": "".join(block["said"] for block in blocks if block["type"] == "thinking"),
-        "text": "".join(block["said"] for block in blocks if block["type"] == "text"),
-        "calls": calls if end == "tool_use" else [(name, {}) for name, _ in calls],
-        "end": end,
-    }
-
-
-def _message_whole(message: dict[str, Any]) -> Joined:
-    blocks = message["content"]
-    return {
-        "thought": "".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
-        "text": "".join(block["text"] for block in blocks if block["type"] == "text"),
-        "calls": [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"],
-        "end": message["stop_reason"],
-    }
-
-
-def _read(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
-
-
-Join = Callable[[Sequence[dict[str, Any]]], Joined]
-Whole = Callable[[dict[str, Any]], Joined]
-
-
-def dialects(tokenizer: Tokenizer) -> dict[str, tuple[Callable[[], Any], Join, Whole]]:
-    """Who writes in each, and how its clients put streams and whole answers together."""
+def dialects(tokenizer: Tokenizer) -> dict[str, Callable[[], Any]]:
+    """Who writes in each."""
     fields = ChatFields.model_validate({"messages": [{"role": "user", "content": "x"}]})
     asked, names = ResponseFields.model_validate({"input": "x"}), TokenNames(tokenizer, False)
     return {
-        "chat": (lambda: ChatWriter("m", fields, names, "default"), _chat_joined, _chat_whole),
-        "responses": (lambda: ItemsWriter("m", asked), _response_joined, _response_whole),
-        "messages": (lambda: MessagesWriter("m"), _message_joined, _message_whole),
+        CHAT: lambda: ChatWriter("m", fields, names, "default"),
+        RESPONSES: lambda: ItemsWriter("m", asked),
+        MESSAGES: lambda: MessagesWriter("m"),
     }

@@ -78,7 +78,7 @@ TOKENIZERS: dict[str, Expected | None] = {
 @section("templates")
 def templates(proof: Proof) -> None:
     """Each of them, and how many were understood."""
-    folder = _published_templates()
+    folder = published_templates()
     wrong, num_unknown = list[str](), 0
     sources = [(name, (folder / f"{name}.jinja").read_text(), one) for name, one in TEMPLATES.items()]
     sources += [(one.name, one.template, TOKENIZERS[one.name]) for one in published() if one.name in TOKENIZERS]
@@ -116,7 +116,7 @@ def found_format(source: str) -> ToolFormat | None:
         template.close()
 
 
-def _published_templates() -> Path:
+def published_templates() -> Path:
     """Downloaded once; nothing of the package is run or built."""
     folder = cache_folder() / "templates" / VERSION
     if folder.is_dir():

@@ -313,7 +313,7 @@ async def stream_text(
     return told
 
 
-def stream_bytes(port: int, bodies: list[dict[str, Any]]) -> list[bytes]:
+def stream_bytes(port: int, bodies: list[dict[str, Any]], path: str = "/v1/completions") -> list[bytes]:
     """All at once, and only taken from their sockets until these are closed: reading that costs as little as it can.
 
     `read_later` reads what came.
@@ -323,9 +323,9 @@ def stream_bytes(port: int, bodies: list[dict[str, Any]]) -> list[bytes]:
         for body in bodies:
             wire = socket.create_connection((HOST, port))
             data = json.dumps(_streamed(body)).encode()
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-            head += b"content-length: %d\r\n\r\n"
-            wire.sendall(head % len(data) + data)
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            head += f"content-length: {len(data)}\r\n\r\n"
+            wire.sendall(head.encode() + data)
             came[wire] = []
             selector.register(wire, selectors.EVENT_READ)
         while selector.get_map():
@@ -341,14 +341,22 @@ def stream_bytes(port: int, bodies: list[dict[str, Any]]) -> list[bytes]:
 
 def read_later(data: bytes) -> Streamed:
     """What the bytes of a response in chunks say."""
+    status, body = unchunked(data)
+    told = Streamed(status)
+    for line in body.splitlines():
+        told.take(line)
+    return told
+
+
+def unchunked(data: bytes) -> tuple[int, bytes]:
+    """The status of a response, and its body out of its chunks."""
     head, _, body = data.partition(b"\r\n\r\n")
-    told = Streamed(int(head.split(b" ", 2)[1]))
+    parts = []
     while body:
         size, _, rest = body.partition(b"\r\n")
-        for line in rest[: int(size, 16)].splitlines():
-            told.take(line)
+        parts.append(rest[: int(size, 16)])
         body = rest[int(size, 16) + 2 :]
-    return told
+    return int(head.split(b" ", 2)[1]), b"".join(parts)
 
 
 def _streamed(body: dict[str, Any]) -> dict[str, Any]:

@@ -43,12 +43,12 @@ def _job(model: Published, **seeds: Sequence[int]) -> dict[str, Any]:
         "tokenizer_file": str(model.tokenizer_file),
         "template": model.template,
         "special_tokens": model.special_tokens,
-        "names": _names(model),
+        "names": tried_names(model),
         **{kind: list(each) for kind, each in seeds.items()},
     }
 
 
-def _names(model: Published) -> list[str]:
+def tried_names(model: Published) -> list[str]:
     """The names its template writes, three times, so that they are tried most often; then some of the others."""
     names = [*model.control_names().values()]
     own = [name for name in names if name in model.template or name in model.special_tokens.values()]
@@ -89,7 +89,7 @@ def _injected(proof: Proof, models: Sequence[Published], now: Outcomes, before: 
     forged, forged_before = 0, 0
     for model, ours, theirs in zip(models, now, before, strict=True):
         library = load_tokenizer(model.tokenizer_file)
-        found = _num_forged(library, model, ours), _num_forged(library, model, theirs)
+        found = num_forged(library, model, ours), num_forged(library, model, theirs)
         say(f"    {model.name}: {found[0]} forged, {found[1]} before")
         forged, forged_before = forged + found[0], forged_before + found[1]
     taken = _roles_taken(models)
@@ -100,17 +100,17 @@ def _injected(proof: Proof, models: Sequence[Published], now: Outcomes, before: 
     proof.equals("injected_roles", forged + taken, 0)
 
 
-def _num_forged(library: tokenizers.Tokenizer, model: Published, outcomes: list[list[int] | str]) -> int:
+def num_forged(library: tokenizers.Tokenizer, model: Published, outcomes: list[list[int] | str]) -> int:
     """Control tokens directly beside a nonce: a client wrote that, and nobody else."""
-    control, num_forged = model.control_names(), 0
+    control, num_found = model.control_names(), 0
     for ids in outcomes:
         if isinstance(ids, str):
             continue
         for index in (index for index, one in enumerate(ids) if one in control):
             before = library.decode(ids[max(0, index - 12) : index], skip_special_tokens=False)
             after = library.decode(ids[index + 1 : index + 13], skip_special_tokens=False)
-            num_forged += before.rstrip(" ").endswith(NONCE) or after.lstrip(" ").startswith(NONCE)
-    return num_forged
+            num_found += before.rstrip(" ").endswith(NONCE) or after.lstrip(" ").startswith(NONCE)
+    return num_found
 
 
 def _roles_taken(models: Sequence[Published]) -> int:
@@ -118,7 +118,7 @@ def _roles_taken(models: Sequence[Published]) -> int:
     num_taken = 0
     for model in models:
         template = ChatTemplate(model.template, model.special_tokens)
-        names = _names(model)[:40]
+        names = tried_names(model)[:40]
         halves = ["".join(filter(str.isalnum, name)) for name in names]
         for role in {*names, *halves, "admin", "user\n", " system", "System"} - ROLES:
             try:

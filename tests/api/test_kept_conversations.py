@@ -95,6 +95,31 @@ def test_what_was_not_to_be_kept_is_not(here: House, keys: dict[str, str]) -> No
     assert respond(here, keys["alice"], "more", previous_response_id=answer["id"]).status == 400
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_kept_response_is_read_back_as_it_was_told_and_forgotten(
+    here: House, keys: dict[str, str], is_streamed: bool
+) -> None:
+    tools = {"tools": [{"type": "function", **TOOL}], "tool_choice": "required", "max_output_tokens": 80}
+    reply = respond(here, keys["alice"], "hello", stream=is_streamed, **tools)
+    told = _completed(reply.data) if is_streamed else reply.json
+    path = f"/v1/responses/{told['id']}"
+    assert here.get(path, x_api_key=keys["alice"]).json == told
+    for method, key in (("GET", "bob"), ("DELETE", "bob")):
+        refused = here.request(method, path, x_api_key=keys[key])
+        assert (refused.status, refused.code) == (404, "response_not_found")
+    later = respond(here, keys["alice"], "more", previous_response_id=told["id"]).json
+    gone = here.request("DELETE", path, x_api_key=keys["alice"]).json
+    assert gone == {"id": told["id"], "object": "response", "deleted": True}
+    assert here.get(path, x_api_key=keys["alice"]).status == 404
+    assert respond(here, keys["alice"], "more", previous_response_id=told["id"]).status == 400
+    assert respond(here, keys["alice"], "more", previous_response_id=later["id"]).status == 200
+
+
+def test_a_messages_thread_is_no_response(here: House, keys: dict[str, str]) -> None:
+    first = message(here, keys["alice"], [{"role": "user", "content": "hello"}], thread={"type": "create"}).json
+    assert here.get(f"/v1/responses/{first['id']}", x_api_key=keys["alice"]).status == 404
+
+
 def test_a_server_without_a_store_says_so_and_answers_all_else() -> None:
     with house(models={"oracle": tool_talker()}) as served:
         body = {"model": "oracle", "input": "hello", "store": True, "max_output_tokens": 3}
@@ -105,6 +130,10 @@ def test_a_server_without_a_store_says_so_and_answers_all_else() -> None:
         thread = served.post("/v1/messages", {**message, "thread": {"type": "create"}})
         assert thread.status == 400
         assert thread.json["error"]["details"] == {"error_code": "thread_unsupported_request"}
+        for method in ("GET", "DELETE"):
+            gone = served.request(method, "/v1/responses/resp_1")
+            assert (gone.status, gone.code) == (404, "response_not_found")
+            assert "--store" in gone.json["error"]["message"]
 
 
 def message(here: House, key: str, messages: list[Any], **more: Any) -> Any:
@@ -125,6 +154,11 @@ def test_a_thread_goes_on_with_its_system_text_and_tools(here: House, keys: dict
     whole = message(here, keys["alice"], history, tool_choice={"type": "none"}, **began).json
     assert _num_prompt_tokens(second) == _num_prompt_tokens(whole)
     assert second["content"] == whole["content"]
+    counting = {"model": "oracle", "messages": [more], "thread": thread, "tool_choice": {"type": "none"}}
+    counted = here.post("/v1/messages/count_tokens", counting, x_api_key=keys["alice"]).json
+    assert counted["input_tokens"] == _num_prompt_tokens(whole)
+    lost = here.post("/v1/messages/count_tokens", counting, x_api_key=keys["bob"])
+    assert (lost.status, lost.json["error"]["details"]) == (404, {"error_code": "thread_not_found"})
 
 
 def _num_prompt_tokens(told: Any) -> int:
@@ -154,6 +188,18 @@ def test_what_could_not_be_kept_is_not_counted(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.Error):
         store.keep("alice", "a", kept("twice the same id"))
     assert store.num_bytes == before
+    store.close()
+
+
+def test_what_is_forgotten_takes_no_room(tmp_path: Path) -> None:
+    store = ConversationStore(tmp_path / "kept.db", 1 << 20)
+    store.keep("alice", "a", kept("hello"))
+    before = store.num_bytes
+    store.keep("alice", "b", kept("more"))
+    for tenant, answer_id in (("bob", "b"), ("alice", "b"), ("alice", "b"), ("alice", "none")):
+        store.forget(tenant, answer_id)
+    assert store.num_bytes == before
+    assert (store.find("alice", "a"), store.find("alice", "b")) == (kept("hello"), None)
     store.close()
 
 

@@ -16,6 +16,7 @@ from asyncio import events
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -29,7 +30,7 @@ from quire.config import ModelSettings, Settings, load_settings
 from quire.engine.loading import queue_of
 from quire.observe.access_log import set_up
 from tests.support.oracle_worker import LOAD_S, NEEDS, oracle_plan
-from tests.support.talkers import talker
+from tests.support.talkers import TEMPLATE, talker
 
 
 class LoopWatch:
@@ -81,13 +82,15 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--faults", default="", help="of its worker, as JSON")
     parser.add_argument("--needs", default="", help="a file without which no worker loads")
     parser.add_argument("--watch-loop", type=int, default=0)
+    parser.add_argument("--template", type=Path, help="a file with another chat template")
     return parser
 
 
 def opener(given: argparse.Namespace) -> Any:
     @asynccontextmanager
     async def opened(_name: str, settings: Settings) -> AsyncIterator[ServedModel]:
-        text = talker(max_sequence_tokens=given.sequence_tokens).text
+        template = TEMPLATE if given.template is None else given.template.read_text()
+        text = talker(max_sequence_tokens=given.sequence_tokens, template=template).text
         model = ModelSettings(
             memory_bytes=given.blocks,
             block_size=16,

@@ -16,6 +16,14 @@ from tests.support.grammars import small_vocabulary
 from tests.support.small_tokenizers import byte_level
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+AGENT_TEMPLATE = (
+    "{% if tools %}{% for t in tools %}<tool>{{ t | tojson }}</tool>{% endfor %}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<s>{{ m.reasoning_content }}</s>{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls %}{{ '\\n' }}<tool_call>{{ '\\n' }}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{{ "\\n" }}</tool_call>'
+    "{% endfor %}</end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Of a model that calls tools and thinks."""
 
 
 class FailingRunner(OracleRunner):
@@ -61,13 +69,20 @@ class PacedRunner(OracleRunner):
 
 def paced_talker(**settings: int) -> tuple[OpenedModel, PacedRunner]:
     """A talker that waits for permission, and the runner that is given it."""
-    opened = talker(**settings)
+    opened = talker(**settings)  # type: ignore[arg-type]  # numbers all, and no template
     runner = PacedRunner(opened.engine.runner.capacity)
     opened.engine.runner = runner
     return opened, runner
 
 
-def talker(num_blocks: int = 256, block_size: int = 4, *, fails_at: int | None = None, **settings: int) -> OpenedModel:
+def talker(
+    num_blocks: int = 256,
+    block_size: int = 4,
+    *,
+    fails_at: int | None = None,
+    template: str = TEMPLATE,
+    **settings: int,
+) -> OpenedModel:
     """A model whose answers are noise, the same for the same question."""
     config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 16, "max_sequence_tokens": 512, **settings})  # type: ignore[arg-type]
     longest = config.max_sequence_tokens
@@ -76,7 +91,7 @@ def talker(num_blocks: int = 256, block_size: int = 4, *, fails_at: int | None =
     capacity = Capacity(num_blocks, block_size, longest, config.max_step_tokens, size, 8 * block_size)
     runner = OracleRunner(capacity) if fails_at is None else FailingRunner(capacity, fails_at)
     engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32), guides=Guides(small_vocabulary))
-    text = TextModel("oracle", engine.info, tokenizer, ChatTemplate(TEMPLATE, {}), frozenset({size - 1}), {})
+    text = TextModel("oracle", engine.info, tokenizer, ChatTemplate(template, {}), frozenset({size - 1}), {})
     return OpenedModel(engine, text)
 
 

@@ -28,6 +28,7 @@ from quire.api.dialects.images import Images
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.explain import ExplainBody, Explaining
+from quire.api.dialects.openai.kept_responses import delete_response, retrieve_response
 from quire.api.dialects.openai.responses import Responses
 from quire.api.dialects.openai.schemas import (
     ChatFields,
@@ -103,6 +104,8 @@ def _add_routes(app: Starlette) -> None:
     add_route(app, "POST", "/v1/chat/completions", _chat, require_key)
     add_route(app, "POST", "/v1/completions", _completions, require_key)
     add_route(app, "POST", "/v1/responses", _responses, require_key)
+    add_route(app, "GET", "/v1/responses/{response_id}", retrieve_response, require_key)
+    add_route(app, "DELETE", "/v1/responses/{response_id}", delete_response, require_key)
     add_route(app, "POST", "/v1/messages", _messages, require_key)
     add_route(app, "POST", "/v1/messages/count_tokens", _count_tokens, require_key)
     add_route(app, "GET", "/v1/models", _models, require_key)

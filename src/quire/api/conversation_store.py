@@ -38,6 +38,8 @@ class KeptConversation(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]]
     fields: dict[str, Any] = {}
     """Of the body that began it: those that a dialect does not want to be told again."""
+    told: dict[str, Any] = {}
+    """The answer as its client was told it, where a dialect lets it be read back."""
 
 
 class ConversationStore:
@@ -76,6 +78,16 @@ class ConversationStore:
             row = self._database.execute(query, (tenant, answer_id)).fetchone()
         return None if row is None else msgspec.json.decode(zlib.decompress(row[0]), type=KeptConversation)
 
+    def forget(self, tenant: str, answer_id: str) -> None:
+        """The tenant's own conversation is not found any more; those that went on from it are."""
+        with self._lock:
+            query = "SELECT number, LENGTH(conversation) FROM conversations WHERE tenant = ? AND answer_id = ?"
+            row = self._database.execute(query, (tenant, answer_id)).fetchone()
+            if row is not None:
+                with self._database:
+                    freed = self._drop(*row)
+                self._num_bytes[tenant] -= freed
+
     def close(self) -> None:
         """Nothing is kept or found any more."""
         with self._lock:
@@ -84,7 +96,9 @@ class ConversationStore:
     def _drop_oldest(self, tenant: str) -> int:
         """How many bytes that frees."""
         query = "SELECT number, LENGTH(conversation) FROM conversations WHERE tenant = ? ORDER BY number LIMIT 1"
-        number, size = self._database.execute(query, (tenant,)).fetchone()
+        return self._drop(*self._database.execute(query, (tenant,)).fetchone())
+
+    def _drop(self, number: int, size: int) -> int:
         self._database.execute("DELETE FROM conversations WHERE number = ?", (number,))
         return int(size) + ROW_BYTES
 

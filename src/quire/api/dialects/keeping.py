@@ -13,15 +13,22 @@ LOG = logging.getLogger("quire.api")
 
 
 def keeping(
-    store: ConversationStore, tenant: str, answer_id: str, told: KeptConversation
+    store: ConversationStore,
+    tenant: str,
+    answer_id: str,
+    said: KeptConversation,
+    told: Callable[[Reply], dict[str, Any]] | None = None,
 ) -> Callable[[Sequence[Reply]], None]:
-    """What keeps a conversation under the id of its answer, once that is there."""
+    """What keeps a conversation under the id of its answer, once that is there; with the answer as it is told, where it
+    is to be read back."""
 
     def keep(replies: Sequence[Reply]) -> None:
-        (answer,) = replies[0].completion().answers
+        (reply,) = replies
+        (answer,) = reply.completion().answers
         try:
-            messages = [*told.messages, answer_message(answer)]
-            store.keep(tenant, answer_id, KeptConversation(messages, told.fields))
+            messages = [*said.messages, answer_message(answer)]
+            kept = KeptConversation(messages, said.fields, {} if told is None else told(reply))
+            store.keep(tenant, answer_id, kept)
         except sqlite3.Error:  # the answer is good; going on with it will be refused
             LOG.exception("conversation %s could not be kept", answer_id)
 

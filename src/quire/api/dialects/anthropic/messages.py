@@ -1,15 +1,15 @@
 """`/v1/messages` and `/v1/messages/count_tokens`: a conversation in, a message of blocks out; or only its length."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.conversation_store import ConversationStore
-from quire.api.dialects.anthropic.message_threads import check_thread, thread_of
+from quire.api.dialects.anthropic.message_threads import Thread, check_thread, thread_of
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
 from quire.api.dialects.anthropic.turns import (
     message_tools,
@@ -32,6 +32,8 @@ from quire.client.params import SamplingParams
 from quire.client.text_model import TemplateArguments, TextModel
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
+
+Fields = TypeVar("Fields", bound=CountFields)
 
 
 class AnthropicMessages:
@@ -56,9 +58,7 @@ class AnthropicMessages:
         """What it asks, in tokens. An answer is as long as there is room: clients ask for more than models have."""
         thread = thread_of(fields, self._store, to.options["tenant"])
         new = messages_of_turns(fields, self._images)
-        if thread is not None:
-            fields = thread.filled(fields)
-        messages = [*system_message(fields), *(thread.said.messages if thread else ()), *new]
+        fields, messages = _conversation(fields, thread, new)
         use = message_tools(fields)
         with _told_as_too_long(to.text):
             budget = thought_budget(fields)
@@ -78,18 +78,30 @@ class AnthropicMessages:
 
 
 async def count_tokens(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
-    """How many tokens a conversation has."""
+    """How many tokens a conversation has, with what a thread knows of it."""
 
     def counted() -> bytes:
         fields: CountFields = validated(CountFields, body)
+        settings = admission.settings
+        check_thread(fields, settings.store)
         text = admission.models.named(fields.model).open().text
-        images = Images(admission.settings.are_images_dropped)
-        messages = [*system_message(fields), *messages_of_turns(fields, images)]
+        new = messages_of_turns(fields, Images(settings.are_images_dropped))
+        fields, messages = _conversation(fields, thread_of(fields, settings.store, caller.tenant), new)
         with _told_as_too_long(text):
             prompt = chat_prompt(text, messages, message_tools(fields), **_arguments(fields))
         return msgspec.json.encode({"input_tokens": len(prompt.ids)})
 
     return await admission.text_pool.run(caller.tenant, counted)
+
+
+def _conversation(
+    fields: Fields, thread: Thread | None, new: Sequence[dict[str, Any]]
+) -> tuple[Fields, list[dict[str, Any]]]:
+    """A body with what it need not tell again, and all messages."""
+    if thread is None:
+        return fields, [*system_message(fields), *new]
+    filled: Fields = thread.filled(fields)
+    return filled, [*system_message(filled), *thread.said.messages, *new]
 
 
 @contextmanager

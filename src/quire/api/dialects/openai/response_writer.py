@@ -34,7 +34,7 @@ class ItemsWriter:
     def __init__(self, model: str, fields: ResponseFields, is_kept: bool = False) -> None:
         self.response_id = "resp_" + uuid4().hex
         self._head = _head(model, fields) | {"id": self.response_id, "store": is_kept}
-        self._items = _Items()
+        self._items = _Items(self.response_id)
         self._num_events = 2
         """Those that begin are sent first, and made when the first others are there."""
 
@@ -65,10 +65,15 @@ class ItemsWriter:
     def whole(self, replies: Sequence[Reply]) -> bytes:
         """All of it at once."""
         (reply,) = replies
+        return ENCODER.encode(self.finished(reply))
+
+    def finished(self, reply: Reply) -> dict[str, Any]:
+        """What is told in the end, whether it was streamed or not."""
+        items = _Items(self.response_id)
         for piece in joined(reply.pieces):
-            self._items.add(piece)
-        self._items.close()
-        return ENCODER.encode(self._finished(reply, self._items.done))
+            items.add(piece)
+        items.close()
+        return self._finished(reply, items.done)
 
     def _finished(self, reply: Reply, output: list[dict[str, Any]]) -> dict[str, Any]:
         is_cut = bool(reply.pieces) and reply.pieces[-1].finish_reason in CUT
@@ -88,9 +93,10 @@ ItemEvent = tuple[str, dict[str, Any]]
 
 
 class _Items:
-    """The items of one response, as they grow."""
+    """The items of one response, as they grow. The same pieces make the same items, ids and all."""
 
-    def __init__(self) -> None:
+    def __init__(self, response_id: str) -> None:
+        self._own = response_id.removeprefix("resp_")[:20]
         self.done: list[dict[str, Any]] = []
         self._part: Part | None = None
         """Of the item that grows."""
@@ -133,7 +139,7 @@ class _Items:
 
     def _open(self, part: Part) -> list[ItemEvent]:
         self._part, self._text = part, []
-        self._id = _prefix(part) + uuid4().hex[:24]
+        self._id = f"{_prefix(part)}{self._own}{len(self.done):04x}"
         item = _item(part, self._id, "", "in_progress")
         told: list[ItemEvent] = [("output_item.added", {"output_index": len(self.done), "item": item})]
         if isinstance(part, TextPart):

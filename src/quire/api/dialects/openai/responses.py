@@ -72,7 +72,9 @@ class Responses:
         )
         store = self._store if fields.store is not False else None
         writer = ItemsWriter(to.model.name, fields, is_kept=store is not None)
-        keep = None if store is None else keeping(store, tenant, writer.response_id, KeptConversation(told))
+        keep = None
+        if store is not None:
+            keep = keeping(store, tenant, writer.response_id, KeptConversation(told), writer.finished)
         params = asked.applied(params)
         return GenerationRequest(to, [asked.ids], params, writer, bool(fields.stream), keep=keep)
 

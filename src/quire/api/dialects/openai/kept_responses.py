@@ -1,0 +1,50 @@
+"""`GET` and `DELETE /v1/responses/{response_id}`: a response that was kept, read back or forgotten by its own tenant.
+
+Another's reads as one that never was.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.access.admission import Admission
+from quire.api.access.auth import Caller
+from quire.api.http.errors import ApiError, shortened
+
+
+async def retrieve_response(request: Request, response_id: str) -> Response:
+    """A response that was kept, as it was told."""
+    return await _beside(request, lambda admission, caller: _kept(admission, caller, response_id))
+
+
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a response; nobody can go on from it any more."""
+
+    def forget(admission: Admission, caller: Caller) -> dict[str, Any]:
+        _kept(admission, caller, response_id)
+        if (store := admission.settings.store) is not None:
+            store.forget(caller.tenant, response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    return await _beside(request, forget)
+
+
+async def _beside(request: Request, work: Callable[[Admission, Caller], dict[str, Any]]) -> Response:
+    """A store is read beside the event loop, in the caller's own turn."""
+    admission: Admission = request.app.state.admission
+    caller: Caller = request.scope["quire.caller"]
+    told = await admission.text_pool.run(caller.tenant, lambda: msgspec.json.encode(work(admission, caller)))
+    return Response(told, media_type="application/json")
+
+
+def _kept(admission: Admission, caller: Caller, response_id: str) -> dict[str, Any]:
+    store = admission.settings.store
+    if store is None:
+        raise ApiError(404, "response_not_found", "this server keeps no responses; start it with --store")
+    found = store.find(caller.tenant, response_id)
+    if found is None or not found.told:
+        raise ApiError(404, "response_not_found", f"Response with id {shortened(response_id)} not found")
+    return found.told
