@@ -22,7 +22,7 @@ from proofs.api_load import Server, serve_words, started
 from proofs.proof import Proof, section
 from tests.support.talkers import AGENT_TEMPLATE
 
-REAL_SHARE = 0.1
+REAL_SHARE = 0.04
 NUM_OPEN = 24
 SHOWN = 6
 JSON = {"content-type": "application/json"}
@@ -91,7 +91,7 @@ class Seen:
             while left:
                 await self._one(session, server.url, generated_body(left.pop(), model, random))
 
-        limit, patience = aiohttp.TCPConnector(limit=NUM_OPEN), aiohttp.ClientTimeout(total=60)
+        limit, patience = aiohttp.TCPConnector(limit=NUM_OPEN), aiohttp.ClientTimeout(total=300)
         async with aiohttp.ClientSession(connector=limit, timeout=patience, headers=JSON) as session:
             await asyncio.gather(*(connection(session) for _ in range(NUM_OPEN)))
 

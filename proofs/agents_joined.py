@@ -79,11 +79,11 @@ def _message_joined(events: Events) -> Joined:
             blocks[event["index"]]["said"] += delta.get("text", delta.get("thinking", delta.get("partial_json")))
         elif event["type"] == "message_delta":
             end = event["delta"]["stop_reason"]
-    calls = [(block["name"], read_or_text(block["said"])) for block in blocks if block["type"] == "tool_use"]
+    calls = [(block["name"], read_or_nothing(block["said"])) for block in blocks if block["type"] == "tool_use"]
     return {
         "thought": "".join(block["said"] for block in blocks if block["type"] == "thinking"),
         "text": "".join(block["said"] for block in blocks if block["type"] == "text"),
-        "calls": calls if end == "tool_use" else [(name, {}) for name, _ in calls],
+        "calls": calls,
         "end": end,
     }
 
@@ -98,12 +98,12 @@ def _message_whole(message: dict[str, Any]) -> Joined:
     }
 
 
-def read_or_text(arguments: str) -> Any:
-    """Arguments that were cut are no JSON."""
+def read_or_nothing(arguments: str) -> Any:
+    """Arguments that were cut are no JSON, and count for none."""
     try:
         return json.loads(arguments)
     except ValueError:
-        return arguments
+        return {}
 
 
 def message_of_events(events: Events) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def message_of_events(events: Events) -> dict[str, Any]:
                 message |= {**event["delta"], "usage": event["usage"]}
     for block, text in zip(message["content"], said, strict=True):
         key = {"text": "text", "thinking": "thinking", "tool_use": "input"}[block["type"]]
-        block[key] = text if key != "input" else read_or_text(text) if message["stop_reason"] == "tool_use" else {}
+        block[key] = text if key != "input" else read_or_nothing(text)
     return message
 
 

@@ -161,7 +161,8 @@ class Talk:
         self.states.append(([*history, *new, *by_id.output], by_id.answer["id"]))
         counts = (by_id.num_prompt_tokens, whole.num_prompt_tokens)
         if by_id.said != whole.said or counts[0] != counts[1]:
-            self.wrong.append(f"conversation {self.number}, turn {turn}, {counts} tokens: {by_id.said}, {whole.said}")
+            about = f"conversation {self.number}, turn {turn}, {counts} tokens: {by_id.said}, {whole.said}"
+            self.wrong.append(f"{about}; before: {history[-2:]}")
 
     def _next(self, turn: int) -> tuple[Items, str | None, Items]:
         """What was said, the id of its last answer, and what is said now."""

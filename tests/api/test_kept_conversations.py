@@ -70,6 +70,41 @@ def test_going_on_by_an_id_is_the_same_as_sending_everything(
         previous = {"previous_response_id": told["id"]}
 
 
+CUTS = [1, 4, 12, 30, 36, 44, 60, 90]
+
+
+@pytest.mark.parametrize("limit", CUTS)
+def test_a_response_that_was_cut_anywhere_goes_on_as_if_all_were_sent(
+    here: House, keys: dict[str, str], limit: int
+) -> None:
+    how: dict[str, Any] = {"tools": [{"type": "function", **TOOL}], "tool_choice": "required"}
+    hello = {"role": "user", "content": "hello"}
+    first = respond(here, keys["alice"], [hello], max_output_tokens=limit, **how).json
+    outputs = [_output(item) for item in first["output"] if item["type"] == "function_call"]
+    by_id = respond(here, keys["alice"], [*outputs, hello], previous_response_id=first["id"], **how).json
+    whole = respond(here, keys["alice"], [hello, *first["output"], *outputs, hello], **how).json
+    assert by_id["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert _said(by_id) == _said(whole)
+
+
+@pytest.mark.parametrize("limit", CUTS)
+def test_a_message_that_was_cut_anywhere_goes_on_as_if_all_were_sent(
+    here: House, keys: dict[str, str], limit: int
+) -> None:
+    tools = [{"name": "find", "description": "Finds.", "input_schema": PLACE}]
+    how: dict[str, Any] = {"tools": tools, "tool_choice": {"type": "any"}}
+    hello = {"role": "user", "content": "hello"}
+    first = message(here, keys["alice"], [hello], thread={"type": "create"}, max_tokens=limit, **how).json
+    calls = [block["id"] for block in first["content"] if block["type"] == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": call_id, "content": "done"} for call_id in calls]
+    new = {"role": "user", "content": [*results, {"type": "text", "text": "more"}]}
+    thread = {"type": "continue", "previous_message_id": first["id"]}
+    by_id = message(here, keys["alice"], [new], thread=thread, **how).json
+    history = [hello, {"role": "assistant", "content": first["content"]}, new]
+    whole = message(here, keys["alice"], history, **how).json
+    assert _num_prompt_tokens(by_id) == _num_prompt_tokens(whole)
+
+
 def _completed(data: bytes) -> Any:
     last = [line for line in data.decode().splitlines() if line.startswith("data: ")][-1]
     return json.loads(last.removeprefix("data: "))["response"]

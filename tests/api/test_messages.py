@@ -7,6 +7,8 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from quire.api.access.admission import AdmissionSettings
+from quire.api.dialects.anthropic.writer import told_calls
+from quire.client.outputs import Answer, ToolCall
 from tests.api.test_tools import PAINT, PLACE, SCHEMAS, tool_talker
 from tests.support.local_api import House, house
 
@@ -94,6 +96,12 @@ def test_a_streams_blocks_come_to_a_whole_messages(here: House) -> None:
     blocks, said = joined(told), whole["content"]
     assert [block.pop("id", None) is None for block in blocks] == [block.pop("id", None) is None for block in said]
     assert blocks == said
+
+
+def test_of_an_answer_that_was_cut_only_the_last_call_loses_its_arguments() -> None:
+    calls = tuple(ToolCall(str(at), "find", given) for at, given in enumerate(['{"a": 1}', "{}", '{"a": "b']))
+    told = told_calls(Answer(0, "", (), "length", tool_calls=calls))
+    assert [call.arguments for call in told] == ['{"a": 1}', "{}", "{}"]
 
 
 def test_a_text_that_is_cut_says_so(here: House) -> None:

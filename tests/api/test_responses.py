@@ -8,6 +8,8 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
+from quire.api.dialects.openai.responses import sent_back
+from quire.client.outputs import Answer
 from tests.api.test_messages import events
 from tests.api.test_tools import PAINT, PLACE, SCHEMAS, tool_talker
 from tests.support.local_api import House, house
@@ -74,6 +76,12 @@ def test_a_streams_items_come_to_a_whole_responses(here: House, extra: dict[str,
                 assert said == item["content"][0]["text"]
             case "reasoning":
                 assert said == item["content"][0]["text"]
+
+
+def test_an_answer_without_items_leaves_no_message_behind() -> None:
+    assert sent_back(Answer(0, "", (), "length")) == []
+    (message,) = sent_back(Answer(0, "", (), "length", reasoning="hm"))
+    assert message["reasoning_content"] == "hm"
 
 
 def test_an_answer_that_was_cut_is_incomplete(here: House) -> None:

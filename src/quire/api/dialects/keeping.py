@@ -17,16 +17,21 @@ def keeping(
     tenant: str,
     answer_id: str,
     said: KeptConversation,
+    answered: Callable[[Answer], Sequence[dict[str, Any]]],
     told: Callable[[Reply], dict[str, Any]] | None = None,
 ) -> Callable[[Sequence[Reply]], None]:
-    """What keeps a conversation under the id of its answer, once that is there; with the answer as it is told, where it
-    is to be read back."""
+    """What keeps a conversation under the id of its answer, once that is there; with the answer as it is `told`, where
+    it is to be read back.
+
+    `answered` are the messages that a client would send back of an answer: who goes on by an id must find the same
+    conversation as who sends all of it.
+    """
 
     def keep(replies: Sequence[Reply]) -> None:
         (reply,) = replies
         (answer,) = reply.completion().answers
         try:
-            messages = [*said.messages, answer_message(answer)]
+            messages = [*said.messages, *answered(answer)]
             kept = KeptConversation(messages, said.fields, {} if told is None else told(reply))
             store.keep(tenant, answer_id, kept)
         except sqlite3.Error:  # the answer is good; going on with it will be refused
@@ -40,11 +45,11 @@ def call_message(call: ToolCall) -> dict[str, Any]:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def answer_message(answer: Answer) -> dict[str, Any]:
+def answer_message(answer: Answer, calls: Sequence[ToolCall]) -> dict[str, Any]:
     """An answer as a message of the conversation that goes on behind it."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
-        message["tool_calls"] = [call_message(call) for call in answer.tool_calls]
+    if calls:
+        message["tool_calls"] = [call_message(call) for call in calls]
     return message

@@ -11,8 +11,10 @@ from typing import Any
 from quire.api.conversation_store import ConversationStore, KeptConversation
 from quire.api.dialects.anthropic.error_body import THREAD_NOT_FOUND, THREAD_UNSUPPORTED
 from quire.api.dialects.anthropic.schemas import CountFields
-from quire.api.dialects.keeping import keeping
+from quire.api.dialects.anthropic.writer import told_calls
+from quire.api.dialects.keeping import answer_message, keeping
 from quire.api.http.errors import ApiError, invalid, shortened
+from quire.client.outputs import Answer
 from quire.client.reply import Reply
 
 OF_THE_BEGINNING = ("system", "tools")
@@ -30,12 +32,16 @@ class Thread:
     def keeping(self, answer_id: str, messages: Sequence[dict[str, Any]]) -> Callable[[Sequence[Reply]], None]:
         """What keeps it with these messages and their answer."""
         whole = KeptConversation([*self.said.messages, *messages], self.said.fields)
-        return keeping(self.store, self.tenant, answer_id, whole)
+        return keeping(self.store, self.tenant, answer_id, whole, _answered)
 
     def filled(self, fields: Any) -> Any:
         """A body with what it need not tell again."""
         missing = {name: value for name, value in self.said.fields.items() if getattr(fields, name) is None}
         return fields.model_copy(update=missing) if missing else fields
+
+
+def _answered(answer: Answer) -> list[dict[str, Any]]:
+    return [answer_message(answer, told_calls(answer))]
 
 
 def check_thread(fields: CountFields, store: ConversationStore | None) -> None:

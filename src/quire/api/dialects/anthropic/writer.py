@@ -6,6 +6,7 @@ Every event has its name in a line of its own, which clients read.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ from quire.api.dialects.anthropic.error_body import error_object
 from quire.api.dialects.dialect import PieceBatch
 from quire.api.http import sse
 from quire.api.http.errors import ApiError
-from quire.client.outputs import Answer, Part, Piece, ReasoningPart, TextPart
+from quire.client.outputs import Answer, Part, Piece, ReasoningPart, TextPart, ToolCall
 from quire.client.reply import Reply
 
 ENCODER = msgspec.json.Encoder()
@@ -147,9 +148,23 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
-    for call in answer.tool_calls:
-        # Its arguments are JSON already, and go on as they are: unless they broke off, they are an object.
-        is_whole = answer.finish_reason == "tool_calls"
-        given: Any = msgspec.Raw(call.arguments.encode()) if is_whole else {}
+    for call in told_calls(answer):
+        # Its arguments are JSON already, and go on as they are.
+        given = msgspec.Raw(call.arguments.encode())
         blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": given})
     return blocks
+
+
+def told_calls(answer: Answer) -> tuple[ToolCall, ...]:
+    """Its calls, whose arguments are objects. Where an answer was cut, those of its last call may have broken off: then
+    it has none, because half an object cannot be told."""
+    if answer.finish_reason == "tool_calls":
+        return answer.tool_calls
+    return tuple(call if _is_whole(call.arguments) else replace(call, arguments="{}") for call in answer.tool_calls)
+
+
+def _is_whole(arguments: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except msgspec.DecodeError:
+        return False

@@ -7,7 +7,7 @@ from quire.api.access.auth import Caller
 from quire.api.conversation_store import ConversationStore, KeptConversation
 from quire.api.dialects.dialect import GenerationRequest, Target
 from quire.api.dialects.images import Images
-from quire.api.dialects.keeping import keeping
+from quire.api.dialects.keeping import answer_message, keeping
 from quire.api.dialects.openai.fields import TIERS
 from quire.api.dialects.openai.response_items import messages_of_items, response_grammar, response_tools
 from quire.api.dialects.openai.response_writer import ItemsWriter
@@ -17,6 +17,7 @@ from quire.api.http.errors import ApiError, shortened, unsupported
 from quire.api.http.headers import Headers
 from quire.api.models import Models
 from quire.client.conversation import converse
+from quire.client.outputs import Answer
 from quire.client.params import SamplingParams
 from quire.client.text_model import TemplateArguments
 from quire.core.request import PriorityClass
@@ -74,7 +75,7 @@ class Responses:
         writer = ItemsWriter(to.model.name, fields, is_kept=store is not None)
         keep = None
         if store is not None:
-            keep = keeping(store, tenant, writer.response_id, KeptConversation(told), writer.finished)
+            keep = keeping(store, tenant, writer.response_id, KeptConversation(told), sent_back, writer.finished)
         params = asked.applied(params)
         return GenerationRequest(to, [asked.ids], params, writer, bool(fields.stream), keep=keep)
 
@@ -88,6 +89,12 @@ class Responses:
             message = f"Previous response with id '{shortened(given)}' not found; send all of the conversation as input"
             raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
         return found.messages
+
+
+def sent_back(answer: Answer) -> list[dict[str, Any]]:
+    """What a client would send back of an answer. One without any items leaves nothing to send."""
+    has_items = answer.text or answer.reasoning or answer.tool_calls
+    return [answer_message(answer, answer.tool_calls)] if has_items else []
 
 
 def _instructions(fields: ResponseFields) -> list[dict[str, Any]]:
