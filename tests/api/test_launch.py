@@ -20,7 +20,8 @@ from tests.api.test_process import started
 from tests.support.patience import PATIENCE_S
 
 AGENT = """#!{python}
-import json, os, sys, urllib.request
+import json, os, sys, tempfile, urllib.request
+tempfile.mkdtemp()
 told = {{"arguments": sys.argv[1:], "environment": dict(os.environ)}}
 told["files"] = {{}}
 for name in ("CODEX_HOME", "QWEN_HOME"):

@@ -2,7 +2,8 @@
 
     find a server by its admin socket, or start one ─► a folder for the agent ─► run it ─► say what was cached
 
-The folder is removed at the end, and a server that was started for the agent ends with it.
+The folder is removed at the end with what the agent left in it, temporary files too; a server that was started for the
+agent ends with it.
 """
 
 import os
@@ -11,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,9 @@ def launch(
         _write(setup, home)
         _warn_of_length(found.server)
         before = found.look()
-        code = _run([program, *setup.arguments, *(arguments or [])], setup)
+        temporary = Path(folder) / "tmp"
+        temporary.mkdir(mode=0o700)
+        code = _run([program, *setup.arguments, *(arguments or [])], {**setup.variables, "TMPDIR": str(temporary)})
         _say_cached(before, found.look())
     raise typer.Exit(code)
 
@@ -196,9 +199,9 @@ def _write(setup: AgentSetup, home: Path) -> None:
         (home / path).write_text(text)
 
 
-def _run(words: list[str], setup: AgentSetup) -> int:
+def _run(words: list[str], variables: Mapping[str, str]) -> int:
     """The agent, with this terminal; Ctrl-C is for it, so it is not heard here while the agent runs."""
-    process = subprocess.Popen(words, env={**os.environ, **setup.variables})  # noqa: S603 - what the user named
+    process = subprocess.Popen(words, env={**os.environ, **variables})  # noqa: S603 - what the user named
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         return process.wait()
