@@ -7,7 +7,6 @@ keys and is found by its admin socket; where servers usually listen somebody els
 import hashlib
 import json
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -34,7 +33,7 @@ OWN_FILES = {
     ".aider.conf.yml": f"model: openai/elsewhere\nopenai-api-base: {NOWHERE}\n",
     ".qwen/settings.json": '{"security": {"auth": {"selectedType": "anthropic"}}}',
     ".qwen/.env": f"OPENAI_BASE_URL={NOWHERE}\n",
-    ".gitconfig": "[user]\n\tname = somebody\n\temail = somebody@example.invalid\n",
+    ".gitconfig": "[user]\n\tname = somebody\n",
 }
 """What the user has; it would lead every agent astray."""
 LOOK_S = 0.02
@@ -192,10 +191,7 @@ def _furnish(ground: Ground) -> None:
     for path, text in OWN_FILES.items():
         (ground.home / path).parent.mkdir(parents=True, exist_ok=True)
         (ground.home / path).write_text(text)
-    around = ground.environment(Path("/usr/bin"), {})
-    (ground.work / "readme.md").write_text("A project.\n")
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "begin"]):
-        subprocess.run(["git", *words], cwd=ground.work, env=around, check=True)
+    ground.make_repository()
 
 
 def _differences(before: Mapping[Path, Mapping[str, str]], home: Path) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 What could be found is what the renderings have in common, in whole blocks: each request's prompt against the prompts
 and answers of those before it. What was found is what the runner did not have to compute. Both in the server's tokens.
+The folder is a repository, and what git says of it changes between the conversations.
 """
 
 from collections.abc import Sequence
@@ -101,6 +102,7 @@ def turn2(proof: Proof) -> None:
                 continue
             num_agents += 1
             ground = Ground.made(proof.folder / agent.group, server.url, MODEL)
+            ground.make_repository()
             found = converse(server, agent, group, ground)
             num_failed += bool(found.problems)
             for told in found.problems:

@@ -57,6 +57,13 @@ class Ground:
             one.mkdir(parents=True)
         return ground
 
+    def make_repository(self) -> None:
+        """As most work is in one: what git says of it changes with every file."""
+        (self.work / "readme.md").write_text("A project.\n")
+        who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.invalid")
+        for words in (["init", "--quiet"], ["add", "."], [*who, "commit", "--quiet", "--message", "begin"]):
+            subprocess.run(["git", *words], cwd=self.work, env=self.environment(Path("/usr/bin"), {}), check=True)
+
     def environment(self, programs: Path, variables: Mapping[str, str]) -> dict[str, str]:
         """What a client finds around it."""
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}

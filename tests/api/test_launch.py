@@ -125,6 +125,11 @@ def test_an_agent_that_cannot_be_launched_is_refused(
         CliRunner().invoke(app, ["launch", *words], catch_exceptions=False)
 
 
+def test_what_changes_with_the_folder_does_not_stand_before_the_tools_of_claude_code(tmp_path: Path) -> None:
+    setup = AGENTS["claude"].setup(Server("http://127.0.0.1:1", "m", "none"), tmp_path)
+    assert "--exclude-dynamic-system-prompt-sections" in setup.arguments
+
+
 def test_aider_has_a_home_of_its_own_in_which_git_knows_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,8 @@ def _claude(server: Server, folder: Path) -> AgentSetup:
         "DISABLE_AUTOUPDATER": "1",
         **dict.fromkeys(names, server.model),
     }
-    return AgentSetup(variables, {})
+    # What git says of a folder stands in front of the tools else: after a change nothing of the prompt would be cached.
+    return AgentSetup(variables, {}, ("--exclude-dynamic-system-prompt-sections",))
 
 
 def _codex(server: Server, folder: Path) -> AgentSetup:
