@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from quire.cli import app
 from quire.cli.agent_clients import AGENTS, Server
 from quire.cli.found_servers import running_servers, server_behind
+from quire.cli.launch import _child, _ending
 from quire.errors import ConfigError
 from tests.api.test_process import started
 from tests.support.patience import PATIENCE_S
@@ -101,6 +102,22 @@ def test_an_agent_whose_terminal_is_closed_ends_and_leaves_nothing(tmp_path: Pat
             assert launched.wait(PATIENCE_S) == 128 + signal.SIGHUP
         assert not Path(f"/proc/{agent_pid}").exists()
     assert not list(temporary.iterdir())
+
+
+def test_a_child_that_is_just_being_spawned_ends_with_us_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[subprocess.Popen[bytes]] = []
+    really = subprocess.Popen
+
+    def told_meanwhile(*words: Any, **how: Any) -> "subprocess.Popen[bytes]":
+        spawned.append(really(*words, **how))
+        os.kill(os.getpid(), signal.SIGHUP)
+        return spawned[0]
+
+    monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
+    with pytest.raises(SystemExit) as ended, _ending(), _child(["cat"], stdin=subprocess.PIPE):
+        pytest.fail("somebody was told to end, and went on")
+    assert ended.value.code == 128 + signal.SIGHUP
+    assert spawned[0].returncode == -signal.SIGTERM
 
 
 def test_without_a_server_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

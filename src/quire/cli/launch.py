@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -165,19 +165,42 @@ def _started(model: str, folder: Path) -> Iterator[_Found]:
     words = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--admin-socket", str(admin)]
     typer.echo(f"starting a server for {model} ...", err=True)
     with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603 - ourselves
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+        running = _child(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        with running as process:
+            ready = _ready(process, admin, log)
+            yield _Found(_asked(ready, None), lambda: server_behind(admin))
+
+
+@contextmanager
+def _child(words: list[str], **how: Any) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process that ends with us at the latest, one that was just being spawned when we were told to end too."""
+    process = None
     try:
-        ready = _ready(process, admin, log)
-        yield _Found(_asked(ready, None), lambda: server_behind(admin))
+        with _noted() as told:
+            process = subprocess.Popen(words, **how)  # noqa: S603 - ourselves, or what the user named
+        if told:
+            raise SystemExit(128 + told[0])
+        yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def _noted() -> Iterator[list[int]]:
+    """Who tells us to end meanwhile is heard afterwards."""
+    told: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: told.append(number)) for number in ENDINGS}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _ready(process: "subprocess.Popen[bytes]", admin: Path, log: Path) -> FoundServer:
@@ -201,15 +224,12 @@ def _write(setup: AgentSetup, home: Path) -> None:
 
 def _run(words: list[str], variables: Mapping[str, str]) -> int:
     """The agent, with this terminal; Ctrl-C is for it, so it is not heard here while the agent runs."""
-    process = subprocess.Popen(words, env={**os.environ, **variables})  # noqa: S603 - what the user named
-    before = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
-        return process.wait()
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if process.poll() is None:  # we are told to end
-            process.terminate()
-            process.wait()
+    with _child(words, env={**os.environ, **variables}) as process:
+        before = signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            return process.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def _warn_of_length(server: Server) -> None:
