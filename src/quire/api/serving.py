@@ -113,8 +113,10 @@ async def _load(admission: Admission, plan: Plan, opening: OpenClient) -> AsyncI
 def set_aside_what_was_loaded() -> None:
     """Libraries and models stay until the end: looking through them again and again for garbage would stop everybody.
 
-    A collection of everything takes tens of milliseconds, and comes in the middle of somebody's answer.
+    A collection of everything takes tens of milliseconds, and comes in the middle of somebody's answer. Whoever starts
+    a server has not looked for garbage until now: next to nothing of what is imported is any.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 

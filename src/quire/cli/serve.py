@@ -41,10 +41,12 @@ def serve(
     ] = False,
 ) -> None:
     """Serve models over HTTP, with the API that OpenAI clients speak."""
+    import gc
     from contextlib import closing
 
     from quire.worker.spawned_worker import SpawnedWorker
 
+    gc.disable()  # while everything is imported; set_aside_what_was_loaded switches it on again
     settings.server.check_keys_file()
     names = public_names(models, served_model_name or [])
     # First of all: it imports on one core what it needs, while we do on another.
