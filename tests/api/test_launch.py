@@ -114,7 +114,7 @@ def test_a_child_that_is_just_being_spawned_ends_with_us_too(monkeypatch: pytest
         return spawned[0]
 
     monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
-    with pytest.raises(SystemExit) as ended, _ending(), _child(["cat"], stdin=subprocess.PIPE):
+    with pytest.raises(SystemExit) as ended, _ending(), _child(["sleep", "600"]):
         pytest.fail("somebody was told to end, and went on")
     assert ended.value.code == 128 + signal.SIGHUP
     assert spawned[0].returncode == -signal.SIGTERM
