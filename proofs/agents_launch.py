@@ -61,10 +61,14 @@ class ProcessList:
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
-            self.num_looks += 1
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                with suppress(OSError):
-                    self.num_seen += self._secret in path.read_bytes()
+            self.look()
+
+    def look(self) -> None:
+        """At everybody who runs now."""
+        self.num_looks += 1
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                self.num_seen += self._secret in path.read_bytes()
 
 
 class Decoy:

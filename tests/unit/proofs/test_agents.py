@@ -1,13 +1,15 @@
 """What the proof of real clients rests on: the script that stands for a model, and what counts as found."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proofs.agents_clients import NUM_CLIENTS, rows
-from proofs.agents_launch import contents
+from proofs.agents_launch import ProcessList, contents
 from proofs.agents_real import FILE, prints_fibonacci
 from proofs.agents_reuse import num_common, reuse_of
 from proofs.client_packages import GROUPS, name_of
@@ -112,3 +114,14 @@ def test_every_file_that_is_left_or_changed_is_seen(tmp_path: Path) -> None:
     now = contents(tmp_path)
     assert set(now) - set(before) == {"folder", "link"}
     assert now["one"] != before["one"]
+
+
+def test_a_secret_on_a_command_line_is_seen_by_who_looks() -> None:
+    looks = ProcessList("a-secret-of-a-test")
+    words = [sys.executable, "-c", "print(input('.'))", "--key=a-secret-of-a-test"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"."  # it runs: its command line is there to be seen
+        looks.look()
+        process.communicate(b"\n")
+    assert looks.num_seen == 1
