@@ -41,6 +41,7 @@ def injected(proof: Proof) -> None:
     """Every tokenizer, every dialect."""
     count = proof.sized(quick=20, full=150)
     num_tried = num_encoded = num_refused_names = forged = control = taken = 0
+    least = count
     for published_model in published():
         with_words = Hostile(proof.random, tried_names(published_model))
         tried = Tried(published_model)
@@ -55,10 +56,12 @@ def injected(proof: Proof) -> None:
             num_refused_names += sum(isinstance(told, str) and "tool's name" in told for told in outcomes)
             say(f"    {published_model.name}, {name}: {len(encoded)} of {count} encoded, {found} forged")
             num_tried, num_encoded, forged = num_tried + count, num_encoded + len(encoded), forged + found
+            least = min(least, len(encoded))
         taken += tried.num_roles_taken()
         tried.close()
     proof.report("injected_tries", num_tried)
     proof.at_least("injected_encoded", num_encoded, num_tried // 2)
+    proof.at_least("injected_encoded_least", least, count // 3, "of one model in one dialect")
     proof.at_least("injected_names_refused", num_refused_names, 1, "a tool's name that is none")
     proof.at_least("injected_without_care", control, num_encoded, "the trial would see it")
     proof.equals("strange_roles_taken", taken, 0)
@@ -200,6 +203,7 @@ def response_body(hostile: Hostile) -> Body:
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": write()}]},
             {"type": "function_call", "call_id": call_id, "name": hostile.call_name(), "arguments": arguments},
             {"type": "function_call_output", "call_id": call_id, "output": write()},
+            {"type": "message", "role": "assistant", "content": write()},
             {"role": "user", "content": write()},
         ],
         **sometimes(instructions=write()),

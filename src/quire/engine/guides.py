@@ -29,15 +29,18 @@ if TYPE_CHECKING:
 
 KEPT_GRAMMARS = 256
 """Grammars whose pristine matchers are kept, the latest used."""
+COUNTS_TOKENS = "[max_tokens="
+"""In a grammar with a rule that may have so many tokens: of such the library takes nothing back."""
 
 
 class _Guide:
     """One answer on its way through its grammar."""
 
-    __slots__ = ("matcher", "num_consumed")
+    __slots__ = ("counts_tokens", "matcher", "num_consumed")
 
-    def __init__(self, matcher: "LLMatcher") -> None:
+    def __init__(self, matcher: "LLMatcher", counts_tokens: bool) -> None:
         self.matcher = matcher
+        self.counts_tokens = counts_tokens
         self.num_consumed = 0
         """Tokens of the answer that the matcher has seen."""
 
@@ -45,6 +48,16 @@ class _Guide:
         """Follow these; if that cannot be, the matcher says so from now on."""
         self.matcher.consume_tokens(list(tokens))
         self.num_consumed += len(tokens)
+
+    def masks_of_drafts(self, drafts: Sequence[int], width: int) -> tuple[bytes, ...]:
+        """For the place of every draft and for what follows the last, on a copy: nothing has to be taken back. Behind a
+        draft that cannot be, nothing will count, and anything is allowed."""
+        matcher, made = self.matcher.deep_copy(), list[bytes]()
+        for draft in (*drafts, None):
+            made.append(matcher.compute_bitmask()[:width])
+            if draft is None or not matcher.consume_token(draft):
+                break
+        return (*made, *[b"\xff" * width] * (len(drafts) + 1 - len(made)))
 
 
 class Guides:
@@ -111,7 +124,13 @@ class Guides:
             if not item.num_drafts
         }
         drafted = [(item, guide) for (item, _), guide in zip(rows, guides, strict=True) if item.num_drafts]
-        masks = {**made, **self._masks_of_drafts(drafted, width)}
+        copied = {
+            item.sequence_id: guide.masks_of_drafts(item.drafts, width)
+            for item, guide in drafted
+            if guide.counts_tokens
+        }
+        at_once = [(item, guide) for item, guide in drafted if not guide.counts_tokens]
+        masks = {**made, **copied, **self._masks_of_drafts(at_once, width)}
         for (item, _), guide in zip(rows, guides, strict=True):
             if guide.matcher.is_error():
                 self._errors[item.sequence_id] = guide.matcher.get_error()
@@ -181,7 +200,8 @@ class Guides:
         key = sequence.request.request_id, sequence.index
         guide = self._guides.get(key)
         if guide is None:
-            guide = self._guides[key] = _Guide(self._pristine_of(sequence.request.grammar or "").deep_copy())
+            grammar = sequence.request.grammar or ""
+            guide = self._guides[key] = _Guide(self._pristine_of(grammar).deep_copy(), COUNTS_TOKENS in grammar)
         if guide.num_consumed < sequence.num_output_tokens:
             guide.consume(sequence.tokens[sequence.num_prompt_tokens + guide.num_consumed :])
         return guide

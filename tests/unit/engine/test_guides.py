@@ -222,6 +222,25 @@ def test_an_answer_with_guesses_is_the_answer_without(params: dict[str, Any], le
     assert length == 0 or world.engine.scheduler.stats.num_accepted_tokens > 0
 
 
+THOUGHT = '%llguidance {}\nstart: thought "</think>" /[a-z]{1,6}/\nthought[max_tokens=7]: /[^<]*/\n'
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 80])
+@pytest.mark.parametrize("wrong", [5, END_ID])
+def test_guesses_in_a_rule_that_counts_tokens_change_nothing(length: int, wrong: int) -> None:
+    plain, world = World(), World()
+    plain.ask("r", THOUGHT)
+    plain.run()
+    expected = plain.tokens["r", 0]
+    assert "</think>" in plain.text("r")
+    guessing(world, right_for_a_while(expected, length, wrong))
+    world.ask("r", THOUGHT)
+    world.run()
+    assert world.tokens["r", 0] == expected
+    assert world.ends["r", 0] == (FinishReason.STOP, None)
+    assert length == 0 or world.engine.scheduler.stats.num_accepted_tokens > 0
+
+
 def chosen_with_guesses(world: World, drafts: tuple[int, ...], chosen: tuple[int, ...]) -> RowResult:
     """What counts of a step in which these were guessed and those chosen."""
     guessing(world, lambda _sequence, limit: drafts[:limit])
