@@ -1,5 +1,6 @@
 """`quire serve`: models behind an OpenAI-compatible API. Talk goes to stderr; Ctrl-C lets requests finish."""
 
+import signal
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,8 @@ from quire.config.home import expanded
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Task
+
     from quire.checkpoints import Progress
     from quire.worker.spawned_worker import SpawnedWorker
 
@@ -72,6 +75,7 @@ def _serve(names: Mapping[str, str], settings: Settings, first: "SpawnedWorker",
         _say(warning)
 
     async def serve_until_ended(progress: "Progress") -> int:
+        _end_when_told(asyncio.get_running_loop(), asyncio.current_task())
         async with supervised([*names.values()], settings, progress, first) as opening:
             # Beside the worker, which loads by now: it takes most of a second.
             serving = await asyncio.to_thread(import_module, "quire.api.serving")
@@ -79,7 +83,17 @@ def _serve(names: Mapping[str, str], settings: Settings, first: "SpawnedWorker",
             return num_ended
 
     with show_progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve_until_ended(progress))
+        try:
+            return runner.run(serve_until_ended(progress))
+        except asyncio.CancelledError:  # told to end before there was anything to serve
+            return 0
+
+
+def _end_when_told(loop: "AbstractEventLoop", task: "Task[int] | None") -> None:
+    """Until the server listens to signals itself: nothing runs yet that could not be broken off."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if task is not None:
+            loop.add_signal_handler(number, task.cancel)
 
 
 def _say(line: str) -> None:
