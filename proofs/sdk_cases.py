@@ -213,6 +213,9 @@ def response_plain(cases: Cases) -> None:
     history = [*cases.turn(body["input"]), *whole.output, *cases.turn(more)]
     all_of_it = cases.call(cases.openai.responses.create, **{**body, "input": history}, store=False)
     same(response_said(by_id), response_said(all_of_it))
+    same(cases.call(lambda: cases.openai.responses.retrieve(whole.id)).output, whole.output)
+    cases.call(lambda: cases.openai.responses.delete(whole.id))
+    cases.refused(openai.NotFoundError, lambda: cases.openai.responses.retrieve(whole.id))
 
 
 def response_tools(cases: Cases) -> None:
@@ -280,9 +283,8 @@ def message_tools(cases: Cases) -> None:
     Place.model_validate(call.input)
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "found"}
     answered = [{"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
-    auto = {"type": "auto"}
-    history = [*body["messages"], *answered]
-    after = cases.call(cases.anthropic.messages.create, **{**body, "messages": history, "tool_choice": auto})
+    body |= {"messages": [*body["messages"], *answered], "tool_choice": {"type": "auto"}}
+    after = cases.call(cases.anthropic.messages.create, **body)
     holds(after.usage.output_tokens > 0, after)
 
 
