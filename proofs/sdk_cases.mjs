@@ -37,7 +37,7 @@ const holds = (isSo, what) => { if (!isSo) throw new Error(JSON.stringify(what))
 const refused = async (kind, promise) => {
   try { await call(promise); }
   catch (error) {
-    same([error.constructor.name, error instanceof kind], [kind.name, true]);
+    holds(error instanceof kind && [kind.name, "ThreadNotFoundError"].includes(error.constructor.name), String(error));
     if ([429, 503].includes(error.status)) holds(error.headers.get("retry-after"), error.message);
     return error;
   }
