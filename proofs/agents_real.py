@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.coder_model import coder_file
 from benchmarks.record import ROOT, say
@@ -102,9 +103,9 @@ def prints_fibonacci(folder: Path) -> bool:
     return done.returncode == 0 and [*map(int, re.findall(r"-?\d+", done.stdout))] in NUMBERS
 
 
-def num_server_errors(server: Server, num_before: int) -> int:
+def server_errors(server: Server, num_before: int) -> list[dict[str, Any]]:
     """Requests that were refused or broke off."""
-    return sum(line["status"] >= 400 or "error" in line for line in server.access_lines()[num_before:])
+    return [line for line in server.access_lines()[num_before:] if line["status"] >= 400 or "error" in line]
 
 
 @section("real model")
@@ -128,14 +129,14 @@ def real_model(proof: Proof) -> None:
                 ground = Ground.made(proof.folder / f"{agent.group}-{at}", server.url, NAME)
                 num_before = len(server.access_lines())
                 run = run_client(ground, agent.invocation(group, ground), RUN_S)
-                errors, malformed = num_server_errors(server, num_before), agent.malformed(run)
+                errors, malformed = server_errors(server, num_before), agent.malformed(run)
                 is_good = prints_fibonacci(ground.work)
                 num_runs, num_good = num_runs + 1, num_good + is_good
                 num_errors, num_malformed = num_errors + bool(errors), num_malformed + bool(malformed)
                 num_asked = len(server.access_lines()) - num_before
                 say(f"    {agent.title}: {is_good}, {num_asked} requests, {run.took_s:.0f} s, exit code {run.code}")
                 if errors or malformed or run.code:
-                    say(f"    {errors} errors, {malformed} malformed: {run.shown}")
+                    say(f"    {errors}, {malformed} malformed: {run.shown}")
             proof.report(f"real_{agent.group.replace('-', '_')}", num_good, f"of {num_tries}")
             num_successes += num_good
         num_restarts = server.num_restarts()
