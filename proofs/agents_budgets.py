@@ -69,7 +69,7 @@ def budgets(proof: Proof) -> None:
     proof.at_least("budget_requests", seen.num_asked, count)
     proof.at_least("budget_families", len(seen.num_reached), len(FAMILIES), "whose thoughts came to their budget")
     proof.at_least("budget_reached", sum(seen.num_reached.values()), count // 2, "thoughts that came to their budget")
-    proof.at_least("budget_texts", seen.num_texts, count // 4, "answers that went on behind their thought")
+    proof.at_least("budget_texts", seen.num_texts, count // 2, "answers that went on behind their thought")
     proof.at_least("budget_messages", seen.num_messages, count // 8, "the same through /v1/messages")
     proof.equals("budget_messages_unequal", seen.num_unequal, 0, "thoughts in messages that are not those in chats")
     proof.equals("budget_overrun", seen.num_overrun, 0, "tokens beyond budget, mark and 3 to end a character")
