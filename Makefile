@@ -13,10 +13,10 @@ export GOMP_SPINCOUNT ?= 5000
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-setup:  ## make .venv and install quire with what developers need
+setup:  ## make .venv and install quire with what developers need, in CI's versions
 	python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --editable '.[dev,torch]'
+	.venv/bin/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[dev,torch]'
 
 lock:  ## write what is installed here to .ci/constraints.txt, which CI installs
 	mkdir -p build; { sed -n '/^#/p' .ci/constraints.txt; $(PYTHON) -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\).*/\1/'; } > build/constraints.txt

@@ -48,6 +48,9 @@ class Tiny:
         return self.hidden // self.num_heads
 
 
+TINY = Tiny()
+
+
 def byte_alphabet() -> list[str]:
     """The 256 characters that stand for bytes in byte-level BPE."""
     return sorted(ByteLevel.alphabet())
@@ -150,7 +153,7 @@ def tensor_shapes(tiny: Tiny, num_tokens: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def write_gguf(path: Path, tiny: Tiny = Tiny()) -> Path:
+def write_gguf(path: Path, tiny: Tiny = TINY) -> Path:
     """Write the model; norms and biases are F32, matrices of `tiny.kind`."""
     metadata = all_metadata(tiny)
     writer = GGUFWriter(path, str(metadata.pop("general.architecture", tiny.arch)))
@@ -186,7 +189,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
             writer.add_array(key, value)
 
 
-def make_directory(folder: Path, *, num_shards: int = 2, tiny: Tiny = Tiny()) -> Path:
+def make_directory(folder: Path, *, num_shards: int = 2, tiny: Tiny = TINY) -> Path:
     """A Hugging Face directory: a converted tiny model, its weights dealt out to shards with an index."""
     folder.mkdir(parents=True, exist_ok=True)
     made = converted_tiny(folder, tiny)
