@@ -68,10 +68,11 @@ proof-engine:  ## text, chats, cancelling, the first minutes; SCALE=quick|full
 proof-doors:  ## the HTTP server: SDKs, leaving, strangers, overload, draining; SCALE=quick|full
 	$(PYTHON) -m proofs.api $(PROVE)
 
-native-sanitize:  ## the native kernels over random shapes, under the address and undefined-behaviour sanitizers
+native-sanitize:  ## the native kernels over random shapes and their teams of threads, under three sanitizers
 	cmake -S native -B build/native-sanitize -DQUIRE_NATIVE_TESTS=ON
 	cmake --build build/native-sanitize --parallel
 	build/native-sanitize/test_kernels
+	build/native-sanitize/test_team
 
 native-neon:  ## the kernels for ARM by the cross compiler: tests under qemu-user, integer products bit for bit
 	$(PYTHON) -m proofs.cpu_neon

@@ -99,31 +99,36 @@ QUIRE_INLINE Block<T> first_block(const AttentionCall& call, const Part& part) {
 // block of the one at hand, so that the memory of that unit is asked for too.
 class Units {
   public:
-    Units(const AttentionCall& call, int64_t& taken) : call_(call), taken_(taken) {}
+    Units(const AttentionCall& call, Tasks tasks) : call_(call), tasks_(tasks) {}
 
-    // The unit to do now, or the number of units if none is left.
-    int64_t take() {
-        const int64_t unit = next_ >= 0 ? next_ : fetch();
-        next_ = -1;
-        return unit;
+    // The unit to do now, if one is left.
+    bool take(int64_t& unit) {
+        fetch();
+        is_fetched_ = false;
+        unit = next_;
+        return has_next_;
     }
 
     // Where the unit after this one begins; null if there is none.
     template <typename T>
     Block<T> upcoming() {
-        if (next_ < 0) next_ = fetch();
-        if (next_ >= call_.num_pieces * call_.num_kv_heads) return Block<T>{};
+        fetch();
+        if (!has_next_) return Block<T>{};
         const Piece& piece = call_.pieces[next_ / call_.num_kv_heads];
         const int head = int(next_ % call_.num_kv_heads);
         return first_block<T>(call_, Part(call_, call_.tiles[piece.tile], head, piece.first_segment));
     }
 
   private:
-    int64_t fetch() { return __atomic_fetch_add(&taken_, 1, __ATOMIC_RELAXED); }
+    void fetch() {
+        if (!is_fetched_) has_next_ = tasks_.take(next_);
+        is_fetched_ = true;
+    }
 
     const AttentionCall& call_;
-    int64_t& taken_;
-    int64_t next_ = -1;
+    Tasks tasks_;
+    int64_t next_ = 0;
+    bool is_fetched_ = false, has_next_ = false;
 };
 
 // Members [first, first + count) go through entries of one table; `after` that comes another block, or none of this
@@ -295,8 +300,12 @@ void attend_piece(const AttentionCall& call, const Piece& piece, int head, char*
 void attention(const AttentionCall& call, TeamThread& thread) {
     const int64_t num_units = call.num_pieces * call.num_kv_heads;
     char* scratch = call.scratch + thread.number() * call.scratch_bytes;
-    Units units(call, thread.queue());
-    for (int64_t unit = units.take(); unit < num_units; unit = units.take()) {
+    Tasks padded_rows = thread.tasks(call.num_padded_rows - call.num_rows);
+    for (int64_t row; padded_rows.take(row);)
+        for (int i = 0; i < call.num_heads * call.value_size; ++i)
+            call.out[(call.num_rows + row) * call.out_stride + i] = 0.0f;
+    Units units(call, thread.tasks_in_order(num_units));
+    for (int64_t unit; units.take(unit);) {
         const Piece& piece = call.pieces[unit / call.num_kv_heads];
         const int head = int(unit % call.num_kv_heads);
         if (call.kv_type == KVType::float32)
@@ -306,9 +315,6 @@ void attention(const AttentionCall& call, TeamThread& thread) {
         else
             attend_piece<int8_t>(call, piece, head, scratch, units);
     }
-    if (thread.number() != 0) return;
-    for (int64_t row = call.num_rows; row < call.num_padded_rows; ++row)
-        for (int i = 0; i < call.num_heads * call.value_size; ++i) call.out[row * call.out_stride + i] = 0.0f;
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -198,7 +198,7 @@ struct StepState {
     }
 };
 
-// One thread's way through a step. Between two of its phases all threads wait for each other; rows are made ready for a
+// One thread's way through a step. A phase begins when the tasks of the one before are done; rows are made ready for a
 // product by whoever makes them, where that is one row at a time.
 class Step {
   public:
@@ -276,20 +276,22 @@ class Step {
             thread_.share(call_.num_rows, [&](int64_t row) {
                 call_.is_finite[row] = is_finite(call_.answers + row * state_.query_size(), state_.query_size());
             });
-            for (int64_t at = 0; at < call_.num_needed && thread_.number() == 0; ++at) {
-                move(call_.answers, state_.query_size(), call_.needed[at], at);
-                move(call_.residual, call_.hidden_size, call_.needed[at], at);
-            }
-            thread_.wait();
+            thread_.share(1, [&](int64_t) {
+                for (int64_t at = 0; at < call_.num_needed; ++at) {
+                    move(call_.answers, state_.query_size(), call_.needed[at], at);
+                    move(call_.residual, call_.hidden_size, call_.needed[at], at);
+                }
+            });
         });
     }
 
     void spread_out() {
         if (is_every_needed()) return;
         timed(kNorm, [&] {
-            for (int64_t at = call_.num_needed - 1; at >= 0 && thread_.number() == 0; --at)
-                move(call_.hidden, call_.hidden_size, at, call_.needed[at]);
-            thread_.wait();
+            thread_.share(1, [&](int64_t) {
+                for (int64_t at = call_.num_needed - 1; at >= 0; --at)
+                    move(call_.hidden, call_.hidden_size, at, call_.needed[at]);
+            });
         });
     }
 

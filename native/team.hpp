@@ -1,14 +1,16 @@
 // Threads that go through a step together. Kernels are tasks; who does which of them, and when all are done, is here.
 //
 // Each thread has a run of neighbouring tasks of its own and takes from it, in order; one that is done helps the
-// others. So a thread meets memory in its order, and one that is held up (a core is lent to somebody else) keeps nobody
-// waiting for more than a task.
+// others. So a thread meets memory in its order. A phase is over when its tasks are done, not when all threads are
+// there: one that is held up (its core is lent to somebody else) and holds no task keeps nobody waiting, and finds
+// nothing left to do in the phases it missed.
 //
-//     thread 0   take take take ...            |  take take ...
-//     thread 1   take take ... help help       |  ...                 one barrier between phases, no region of its own
+//     phase        1                   2                3                4
+//     thread 0     take take take      take take        take take take   take ...
+//     thread 1     take take           held up .....................     (2, 3: none left)  take ...
 //
-// Counters of a phase must be zero when it begins, and threads enter it at different times. So there are two sets of
-// them in turn: who enters a phase sets its own counters of the other set to zero, which nobody uses meanwhile.
+// Counters carry the number of their phase. One of an older phase counts as zero, one of a newer says that this phase is
+// over; so nobody sets a counter back, and nobody takes a task twice, however late a thread comes.
 #pragma once
 
 #include <omp.h>
@@ -17,40 +19,76 @@
 
 namespace quire {
 
-constexpr int kMostRuns = 64;    // of tasks: threads beyond them only help
+constexpr int kMostRuns = 64;   // of tasks: threads beyond them only help
 constexpr int kMostQueues = 4;  // of one phase
 
-struct alignas(64) Taken {
-    int64_t count;
-};
+// A phase's number above, what was counted in it below.
+struct alignas(64) Counter {
+    uint64_t word = 0;
 
-// What the threads of a team share. Counters that no thread has are never looked at.
-struct Team {
-    explicit Team(int num_threads) {
-        for (auto& set : taken)
-            for (auto& queue : set)
-                for (int run = 0; run < num_threads && run < kMostRuns; ++run) queue[run].count = 0;
+    // The next number below `limit`, if the phase has one left.
+    QUIRE_INLINE bool take(uint32_t phase, int64_t limit, int64_t& number) {
+        uint64_t found = __atomic_load_n(&word, __ATOMIC_RELAXED);
+        do {
+            if (found >> 32 > phase) return false;
+            number = found >> 32 == phase ? static_cast<uint32_t>(found) : 0;
+            if (number >= limit) return false;
+        } while (!exchange(found, phase, number + 1));
+        return true;
     }
 
-    Taken taken[2][kMostQueues][kMostRuns];
+    QUIRE_INLINE void add(uint32_t phase, int64_t count) {
+        uint64_t found = __atomic_load_n(&word, __ATOMIC_RELAXED);
+        while (!exchange(found, phase, count + (found >> 32 == phase ? static_cast<uint32_t>(found) : 0))) {
+        }
+    }
+
+    // Whether so many were counted, or a newer phase has begun.
+    QUIRE_INLINE bool has(uint32_t phase, int64_t count) const {
+        const uint64_t found = __atomic_load_n(&word, __ATOMIC_SEQ_CST);
+        return found >> 32 > phase || (found >> 32 == phase && static_cast<uint32_t>(found) >= count);
+    }
+
+  private:
+    QUIRE_INLINE bool exchange(uint64_t& found, uint32_t phase, int64_t count) {
+        const uint64_t wanted = uint64_t{phase} << 32 | static_cast<uint64_t>(count);
+        return __atomic_compare_exchange_n(&word, &found, wanted, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    }
 };
 
-// Numbered tasks as one thread takes them.
+// What the threads of a team share.
+struct Team {
+    Counter taken[kMostQueues][kMostRuns];
+    Counter done;
+    alignas(64) uint32_t num_asleep = 0;
+    uint32_t num_calls = 0;  // to those asleep
+};
+
+// Returns when `count` tasks of the phase are done: watches for a short while, then sleeps. A thread that had to sleep
+// watches for less the next time: who holds the task needs this core.
+void wait_until_done(Team& team, uint32_t phase, int64_t count, double& patience_s);
+
+// Wakes those asleep.
+void call_sleepers(Team& team);
+
+constexpr double kPatience_s = 100e-6;
+
+// Numbered tasks as one thread takes them, and how many it took.
 class Tasks {
   public:
-    QUIRE_INLINE Tasks(Taken* taken, int64_t num_tasks, int thread, int num_threads)
-        : taken_(taken), num_tasks_(num_tasks), thread_(thread),
-          num_runs_(num_threads < kMostRuns ? num_threads : kMostRuns) {
+    QUIRE_INLINE Tasks(Counter* taken, uint32_t phase, int64_t num_tasks, int thread, int num_runs, int64_t& num_mine)
+        : taken_(taken), phase_(phase), num_tasks_(num_tasks), thread_(thread), num_runs_(num_runs),
+          num_mine_(num_mine) {
         enter();
     }
 
-    // The next task for this thread, if there is one left.
+    // The next task for this thread, if there is one left. Who takes it must have done it before the phase's end.
     QUIRE_INLINE bool take(int64_t& task) {
-        while (helped_ < num_runs_) {
-            task = __atomic_fetch_add(&run_->count, 1, __ATOMIC_RELAXED) + begin_;
-            if (task < end_) return true;
-            ++helped_;
-            enter();
+        for (; helped_ < num_runs_; ++helped_, enter()) {
+            if (!run_->take(phase_, end_ - begin_, task)) continue;
+            task += begin_;
+            ++num_mine_;
+            return true;
         }
         return false;
     }
@@ -63,12 +101,15 @@ class Tasks {
         end_ = num_tasks_ * (at + 1) / num_runs_;
     }
 
-    Taken *taken_, *run_;
+    Counter *taken_, *run_;
+    uint32_t phase_;
     int64_t num_tasks_, begin_, end_;
     int thread_, num_runs_, helped_ = 0;
+    int64_t& num_mine_;
 };
 
-// One thread of a team. All of them ask for the same tasks and wait at the same places.
+// One thread of a team. All of them ask for the same tasks and wait at the same places; what they do outside of tasks,
+// a thread may do late.
 class TeamThread {
   public:
     QUIRE_INLINE TeamThread(Team& team, int number, int num_threads)
@@ -77,20 +118,25 @@ class TeamThread {
     QUIRE_INLINE int number() const { return number_; }
 
     // Up to kMostQueues times between waits.
-    QUIRE_INLINE Tasks tasks(int64_t num_tasks) { return {next_queue(), num_tasks, number_, num_threads_}; }
+    QUIRE_INLINE Tasks tasks(int64_t num_tasks) {
+        return tasks_in(num_tasks, num_threads_ < kMostRuns ? num_threads_ : kMostRuns);
+    }
 
-    // The same in one queue for all, as it comes.
-    QUIRE_INLINE int64_t& queue() { return next_queue()->count; }
+    // The same in one run for all, as it comes.
+    QUIRE_INLINE Tasks tasks_in_order(int64_t num_tasks) { return tasks_in(num_tasks, 1); }
 
-    // Until all threads have come here.
+    // Until all tasks are done that were asked for since the last time.
     QUIRE_INLINE void wait() {
-        if (num_threads_ > 1) {
-#pragma omp barrier
+        if (num_threads_ > 1 && num_asked_ > 0) {
+            if (num_mine_ > 0) team_.done.add(phase_, num_mine_);
+            if (!team_.done.has(phase_, num_asked_))
+                wait_until_done(team_, phase_, num_asked_, patience_s_);
+            else if (__atomic_load_n(&team_.num_asleep, __ATOMIC_SEQ_CST) > 0)
+                call_sleepers(team_);
         }
-        phase_ ^= 1;
+        ++phase_;
+        num_asked_ = num_mine_ = 0;
         num_queues_ = 0;
-        for (int queue = 0; queue < kMostQueues && number_ < kMostRuns; ++queue)
-            team_.taken[phase_ ^ 1][queue][number_].count = 0;
     }
 
     // Every task is done by one of the threads, and nobody goes on before all are done.
@@ -112,16 +158,22 @@ class TeamThread {
     }
 
   private:
-    QUIRE_INLINE Taken* next_queue() { return team_.taken[phase_][num_queues_++]; }
+    QUIRE_INLINE Tasks tasks_in(int64_t num_tasks, int num_runs) {
+        num_asked_ += num_tasks;
+        return {team_.taken[num_queues_++], phase_, num_tasks, number_ % num_runs, num_runs, num_mine_};
+    }
 
     Team& team_;
-    int number_, num_threads_, phase_ = 0, num_queues_ = 0;
+    int number_, num_threads_, num_queues_ = 0;
+    uint32_t phase_ = 1;
+    int64_t num_asked_ = 0, num_mine_ = 0;
+    double patience_s_ = kPatience_s;
 };
 
 // Work that all threads of a new team do.
 template <typename Do>
 void in_team(int num_threads, Do work) {
-    Team team(num_threads);
+    Team team;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
         TeamThread thread(team, omp_get_thread_num(), omp_get_num_threads());

@@ -184,7 +184,9 @@ class Asking:
             seen.wrong.append(f"budget {budget}: {blocks} in messages, {message} in chats")
 
     def _more(self, family: Family) -> dict[str, Any]:
-        """Beside the budget: tools, a shape, biases."""
+        """Beside the budget: tools, a shape, biases. A bias that opens a thought opens the next one too: with a shape,
+        which holds behind the first, there is an answer instead.
+        """
         random = self.random
         biases = {str(token): 100.0 for text in family.opening for token in self.ids[text][:1]}
         if random.random() < 0.5:
@@ -193,7 +195,7 @@ class Asking:
         if random.random() < 0.3:
             function = {"name": "find", "description": "Finds.", "parameters": PLACE}
             more |= {"tools": [{"type": "function", "function": function}]}
-        elif random.random() < 0.3:
+        elif random.random() < (0.9 if family.opening else 0.3):
             shape = {"name": "place", "schema": PLACE}
             more |= {"response_format": {"type": "json_schema", "json_schema": shape}}
         return more
