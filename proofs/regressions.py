@@ -154,6 +154,7 @@ def _lost(name: str, outcome: Outcome, before: Checkout, scale: str) -> list[str
         if only and _lacks_rows(there, outcome):
             only = ()  # a row that stood in another section then
             there = outcome_of(name, scale, before)
+        _check_measured(name, there, outcome)
         here = outcome_of(name, scale, HERE, only)
         pairs.append((there, here))
         left = {key for key in left if _is_lost_so_far(key, pairs)}
@@ -161,6 +162,13 @@ def _lost(name: str, outcome: Outcome, before: Checkout, scale: str) -> list[str
         if left and all(_is_counted(key, here) for key in left):
             break
     return [f"{name}: {key}" for key in sorted(left)]
+
+
+def _check_measured(name: str, there: Outcome, outcome: Outcome) -> None:
+    """What broke off there alone was not compared: a package may be missing that the commit before needs."""
+    broke_off = {key for key in there.broken - outcome.broken if key.endswith(BROKE_OFF)}
+    if broke_off:
+        raise RuntimeError(f"proof-{name} of the commit before: {', '.join(sorted(broke_off))}; see above why")
 
 
 def _lacks_rows(there: Outcome, outcome: Outcome) -> bool:

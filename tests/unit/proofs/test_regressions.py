@@ -67,21 +67,10 @@ def test_only_the_sections_of_broken_rows_are_run_again(monkeypatch: pytest.Monk
     assert proof.figures["regressions"] == 2
 
 
-@pytest.mark.parametrize(
-    ("there", "runs_before", "num_lost"),
-    [
-        (Outcome({}, frozenset()), [("queue",), ()], 1),
-        (Outcome({}, frozenset({"queue: broke off"})), [("queue",)], 0),
-    ],
-    ids=["it stood in another section then", "its section broke off then"],
-)
-def test_a_row_that_is_not_found_there_is_looked_for_in_all_if_its_section_came_to_its_end(
-    there: Outcome,
-    runs_before: list[tuple[str, ...]],
-    num_lost: int,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+def test_a_row_that_stood_in_another_section_then_is_looked_for_in_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    there = Outcome({}, frozenset())
     here = Outcome({"waits": 9}, frozenset({"waits"}), sections={"waits": "queue"})
     asked: list[tuple[str, ...]] = []
 
@@ -95,8 +84,17 @@ def test_a_row_that_is_not_found_there_is_looked_for_in_all_if_its_section_came_
     monkeypatch.setattr(proofs.regressions, "checked_out", lambda _commit: nullcontext("before"))
     proof = Proof("nothing", "quick", tmp_path)
     regressions(proof, "c0ffee", {"doors": here})
-    assert asked == runs_before
-    assert proof.figures["regressions"] == num_lost
+    assert asked == [("queue",), ()]
+    assert proof.figures["regressions"] == 1
+
+
+def test_a_section_that_broke_off_there_alone_was_not_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = Outcome({"waits": 9}, frozenset({"waits"}), sections={"waits": "queue"})
+    there = Outcome({}, frozenset({"queue: broke off"}))
+    monkeypatch.setattr(proofs.regressions, "outcome_of", lambda *given: here if HERE in given else there)
+    monkeypatch.setattr(proofs.regressions, "checked_out", lambda _commit: nullcontext("before"))
+    with pytest.raises(RuntimeError, match="proof-doors of the commit before: queue: broke off"):
+        regressions(Proof("nothing", "quick", tmp_path), "c0ffee", {"doors": here})
 
 
 def test_a_proof_that_was_run_on_this_commit_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
