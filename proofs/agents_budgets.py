@@ -24,7 +24,9 @@ from proofs.proof import Proof, section
 
 BUDGETS = (16, 512)
 TO_END_A_CHARACTER = 3
-ANSWER_TOKENS = 24
+ANSWER_TOKENS = 64
+ENDS = (0, 2)
+"""Tokens with which the test model ends an answer."""
 NUM_OPEN = 16
 MARKS = (
     "<think>", "</think>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>",
@@ -185,7 +187,7 @@ class Asking:
 
     def _more(self, family: Family) -> dict[str, Any]:
         """Beside the budget: tools, a shape, biases. A bias that opens a thought opens the next one too: with a shape,
-        which holds behind the first, there is an answer instead.
+        which holds behind the first, there is an answer instead. Without one the model may not end at once.
         """
         random = self.random
         biases = {str(token): 100.0 for text in family.opening for token in self.ids[text][:1]}
@@ -198,6 +200,8 @@ class Asking:
         elif random.random() < (0.9 if family.opening else 0.3):
             shape = {"name": "place", "schema": PLACE}
             more |= {"response_format": {"type": "json_schema", "json_schema": shape}}
+        else:
+            biases |= {str(token): -100.0 for token in ENDS}
         return more
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
