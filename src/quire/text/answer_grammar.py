@@ -212,7 +212,7 @@ def _is_text(schema: Any) -> bool:
     kind, choices = schema.get("type"), schema.get("enum")
     if kind is None and isinstance(choices, list):
         return all(isinstance(one, str) for one in choices)
-    several = schema.get("anyOf") or schema.get("oneOf") or ()
+    several = [part for name in ("anyOf", "oneOf") if isinstance(parts := schema.get(name), list) for part in parts]
     return kind == "string" or (isinstance(kind, list) and "string" in kind) or any(map(_is_text, several))
 
 

@@ -8,6 +8,7 @@ and commas: that is what models write, and a small model cannot go on with blank
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,9 @@ MAX_PROPERTIES = 256
 MAX_ENUM_VALUES = 10_000
 MAX_DEPTH = 64
 MAX_INTEGER = 2**53 - 1
-"""What a double holds exactly. An integer without bounds gets these: its digits must end."""
+"""What a double holds exactly. An integer without bounds, or with wider ones, gets these: its digits must end."""
+LEAST_VALUE = -(2**63) + 1024
+"""In an enum or a const: an integer that is less and still has 64 bits makes the library call itself without end."""
 OF_ANSWERS = ("const", "enum", "default", "examples")
 """What stands in these is an answer's, not a schema's."""
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
@@ -148,7 +151,16 @@ def bounded_schema(schema: Mapping[str, Any], parameter: str) -> Any:
             raise InvalidParameterError(
                 f"an enum of {parameter} may have {MAX_ENUM_VALUES} values, {len(values)} given", parameter
             )
+        _check_values([values, node.get("const")], parameter)
     return rewritten_schema(schema, _with_bounds)
+
+
+def _check_values(values: list[Any], parameter: str) -> None:
+    for value, _ in _nodes(values):
+        if isinstance(value, int) and -(2**63) <= value < LEAST_VALUE:
+            raise InvalidParameterError(
+                f"a value of {parameter} must be at least {LEAST_VALUE}, {value} given; leave it out", parameter
+            )
 
 
 def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
@@ -184,8 +196,12 @@ def _with_bounds(schema: dict[str, Any]) -> dict[str, Any]:
     kinds = schema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if "integer" in kinds and "number" not in kinds and "enum" not in schema and "const" not in schema:
-        if "minimum" not in schema and "exclusiveMinimum" not in schema:
+        if "exclusiveMinimum" not in schema and _is_between(schema.get("minimum", -math.inf), -math.inf, -MAX_INTEGER):
             schema["minimum"] = -MAX_INTEGER
-        if "maximum" not in schema and "exclusiveMaximum" not in schema:
+        if "exclusiveMaximum" not in schema and _is_between(schema.get("maximum", math.inf), MAX_INTEGER, math.inf):
             schema["maximum"] = MAX_INTEGER
     return schema
+
+
+def _is_between(bound: object, low: float, high: float) -> bool:
+    return isinstance(bound, int | float) and low <= bound <= high

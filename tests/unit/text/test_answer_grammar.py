@@ -202,3 +202,9 @@ def test_texts_are_arguments_that_may_be_texts() -> None:
     }
     assert text_keys({"properties": kinds}) == {"plain", "maybe", "one of", "either"}
     assert text_keys({}) == frozenset()
+
+
+@pytest.mark.parametrize("odd", [True, 17, 5e-324, "string", {"type": "string"}, None, [[{"type": "string"}]]])
+@pytest.mark.parametrize("name", ["type", "enum", "anyOf", "oneOf"])
+def test_a_schema_that_is_none_has_no_texts_and_breaks_nothing(name: str, odd: object) -> None:
+    assert text_keys({"properties": {"a": {name: odd}}}) == ({"a"} if (name, odd) == ("type", "string") else set())

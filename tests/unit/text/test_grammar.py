@@ -45,6 +45,15 @@ def test_a_property_may_be_called_like_a_word_of_schemas() -> None:
     assert inside(Grammar.json_schema(given))["properties"]["default"]["minimum"] == -MAX_INTEGER
 
 
+def test_bounds_of_a_machines_integers_become_those_that_end() -> None:
+    wide = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    assert inside(Grammar.json_schema(wide)) == {"type": "integer", "minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
+    own = {"type": "integer", "minimum": -7, "maximum": 10**12}
+    assert inside(Grammar.json_schema(own)) == own
+    odd = {"type": "integer", "minimum": None, "exclusiveMaximum": 2**63}
+    assert inside(Grammar.json_schema(odd)) == odd
+
+
 def test_what_only_looks_like_a_schema_is_left_alone() -> None:
     given = {"enum": [{"type": "integer"}], "const": {"type": "integer"}, "type": "integer"}
     assert inside(Grammar.json_schema(given)) == given
@@ -53,6 +62,8 @@ def test_what_only_looks_like_a_schema_is_left_alone() -> None:
 @pytest.mark.parametrize(("make", "sentence"), [
     (lambda: Grammar.json_schema({"properties": {str(at): {} for at in range(257)}}), "may have 256 properties, 257"),
     (lambda: Grammar.json_schema({"enum": list(range(10_001))}), "may have 10000 values, 10001"),
+    (lambda: Grammar.json_schema({"enum": [1, -(2**63)]}), "must be at least -9223372036854774784, -9"),
+    (lambda: Grammar.json_schema({"items": {"const": {"a": [-(2**63)]}}}), "-9223372036854775808 given"),
     (lambda: Grammar.json_schema(nested(MAX_DEPTH + 1)), "64 levels deep"),
     (lambda: Grammar.json_schema({"const": "x" * 70_000}), "may have 65536 bytes"),
     (lambda: Grammar.json_schema({"const": float("nan")}), "what JSON can say"),
