@@ -311,7 +311,7 @@ def message_thread(cases: Cases) -> None:
     called: list[str] = []
 
     @anthropic.beta_tool  # type: ignore[untyped-decorator]
-    def find(city: str) -> str:
+    def find(city: Literal["Bonn", "Oslo"]) -> str:
         """Finds a city."""
         called.append(city)
         return "found"

@@ -3,8 +3,12 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from quire.errors import InvalidTextError
 from quire.text.chat.canonical import Spelling, canonical, short_id
+from quire.text.chat.messages import prepare_messages
 from quire.text.chat.tools import Tool
 from quire.text.chat.written_tools import with_written_tools
 
@@ -62,3 +66,21 @@ def test_tools_are_told_before_the_system_text_and_calls_are_texts() -> None:
 def test_without_a_system_text_one_is_made_for_tools() -> None:
     system, user = with_written_tools([said("user", [{"type": "text", "text": "hi"}])], [Tool("f")])
     assert (system["role"], user["role"]) == ("system", "user")
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "function"]), inner),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(["system", "user", "assistant", "tool"]), ANYTHING, ANYTHING)
+def test_a_message_that_is_none_is_refused_where_tools_are_written_too(role: str, content: Any, calls: Any) -> None:
+    message = said(role, content, tool_calls=calls)
+    try:
+        told = prepare_messages(with_written_tools([message], [Tool("f")]), wants_parts=False)
+    except InvalidTextError:
+        return
+    assert all(isinstance(one["content"], str) for one in told)
+    assert not isinstance(calls, bool | float | int | str | dict) or not calls or role == "tool"

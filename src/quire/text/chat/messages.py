@@ -58,19 +58,25 @@ def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
             f"a role must be one of {allowed}; message {index} has {message['role'][:40]!r}; use one of these"
         )
     prepared = dict(message)
-    texts = _texts(message.get("content"), index)
+    texts = texts_of(message, index)
     prepared["content"] = [{"type": "text", "text": text} for text in texts] if wants_parts else "".join(texts)
-    if calls := message.get("tool_calls"):
-        if not isinstance(calls, list):
-            kind = type(calls).__name__
-            raise InvalidTextError(
-                f"tool_calls must be a list, message {index} has a {kind}; send a list, or leave it out"
-            )
+    if calls := calls_of(message, index):
         prepared["tool_calls"] = [_with_read_arguments(call) for call in calls]
     return prepared
 
 
-def _texts(content: object, index: int) -> list[str]:
+def calls_of(message: Message, index: int) -> list[Any]:
+    """The calls of this message, or InvalidTextError."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        kind = type(calls).__name__
+        raise InvalidTextError(f"tool_calls must be a list, message {index} has a {kind}; send a list, or leave it out")
+    return calls
+
+
+def texts_of(message: Message, index: int) -> list[str]:
+    """The texts of this message's content, or InvalidTextError."""
+    content = message.get("content")
     if content is None:  # an assistant that only called tools: many templates want a text all the same
         return [""]
     if isinstance(content, str):

@@ -6,16 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.text.chat.messages import calls_of, texts_of
 from quire.text.chat.tools import Tool
 from quire.text.parsers.tool_format import HERMES
 
 
 def with_written_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The same conversation for a template that shows contents alone."""
-    told = [_as_text(message) for message in messages]
+    told = [_as_text(message, index) for index, message in enumerate(messages)]
     system = _tools_text(tools)
     if told and told[0].get("role") == "system":
-        return [{**told[0], "content": f"{system}\n\n{_content(told[0])}"}, *told[1:]]
+        return [{**told[0], "content": f"{system}\n\n{_content(told[0], 0)}"}, *told[1:]]
     return [{"role": "system", "content": system}, *told]
 
 
@@ -29,13 +30,13 @@ def _tools_text(tools: Sequence[Tool]) -> str:
     )
 
 
-def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+def _as_text(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     if message.get("role") == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{_content(message)}\n</tool_response>"}
-    calls = message.get("tool_calls") or ()
+        return {"role": "user", "content": f"<tool_response>\n{_content(message, index)}\n</tool_response>"}
+    calls = calls_of(message, index)
     if not calls:
         return dict(message)
-    texts = [_content(message), *map(_call_text, calls)]
+    texts = [_content(message, index), *map(_call_text, calls)]
     return {"role": message.get("role"), "content": "\n".join(text for text in texts if text)}
 
 
@@ -51,8 +52,5 @@ def _call_text(call: Any) -> str:
     return f"{HERMES.begin}{function.get('name', '')}{HERMES.name_end}{shown}{HERMES.call_end}"
 
 
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else ""
+def _content(message: Mapping[str, Any], index: int) -> str:
+    return "".join(texts_of(message, index))
