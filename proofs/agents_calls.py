@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -24,9 +24,18 @@ from quire.config import ModelSettings
 
 NUM_TOOLS = 40
 MAX_TOKENS = 200
+
+
+def of_arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool takes an object: what is none becomes the one argument of such."""
+    if schema.get("type") == "object":
+        return schema
+    return {"type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False}
+
+
 SCHEMAS: dict[str, Any] = {
-    f"tool_{at}_{task.name}": bounded_schema(task.schema)
-    for at, task in enumerate([one for one in FIFTY if one.schema.get("type") == "object"][:NUM_TOOLS])
+    f"tool_{at}_{task.name}": bounded_schema(of_arguments(task.schema))
+    for at, task in enumerate([one for one in FIFTY if "$defs" not in one.schema or "type" in one.schema][:NUM_TOOLS])
 }
 
 
