@@ -32,13 +32,18 @@ def converted_directory(cache: Path, name: str, key: str) -> Path:
     return cache / "converted" / f"{plain}-{key}"
 
 
+def free_bytes(folder: Path) -> int:
+    """What is free on the disk of this folder."""
+    return shutil.disk_usage(folder).free
+
+
 def check_free_space(folder: Path, needed_bytes: int) -> None:
     """Refuse before the disk is full, not after."""
-    free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < needed_bytes + SPARE_BYTES:
+    if free_bytes(folder) < needed_bytes + SPARE_BYTES:
         raise CheckpointError(
             f"the converted model needs {needed_bytes / 1e9:,.2f} GB and {SPARE_BYTES / 1e9:.2f} GB to spare in "
-            f"{folder.parent}, {free_bytes / 1e9:,.2f} GB are free; free some, or set QUIRE_CACHE to a larger disk"
+            f"{folder.parent}, {free_bytes(folder) / 1e9:,.2f} GB are free; free some, or set QUIRE_CACHE to a larger "
+            "disk"
         )
 
 

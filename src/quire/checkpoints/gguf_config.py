@@ -213,8 +213,6 @@ def _refuse_what_changes_arithmetic(metadata: Metadata, arch: str) -> None:
             raise CheckpointError(
                 f"quire converts plain decoders, this file has {arch}.{key}; use the model's safetensors instead"
             )
-    if metadata.values.get("split.count", 1) not in (0, 1):
-        raise CheckpointError("quire reads whole GGUF files, this is one part of several; join them with gguf-split")
 
 
 def _head_dim(metadata: Metadata, arch: str, default: int) -> int:

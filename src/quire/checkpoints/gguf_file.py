@@ -10,7 +10,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +37,7 @@ NUMBER_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 
 class GGUFTensor:
     """One tensor's place in the file. `shape` has rows first, as numpy and Hugging Face write it."""
 
+    path: Path
     name: str
     shape: tuple[int, ...]
     type: TensorType
@@ -68,23 +69,17 @@ class GGUFFile:
     file_bytes: int
     modified_ns: int
 
-    @contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
-        """The file for reading, or a CheckpointError."""
-        with _opened(self.path) as file:
-            yield file
-
 
 def read_gguf(path: Path) -> GGUFFile:
     """Parse and check the header."""
-    with _opened(path) as file:
+    with opened_gguf(path) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{path.name} must be a regular file and is not; give the path of a .gguf file")
         reader = _Reader(file, path.name, status.st_size)
         num_tensors, num_keys = _read_counts(reader)
         metadata = _read_metadata(reader, num_keys)
-        infos = [_read_tensor_info(reader) for _ in range(num_tensors)]
+        infos = [_read_tensor_info(reader, path) for _ in range(num_tensors)]
         tensors = _place_tensors(reader, infos, _alignment(reader, metadata))
         return GGUFFile(path, metadata, tensors, reader.position, status.st_size, status.st_mtime_ns)
 
@@ -104,7 +99,8 @@ def read_exactly(file: BinaryIO, offset: int, num_bytes: int) -> bytes:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def opened_gguf(path: Path) -> Iterator[BinaryIO]:
+    """The file for reading, or a CheckpointError."""
     try:
         # Non-blocking, so that a named pipe with nobody at the other end is refused and not waited for.
         file = open(path, "rb", buffering=1 << 20, opener=lambda name, flags: os.open(name, flags | _NONBLOCK))  # noqa: SIM115
@@ -244,7 +240,7 @@ def _alignment(reader: _Reader, metadata: dict[str, Any]) -> int:
     return value
 
 
-def _read_tensor_info(reader: _Reader) -> GGUFTensor:
+def _read_tensor_info(reader: _Reader, path: Path) -> GGUFTensor:
     """One tensor with its offset still counted from where the data begins."""
     name = reader.string(MAX_NAME_BYTES)
     num_dimensions = reader.u32()
@@ -263,7 +259,7 @@ def _read_tensor_info(reader: _Reader) -> GGUFTensor:
             f"{kind.block_values} are needed"
         )
     num_bytes = num_values // kind.block_values * kind.block_bytes
-    return GGUFTensor(name, shape, kind, reader.u64(), num_bytes)
+    return GGUFTensor(path, name, shape, kind, reader.u64(), num_bytes)
 
 
 def _place_tensors(reader: _Reader, infos: list[GGUFTensor], alignment: int) -> dict[str, GGUFTensor]:
@@ -279,5 +275,5 @@ def _place_tensors(reader: _Reader, infos: list[GGUFTensor], alignment: int) -> 
         if info.name in tensors:
             raise reader.damaged(f"the tensor {info.name[:100]!r} stands there twice")
         free_from = offset + info.num_bytes
-        tensors[info.name] = GGUFTensor(info.name, info.shape, info.type, offset, info.num_bytes)
+        tensors[info.name] = replace(info, offset=offset)
     return tensors

@@ -14,7 +14,8 @@ from quire.checkpoints.cache import converted_directory, put_in_place
 from quire.checkpoints.directory import CONVERSION_NAME
 from quire.checkpoints.families import check_shapes, expected_shapes, sizes_of
 from quire.checkpoints.gguf_config import Metadata, config_of, generation_of, hugging_face_name, llama3_scaling
-from quire.checkpoints.gguf_file import GGUFFile, GGUFTensor, read_exactly, read_gguf
+from quire.checkpoints.gguf_file import GGUFTensor, opened_gguf, read_exactly
+from quire.checkpoints.gguf_parts import GGUFParts, read_parts
 from quire.checkpoints.gguf_tokenizer import write_tokenizer
 from quire.checkpoints.progress import Progress
 from quire.checkpoints.stored_tensors import StoredTensor
@@ -28,10 +29,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 HALF_TYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
-def gguf_described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFFile, Path]:
-    """The file's header, and the folder with its config and tokenizer."""
+def gguf_described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFParts, Path]:
+    """The headers of the model's files, and the folder with its config and tokenizer."""
     try:
-        file = read_gguf(path)
+        file = read_parts(path)
         final = converted_directory(cache, path.stem, conversion_key(file))
         if not final.is_dir():
             _describe(file, final, progress)
@@ -43,20 +44,21 @@ def gguf_described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFFil
         ) from error
 
 
-def conversion_key(file: GGUFFile) -> str:
+def conversion_key(file: GGUFParts) -> str:
     """Names a conversion by its source: header, size, time of change, and samples, since hashing all takes too long."""
     state = blake2b(digest_size=16, person=b"quire.gguf")
-    state.update(struct.pack("<QQq", FORMAT_VERSION, file.file_bytes, file.modified_ns))
-    with file.opened() as source:
-        state.update(read_exactly(source, 0, file.header_bytes))
-        for index in range(NUM_SAMPLES):
-            sample_bytes = min(SAMPLE_BYTES, file.file_bytes)
-            offset = (file.file_bytes - sample_bytes) * index // (NUM_SAMPLES - 1)
-            state.update(read_exactly(source, offset, sample_bytes))
+    for part in file.parts:
+        state.update(struct.pack("<QQq", FORMAT_VERSION, part.file_bytes, part.modified_ns))
+        with opened_gguf(part.path) as source:
+            state.update(read_exactly(source, 0, part.header_bytes))
+            for index in range(NUM_SAMPLES):
+                sample_bytes = min(SAMPLE_BYTES, part.file_bytes)
+                offset = (part.file_bytes - sample_bytes) * index // (NUM_SAMPLES - 1)
+                state.update(read_exactly(source, offset, sample_bytes))
     return state.hexdigest()
 
 
-def plan(file: GGUFFile) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+def plan(file: GGUFParts) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """config.json and the tensors by their new names, every name and shape checked against the metadata."""
     metadata = Metadata(file.metadata)
     embedding = file.tensors.get("token_embd.weight")
@@ -78,7 +80,7 @@ def plan(file: GGUFFile) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     return config, stored
 
 
-def _stored(file: GGUFFile, tensor: GGUFTensor, config: dict[str, Any]) -> tuple[str, StoredTensor]:
+def _stored(file: GGUFParts, tensor: GGUFTensor, config: dict[str, Any]) -> tuple[str, StoredTensor]:
     name = hugging_face_name(tensor.name)
     if name is None:
         raise _no_place(tensor.name, config["model_type"])
@@ -89,7 +91,7 @@ def _stored(file: GGUFFile, tensor: GGUFTensor, config: dict[str, Any]) -> tuple
         elif ".k_proj." in name:
             heads = config["num_key_value_heads"]
     place = (tensor.type.name, tensor.shape, tensor.offset, tensor.num_bytes)
-    return name, StoredTensor(file.path, *place, rotated_heads=heads)
+    return name, StoredTensor(tensor.path, *place, rotated_heads=heads)
 
 
 def _no_place(name: str, model_type: str) -> CheckpointError:
@@ -99,15 +101,15 @@ def _no_place(name: str, model_type: str) -> CheckpointError:
     )
 
 
-def _small_tensor(file: GGUFFile, name: str) -> tuple[float, ...]:
+def _small_tensor(file: GGUFParts, name: str) -> tuple[float, ...]:
     tensor = file.tensors[name]
     if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 4096:
         raise CheckpointError(f"{name} must be up to 4,096 values of type F32 and is not; download the file again")
-    with file.opened() as source:
+    with opened_gguf(tensor.path) as source:
         return struct.unpack(f"<{tensor.shape[0]}f", read_exactly(source, tensor.offset, tensor.num_bytes))
 
 
-def _describe(file: GGUFFile, final: Path, progress: Progress) -> None:
+def _describe(file: GGUFParts, final: Path, progress: Progress) -> None:
     config, _ = plan(file)
     metadata = Metadata(file.metadata)
     num_tokens = len(file.metadata.get("tokenizer.ggml.tokens") or ())
@@ -130,11 +132,12 @@ def _describe(file: GGUFFile, final: Path, progress: Progress) -> None:
             (folder / name).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _digest(file: GGUFFile, progress: Progress) -> str:
-    """Of all that is in the file: two of equal shapes differ in nothing else."""
+def _digest(file: GGUFParts, progress: Progress) -> str:
+    """Of all that is in the files: two of equal shapes differ in nothing else."""
     state = blake2b(digest_size=32, person=b"quire.source")
-    with file.opened() as source:
-        for first in range(0, file.file_bytes, READ_BYTES):
-            state.update(read_exactly(source, first, min(READ_BYTES, file.file_bytes - first)))
-            progress(f"reading {file.path.name}", min(first + READ_BYTES, file.file_bytes), file.file_bytes)
+    for part in file.parts:
+        with opened_gguf(part.path) as source:
+            for first in range(0, part.file_bytes, READ_BYTES):
+                state.update(read_exactly(source, first, min(READ_BYTES, part.file_bytes - first)))
+                progress(f"reading {part.path.name}", min(first + READ_BYTES, part.file_bytes), part.file_bytes)
     return state.hexdigest()

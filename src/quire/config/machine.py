@@ -4,11 +4,22 @@ import os
 from pathlib import Path
 
 UNBOUNDED_BYTES = 1 << 62
+SHARE_FOR_MODELS = 0.5
 
 
 def share_of_memory_bytes(share: float) -> int:
     """What the process holds now and this share of what is free: the same rule as when no memory is set."""
     return _resident_bytes() + int(_free_bytes() * share)
+
+
+def memory_for_models_bytes() -> int:
+    """What a model may need so that it fits this machine: half of its memory, whatever is in use at the moment."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # no such file, or no limit
+        limit = UNBOUNDED_BYTES
+    return int(min(total, limit) * SHARE_FOR_MODELS)
 
 
 def _free_bytes() -> int:

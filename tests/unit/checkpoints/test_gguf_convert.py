@@ -206,7 +206,7 @@ def test_a_sliding_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
         (Tiny(metadata={"llama.feed_forward_length": 64}), "must have shape [64, 32]"),
         (Tiny(metadata={"llama.attention.head_count_kv": 3}), "must be a multiple"),
         (Tiny(metadata={"llama.rope.dimension_count": 4}), "rotated whole"),
-        (Tiny(metadata={"split.count": 3}), "one part of several"),
+        (Tiny(metadata={"split.count": 3}), "join them with gguf-split"),
         (Tiny(metadata={"tokenizer.ggml.eos_token_id": 99_999}), "a token id from 0"),
         (Tiny(tensors={"token_embd.weight": None}), "token_embd.weight"),
         (Tiny(tensors={"blk.0.ffn_up.weight": None}), "mlp.up_proj.weight"),

@@ -3,14 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 import quire.checkpoints
-from quire.checkpoints import CheckpointError, resolve
+from quire.checkpoints import CheckpointError, names, resolve
+from quire.checkpoints.hub_files import HubName, hub_errors
 from tests.support.tiny_models import make_directory
 
 
@@ -20,28 +19,23 @@ def test_a_directory_is_resolved_to_itself(tmp_path: Path) -> None:
     assert (checkpoint.name, checkpoint.directory) == (str(folder), folder.resolve())
 
 
-def test_a_hub_id_is_downloaded_with_the_needed_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+def test_what_is_fetched_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[HubName] = []
 
-    def download(name: str, **options: Any) -> str:
-        asked.update(options, name=name)
-        return str(make_directory(tmp_path / "model"))
+    def pull(wanted: HubName, *_others: object) -> Path:
+        asked.append(wanted)
+        return make_directory(tmp_path / "model")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert resolve("org/model").name == "org/model"
-    assert asked["name"] == "org/model"
-    assert asked["allow_patterns"] == ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model"]
-    assert asked["ignore_patterns"] == ["*/*"]
+    monkeypatch.setattr(names, "found_here", lambda *_any: None)
+    monkeypatch.setattr(names, "pull", pull)
+    assert resolve("org/model:Q4_0").name == "org/model:Q4_0"
+    assert asked == [HubName("org/model", "Q4_0")]
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("x"), ConnectionError("no route"), RuntimeError("odd")])
-def test_a_download_that_fails_is_a_sentence_with_a_way_on(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def download(name: str, **options: Any) -> str:
+def test_a_download_that_fails_is_a_sentence_with_a_way_on(error: Exception) -> None:
+    with pytest.raises(CheckpointError, match="or give a local file"), hub_errors("org/model"):
         raise error
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(CheckpointError, match="or give a local directory"):
-        resolve("org/model")
 
 
 def test_offline_only_what_is_cached_is_looked_at(tmp_path: Path) -> None:
