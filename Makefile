@@ -8,7 +8,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model model-coder bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents
+.PHONY: help setup lock check lint types contracts test fix size model model-coder bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -111,6 +111,9 @@ proof-cpu:  ## the CPU backend alone: formats, arithmetics, bits, memory, peers;
 
 proof-agents:  ## tools, reasoning and the APIs that agents speak; SCALE=quick|full
 	$(PYTHON) -m proofs.agents $(PROVE)
+
+proof-first:  ## the first ten minutes: pulls, the file that fits; SCALE=quick|full
+	$(PYTHON) -m proofs.first $(PROVE)
 
 proof-steps:  ## grammars, forced tokens, the sampler, exact speculation; SCALE=quick|full
 	$(PYTHON) -m proofs.steps $(PROVE)

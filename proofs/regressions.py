@@ -41,6 +41,7 @@ MODULES: Mapping[str, str] = {
     "cpu": "proofs.cpu",
     "steps": "proofs.steps",
     "agents": "proofs.agents",
+    "first": "proofs.first",
 }
 KEPT = "PROOF_OUTCOMES"
 """The variable that names a folder for outcomes."""

@@ -14,8 +14,8 @@ from quire import cli
 from quire.checkpoints import resolve
 from quire.cli.columns import columns, plain
 from quire.cli.info import facts_of
-from quire.cli.models import hub_folder
-from quire.errors import ConfigError
+from quire.cli.models import _read_at_s, hub_folder
+from quire.errors import CheckpointError, ConfigError
 from tests.support.tiny_models import Tiny, make_directory, write_gguf
 
 
@@ -59,7 +59,7 @@ def test_where_there_are_no_models_a_sentence_says_so_and_how_to_get_one(home: P
     code, out, err = run("models")
     assert code == 0
     assert out == f"There are no models in {home}/.cache/quire and none in {home}/.cache/huggingface/hub.\n"
-    assert "hint: quire info org/name fetches a model" in err
+    assert "hint: quire pull org/name fetches a model" in err
     assert run_json("models") == []
 
 
@@ -83,7 +83,7 @@ def test_models_prints_a_table_whose_lines_stay_whole(home: Path) -> None:
     code, out, err = run("models")
     assert (code, err) == (0, "")
     header, row = out.splitlines()
-    assert header.split() == ["name", "kind", "size", "path"]
+    assert header.split() == ["name", "kind", "size", "last", "used", "path"]
     assert row.endswith(str(hub))
 
 
@@ -98,9 +98,50 @@ def test_what_is_unfinished_or_unreadable_is_listed_as_such(home: Path) -> None:
         (".unfinished-x", "unfinished conversion"),
         ("nameless-0123", "converted GGUF"),
         ("a/half", "hub, incomplete"),
-        ("a/pickled", "hub, no safetensors"),
+        ("a/pickled", "hub, no weights"),
         ("gpt2", "hub"),
     ]
+
+
+def test_a_model_was_last_used_when_its_files_were_last_read(home: Path) -> None:
+    blobs = put_in_hub(home, "org/name", "config.json", "model-Q4_0.gguf") / "blobs"
+    os.utime(blobs / "blob0", (1_000_000, 5))
+    os.utime(blobs / "blob1", (2_000_000, 5))
+    (row,) = run_json("models")
+    assert (row["last_used_s"], row["kind"]) == (2_000_000, "hub, GGUF")
+
+
+def test_a_file_that_is_gone_meanwhile_was_never_read(tmp_path: Path) -> None:
+    assert _read_at_s(tmp_path / "gone") is None
+
+
+def test_a_model_that_is_removed_is_gone(home: Path) -> None:
+    folder = put_in_hub(home, "org/name", "model.safetensors")
+    other = put_in_hub(home, "org/other", "model.safetensors")
+    code, out, err = run("rm", "org/name", "--yes")
+    assert (code, out) == (0, "")
+    assert err.splitlines() == [str(folder), "removed org/name, 0.00 GB"]
+    assert (folder.exists(), other.exists()) == (False, True)
+
+
+def test_a_file_of_the_cache_can_be_removed(home: Path) -> None:
+    files = home / ".cache" / "quire" / "files"
+    files.mkdir(parents=True)
+    file = write_gguf(files / "tiny.gguf")
+    assert run("rm", "tiny.gguf", "--yes")[0] == 0
+    assert not file.exists()
+
+
+def test_who_is_asked_and_says_no_keeps_the_model(home: Path) -> None:
+    folder = put_in_hub(home, "org/name", "model.safetensors")
+    result = CliRunner().invoke(cli.app, ["rm", "org/name"], input="n\n")
+    assert result.exit_code == 1
+    assert folder.exists()
+
+
+def test_what_is_not_there_cannot_be_removed(home: Path) -> None:
+    with pytest.raises(CheckpointError, match="'org/name' is not among the models"):
+        run("rm", "org/name")
 
 
 def test_the_hub_is_looked_for_where_its_library_keeps_it(home: Path) -> None:

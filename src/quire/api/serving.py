@@ -39,6 +39,8 @@ class Plan:
     """What is loaded, by the name clients use."""
     settings: Settings
     allow_no_keys: bool = False
+    on_ready: Callable[[str], None] | None = None
+    """Hears the address once all models are there."""
 
 
 async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
@@ -66,7 +68,10 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
             (make_server(make_admin(admission, shutdown, address)), operator),
         ]
         return await _serve_while_loading(
-            servers, shutdown, _load(admission, plan, opening), _Lines(address, admin_path, limits.has_page, say)
+            servers,
+            shutdown,
+            _load(admission, plan, opening),
+            _Lines(address, admin_path, limits.has_page, say, plan.on_ready),
         )
 
 
@@ -83,6 +88,7 @@ class _Lines:
     admin_path: Path
     has_page: bool
     say: Say
+    on_ready: Callable[[str], None] | None
 
     def ready(self, models: Models) -> None:
         url, is_locked = self.address.url, self.address.is_locked
@@ -99,6 +105,8 @@ class _Lines:
         self.say(f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
         if self.has_page:
             self.say(f"talk to it in a browser: {url}/")
+        if self.on_ready is not None:
+            self.on_ready(url)
 
 
 @asynccontextmanager

@@ -24,6 +24,10 @@ from quire.cli.launch import connect, launch
 from quire.cli.lazy import lazy_group
 from quire.cli.models import EPILOG as MODELS_EPILOG
 from quire.cli.models import models
+from quire.cli.pull import EPILOG as PULL_EPILOG
+from quire.cli.pull import pull, rm
+from quire.cli.run import EPILOG as RUN_EPILOG
+from quire.cli.run import run
 from quire.cli.serve import EPILOG as SERVE_EPILOG
 from quire.cli.serve import serve
 from quire.cli.sim import sim
@@ -37,9 +41,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command(epilog=RUN_EPILOG, cls=GroupedCommand)(run)
 app.command(epilog=SERVE_EPILOG, cls=GroupedCommand)(serve)
 app.add_typer(keys_app)
 app.command(epilog=MODELS_EPILOG)(models)
+app.command(epilog=PULL_EPILOG)(pull)
+app.command(epilog="Example: quire rm org/name")(rm)
 app.command(epilog=INFO_EPILOG)(info)
 app.add_typer(config_app)
 app.command(epilog=DOCTOR_EPILOG)(doctor)

@@ -58,17 +58,18 @@ def chat(
 
         remote = Remote.at(url, model, key)
         typer.echo(f"talking with {remote.model} at {remote.url}", err=True)
-        _converse(Talk(remote, params, system))
+        converse(Talk(remote, params, system))
         return
     if model is None:
         raise ConfigError("a model must be named, or a server with --url; none given")
     with opened(model, settings) as llm:
         if llm.text.template is None:
             raise ConfigError("this model has no chat template; use quire generate, or a model made for chatting")
-        _converse(Talk(llm, params, system))
+        converse(Talk(llm, params, system))
 
 
-def _converse(talk: "Talk") -> None:
+def converse(talk: "Talk") -> None:
+    """Until the person leaves."""
     typer.echo("say something; /help shows what else", err=True)
     for line in _lines():
         if not talk.hear(line):

@@ -1,7 +1,6 @@
 """`quire info MODEL`: what a model is and what fits, read from its headers. No tensor library, no weights."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,13 +128,10 @@ def _resolved(model: str) -> "Checkpoint":
 
 
 def _tell_if_fetched(model: str) -> None:
-    from quire.checkpoints.names import HUB_ID
-    from quire.cli.models import HUB_PREFIX, hub_folder
+    from quire.checkpoints.hub_files import HubName
 
-    if HUB_ID.fullmatch(model) and not Path(model).exists():
-        folder = hub_folder(os.environ) / (HUB_PREFIX + model.replace("/", "--"))
-        if not folder.is_dir():
-            typer.echo(f"{model} is not on this machine: fetching it from the Hugging Face hub", err=True)
+    if (wanted := HubName.parsed(model)) is not None and not Path(model).exists() and not wanted.folder.is_dir():
+        typer.echo(f"{model} is not on this machine: fetching it from the Hugging Face hub", err=True)
 
 
 def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()) -> Facts:  # noqa: B008 - frozen

@@ -1,6 +1,7 @@
 """`quire models`: what is on this machine already. Looks at folders, opens no weights, asks no network."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ Examples:
   quire models
   quire models --json
   quire info org/name
+  quire rm org/name
 """
 HUB_PREFIX = "models--"
 
@@ -31,6 +33,11 @@ class Found:
     size_bytes: int
     path: Path
 
+    @property
+    def last_used_s(self) -> float | None:
+        """When any of its files was last read, by the system's clock: exact to a day, as most disks keep it."""
+        return max((times for path in _below(self.path) if (times := _read_at_s(path)) is not None), default=None)
+
 
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")] = False,
@@ -41,22 +48,37 @@ def models(
     """
     import json
 
-    from quire.checkpoints.cache import cache_folder
-
-    cache, hub = cache_folder(), hub_folder(os.environ)
-    found = [*in_cache(cache), *in_hub(hub)]
+    found = all_found()
     if as_json:
-        rows = [{"name": f.name, "kind": f.kind, "size_bytes": f.size_bytes, "path": str(f.path)} for f in found]
+        rows = [
+            {
+                "name": one.name,
+                "kind": one.kind,
+                "size_bytes": one.size_bytes,
+                "last_used_s": one.last_used_s,
+                "path": str(one.path),
+            }
+            for one in found
+        ]
         typer.echo(json.dumps(rows))
     elif found:
         _print_table(found)
     else:
-        typer.echo(f"There are no models in {cache} and none in {hub}.")
+        from quire.checkpoints.cache import cache_folder
+
+        typer.echo(f"There are no models in {cache_folder()} and none in {hub_folder(os.environ)}.")
         typer.echo(
-            "\nhint: quire info org/name fetches a model from the Hugging Face hub; a .gguf file or a directory is "
+            "\nhint: quire pull org/name fetches a model from the Hugging Face hub; a .gguf file or a directory is "
             "named by its path and need not be here",
             err=True,
         )
+
+
+def all_found() -> list[Found]:
+    """Whatever is here."""
+    from quire.checkpoints.cache import cache_folder
+
+    return [*in_cache(cache_folder()), *in_hub(hub_folder(os.environ))]
 
 
 def hub_folder(environ: Mapping[str, str]) -> Path:
@@ -94,7 +116,9 @@ def in_hub(hub: Path) -> Iterator[Found]:
 def _hub_kind(folder: Path) -> str:
     if any(folder.glob("blobs/*.incomplete")):
         return "hub, incomplete"
-    return "hub" if any(folder.glob("snapshots/*/*.safetensors")) else "hub, no safetensors"
+    if any(folder.glob("snapshots/*/**/*.gguf")):
+        return "hub, GGUF"
+    return "hub" if any(folder.glob("snapshots/*/*.safetensors")) else "hub, no weights"
 
 
 def size_bytes(path: Path) -> int:
@@ -107,6 +131,21 @@ def size_bytes(path: Path) -> int:
         return path.stat().st_size
     except OSError:  # gone meanwhile
         return 0
+
+
+def _below(path: Path) -> Iterator[Path]:
+    if path.is_dir() and not path.is_symlink():
+        for entry in _entries(path):
+            yield from _below(entry)
+    elif not path.is_symlink():
+        yield path
+
+
+def _read_at_s(path: Path) -> float | None:
+    try:
+        return path.stat().st_atime
+    except OSError:  # gone meanwhile
+        return None
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -132,5 +171,11 @@ def _source_name(folder: Path) -> str:
 def _print_table(found: list[Found]) -> None:
     from quire.cli.columns import columns
 
-    rows = [(one.name, one.kind, f"{one.size_bytes / 1e6:,.1f} MB", str(one.path)) for one in found]
-    typer.echo(columns(("name", "kind", "size", "path"), rows, right=frozenset({2})))
+    rows = [
+        (one.name, one.kind, f"{one.size_bytes / 1e6:,.1f} MB", _day(one.last_used_s), str(one.path)) for one in found
+    ]
+    typer.echo(columns(("name", "kind", "size", "last used", "path"), rows, right=frozenset({2})))
+
+
+def _day(seconds: float | None) -> str:
+    return "" if seconds is None else time.strftime("%Y-%m-%d", time.localtime(seconds))

@@ -1,7 +1,7 @@
 """`quire serve`: models behind an OpenAI-compatible API. Talk goes to stderr; Ctrl-C lets requests finish."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,22 +44,38 @@ def serve(
     ] = False,
 ) -> None:
     """Serve models over HTTP, with the API that OpenAI clients speak."""
+    settings.server.check_keys_file()
+    serve_models(public_names(models, served_model_name or []), settings, allow_no_keys=insecure_no_keys)
+
+
+def serve_models(
+    names: Mapping[str, str],
+    settings: Settings,
+    *,
+    allow_no_keys: bool = False,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Until told to end; `on_ready` hears the address."""
     import gc
     from contextlib import closing
 
     from quire.worker.spawned_worker import SpawnedWorker
 
     gc.disable()  # while everything is imported; set_aside_what_was_loaded switches it on again
-    settings.server.check_keys_file()
-    names = public_names(models, served_model_name or [])
     # First of all: it imports on one core what it needs, while we do on another.
     with closing(SpawnedWorker(settings.serving.queue + settings.model.max_running)) as first:
-        num_ended = _serve(names, settings, first, allow_no_keys=insecure_no_keys)
+        num_ended = _serve(names, settings, first, allow_no_keys, on_ready)
     if num_ended:
         typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
 
 
-def _serve(names: Mapping[str, str], settings: Settings, first: "SpawnedWorker", *, allow_no_keys: bool) -> int:
+def _serve(
+    names: Mapping[str, str],
+    settings: Settings,
+    first: "SpawnedWorker",
+    allow_no_keys: bool,
+    on_ready: Callable[[str], None] | None,
+) -> int:
     """How many requests had to be ended."""
     import asyncio
 
@@ -79,7 +95,7 @@ def _serve(names: Mapping[str, str], settings: Settings, first: "SpawnedWorker",
         async with supervised([*names.values()], settings, progress, first) as opening:
             # Beside the worker, which loads by now: it takes most of a second.
             serving = await asyncio.to_thread(import_module, "quire.api.serving")
-            num_ended: int = await serving.run(serving.Plan(names, settings, allow_no_keys), _say, opening)
+            num_ended: int = await serving.run(serving.Plan(names, settings, allow_no_keys, on_ready), _say, opening)
             return num_ended
 
     with show_progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

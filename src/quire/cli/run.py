@@ -1,0 +1,72 @@
+"""`quire run`: from a model's name to a conversation with it, in one command."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from quire.cli.settings_flags import with_all_settings
+from quire.config import Settings
+from quire.errors import ConfigError
+
+EPILOG = """\
+\b
+Of a repository without a quantisation the best file that fits the memory is taken; a table says why.
+\b
+Examples:
+  quire run org/name
+  quire run org/name:Q4_K_M --chat
+  quire run model.gguf --no-browser
+"""
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
+
+
+@with_all_settings
+def run(
+    settings: Settings,
+    model: Annotated[str, typer.Argument(help="A directory, a .gguf file or a hub id.", metavar="MODEL")],
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page once it is there.")] = True,
+    chat: Annotated[bool, typer.Option("--chat", help="Talk in this terminal instead of serving.")] = False,
+) -> None:
+    """Fetch a model if it is not here, serve it and open the page to talk to it."""
+    from quire.cli.pull import pulled
+
+    path = str(pulled(model, memory_bytes=settings.model.memory_bytes))
+    if chat:
+        talk(path, settings)
+        return
+    from quire.cli.serve import public_names, serve_models
+
+    settings.server.check_keys_file()
+    serve_models(public_names([path], [name_for(model)]), settings, on_ready=show_page if browser else None)
+
+
+def name_for(model: str) -> str:
+    """What clients call it: a repository's name without its owner, a file's without its ending."""
+    name = os.path.basename(os.path.normpath(model))
+    return name.removesuffix(".gguf") or model
+
+
+def talk(path: str, settings: Settings) -> None:
+    """In the terminal."""
+    from quire.cli.chat import Talk, converse
+    from quire.cli.open_model import opened
+    from quire.client.params import SamplingParams
+
+    with opened(path, settings) as llm:
+        if llm.text.template is None:
+            raise ConfigError("this model has no chat template; use quire generate, or a model made for chatting")
+        converse(Talk(llm, SamplingParams(max_tokens=None), None))
+
+
+def show_page(url: str) -> None:
+    """In a browser, where there is a screen for one: elsewhere a text browser would take the terminal."""
+    has_screen = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if not has_screen:
+        return
+    import webbrowser
+
+    for anywhere, here in ANY_ADDRESS.items():
+        url = url.replace(f"//{anywhere}:", f"//{here}:")
+    webbrowser.open(url + "/")
