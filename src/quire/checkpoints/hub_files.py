@@ -88,9 +88,10 @@ def hub_cache() -> Path:
 
 def found_here(wanted: HubName, memory_bytes: int) -> Path | None:
     """The model, if all of it is on this machine: no network is asked."""
+    folder = wanted.folder
     try:
-        commit = (wanted.folder / "refs" / "main").read_text(encoding="ascii").strip()
-        snapshot = wanted.folder / "snapshots" / commit
+        commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+        snapshot = folder / "snapshots" / commit
         if not COMMIT.fullmatch(commit):
             return None
         files = [HubFile(path.relative_to(snapshot).as_posix(), path.stat().st_size) for path in _files(snapshot)]
