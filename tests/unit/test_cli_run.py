@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from quire import cli
-from quire.checkpoints import hub_files
+from quire.checkpoints import hub_download
 from quire.cli.run import name_for, show_page
 from quire.config import Settings
-from quire.errors import ConfigError
+from quire.errors import CheckpointError, ConfigError
 from tests.support.hub_stand_in import Shelf, standing_in
 from tests.support.tiny_models import Tiny, write_gguf
 
@@ -38,13 +38,18 @@ def run(*words: str) -> tuple[int, str, str]:
 
 def test_a_pull_prints_the_path_and_says_why_it_took_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(hub_files, "_pause", lambda _seconds: None)
+    monkeypatch.setattr(hub_download, "_pause", lambda _seconds: None)
     data = bytes(3000)
     with standing_in() as hub:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         hub.shelves["org/name"] = Shelf({"a-Q8_0.gguf": data, "a-Q4_0.gguf": data[:2000], "a-F16.gguf": data * 2})
         code, out, err = run("pull", "org/name", "--memory", "4GiB")
-        assert run("pull", "org/name") == (0, out, "")  # it is here
+        sent = hub.num_bytes_sent
+        assert run("pull", "org/name")[:2] == (0, out)
+        assert hub.num_bytes_sent == sent  # it is here
+        hub.shelves["org/name"] = Shelf({"a-Q8_0.gguf": data + b"newer"}, commit="f" * 40)
+        newer = run("pull", "org/name")[1]
+        assert Path(newer.strip()).read_bytes() == data + b"newer"
     assert code == 0
     assert Path(out.strip()).read_bytes() == data
     assert [line.split()[:2] for line in err.splitlines() if "GB" in line] == [
@@ -53,6 +58,11 @@ def test_a_pull_prints_the_path_and_says_why_it_took_this(tmp_path: Path, monkey
         ["F16", "0.00"],
     ]
     assert "taken: the best that fits" in err
+
+
+def test_what_is_no_hub_id_is_not_pulled() -> None:
+    with pytest.raises(CheckpointError, match=r"a hub id is org/name or org/name:Q4_K_M, 'model.gguf' given"):
+        run("pull", "model.gguf")
 
 
 def test_a_memory_that_is_no_size_is_refused() -> None:

@@ -6,15 +6,10 @@ from quire.checkpoints.cache import cache_folder
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.directory import Weights, read_described, read_directory
 from quire.checkpoints.gguf_model import gguf_described, plan
-from quire.checkpoints.hub_files import HubName, Tell, found_here, pull
-from quire.checkpoints.hub_variants import Judged
+from quire.checkpoints.hub_files import HubName, Tell, found_here, pull, say_nothing
 from quire.checkpoints.progress import Progress, quiet
 from quire.config.machine import memory_for_models_bytes
 from quire.errors import CheckpointError
-
-
-def say_nothing(_judged: list[Judged]) -> None:
-    """Of what a repository has."""
 
 
 def resolve(

@@ -27,16 +27,28 @@ def pull(
         typer.Option(help="What the model must fit in, such as 8GiB; default: half of this machine's memory."),
     ] = None,
 ) -> None:
-    """Fetch a model from the Hugging Face hub.
+    """Fetch a model from the Hugging Face hub, or what is newer there of one that is here.
 
     A download that broke off goes on where it was. Size and hash of every file are checked against what the hub tells;
     nothing is kept that differs.
     """
-    typer.echo(str(pulled(model, memory_bytes=_memory_bytes(memory))))
+    from quire.checkpoints.hub_files import HubName
+    from quire.checkpoints.hub_files import pull as fetch
+    from quire.checkpoints.progress import show_progress
+    from quire.cli.background import in_background
+    from quire.config.machine import memory_for_models_bytes
+
+    wanted = HubName.parsed(model)
+    if wanted is None:
+        raise CheckpointError(f"a hub id is org/name or org/name:Q4_K_M, {model[:200]!r} given; check the spelling")
+    limit = _memory_bytes(memory) or memory_for_models_bytes()
+    with show_progress() as progress:
+        path = in_background(lambda tell: fetch(wanted, limit, tell, show_choice), progress).result()
+    typer.echo(str(path))
 
 
 def pulled(model: str, *, memory_bytes: int | None = None) -> Path:
-    """The model's file or folder, fetched and shown on the way."""
+    """The model's file or folder; fetched if it is not here, and shown on the way."""
     from quire.checkpoints.names import local_path
     from quire.checkpoints.progress import show_progress
     from quire.cli.background import in_background

@@ -3,15 +3,18 @@
 import hashlib
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
 
-from quire.checkpoints import hub_files, resolve
-from quire.checkpoints.hub_files import INCOMPLETE, HubName, found_here, is_safe_name, pull
+from quire.checkpoints import hub_download, hub_files, hub_listing, resolve
+from quire.checkpoints.hub_download import INCOMPLETE
+from quire.checkpoints.hub_files import HubName, found_here, pull, say_nothing
+from quire.checkpoints.hub_listing import is_safe_name
 from quire.checkpoints.hub_variants import Judged
-from quire.checkpoints.names import say_nothing
 from quire.checkpoints.progress import quiet
 from quire.errors import CheckpointError
 from tests.support.hub_stand_in import HubStandIn, Shelf, standing_in
@@ -24,7 +27,7 @@ DATA = bytes(range(256)) * 40
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(hub_files, "_pause", lambda _seconds: None)
+    monkeypatch.setattr(hub_download, "_pause", lambda _seconds: None)
     with standing_in() as stand_in:
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", stand_in.url)
         stand_in.shelves["org/name"] = Shelf({"model-Q8_0.gguf": DATA, "model-Q4_0.gguf": DATA[:5000], "a.md": b"x"})
@@ -208,7 +211,7 @@ def test_formats_that_nobody_here_runs_are_named(hub: HubStandIn) -> None:
 
 
 def test_a_full_disk_is_noticed_before_it_is_full(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_files, "free_bytes", lambda _folder: 1 << 20)
+    monkeypatch.setattr(hub_download, "free_bytes", lambda _folder: 1 << 20)
     with pytest.raises(CheckpointError, match="free some, or set HF_HOME"):
         fetch()
 
@@ -221,6 +224,31 @@ def test_two_who_fetch_the_same_fetch_it_once(hub: HubStandIn, tmp_path: Path) -
         thread.join()
     assert kept(tmp_path) == {"model-Q8_0.gguf": DATA}
     assert hub.num_bytes_sent == len(DATA)
+
+
+def test_many_who_link_the_same_file_at_once_do_not_meet(hub: HubStandIn, tmp_path: Path) -> None:
+    blob = fetch().resolve()
+    begin = threading.Barrier(8)
+    failed: list[OSError] = []
+
+    def link() -> None:
+        for number in range(50):
+            begin.wait()
+            try:
+                hub_files._link(blob, tmp_path / "links" / str(number))
+                hub_files._note_commit(tmp_path / "main", "c" * 40)
+            except OSError as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=link) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert {path.read_bytes() for path in (tmp_path / "links").iterdir()} == {DATA}
+    assert len([*(tmp_path / "links").iterdir()]) == 50
+    assert (tmp_path / "main").read_text() == "c" * 40
 
 
 def test_a_file_of_the_hub_has_its_digest_as_its_name(hub: HubStandIn, tmp_path: Path) -> None:
@@ -244,7 +272,7 @@ def test_a_file_that_is_listed_and_not_there_is_told(hub: HubStandIn, tmp_path: 
 
 
 def test_a_repository_of_too_many_files_is_refused(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_files, "MAX_FILES", 2)
+    monkeypatch.setattr(hub_listing, "MAX_FILES", 2)
     with pytest.raises(CheckpointError, match="3 files, 2 are allowed"):
         fetch()
 
@@ -285,3 +313,30 @@ def test_safetensors_are_here_if_all_that_belongs_to_them_is(hub: HubStandIn, tm
     (snapshot,) = tmp_path.glob("hub/models--org--one/snapshots/*")
     (snapshot / "model.safetensors.index.json").write_text("no JSON")
     assert found_here(HubName("org/one"), MEMORY) is None
+
+
+class FullDisk:
+    """Opens, and takes nothing."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_disk_that_fails_is_told_at_once(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_whole = hub_download._ours_alone
+
+    @contextmanager
+    def on_a_full_disk(part: Path) -> Iterator[Any]:
+        with kept_whole(part) as opened:
+            yield FullDisk(opened)
+
+    monkeypatch.setattr(hub_download, "_ours_alone", on_a_full_disk)
+    with pytest.raises(CheckpointError, match="cannot be written: No space left on device; check the disk"):
+        fetch()
+    assert sum("resolve" in one for one in hub.requests) == 1

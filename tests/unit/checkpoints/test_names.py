@@ -9,7 +9,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 import quire.checkpoints
 from quire.checkpoints import CheckpointError, names, resolve
-from quire.checkpoints.hub_files import HubName, hub_errors
+from quire.checkpoints.hub_files import HubName
+from quire.checkpoints.hub_listing import hub_errors
 from tests.support.tiny_models import make_directory
 
 
