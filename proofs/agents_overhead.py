@@ -28,7 +28,7 @@ Messages = list[dict[str, Any]]
 @section("http overhead of dialects")
 def http_overhead(proof: Proof) -> None:
     """Whoever is first in one round is last in the next."""
-    rounds, num_tokens = proof.sized(quick=2, full=9), proof.sized(quick=32, full=128)
+    rounds, num_tokens = proof.sized(quick=2, full=33), proof.sized(quick=32, full=48)
     with started(proof.folder, *serve_words(), module="quire serve") as server:
         told = asyncio.run(_rounds(server, rounds, num_tokens))
     for dialect, ratios in told.ratios.items():
