@@ -68,6 +68,9 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "store_size": (("4GiB", 4 * GIB), (900_000_000, 900_000_000), ("1.5 GiB", 3 * GIB // 2)),
     "drop_images": (("true", True), ("false", False), ("TRUE", True)),
     "no_page": (("true", True), ("false", False)),
+    "models_folder": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
+    "idle_s": ((0, 0.0), ("600", 600.0), (1.5, 1.5)),
+    "min_stay_s": ((0, 0.0), ("10", 10.0), (1.5, 1.5)),
     "log_format": (("plain", "plain"), ("json", "json")),
     "metrics_prefix": (("vllm", "vllm"), ("quire", "quire")),
 }

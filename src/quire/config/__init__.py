@@ -2,13 +2,14 @@
 
     table.py       every setting, once           kinds.py    what a value may be
     sources.py     flag > environment > file     files.py    which file is read
-    model_settings.py, scheduling.py, server.py  the dataclasses handed down
+    model_settings.py, scheduling.py, server_settings.py, parked_models.py    the dataclasses handed down
     settings_reference.py                        the page in docs/reference
 
 May import errors and the standard library. Nothing below reads flags or the environment.
 """
 
 from quire.config.model_settings import MEMORY_SHARE, Backend, Dtype, ModelSettings
+from quire.config.parked_models import ParkedModel
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
 from quire.config.sources import Resolved, Settings, load_settings
@@ -21,6 +22,7 @@ __all__ = [
     "Dtype",
     "Group",
     "ModelSettings",
+    "ParkedModel",
     "Resolved",
     "ServerSettings",
     "ServingSettings",

@@ -34,6 +34,12 @@ class ServerSettings:
     """A text stands where a picture was; otherwise requests with one are refused."""
     no_page: bool = False
     """Nothing is served at /, where else people talk to the models."""
+    models_folder: Path | None = None
+    """None: there is none. Its models are served beside those that are named."""
+    idle_s: float | None = None
+    """None: models that are loaded on demand stay until memory is needed."""
+    min_stay_s: float = 10.0
+    """A model that was loaded on demand stays for so long at least."""
     log_format: str = "plain"
     metrics_prefix: str = "vllm"
 

@@ -28,6 +28,9 @@ memory = "4GiB"
 max_running = 32
 ```
 
+Models of a server may follow, each a table `[models.NAME]`: [several
+models](../guides/several-models.md).
+
 A name that is no setting is an error, in the file and, where it begins with `QUIRE_`, in the
 environment. The variables that Kubernetes sets for a service called quire are left alone. An empty
 variable counts as not set.

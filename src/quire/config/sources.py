@@ -16,6 +16,7 @@ from quire.config.files import chosen_file, read_toml
 from quire.config.home import expanded
 from quire.config.kinds import Value
 from quire.config.model_settings import ModelSettings
+from quire.config.parked_models import ParkedModel, parked_models
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
 from quire.config.table import BY_NAME, PREFIX, SETTINGS, Setting
@@ -48,6 +49,8 @@ class Settings:
     server: ServerSettings
     file: Path | None
     """The TOML file that was read."""
+    parked: tuple[ParkedModel, ...] = ()
+    """The models it tells of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,9 @@ def load_settings(
     `file` stands for a path given by flag; without it the file is looked for. Raises ConfigError, and nothing else.
     """
     path = chosen_file(environ) if file is None else expanded(file, "name the file by its full path").absolute()
-    layers = (_of_flags(flags), _of_environment(environ), _of_file(path))
+    written = {} if path is None else read_toml(path)
+    tables = written.pop("models", {})
+    layers = (_of_flags(flags), _of_environment(environ), _of_file(written, path))
     values = {setting.name: _resolved(setting, layers) for setting in SETTINGS}
     return Settings(
         values=MappingProxyType(values),
@@ -75,6 +80,7 @@ def load_settings(
         serving=_checked(ServingSettings, values),
         server=_checked(ServerSettings, values),
         file=path,
+        parked=parked_models(tables, f"file {path}"),
     )
 
 
@@ -95,10 +101,7 @@ def _is_other(name: str, raw: str) -> bool:
     return name in OTHER_VARIABLES or bool(is_link)
 
 
-def _of_file(path: Path | None) -> dict[str, _Given]:
-    if path is None:
-        return {}
-    written = read_toml(path)
+def _of_file(written: Mapping[str, object], path: Path | None) -> dict[str, _Given]:
     _refuse_unknown(written, BY_NAME, f"file {path}")
     return {name: _Given(raw, f"file {path}") for name, raw in written.items()}
 

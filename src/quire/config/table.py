@@ -18,6 +18,7 @@ from quire.config.kinds import (
     whole_number,
 )
 from quire.config.model_settings import ModelSettings
+from quire.config.parked_models import MAX_IDLE_S
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
 
@@ -291,6 +292,23 @@ SETTINGS: tuple[Setting, ...] = (
         Group.SERVER, "no_page", SWITCH, _SERVER.no_page,
         "Serve no page at /, where people can talk to the models in a browser.",
         "true",
+    ),
+    Setting(
+        Group.SERVER, "models_folder", FILE_PATH, _SERVER.models_folder,
+        "A folder of models: each .gguf file and each directory with a config.json in it can be asked for by its name, "
+        "and is loaded when it is.",
+        "~/models", "none",
+    ),
+    Setting(
+        Group.SERVER, "idle_s", seconds(MAX_IDLE_S), _SERVER.idle_s,
+        "Seconds without a request after which a model that was loaded on demand is unloaded.",
+        "600", "when another model needs its memory",
+    ),
+    Setting(
+        Group.SERVER, "min_stay_s", seconds(MAX_HEAD_START_S), _SERVER.min_stay_s,
+        "Seconds that a model which was loaded on demand stays at least, so that two that do not fit together do not "
+        "only come and go.",
+        "10",
     ),
     Setting(
         Group.SERVER, "log_format", choice("plain", "json"), _SERVER.log_format,
