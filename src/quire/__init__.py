@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quire.errors import QuireError
     from quire.text.grammar import Grammar
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LLM",

@@ -37,7 +37,7 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
     except ImportError as error:
         raise ConfigError(
             f"{reason}; anything else needs torch and transformers, {error.name!r} is missing; "
-            "pip install 'quire[torch]'"
+            "install quire again with its extra torch, such as: pip install '.[torch]'"
         ) from error
     if settings.kv_dtype == "int8":
         raise ConfigError(

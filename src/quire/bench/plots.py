@@ -97,7 +97,7 @@ def _figure(width: float, height: float, title: str) -> "Figure":
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws pays
     except ImportError as error:
-        raise ConfigError("a picture needs matplotlib, which is missing; pip install 'quire[plot]'") from error
+        raise ConfigError("a picture needs matplotlib, which is missing; pip install 'matplotlib>=3.9,<4'") from error
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # type: ignore[union-attr,call-arg]
     lines = [shorten(line, int(9 * width), placeholder=" ...") for line in title.splitlines()]

@@ -65,7 +65,9 @@ class Asking:
         try:
             from quire.bench.http_client import ServerAddress
         except ImportError as error:
-            raise ConfigError("asking a server needs aiohttp, which is missing; pip install 'quire[bench]'") from error
+            raise ConfigError(
+                "asking a server needs aiohttp, which is missing; pip install 'aiohttp>=3.13,<4'"
+            ) from error
         given = self._given
         return ServerAddress(url, given["api_key"], _pairs(given["header"], "--header"), given["timeout"])
 

@@ -45,7 +45,7 @@ def test_a_timeline_of_very_many_requests_draws_some_of_them(tmp_path: Path, mon
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'quire\[plot\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'matplotlib"):
         plots.timeline(tmp_path / "none.png", RUN, "none")
 
 

@@ -11,6 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+RUNTIME = "libgomp.so.1"
+BUNDLED = Path(__file__).parents[2] / "_libs" / RUNTIME
+"""In wheels only."""
+
 
 class Availability(NamedTuple):
     """Whether the kernels can be used here, and if not, why not."""
@@ -47,5 +51,13 @@ def openmp_runtimes() -> list[str]:
 
 @cache
 def kernels() -> ModuleType:
-    """The extension, or ImportError."""
-    return import_module("quire._native")  # only where it was built
+    """The extension, or ImportError. On a machine without an OpenMP runtime the wheel's own is loaded."""
+    try:
+        return import_module("quire._native")  # only where it was built
+    except ImportError as error:
+        if RUNTIME not in str(error) or not BUNDLED.is_file():
+            raise
+    import ctypes  # noqa: PLC0415 - seldom needed
+
+    ctypes.CDLL(str(BUNDLED), mode=ctypes.RTLD_GLOBAL)
+    return import_module("quire._native")
