@@ -73,10 +73,12 @@ class Ending:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
             await self._until_answers(session)
             half = asyncio.ensure_future(self._half(is_finished=False))
-            await self._late(session, "model_loading")
+            # Whoever asks for the model waits for it, and is told that it will not come.
+            waiting = asyncio.ensure_future(self._late(session))
             await asyncio.sleep(self.dice.uniform(0.0, 1.5))
             await self._signal(session)
             await half
+            await waiting
         await self._end()
 
     async def _until_answers(self, session: aiohttp.ClientSession) -> None:
@@ -144,7 +146,7 @@ class Ending:
         if not is_whole and not _is_refused(response.status, [code], "retry-after" in response.headers):
             self.wrong.append(f"a whole request: {response.status} {code}")
 
-    async def _late(self, session: aiohttp.ClientSession, code: str = "server_draining") -> None:
+    async def _late(self, session: aiohttp.ClientSession) -> None:
         """Whoever comes after the signal is told when to come again; once it has ended there is nobody to ask."""
         try:
             async with session.post(f"{self.server.url}/v1/completions", json=self._body("late")) as response:
@@ -156,7 +158,7 @@ class Ending:
             return
         self.num_late += 1
         told = answer.get("error", {}).get("code")
-        if response.status != 503 or told != code or "retry-after" not in response.headers:
+        if response.status != 503 or told != "server_draining" or "retry-after" not in response.headers:
             self.wrong.append(f"a newcomer: {response.status} {told}, {'retry-after' in response.headers}")
 
     def _is_over(self) -> bool:

@@ -7,7 +7,15 @@ from random import Random
 
 from benchmarks.record import say
 from proofs.proof import Proof, section
-from quire.checkpoints.hub_variants import BITS, SAFETENSORS, WIDENED_BITS, HubFile, Variant, choose, variants_of
+from quire.checkpoints.hub_variants import (
+    BITS,
+    SAFETENSORS,
+    WIDENED_BITS,
+    HubFile,
+    Variant,
+    judge_variants,
+    variants_of,
+)
 
 GB = 10**9
 GIB = 1 << 30
@@ -22,7 +30,7 @@ def fit(proof: Proof) -> None:
         variants = variants_of(made_up(proof.random), ("*.json",))
         for _ in range(20):
             memory_bytes = int(proof.random.uniform(0.5, 64) * GIB)
-            taken = [one.variant for one in choose(variants, memory_bytes) if one.is_taken]
+            taken = [one.variant for one in judge_variants(variants, memory_bytes) if one.is_taken]
             expected = searched(variants, memory_bytes)
             num_taken += bool(taken)
             if taken != ([] if expected is None else [expected]):

@@ -4,7 +4,8 @@
 
 A task is a sentence in what the user says. `Write the file PATH with the content WORD` is done with whatever tool can
 do it, one call for each such sentence; `Call the tool NAME with the KEY VALUE and the KEY VALUE` with that tool. Who
-has no tools and edits by what it is told (aider) is answered in that form. Pure: nothing is read but the prompt.
+has no tools and edits by what it is told (aider) is answered in that form. `Say exactly this:` is answered with what
+follows. Pure: nothing is read but the prompt.
 """
 
 import json
@@ -28,6 +29,7 @@ TITLE = "A file is written"
 DONE = "It is done"
 """How the last words begin."""
 SHOWN_CHARS = 400
+EXACTLY = "Say exactly this:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Call:
 
 def answer(turns: Sequence[Turn]) -> str:
     """What comes next: the next call of the last task, or what came of it."""
+    if turns and turns[-1].text.startswith(EXACTLY):
+        return turns[-1].text.removeprefix(EXACTLY)
     task, after = _last_task(turns)
     tools = dict(_tools(turns[0].text)) if turns else {}
     if WHOLE_FILES in turns[0].text:

@@ -21,9 +21,10 @@ from benchmarks.coder_model import coder_file
 from benchmarks.record import ROOT
 from proofs.api_load import Server, started
 from proofs.scripted_worker import DIARY
-from quire.api.serving import OpenClient, Plan, run
+from quire.api.park.model_park import OpenClient, TellProgress
+from quire.api.serving import Plan, run
 from quire.client.served import ServedModel, Serving, plan_worker
-from quire.config import Settings, load_settings
+from quire.config import ParkedModel, Settings, load_settings
 from quire.observe.access_log import set_up
 
 MODEL = "scripted"
@@ -55,18 +56,18 @@ def running(folder: Path, *words: str, **how: Any) -> Iterator[ScriptedServer]:
         yield ScriptedServer(server, diary)
 
 
-def opener(diary: Path) -> OpenClient:
+def opener(diary: Path, settings: Settings) -> OpenClient:
     """As `quire serve` opens a model, but for the worker's program."""
 
     @asynccontextmanager
-    async def opened(name: str, settings: Settings) -> AsyncIterator[ServedModel]:
+    async def opened(model: ParkedModel, _tell: TellProgress) -> AsyncIterator[ServedModel]:
         def prepare() -> Serving:
-            serving = plan_worker(name, settings.model, settings.serving)()
+            serving = plan_worker(model.model, settings.model, settings.serving)()
             around = {DIARY: str(diary), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
             return replace(serving, plan=replace(serving.plan, command=WORKER, environment=around))
 
-        async with ServedModel(prepare) as model:
-            yield model
+        async with ServedModel(prepare) as client:
+            yield client
 
     return opened
 
@@ -81,9 +82,9 @@ def main(words: list[str]) -> int:
     }
     settings = load_settings(dict(flags), environ={})
     set_up("json" if settings.server.log_format == "json" else "plain")
-    plan = Plan({MODEL: str(coder_file())}, settings)
+    plan = Plan([ParkedModel(MODEL, str(coder_file()), is_kept=True)], settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(plan, say, opener(given.diary)))
+        runner.run(run(plan, say, opener(given.diary, settings)))
     return 0
 
 
