@@ -112,7 +112,7 @@ proof-cpu:  ## the CPU backend alone: formats, arithmetics, bits, memory, peers;
 proof-agents:  ## tools, reasoning and the APIs that agents speak; SCALE=quick|full
 	$(PYTHON) -m proofs.agents $(PROVE)
 
-proof-first:  ## the first ten minutes: pulls, the file that fits; SCALE=quick|full
+proof-first:  ## the first ten minutes: pulls, the file that fits, models that come and go; SCALE=quick|full
 	$(PYTHON) -m proofs.first $(PROVE)
 
 proof-steps:  ## grammars, forced tokens, the sampler, exact speculation; SCALE=quick|full

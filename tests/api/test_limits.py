@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,7 +19,7 @@ from quire.api.http.descriptors import allow_many_connections, max_connections
 from quire.api.server import listen
 from quire.api.serving import Plan, run, set_aside_what_was_loaded
 from quire.client.served import ServedModel
-from quire.config import Settings, load_settings
+from quire.config import ParkedModel, Settings, load_settings
 from quire.errors import CheckpointError, ConfigError
 from tests.support.local_api import House, house
 from tests.support.patience import PATIENCE_S
@@ -148,7 +149,11 @@ def settings(folder: Path, port: int = 0) -> Settings:
     return load_settings(dict(flags), environ={})
 
 
-def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
+def kept(name: str) -> list[ParkedModel]:
+    return [ParkedModel(name, "x", is_kept=True)]
+
+
+def test_models_are_listed_while_one_is_still_loading_and_who_asks_it_waits(tmp_path: Path) -> None:
     told: list[str] = []
     with listen("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
@@ -157,20 +162,22 @@ def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
         loaded, statuses = asyncio.Event(), []
 
         @asynccontextmanager
-        async def slow(_name: str, _settings: Settings) -> AsyncIterator[ServedModel]:
+        async def slow(_model: ParkedModel, _tell: Any) -> AsyncIterator[ServedModel]:
             await loaded.wait()
             async with served() as engine_client:
                 yield engine_client
 
-        running = asyncio.ensure_future(run(Plan({"oracle": "x"}, settings(tmp_path, port)), told.append, slow))
+        running = asyncio.ensure_future(run(Plan(kept("oracle"), settings(tmp_path, port)), told.append, slow))
         path = str(tmp_path / "run" / "a.sock")
         while not Path(path).exists() and not running.done():
             await asyncio.sleep(0.01)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-            for route, body in (("/v1/models", None), ("/ready", None), ("/v1/completions", {"prompt": "x"})):
-                async with session.request("POST" if body else "GET", route, json=body) as response:
+            for route in ("/v1/models", "/ready"):
+                async with session.get(route) as response:
                     statuses.append(response.status)
+            waiting = asyncio.ensure_future(session.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}))
             loaded.set()
+            statuses.append((await waiting).status)
             while not told and not running.done():
                 await asyncio.sleep(0.01)
             async with session.get("/ready") as response:
@@ -178,22 +185,22 @@ def test_models_are_listed_while_one_is_still_loading(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         return await running, statuses
 
-    assert asyncio.run(live()) == (0, [200, 503, 503, 200])
+    assert asyncio.run(live()) == (0, [200, 503, 200, 200])
     assert any(line.startswith("listening on http://127.0.0.1:") for line in told)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
     @asynccontextmanager
-    async def broken(_name: str, _settings: Settings) -> AsyncIterator[ServedModel]:
+    async def broken(_model: ParkedModel, _tell: Any) -> AsyncIterator[ServedModel]:
         raise CheckpointError("there is no such model")
         yield
 
     with pytest.raises(CheckpointError, match="no such model"):
-        asyncio.run(run(Plan({"x": "x"}, settings(tmp_path)), print, broken))
+        asyncio.run(run(Plan(kept("x"), settings(tmp_path)), print, broken))
     (tmp_path / "keys.json").write_text("nonsense")
     (tmp_path / "keys.json").chmod(0o600)
     with pytest.raises(ConfigError, match="damaged"):
-        asyncio.run(run(Plan({"x": "x"}, settings(tmp_path)), print, broken))
+        asyncio.run(run(Plan(kept("x"), settings(tmp_path)), print, broken))
 
 
 def test_a_server_that_is_ended_while_it_loads_does_not_wait_for_the_model(tmp_path: Path) -> None:
@@ -201,12 +208,12 @@ def test_a_server_that_is_ended_while_it_loads_does_not_wait_for_the_model(tmp_p
         began = asyncio.Event()
 
         @asynccontextmanager
-        async def endless(_name: str, _settings: Settings) -> AsyncIterator[ServedModel]:
+        async def endless(_model: ParkedModel, _tell: Any) -> AsyncIterator[ServedModel]:
             began.set()
             await asyncio.Event().wait()
             yield served()
 
-        running = asyncio.ensure_future(run(Plan({"x": "x"}, settings(tmp_path)), print, endless))
+        running = asyncio.ensure_future(run(Plan(kept("x"), settings(tmp_path)), print, endless))
         await began.wait()
         signal.raise_signal(signal.SIGTERM)
         return await asyncio.wait_for(running, 60)

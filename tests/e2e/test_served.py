@@ -10,8 +10,9 @@ from benchmarks.test_model import smollm2_directory, smollm2_file
 from quire.checkpoints import resolve
 from quire.client.outputs import Completion
 from quire.client.params import SamplingParams
-from quire.client.served import ServedModel, plan_worker, plan_workers
-from quire.config import ModelSettings
+from quire.client.park_plan import plan_park, settings_of
+from quire.client.served import ServedModel, plan_worker
+from quire.config import ModelSettings, ParkedModel
 
 SETTINGS = ModelSettings(memory_bytes=5 << 29, max_sequence_tokens=512)
 PROMPTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "My favourite colour is"]
@@ -51,12 +52,17 @@ def test_two_models_share_one_memory_budget_and_answer_each_for_itself() -> None
         settings = ModelSettings(
             memory_bytes=3 << 30, max_sequence_tokens=256, max_running=4, max_step_tokens=64, dtype="float32"
         )
-        first, second = plan_workers(names, settings)
-        budgets = [one.plan.open.settings.memory_bytes or 0 for one in (first, second)]
+        models = [ParkedModel(name, name, is_kept=True) for name in names]
+        weighed = plan_park(models, settings).by_name.values()
+        budgets = [one.needed_bytes for one in weighed]
+        first, second = (
+            plan_worker(str(one.path), settings_of(model, settings, one.needed_bytes))
+            for model, one in zip(models, weighed, strict=True)
+        )
         sizes = [sum(file.stat().st_size for file in resolve(name).weight_files) for name in names]
         assert sum(budgets) == 3 << 30
         assert budgets[0] - sizes[0] == budgets[1] - sizes[1]
-        async with ServedModel(lambda: first) as one, ServedModel(lambda: second) as other:
+        async with ServedModel(first) as one, ServedModel(second) as other:
             done = [await model.generate(PROMPTS[1], params(1)) for model in (one, other)]
         assert done[0].answers == done[1].answers
         assert [each.num_cached_tokens for each in done] == [0, 0]

@@ -26,7 +26,7 @@ from quire.api.http.limits import STUCK_S
 from quire.api.server import listen
 from quire.api.serving import Plan, run
 from quire.client.served import ServedModel, Serving
-from quire.config import ModelSettings, Settings, load_settings
+from quire.config import ModelSettings, ParkedModel, Settings, load_settings
 from quire.engine.loading import queue_of
 from quire.observe.access_log import set_up
 from tests.support.oracle_worker import LOAD_S, NEEDS, oracle_plan
@@ -86,9 +86,9 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def opener(given: argparse.Namespace) -> Any:
+def opener(given: argparse.Namespace, settings: Settings) -> Any:
     @asynccontextmanager
-    async def opened(_name: str, settings: Settings) -> AsyncIterator[ServedModel]:
+    async def opened(_model: ParkedModel, _tell: Any) -> AsyncIterator[ServedModel]:
         template = TEMPLATE if given.template is None else given.template.read_text()
         text = talker(max_sequence_tokens=given.sequence_tokens, template=template).text
         model = ModelSettings(
@@ -134,9 +134,9 @@ def main(words: list[str]) -> int:
         setattr(serving, "listen", with_send_buffer(given.send_buffer))  # noqa: B010
     watch = LoopWatch() if given.watch_loop else None
     factory = asyncio.new_event_loop if watch else uvloop.new_event_loop
-    plan = Plan({"oracle": "oracle"}, settings, bool(given.insecure))
+    plan = Plan([ParkedModel("oracle", "oracle", is_kept=True)], settings, bool(given.insecure))
     with asyncio.Runner(loop_factory=factory) as runner:
-        num_ended = runner.run(run(plan, say if watch is None else watch.say, opener(given)))
+        num_ended = runner.run(run(plan, say if watch is None else watch.say, opener(given, settings)))
     if watch is not None:
         longest = f"{watch.longest_s * 1000:.3f} ms in {watch.longest}"
         say(f"longest callback {longest}, longest collection {watch.collection_s * 1000:.3f} ms")

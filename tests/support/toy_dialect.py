@@ -19,7 +19,7 @@ from quire.api.access.auth import Caller, Gate, require_key
 from quire.api.app import add_route, make_app
 from quire.api.asgi import RequestMiddleware
 from quire.api.dialects.answering import Answering
-from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
+from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.http.errors import ApiError, ErrorFormat, invalid
 from quire.api.http.headers import Headers
@@ -37,7 +37,7 @@ def error_line(error: ApiError, word: str = "no") -> bytes:
     return f"{word} {error.status} {error.code}: {error.message}\n".encode()
 
 
-TOY_ERRORS = ErrorFormat(PLAIN, error_line)
+TOY_ERRORS = ErrorFormat(PLAIN, error_line, error_line)
 
 
 class ToyWriter:
@@ -92,9 +92,9 @@ class Toy:
             raise invalid("say must be a text; send one", "say")
         return body
 
-    def target(self, fields: dict[str, Any], models: Models, caller: Caller, headers: Headers) -> Target:
+    def address(self, fields: dict[str, Any], models: Models, caller: Caller, headers: Headers) -> Address:
         """Whom it asks."""
-        return Target(models.named(fields.get("model")), {"tenant": caller.tenant})
+        return Address(models.named(fields.get("model")), {"tenant": caller.tenant})
 
     def generation(self, fields: dict[str, Any], to: Target) -> GenerationRequest:
         """What it asks."""

@@ -3,7 +3,7 @@
 import os
 import sys
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from quire import cli
 from quire.checkpoints import hub_download
 from quire.cli.run import name_for, show_page
-from quire.config import Settings
+from quire.config import ParkedModel, Settings
 from quire.errors import CheckpointError, ConfigError
 from tests.support.hub_stand_in import Shelf, standing_in
 from tests.support.tiny_models import Tiny, write_gguf
@@ -24,8 +24,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, str], Any]]:
     """What would be served, and who hears of it."""
     told: list[tuple[dict[str, str], Any]] = []
 
-    def serve_models(names: Mapping[str, str], _settings: Settings, **options: Any) -> None:
-        told.append((dict(names), options["on_ready"]))
+    def serve_models(models: Sequence[ParkedModel], _settings: Settings, **options: Any) -> None:
+        told.append(({one.name: one.model for one in models if one.is_kept}, options["on_ready"]))
 
     monkeypatch.setattr(sys.modules["quire.cli.serve"], "serve_models", serve_models)
     return told
@@ -80,7 +80,7 @@ def test_a_file_is_served_under_its_name_and_the_page_is_opened(served: list[Any
 
 def test_with_chat_there_is_no_server(served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talks: list[Any] = []
-    monkeypatch.setattr(sys.modules["quire.cli.chat"], "converse", talks.append)
+    monkeypatch.setattr(sys.modules["quire.cli.chat"], "talk_in_terminal", talks.append)
     file = write_gguf(tmp_path / "tiny-F32.gguf", Tiny())
     assert run("run", str(file), "--chat", "--memory", "1GiB")[0] == 0
     assert (len(talks), served) == (1, [])

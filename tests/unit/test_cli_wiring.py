@@ -10,12 +10,15 @@ import pytest
 
 from quire.checkpoints import quiet
 from quire.cli.wiring import supervised
-from quire.client import served
-from quire.config import load_settings
+from quire.client import park_plan, served
+from quire.client.park_plan import ParkPlan, Weighed
+from quire.config import ParkedModel, load_settings
 from quire.errors import CheckpointError, ConfigError
 
 SETTINGS = load_settings({}, environ={})
 FIRST: Any = "the first worker"
+ONE, TWO = (ParkedModel(name, name, is_kept=True) for name in ("one", "two"))
+PARKED = ParkedModel("parked", "parked", sampling={"temperature": 0.5}, max_sequence_tokens=64)
 
 
 class Loading:
@@ -24,6 +27,11 @@ class Loading:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.may_load = asyncio.Event()
+        self.planned: dict[str, Any] = {}
+
+    def plan_worker(self, name: str, settings: Any, _serving: Any, **more: Any) -> Callable[[], str]:
+        self.planned[name] = (settings, more)
+        return lambda: name
 
     def model(self, prepare: Callable[[], str], on_opening: Callable[[], None], first: object) -> Any:
         @asynccontextmanager
@@ -43,7 +51,12 @@ class Loading:
 def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     """The same for whoever opens models now."""
     made = Loading()
-    monkeypatch.setattr(served, "plan_workers", lambda names, *_settings, **_more: list(names))
+
+    def plan_park(models: list[ParkedModel], *_more: Any) -> ParkPlan:
+        return ParkPlan(100, {one.name: Weighed(Path(one.name), 7) for one in models})
+
+    monkeypatch.setattr(park_plan, "plan_park", plan_park)
+    monkeypatch.setattr(served, "plan_worker", made.plan_worker)
     monkeypatch.setattr(served, "ServedModel", made.model)
     return made
 
@@ -51,13 +64,38 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
 def test_a_worker_is_on_its_way_before_anything_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         made = loading(monkeypatch)
-        async with supervised(["one", "two"], SETTINGS, quiet, FIRST) as opening:
+        async with supervised([PARKED, ONE, TWO], SETTINGS, quiet, FIRST) as wiring:
             assert made.told == ["begun one by the first worker"]
             made.may_load.set()
-            async with opening("two", SETTINGS) as model:
-                assert str(model) == "two"
-            assert made.told == ["begun one by the first worker", "begun two"]
-        assert made.told == ["begun one by the first worker", "begun two", "ended two", "ended one"]
+            async with wiring.opening(ONE, quiet) as one, wiring.opening(TWO, quiet) as two:
+                assert [str(one), str(two)] == ["one", "two"]
+            assert made.told == ["begun one by the first worker", "begun two", "ended two", "ended one"]
+            async with wiring.opening(ONE, quiet) as one:
+                assert made.told[-1] == "begun one"
+        assert made.told[-1] == "ended one"
+
+    asyncio.run(go())
+
+
+def test_a_model_is_opened_with_its_own_memory_context_and_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        made = loading(monkeypatch)
+        made.may_load.set()
+        async with supervised([ONE, PARKED], SETTINGS, quiet, FIRST) as wiring:
+            sizes = await wiring.weigh()
+            assert (sizes.memory_bytes, dict(sizes.needed_bytes), dict(sizes.problems)) == (
+                100,
+                {"one": 7, "parked": 7},
+                {},
+            )
+            async with wiring.opening(PARKED, quiet):
+                settings, more = made.planned["parked"]
+                assert (settings.memory_bytes, settings.max_sequence_tokens) == (7, 64)
+                assert more["own"] == served.OwnSettings(1, {"temperature": 0.5})
+                told: list[tuple[str, int, int]] = []
+            async with wiring.opening(PARKED, lambda *one: told.append(one)):
+                made.planned["parked"][1]["progress"]("loading", 1, 2)
+                assert told == [("loading", 1, 2)]
 
     asyncio.run(go())
 
@@ -66,7 +104,7 @@ def test_who_leaves_while_a_model_loads_does_not_wait_for_it(monkeypatch: pytest
     async def go() -> None:
         made = loading(monkeypatch)
         with pytest.raises(ConfigError, match="no keys"):
-            async with supervised(["one"], SETTINGS, quiet, FIRST):
+            async with supervised([ONE], SETTINGS, quiet, FIRST):
                 raise ConfigError("no keys")
         assert made.told == ["begun one by the first worker", "ended one"]
 
@@ -74,19 +112,23 @@ def test_who_leaves_while_a_model_loads_does_not_wait_for_it(monkeypatch: pytest
 
 
 def test_a_model_that_is_not_there_is_told_to_who_asks_for_it(tmp_path: Path) -> None:
+    gone = ParkedModel("gone", str(tmp_path / "none.gguf"), is_kept=True)
+
     async def go() -> None:
-        async with supervised([str(tmp_path / "none.gguf")], SETTINGS, quiet, FIRST) as opening:
+        async with supervised([gone], SETTINGS, quiet, FIRST) as wiring:
             with pytest.raises(CheckpointError, match="cannot be opened"):
-                async with opening(str(tmp_path / "none.gguf"), SETTINGS):
+                async with wiring.opening(gone, quiet):
                     pass
 
     asyncio.run(go())
 
 
 def test_what_went_wrong_with_the_server_is_told_before_what_went_wrong_with_a_model(tmp_path: Path) -> None:
+    gone = ParkedModel("gone", str(tmp_path / "none.gguf"), is_kept=True)
+
     async def go() -> None:
         with pytest.raises(ConfigError, match="no keys"):
-            async with supervised([str(tmp_path / "none.gguf")], SETTINGS, quiet, FIRST):
+            async with supervised([gone], SETTINGS, quiet, FIRST):
                 raise ConfigError("no keys")
 
     asyncio.run(go())

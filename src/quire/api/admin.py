@@ -1,4 +1,5 @@
-"""What only the operator may do, on a socket of its own: see who is inside, end a request, forget the cache, drain.
+"""What only the operator may do, on a socket of its own: see who is inside, end a request, load and unload
+models, forget the cache, drain.
 
 Whoever may open the socket may do all of it: the file system is the lock.
 """
@@ -17,6 +18,7 @@ from starlette.routing import Route
 from quire.api.access.admission import Admission
 from quire.api.asgi import RequestMiddleware, allowed_methods, error_response
 from quire.api.http.errors import ApiError
+from quire.api.park.model_park import ModelPark
 from quire.api.server import Shutdown
 from quire.errors import DrainingError
 
@@ -30,13 +32,17 @@ class PublicAddress:
     """A key is needed there."""
 
 
-def make_admin(admission: Admission, shutdown: Shutdown, address: PublicAddress) -> RequestMiddleware:
+def make_admin(
+    admission: Admission, shutdown: Shutdown, address: PublicAddress, park: ModelPark | None = None
+) -> RequestMiddleware:
     """The operator's application."""
-    desk = _Desk(admission, shutdown, address)
+    desk = _Desk(admission, shutdown, address, park)
     routes = [
         Route("/stats", desk.stats, methods=["GET"]),
         Route("/requests", desk.requests, methods=["GET"]),
         Route("/requests/{request_id}", desk.end_request, methods=["DELETE"]),
+        Route("/models/{name:path}/load", desk.load, methods=["POST"]),
+        Route("/models/{name:path}/unload", desk.unload, methods=["POST"]),
         Route("/cache/clear", desk.clear_cache, methods=["POST"]),
         Route("/drain", desk.drain, methods=["POST"]),
     ]
@@ -51,10 +57,13 @@ def make_admin(admission: Admission, shutdown: Shutdown, address: PublicAddress)
 class _Desk:
     """The routes."""
 
-    def __init__(self, admission: Admission, shutdown: Shutdown, address: PublicAddress) -> None:
+    def __init__(
+        self, admission: Admission, shutdown: Shutdown, address: PublicAddress, park: ModelPark | None
+    ) -> None:
         self._admission = admission
         self._shutdown = shutdown
         self._address = address
+        self._park = park
 
     async def stats(self, request: Request) -> Response:
         models = [
@@ -62,6 +71,7 @@ class _Desk:
                 "name": model.name,
                 "root": model.root,
                 "is_ready": model.is_ready,
+                "state": model.state,
                 "max_model_len": model.card()["max_model_len"],
                 "engine": _as_dict(model.stats()),
             }
@@ -88,9 +98,23 @@ class _Desk:
         found[0].end(DrainingError("the operator ended this request"))
         return _json({"ended": True})
 
+    async def load(self, request: Request) -> Response:
+        model = self._admission.models.named(request.path_params["name"])
+        if self._park is not None:
+            await self._park.load(model)
+        return _json({"name": model.name, "state": model.state})
+
+    async def unload(self, request: Request) -> Response:
+        model = self._admission.models.named(request.path_params["name"])
+        if self._park is None:
+            raise ApiError(400, "invalid_request", "the models of this server are here for good")
+        self._park.unload(model)
+        return _json({"name": model.name, "state": model.state})
+
     async def clear_cache(self, request: Request) -> Response:
         for model in self._admission.models:
-            model.open().clear_cache()
+            if model.engine_client is not None:
+                model.engine_client.clear_cache()
         return _json({"cleared": True})
 
     async def drain(self, request: Request) -> Response:

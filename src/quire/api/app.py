@@ -233,7 +233,7 @@ def _operations(routes: Iterable[GuardedRoute]) -> Iterator[Operation]:
 
 async def _health(request: Request) -> Response:
     """Alive."""
-    is_dead = any(model.is_dead for model in _admission(request).models)
+    is_dead = any(model.is_dead for model in _admission(request).models if model.is_required)
     return Response(status_code=503 if is_dead else 200, headers=_retry(is_dead))
 
 

@@ -4,14 +4,15 @@ The API knows a model as an `EngineClient`: an engine in this process, or a supe
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from time import time
-from typing import Any
+from typing import Any, Protocol
 
 from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
+from quire.api.park.park_moves import Stage
 from quire.client.client import EngineClient, EngineStats
 from quire.errors import ConfigError, EngineDeadError, RequestTooLargeError
 from quire.observe.metrics import UNMETERED, TokenMeters
@@ -26,6 +27,12 @@ class ModelEntry:
     """What was loaded: a path or a hub id. Shown to nobody but its owner."""
     created: int = field(default_factory=lambda: int(time()))
     engine_client: EngineClient | None = None
+    stage: Stage = Stage.AWAY
+    """Where its park has it, if it has one."""
+    is_required: bool = True
+    """A server without it is not ready."""
+    loaded_share: float | None = None
+    """How much of it is loaded, while that is known."""
     meters: TokenMeters = UNMETERED
     """What its tokens are told to, as they come."""
 
@@ -38,6 +45,17 @@ class ModelEntry:
     def is_dead(self) -> bool:
         """It was there and will not come back by itself."""
         return self.engine_client is not None and not self.engine_client.is_alive
+
+    @property
+    def state(self) -> str:
+        """`unloaded`, `loading`, `ready`, `restarting`, `dead` or `unloading`."""
+        if self.engine_client is None or self.stage is Stage.LEAVING:
+            return str(self.stage.value)
+        return "dead" if self.is_dead else "ready" if self.is_ready else "restarting"
+
+    def tell_progress(self, _label: str, done_bytes: int, total_bytes: int) -> None:
+        """So much of it is loaded."""
+        self.loaded_share = done_bytes / total_bytes if total_bytes else None
 
     def open(self) -> EngineClient:
         """The front, or why there is none yet."""
@@ -63,7 +81,12 @@ class ModelEntry:
             "root": self.name,
             "parent": None,
             "max_model_len": text.max_sequence_tokens if text else None,
-            "meta": {"n_vocab": text.vocabulary_size if text else None, "is_ready": self.is_ready},
+            "meta": {
+                "n_vocab": text.vocabulary_size if text else None,
+                "is_ready": self.is_ready,
+                "state": self.state,
+                "loaded_share": None if self.loaded_share is None else round(self.loaded_share, 3),
+            },
             "permission": [],
         }
 
@@ -77,8 +100,32 @@ def within_context(limit: int) -> Iterator[None]:
         raise RequestTooLargeError(f"This model's maximum context length is {limit} tokens; {error}") from error
 
 
+class Park(Protocol):
+    """Has models loaded when they are asked for."""
+
+    @property
+    def is_started(self) -> bool:
+        """It is known what there is."""
+        ...
+
+    def using(self, entry: ModelEntry, /) -> AbstractAsyncContextManager[EngineClient]:
+        """The model's front, for as long as it is needed; waits until it is there."""
+        ...
+
+    def check_waiting(self, entry: ModelEntry, /) -> None:
+        """Refuse who would wait in vain, or beside too many."""
+        ...
+
+    def drain(self) -> None:
+        """The server ends: no model is loaded any more, and who waits for one is told."""
+        ...
+
+
 class Models:
     """All of them, in the order they were named."""
+
+    park: Park | None = None
+    """None: all are here for good."""
 
     def __init__(self, models: Iterable[ModelEntry], aliases: Mapping[str, str] | None = None) -> None:
         self._by_name = {model.name: model for model in models}
@@ -98,8 +145,20 @@ class Models:
 
     @property
     def is_ready(self) -> bool:
-        """All would answer now."""
-        return all(model.is_ready for model in self)
+        """All that must be here would answer now."""
+        is_started = self.park is None or self.park.is_started
+        return is_started and all(model.is_ready for model in self if model.is_required)
+
+    def using(self, model: ModelEntry) -> AbstractAsyncContextManager[EngineClient]:
+        """The model's front, for as long as it is needed; waits until it is there."""
+        return nullcontext(model.open()) if self.park is None else self.park.using(model)
+
+    def check_waiting(self, model: ModelEntry) -> None:
+        """Refuse who would wait for this model in vain, or beside too many."""
+        if self.park is None:
+            model.open()
+        else:
+            self.park.check_waiting(model)
 
     @property
     def max_sequence_tokens(self) -> int | None:

@@ -1,14 +1,14 @@
 """A server from settings to its end: sockets first, then models, then a few lines that say what to do with it.
 
-The server listens before the models are loaded, so that who lists them meanwhile gets an answer. Where a model
-runs is decided by whoever calls: an opener is handed in.
+The server listens before the models are loaded, so that who lists them meanwhile gets an answer, and who asks one waits
+for it. Where a model runs is decided by whoever calls: an opener is handed in.
 """
 
 import asyncio
 import gc
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, nullcontext
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,27 +20,26 @@ from quire.api.admin import PublicAddress, make_admin
 from quire.api.app import make_asgi
 from quire.api.conversation_store import opened_store
 from quire.api.models import ModelEntry, Models
+from quire.api.park.model_park import ModelPark, OpenClient, ParkLimits, Weigh, weightless
 from quire.api.server import Shutdown, UvicornServer, listen, listening_unix, make_server, serve_app
-from quire.client.client import EngineClient
-from quire.config import Settings
+from quire.config import ParkedModel, Settings
 from quire.errors import ConfigError
 from quire.observe.metrics import Metrics
 
 Say = Callable[[str], None]
-OpenClient = Callable[[str, Settings], AbstractAsyncContextManager[EngineClient]]
-"""What is loaded and the settings, to a front and what is behind it, for as long as it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to serve."""
 
-    models: Mapping[str, str]
-    """What is loaded, by the name clients use."""
+    models: Sequence[ParkedModel]
     settings: Settings
     allow_no_keys: bool = False
     on_ready: Callable[[str], None] | None = None
-    """Hears the address once all models are there."""
+    """Hears the address once all models that are kept are there."""
+    weigh: Weigh = weightless
+    """What each model takes of the memory."""
 
 
 async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
@@ -50,7 +49,10 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
     server_settings.check_lock(has_keys=ring.is_locked, allow_no_keys=plan.allow_no_keys)
     if ring.problem:
         raise ConfigError(ring.problem)
-    models = Models([ModelEntry(name, root) for name, root in plan.models.items()], server_settings.aliases)
+    entries = [ModelEntry(one.name, one.model, is_required=one.is_kept) for one in plan.models]
+    models = Models(entries, _aliases(plan))
+    park_limits = ParkLimits(plan.settings.serving.queue, server_settings.idle_s, server_settings.min_stay_s)
+    park = models.park = ModelPark(zip(plan.models, entries, strict=True), opening, plan.weigh, park_limits)
     origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
     store = opened_store(server_settings.store_path(), server_settings.store_size_bytes)
     limits = AdmissionSettings(
@@ -65,12 +67,12 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
         address = PublicAddress(_url_of(listener), ring.is_locked)
         servers = [
             (make_server(make_asgi(admission, Gate(ring))), listener),
-            (make_server(make_admin(admission, shutdown, address)), operator),
+            (make_server(make_admin(admission, shutdown, address, park)), operator),
         ]
         return await _serve_while_loading(
             servers,
             shutdown,
-            _load(admission, plan, opening),
+            _loaded(park, models),
             _Lines(address, admin_path, limits.has_page, say, plan.on_ready),
         )
 
@@ -109,13 +111,20 @@ class _Lines:
             self.on_ready(url)
 
 
+def _aliases(plan: Plan) -> dict[str, str]:
+    """Those of the models themselves come before the operator's pairs."""
+    own = {alias: one.name for one in plan.models for alias in one.aliases}
+    return {**own, **{alias: name for alias, name in plan.settings.server.aliases.items() if alias not in own}}
+
+
 @asynccontextmanager
-async def _load(admission: Admission, plan: Plan, opening: OpenClient) -> AsyncIterator[Models]:
-    """All models, one after the other; closed in the end."""
-    async with AsyncExitStack() as stack:
-        for model in admission.models:
-            model.engine_client = await stack.enter_async_context(opening(model.root, plan.settings))
-        yield admission.models
+async def _loaded(park: ModelPark, models: Models) -> AsyncIterator[Models]:
+    """All models that are kept are there; all that are there are closed in the end."""
+    try:
+        await park.start()
+        yield models
+    finally:
+        await park.close()
 
 
 def set_aside_what_was_loaded() -> None:
@@ -141,7 +150,8 @@ async def _serve_while_loading(
     try:
         # Whoever ends the server while it loads does not wait for the model.
         await asyncio.wait({loaded, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if not loaded.done():
+        is_told_to_end = shutdown.asked.is_set()
+        if not loaded.done() or (is_told_to_end and loaded.exception() is not None):
             loaded.cancel()
             await asyncio.gather(loaded, return_exceptions=True)
             return await serving

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from quire.checkpoints.hub_download import INCOMPLETE, check_space, fetched
 from quire.checkpoints.hub_listing import BESIDE_WEIGHTS, COMMIT, listed
-from quire.checkpoints.hub_variants import SAFETENSORS, HubFile, Judged, Variant, choose, named, variants_of
+from quire.checkpoints.hub_variants import SAFETENSORS, HubFile, Judged, Variant, judge_variants, named, variants_of
 from quire.checkpoints.progress import Progress
 from quire.checkpoints.strict_json import read_json_object
 from quire.config.home import expanded
@@ -106,7 +106,7 @@ def _chosen(variants: Sequence[Variant], wanted: HubName, memory_bytes: int, tel
     """The one that was named, else the best that fits."""
     if wanted.label is not None:
         return named(variants, wanted.label, wanted.repository)
-    judged = choose(variants, memory_bytes)
+    judged = judge_variants(variants, memory_bytes)
     tell(judged)
     return _taken(judged, wanted.repository, memory_bytes)
 

@@ -125,7 +125,7 @@ def variants_of(files: Sequence[HubFile], others: Iterable[str]) -> list[Variant
     return made
 
 
-def choose(variants: Sequence[Variant], memory_bytes: int) -> list[Judged]:
+def judge_variants(variants: Sequence[Variant], memory_bytes: int) -> list[Judged]:
     """The best that fits, by the rule above, among all and what was decided of each."""
     best = min((one for one in variants if _fault(one, memory_bytes) is None), key=_rank, default=None)
     return [Judged(one, _verdict(one, best, memory_bytes), one is best) for one in variants]

@@ -22,8 +22,7 @@ from quire.cli.keys import keys_app
 from quire.cli.launch import EPILOG as LAUNCH_EPILOG
 from quire.cli.launch import connect, launch
 from quire.cli.lazy import lazy_group
-from quire.cli.models import EPILOG as MODELS_EPILOG
-from quire.cli.models import models
+from quire.cli.models import models_app
 from quire.cli.pull import EPILOG as PULL_EPILOG
 from quire.cli.pull import pull, rm
 from quire.cli.run import EPILOG as RUN_EPILOG
@@ -44,7 +43,7 @@ app = typer.Typer(
 app.command(epilog=RUN_EPILOG, cls=GroupedCommand)(run)
 app.command(epilog=SERVE_EPILOG, cls=GroupedCommand)(serve)
 app.add_typer(keys_app)
-app.command(epilog=MODELS_EPILOG)(models)
+app.add_typer(models_app)
 app.command(epilog=PULL_EPILOG)(pull)
 app.command(epilog="Example: quire rm org/name")(rm)
 app.command(epilog=INFO_EPILOG)(info)

@@ -58,17 +58,17 @@ def chat(
 
         remote = Remote.at(url, model, key)
         typer.echo(f"talking with {remote.model} at {remote.url}", err=True)
-        converse(Talk(remote, params, system))
+        talk_in_terminal(Talk(remote, params, system))
         return
     if model is None:
         raise ConfigError("a model must be named, or a server with --url; none given")
     with opened(model, settings) as llm:
         if llm.text.template is None:
             raise ConfigError("this model has no chat template; use quire generate, or a model made for chatting")
-        converse(Talk(llm, params, system))
+        talk_in_terminal(Talk(llm, params, system))
 
 
-def converse(talk: "Talk") -> None:
+def talk_in_terminal(talk: "Talk") -> None:
     """Until the person leaves."""
     typer.echo("say something; /help shows what else", err=True)
     for line in _lines():

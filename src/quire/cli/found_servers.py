@@ -14,6 +14,7 @@ from quire.config.server_settings import ServerSettings
 
 TIMEOUT_S = 10.0
 ANY_PORT = 0
+HTTP_OK = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class FoundModel:
     root: str
     """What was loaded: a path or a hub id."""
     is_ready: bool
+    state: str
     max_tokens: int | None
 
 
@@ -31,6 +33,7 @@ class FoundModel:
 class FoundServer:
     """A server, as its operator sees it."""
 
+    socket_path: Path
     url: str
     is_locked: bool
     models: tuple[FoundModel, ...]
@@ -53,23 +56,37 @@ def running_servers() -> list[FoundServer]:
 
 def server_behind(path: Path) -> FoundServer | None:
     """The server that listens on this socket; None: nobody does any more."""
+    try:
+        return _found(path, asked(path, "GET", "/stats"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def asked(path: Path, method: str, route: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """What the server behind this socket answers its operator. Raises OSError, or ValueError with what it refused."""
     from http.client import HTTPConnection, HTTPException  # not before: it takes long to import
 
-    connection = HTTPConnection("localhost", timeout=TIMEOUT_S)
+    connection = HTTPConnection("localhost", timeout=timeout_s)
     try:
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(TIMEOUT_S)
+        connection.sock.settimeout(timeout_s)
         connection.sock.connect(str(path))
-        connection.request("GET", "/stats")
-        return _found(json.loads(connection.getresponse().read()))
-    except (OSError, HTTPException, ValueError, KeyError, TypeError):
-        return None
+        connection.request(method, route)
+        response = connection.getresponse()
+        told: dict[str, Any] = json.loads(response.read())
+    except HTTPException as error:
+        raise OSError(f"it does not speak HTTP: {error}") from error
     finally:
         connection.close()
+    if response.status != HTTP_OK:
+        raise ValueError(told["error"]["message"])
+    return told
 
 
-def _found(told: Mapping[str, Any]) -> FoundServer:
+def _found(path: Path, told: Mapping[str, Any]) -> FoundServer:
     models = tuple(
-        FoundModel(one["name"], one["root"], one["is_ready"], one["max_model_len"]) for one in told["models"]
+        FoundModel(one["name"], one["root"], one["is_ready"], one["state"], one["max_model_len"])
+        for one in told["models"]
     )
-    return FoundServer(told["url"], told["is_locked"], models, told["num_prompt_tokens"], told["num_cached_tokens"])
+    cached = (told["num_prompt_tokens"], told["num_cached_tokens"])
+    return FoundServer(path, told["url"], told["is_locked"], models, *cached)

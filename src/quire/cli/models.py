@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.model_moves import ask_to_load, ask_to_unload
 from quire.config.home import expanded
 
 EPILOG = """\
@@ -20,6 +21,7 @@ Examples:
   quire models --json
   quire info org/name
   quire rm org/name
+  quire models load coder
 """
 HUB_PREFIX = "models--"
 
@@ -39,13 +41,31 @@ class Found:
         return max((times for path in _below(self.path) if (times := _read_at_s(path)) is not None), default=None)
 
 
+models_app = typer.Typer(
+    name="models",
+    help="List the models on this machine, or have a server load or unload one.",
+    epilog=EPILOG,
+    rich_markup_mode=None,
+)
+models_app.command("load")(ask_to_load)
+models_app.command("unload")(ask_to_unload)
+
+
+@models_app.callback(invoke_without_command=True)
 def models(
+    context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")] = False,
 ) -> None:
-    """List the models on this machine.
+    """List the models on this machine, or have a server load or unload one.
 
-    Looks into quire's cache folder and into that of the Hugging Face hub, and asks no network.
+    The list is of quire's cache folder and that of the Hugging Face hub; no network is asked.
     """
+    if context.invoked_subcommand is None:
+        list_models(as_json)
+
+
+def list_models(as_json: bool) -> None:
+    """What is here, for people or for programs."""
     import json
 
     found = all_found()

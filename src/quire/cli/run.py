@@ -36,10 +36,10 @@ def run(
     if chat:
         talk(path, settings)
         return
-    from quire.cli.serve import public_names, serve_models
+    from quire.cli.serve import all_served, serve_models
 
     settings.server.check_keys_file()
-    serve_models(public_names([path], [name_for(model)]), settings, on_ready=show_page if browser else None)
+    serve_models(all_served([path], [name_for(model)], settings), settings, on_ready=show_page if browser else None)
 
 
 def name_for(model: str) -> str:
@@ -50,14 +50,14 @@ def name_for(model: str) -> str:
 
 def talk(path: str, settings: Settings) -> None:
     """In the terminal."""
-    from quire.cli.chat import Talk, converse
+    from quire.cli.chat import Talk, talk_in_terminal
     from quire.cli.open_model import opened
     from quire.client.params import SamplingParams
 
     with opened(path, settings) as llm:
         if llm.text.template is None:
             raise ConfigError("this model has no chat template; use quire generate, or a model made for chatting")
-        converse(Talk(llm, SamplingParams(max_tokens=None), None))
+        talk_in_terminal(Talk(llm, SamplingParams(max_tokens=None), None))
 
 
 def show_page(url: str) -> None:

@@ -1,7 +1,7 @@
 """`quire serve`: models behind an OpenAI-compatible API. Talk goes to stderr; Ctrl-C lets requests finish."""
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
 
     from quire.checkpoints import Progress
+    from quire.config import ParkedModel
     from quire.worker.spawned_worker import SpawnedWorker
 
 EPILOG = """\
@@ -23,6 +24,7 @@ EPILOG = """\
 Examples:
   quire serve model.gguf
   quire serve ./llama ./qwen --port 8080
+  quire serve --models-folder ~/models --memory 16GiB
   quire keys add alice && quire serve org/name --host 0.0.0.0
 """
 
@@ -30,7 +32,9 @@ Examples:
 @with_all_settings
 def serve(
     settings: Settings,
-    models: Annotated[list[str], typer.Argument(help="Directories, .gguf files or hub ids.", metavar="MODEL...")],
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Directories, .gguf files or hub ids.", metavar="[MODEL...]")
+    ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="What clients call a model; once for each MODEL, in their order.")
     ] = None,
@@ -43,13 +47,38 @@ def serve(
         ),
     ] = False,
 ) -> None:
-    """Serve models over HTTP, with the API that OpenAI clients speak."""
+    """Serve models over HTTP, with the API that OpenAI clients speak.
+
+    Models that are named here are loaded at once and stay. Those of the settings file ([models.NAME]) and of
+    --models-folder are loaded when they are asked for, and leave when memory is needed.
+    """
     settings.server.check_keys_file()
-    serve_models(public_names(models, served_model_name or []), settings, allow_no_keys=insecure_no_keys)
+    serve_models(all_served(models or [], served_model_name or [], settings), settings, allow_no_keys=insecure_no_keys)
+
+
+def all_served(models: list[str], names: list[str], settings: Settings) -> "tuple[ParkedModel, ...]":
+    """Those of the command line, of the settings file and of the folder. What the file says of a file of the folder
+    holds for that."""
+    from quire.config.parked_models import ParkedModel, all_models
+
+    named = [ParkedModel(name, model, is_kept=True) for name, model in public_names(models, names).items()]
+    in_folder: list[ParkedModel] = []
+    if settings.server.models_folder is not None:
+        from quire.client.park_plan import models_in
+
+        told = {one.name for one in settings.parked}
+        in_folder = [one for one in models_in(settings.server.models_folder) if one.name not in told]
+    served = all_models(named, settings.parked, in_folder)
+    if not served:
+        raise ConfigError(
+            "a server needs at least one model, 0 given; name one, give --models-folder a folder that has some, or "
+            "write a [models.NAME] into the settings file"
+        )
+    return served
 
 
 def serve_models(
-    names: Mapping[str, str],
+    models: "Sequence[ParkedModel]",
     settings: Settings,
     *,
     allow_no_keys: bool = False,
@@ -64,13 +93,13 @@ def serve_models(
     gc.disable()  # while everything is imported; set_aside_what_was_loaded switches it on again
     # First of all: it imports on one core what it needs, while we do on another.
     with closing(SpawnedWorker(settings.serving.queue + settings.model.max_running)) as first:
-        num_ended = _serve(names, settings, first, allow_no_keys, on_ready)
+        num_ended = _serve(models, settings, first, allow_no_keys, on_ready)
     if num_ended:
         typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
 
 
 def _serve(
-    names: Mapping[str, str],
+    models: "Sequence[ParkedModel]",
     settings: Settings,
     first: "SpawnedWorker",
     allow_no_keys: bool,
@@ -92,10 +121,11 @@ def _serve(
 
     async def serve_until_ended(progress: "Progress") -> int:
         _end_when_told(asyncio.get_running_loop(), asyncio.current_task())
-        async with supervised([*names.values()], settings, progress, first) as opening:
+        async with supervised(models, settings, progress, first) as wiring:
             # Beside the worker, which loads by now: it takes most of a second.
             serving = await asyncio.to_thread(import_module, "quire.api.serving")
-            num_ended: int = await serving.run(serving.Plan(names, settings, allow_no_keys, on_ready), _say, opening)
+            plan = serving.Plan(models, settings, allow_no_keys, on_ready, wiring.weigh)
+            num_ended: int = await serving.run(plan, _say, wiring.opening)
             return num_ended
 
     with show_progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

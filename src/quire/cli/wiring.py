@@ -9,90 +9,148 @@ process does on another; and it knows what to load before the API is imported:
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quire.cli.background import in_background
 
 if TYPE_CHECKING:
-    from quire.api.serving import OpenClient
+    from quire.api.park.model_park import OpenClient, Sizes, TellProgress, Weigh
     from quire.checkpoints import Progress
+    from quire.client.park_plan import ParkPlan
     from quire.client.served import ServedModel
-    from quire.config import Settings
+    from quire.config import ParkedModel, Settings
     from quire.worker.spawned_worker import SpawnedWorker
 
-T = TypeVar("T")
 HEAD_START_S = 2.0
 """How long it may take until a worker knows what to load. A model that is downloaded takes longer, and who asks
 meanwhile gets an answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What a server is handed: how to open a model, and how much each takes."""
+
+    opening: "OpenClient"
+    weigh: "Weigh"
+
+
 @asynccontextmanager
 async def supervised(
-    models: Sequence[str], settings: "Settings", progress: "Progress", first: "SpawnedWorker"
-) -> "AsyncIterator[OpenClient]":
-    """These models, planned together and loaded one after the other from now on; closed in the end.
-
-    `first` is a worker for the first of them, which is on its way."""
+    models: "Sequence[ParkedModel]", settings: "Settings", progress: "Progress", first: "SpawnedWorker"
+) -> AsyncIterator[Wiring]:
+    """These models, planned together. The first that is kept is loaded from now on, by `first`, a worker that is on its
+    way; whatever is open in the end is closed."""
     opener = _Opener(models, settings, progress, first)
-    opening = asyncio.create_task(opener.open_all(), name="quire-open-models")
-
-    @asynccontextmanager
-    async def open_client(name: str, _settings: "Settings") -> "AsyncIterator[ServedModel]":
-        opened = opener.opened[name]
-        either: set[asyncio.Future[Any]] = {opened, opening}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not opened.done():
-            opening.result()  # raises what stood in the way
-        yield opened.result()
-
     try:
         with suppress(TimeoutError):
             await asyncio.wait_for(opener.is_begun.wait(), HEAD_START_S)
-        yield open_client
+        yield Wiring(opener.opened, opener.weigh)
     finally:
-        opener.closing.set()
-        if all(one.done() for one in opener.opened.values()):
-            await opening
-        else:  # whoever ends the server while it loads does not wait for the model, nor hear of it
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
-
-
-def _itself(thing: T) -> T:
-    return thing
+        await opener.close()
 
 
 class _Opener:
-    """Opens models, keeps them, and closes them when asked to. Workers belong to the thread that does so."""
+    """Opens models. Workers belong to the thread that does so."""
 
     def __init__(
-        self, models: Sequence[str], settings: "Settings", progress: "Progress", first: "SpawnedWorker"
+        self, models: "Sequence[ParkedModel]", settings: "Settings", progress: "Progress", first: "SpawnedWorker"
     ) -> None:
         self._models, self._settings, self._progress = models, settings, progress
-        self._workers = [first, *[None] * (len(models) - 1)]
-        loop = asyncio.get_running_loop()
-        self.opened: dict[str, asyncio.Future[ServedModel]] = {name: loop.create_future() for name in models}
+        self._worker: SpawnedWorker | None = first
+        self._planning = asyncio.create_task(self._plan(), name="quire-plan-models")
         self.is_begun = asyncio.Event()
         """The first worker knows what to load, or there will be none."""
-        self.closing = asyncio.Event()
-
-    async def open_all(self) -> None:
-        """Until asked to close. Raises what stands in the way of a model."""
-        from quire.client.served import ServedModel, plan_workers
-
-        settings = self._settings
-        try:
-            planning = in_background(
-                lambda tell: plan_workers(self._models, settings.model, settings.serving, progress=tell),
-                self._progress,
-            )
-            servings = await asyncio.wrap_future(planning)
-            async with AsyncExitStack() as stack:
-                for name, serving, worker in zip(self._models, servings, self._workers, strict=True):
-                    model = ServedModel(partial(_itself, serving), self.is_begun.set, worker)
-                    self.opened[name].set_result(await stack.enter_async_context(model))
-                await self.closing.wait()
-        finally:
+        kept = [one for one in models if one.is_kept][:1]
+        self._early = {one.name: _Opening(self, one, progress) for one in kept}
+        if not kept:
             self.is_begun.set()
+
+    async def _plan(self) -> "ParkPlan":
+        from quire.client.park_plan import plan_park
+
+        planning = in_background(
+            lambda tell: plan_park(self._models, self._settings.model, tell),
+            self._progress,
+        )
+        return await asyncio.wrap_future(planning)
+
+    async def weigh(self) -> "Sizes":
+        """What each model takes. Raises what stands in the way of a model that is kept."""
+        from quire.api.park.model_park import Sizes
+
+        plan = await asyncio.shield(self._planning)
+        needed = {name: one.needed_bytes for name, one in plan.by_name.items()}
+        problems = {name: one.problem for name, one in plan.by_name.items() if one.problem}
+        return Sizes(plan.memory_bytes, needed, problems)
+
+    @asynccontextmanager
+    async def opened(self, model: "ParkedModel", tell: "TellProgress") -> "AsyncIterator[ServedModel]":
+        """One model, for as long as it is needed."""
+
+        def both(label: str, done_bytes: int, total_bytes: int) -> None:
+            tell(label, done_bytes, total_bytes)
+            self._progress(label, done_bytes, total_bytes)
+
+        opening = self._early.pop(model.name, None) or _Opening(self, model, both)
+        try:
+            yield await asyncio.shield(opening.client)
+        finally:
+            await opening.close()
+
+    async def model(self, model: "ParkedModel", progress: "Progress") -> "ServedModel":
+        """One that is not entered yet."""
+        from quire.client.park_plan import settings_of
+        from quire.client.served import OwnSettings, ServedModel, plan_worker
+
+        weighed = (await asyncio.shield(self._planning)).by_name[model.name]
+        prepare = plan_worker(
+            str(weighed.path),
+            settings_of(model, self._settings.model, weighed.needed_bytes),
+            self._settings.serving,
+            own=OwnSettings([one.name for one in self._models].index(model.name), model.sampling),
+            progress=progress,
+        )
+        worker, self._worker = self._worker, None
+        return ServedModel(prepare, self.is_begun.set, worker)
+
+    async def close(self) -> None:
+        """End what nobody has asked for."""
+        openings = [*self._early.values()]
+        await asyncio.gather(*(opening.close() for opening in openings))
+        self._planning.cancel()
+        await asyncio.gather(self._planning, return_exceptions=True)
+
+
+class _Opening:
+    """One model from now on until it is closed, whoever waits for it meanwhile."""
+
+    def __init__(self, opener: _Opener, model: "ParkedModel", progress: "Progress") -> None:
+        self.client: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        self._task = asyncio.create_task(self._run(opener, model, progress), name=f"quire-open-{model.name}")
+
+    async def _run(self, opener: _Opener, model: "ParkedModel", progress: "Progress") -> None:
+        try:
+            async with await opener.model(model, progress) as client:
+                self.client.set_result(client)
+                await self._closing.wait()
+        except BaseException as error:
+            if self.client.done():
+                raise
+            self.client.set_exception(error)
+            self.client.exception()  # nobody may ask for it any more
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            opener.is_begun.set()
+
+    async def close(self) -> None:
+        """End it: whoever ends the server while it loads does not wait for the model, nor hear of it."""
+        self._closing.set()
+        if not self.client.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        else:
+            await self._task

@@ -6,10 +6,9 @@ async with ServedModel(plan_worker("model")) as model:
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
@@ -20,7 +19,7 @@ from quire.config import ModelSettings, ServingSettings
 from quire.config.machine import share_of_memory_bytes
 from quire.config.model_settings import MEMORY_SHARE
 from quire.engine.loading import kv_key, queue_of
-from quire.errors import ConfigError, EngineDeadError
+from quire.errors import EngineDeadError
 from quire.text.grammar_checker import GrammarChecker
 from quire.text.grammar_wire import LoadVocabulary
 from quire.text.tokenizer import Tokenizer
@@ -46,76 +45,57 @@ PrepareModel = Callable[[], Serving]
 """Called beside the event loop: a name may have to be downloaded, a file converted."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSettings:
+    """What a model has for itself among several of a server."""
+
+    number: int = 0
+    """Tells their announcements apart."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Stands before what the model's files say."""
+
+
 def plan_worker(
     name: str,
     settings: ModelSettings | None = None,
     serving: ServingSettings | None = None,
     *,
     limits: Limits | None = None,
+    own: OwnSettings | None = None,
     progress: Progress = quiet,
 ) -> PrepareModel:
-    """How to serve a directory, GGUF file or hub id. What is returned raises CheckpointError or ConfigError."""
-    return lambda: plan_workers([name], settings, serving, limits=limits, progress=progress)[0]
-
-
-def plan_workers(
-    names: Sequence[str],
-    settings: ModelSettings | None = None,
-    serving: ServingSettings | None = None,
-    *,
-    limits: Limits | None = None,
-    progress: Progress = quiet,
-) -> list[Serving]:
-    """A worker for each of several models within one memory budget. Raises CheckpointError or ConfigError.
-
-    Reads disks and perhaps a network: not for an event loop.
+    """How to serve a directory, GGUF file or hub id. What is returned raises CheckpointError or ConfigError, and reads
+    disks and perhaps a network: not for an event loop.
     """
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ConfigError(f"models must differ, {twice[0]!r} was given twice; name each once")
-    given, queueing = settings or ModelSettings(), serving or ServingSettings()
-    checkpoints = [resolve(name, progress=progress) for name in names]
-    # Decided once: a worker that comes after another must find room for the same requests.
-    total_bytes = given.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
-    budgets = split_memory(total_bytes, [_weight_bytes(checkpoint) for checkpoint in checkpoints])
-    limits = limits or Limits(stuck_s=queueing.stuck_step_s)
-    announced = _kv_events(queueing)
-    servings = []
-    for index, (checkpoint, budget) in enumerate(zip(checkpoints, budgets, strict=True)):
+    given, queueing, among = settings or ModelSettings(), serving or ServingSettings(), own or OwnSettings()
+
+    def prepare() -> Serving:
+        checkpoint = resolve(name, progress=progress)
+        # Decided once: a worker that comes after another must find room for the same requests.
+        memory_bytes = given.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
+        announced = _kv_events(queueing)
         command = Open(
             str(checkpoint.source),
-            replace(given, memory_bytes=budget),
+            replace(given, memory_bytes=memory_bytes),
             queue_of(queueing),
             kv_key(queueing),
-            None if announced is None else announced.of_worker(index),
+            None if announced is None else announced.of_worker(among.number),
         )
-        words = _Words(checkpoint, given)
-        servings.append(Serving(WorkerPlan(command, limits, progress=progress), words.of, words.read_ahead))
-    return servings
+        words = _Words(checkpoint, given, among.sampling)
+        plan = WorkerPlan(command, limits or Limits(stuck_s=queueing.stuck_step_s), progress=progress)
+        return Serving(plan, words.of, words.read_ahead)
 
-
-def split_memory(total_bytes: int, weight_bytes: Sequence[int]) -> list[int]:
-    """Each model gets what its weights take on disk, and an equal part of all that is left."""
-    rest = total_bytes - sum(weight_bytes)
-    if rest <= 0:
-        raise ConfigError(
-            f"the weights of {len(weight_bytes)} models take {sum(weight_bytes):,} bytes and must leave room for KV in "
-            f"the memory, {total_bytes:,} bytes given; give more, or fewer models"
-        )
-    return [own + rest // len(weight_bytes) for own in weight_bytes]
-
-
-def _weight_bytes(checkpoint: Checkpoint) -> int:
-    return sum(path.stat().st_size for path in checkpoint.weight_files)
+    return prepare
 
 
 class _Words:
     """A model's words: its tokenizer is read beside the worker, which takes longer to load. Not before it is on its
     way: reading holds what a spawn needs too."""
 
-    def __init__(self, checkpoint: Checkpoint, settings: ModelSettings) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, sampling: Mapping[str, float]) -> None:
         self._checkpoint = checkpoint
         self._settings = settings
+        self._sampling = sampling
         self._reading: Future[Tokenizer] | None = None
 
     def read_ahead(self) -> None:
@@ -129,7 +109,14 @@ class _Words:
         checkpoint, size = self._checkpoint, ready.info.vocabulary_size
         tokenizer = read_tokenizer(checkpoint) if self._reading is None else self._reading.result()
         grammars = GrammarChecker(lambda: LoadVocabulary(*_grammar_tokens(checkpoint, size)))
-        return TextModel.of(checkpoint, ready.info, tokenizer, grammars, tool_format=self._settings.tool_format)
+        return TextModel.of(
+            checkpoint,
+            ready.info,
+            tokenizer,
+            grammars,
+            tool_format=self._settings.tool_format,
+            sampling=self._sampling,
+        )
 
 
 def _grammar_tokens(checkpoint: Checkpoint, vocabulary_size: int) -> tuple[str, int, tuple[int, ...]]:

@@ -100,8 +100,10 @@ class TextModel:
         grammars: GrammarChecker | None = None,
         *,
         tool_format: ToolFormatName = "auto",
+        sampling: Mapping[str, float] | None = None,
     ) -> "TextModel":
-        """The text side of a checkpoint that an engine has loaded; the tokenizer gets that engine's limits."""
+        """The text side of a checkpoint that an engine has loaded; the tokenizer gets that engine's limits. `sampling`
+        stands before what the model's files say."""
         max_bytes = MAX_BYTES_PER_TOKEN * info.max_sequence_tokens
         template = checkpoint.chat_template
         return cls(
@@ -110,7 +112,7 @@ class TextModel:
             tokenizer=tokenizer.limited(max_bytes, info.max_sequence_tokens),
             template=None if template is None else ChatTemplate(template, checkpoint.special_tokens),
             eos_token_ids=checkpoint.end_tokens(tokenizer.library.token_to_id),
-            defaults=checkpoint.generation_defaults,
+            defaults={**checkpoint.generation_defaults, **(sampling or {})},
             grammars=grammars,
             writes_tools=tool_format == "hermes",
         )

@@ -13,7 +13,7 @@ from quire.checkpoints.hub_variants import (
     WIDENED_BITS,
     HubFile,
     Variant,
-    choose,
+    judge_variants,
     named,
     variants_of,
 )
@@ -79,14 +79,14 @@ def test_a_variant_is_named_in_any_case_and_without_its_makers_mark() -> None:
 
 
 def test_what_does_not_fit_says_how_much_it_needs() -> None:
-    (judged,) = choose([Variant("Q8_0", (gguf("Q8_0", 10 * GB),))], 8 * GB)
+    (judged,) = judge_variants([Variant("Q8_0", (gguf("Q8_0", 10 * GB),))], 8 * GB)
     assert not judged.is_taken
     assert judged.verdict == "needs 12.5 GB"
 
 
 def test_each_variant_is_told_why_it_was_or_was_not_taken() -> None:
     made = [Variant(label, (gguf(label, GB),)) for label in ("Q4_0", "Q8_0", "F16", "IQ9_X", SAFETENSORS)]
-    assert [one.verdict for one in choose(made, 8 * GB)] == [
+    assert [one.verdict for one in judge_variants(made, 8 * GB)] == [
         "fits; fewer bits, or larger",
         "taken: the best that fits",
         "fits; more than can be seen",
@@ -109,7 +109,7 @@ def held_bytes(variant: Variant) -> float:
 
 @given(VARIANTS, st.integers(0, 60 * GB))
 def test_the_choice_is_the_one_a_search_finds(variants: list[Variant], memory_bytes: int) -> None:
-    taken = [one.variant for one in choose(variants, memory_bytes) if one.is_taken]
+    taken = [one.variant for one in judge_variants(variants, memory_bytes) if one.is_taken]
     fitting = [
         one
         for one in variants

@@ -21,7 +21,7 @@ import pytest
 from quire.client.async_engine import AsyncEngine
 from quire.client.outputs import Completion
 from quire.client.params import SamplingParams
-from quire.client.served import ServedModel, plan_workers, split_memory
+from quire.client.served import ServedModel
 from quire.config import ModelSettings
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
@@ -564,14 +564,6 @@ def test_a_folder_too_deep_for_a_socket_is_said_to_be_so(tmp_path: Path, monkeyp
                 pass
 
     run(main)
-
-
-def test_memory_is_split_by_weights_and_then_evenly() -> None:
-    assert split_memory(1_000, [100, 300]) == [400, 600]
-    with pytest.raises(ConfigError, match="leave room"):
-        split_memory(1_000, [500, 500])
-    with pytest.raises(ConfigError, match="twice"):
-        plan_workers(["a", "b", "a"])
 
 
 def test_of_two_models_one_may_die_and_the_other_does_not_notice() -> None:

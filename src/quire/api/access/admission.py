@@ -172,6 +172,8 @@ class Admission:
     async def drain(self, within_s: float, hurry: asyncio.Event) -> int:
         """Let nobody in, wait for those inside, then end what is left; how many had to be ended."""
         self.is_draining = True
+        if self.models.park is not None:
+            self.models.park.drain()
         if self.open_requests:
             emptied = asyncio.ensure_future(self._emptied.wait())
             hurried = asyncio.ensure_future(hurry.wait())

@@ -9,7 +9,8 @@ their status from all errors of a long queue or a long prompt.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any
 
@@ -21,12 +22,14 @@ from quire.api.access.billing import Bill
 from quire.api.access.request_record import RequestRecord, figures_of
 from quire.api.asgi import ReaderStuckError
 from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, RunBeside
-from quire.api.dialects.dialect import Dialect, GenerationRequest, PieceBatch, Target
-from quire.api.http.body import parse_object
+from quire.api.dialects.dialect import Address, Dialect, GenerationRequest, PieceBatch, Target
+from quire.api.dialects.error_formats import SERVER_ERRORS
+from quire.api.http.body import ClientGoneError, parse_object
 from quire.api.http.errors import ApiError, api_error_of, invalid
 from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
-from quire.api.http.sse import send_whole
+from quire.api.http.sse import COMMENT, HEADERS, Send, send_whole
 from quire.api.models import ModelEntry, within_context
+from quire.client.client import EngineClient
 from quire.client.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply import Reply
 from quire.client.requests import RequestOptions, make_request
@@ -42,7 +45,7 @@ class Answering(BodyAnswer):
     def __init__(self, admission: Admission, caller: Caller, dialect: Dialect) -> None:
         super().__init__(admission, caller)
         self._dialect = dialect
-        self._asked: tuple[Any, Target] | None = None
+        self._asked: tuple[Any, Address] | None = None
         """The fields of a body that was looked at, and whom they ask."""
 
     def look(self, body: bytes, record: RequestRecord) -> None:
@@ -52,15 +55,37 @@ class Answering(BodyAnswer):
 
     async def answer(self, call: BodyRequest) -> None:
         """Ask, and send what comes."""
+        head = StreamHead(call.send, self.limits())
+        try:
+            async with AsyncExitStack() as stack:
+                async with call.record.entering():
+                    fields, at = self._asked or await self._read(call)
+                    client = await self._come(at, head, stack)
+                    generation = await self._question(fields, Target.of(at, client), call.record)
+                await self._answer(generation, call, head)
+        except (ReaderStuckError, ClientGoneError):
+            raise
+        except Exception as error:
+            if not head.is_open or head.is_ended:
+                raise
+            # The stream was opened while the model was loaded: the status is gone.
+            await head.end_with(error, call.record)
+
+    async def _come(self, at: Address, head: "StreamHead", stack: AsyncExitStack) -> EngineClient:
+        """The model, once it is here; it stays until the stack is left. A stream hears that it is not forgotten."""
+        coming = stack.enter_async_context(self._admission.models.using(at.model))
+        if at.model.engine_client is not None or not at.is_streamed:
+            return await coming
+        return await head.kept_alive(coming)
+
+    async def _answer(self, generation: GenerationRequest, call: BodyRequest, head: "StreamHead") -> None:
         record = call.record
-        async with record.entering():
-            generation = await self._question(call.body, record)
         call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
         clock = TokenClock(generation.to.model, record, call.bill)
         try:
             self._ask(generation, record)
             with within_context(generation.to.text.max_sequence_tokens):
-                await self._send(generation, call, clock)
+                await self._send(generation, call, clock, head)
         finally:
             for asked in record.asked:
                 asked.close()
@@ -69,10 +94,10 @@ class Answering(BodyAnswer):
             if record.is_let_in and not record.is_displaced:
                 self._admission.metrics.observe(figures_of(record))
 
-    async def _question(self, body: bytes, record: RequestRecord) -> GenerationRequest:
-        if self._asked is None:
-            self._asked = self._addressed(await self.run(lambda: self._parsed(body)), record)
-        fields, to = self._asked
+    async def _read(self, call: BodyRequest) -> tuple[Any, Address]:
+        return self._addressed(await self.run(lambda: self._parsed(call.body)), call.record)
+
+    async def _question(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
         generation = await self.run(lambda: self._made(fields, to, record))
         record.is_streamed, record.max_tokens = generation.is_streamed, generation.params.max_tokens
         record.num_answers = generation.params.n * len(generation.prompts)
@@ -81,13 +106,16 @@ class Answering(BodyAnswer):
     def _parsed(self, body: bytes) -> Any:
         return self._dialect.parse(parse_object(body))
 
-    def _addressed(self, fields: Any, record: RequestRecord) -> tuple[Any, Target]:
+    def _addressed(self, fields: Any, record: RequestRecord) -> tuple[Any, Address]:
         """Whom it asks, unless its queue has said that it takes no more of this tenant and class."""
-        to = self._dialect.target(fields, self._admission.models, self._caller, record.headers)
-        if not record.is_promised:
-            to.client.check_room(self._caller.tenant, to.priority.value)
-        record.model, record.priority = to.model.name, to.priority.value
-        return fields, to
+        models = self._admission.models
+        at = self._dialect.address(fields, models, self._caller, record.headers)
+        models.check_waiting(at.model)
+        client = at.model.engine_client
+        if client is not None and not record.is_promised:
+            client.check_room(self._caller.tenant, at.priority.value)
+        record.model, record.priority = at.model.name, at.priority.value
+        return fields, at
 
     def _made(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
         """The question with the requests it comes to. Beside the event loop: lists in it may be long."""
@@ -102,10 +130,12 @@ class Answering(BodyAnswer):
         for request in generation.requests:
             record.asked.append(generation.to.client.submit(request, generation.params))
 
-    async def _send(self, generation: GenerationRequest, call: BodyRequest, clock: "TokenClock") -> None:
+    async def _send(
+        self, generation: GenerationRequest, call: BodyRequest, clock: "TokenClock", head: "StreamHead"
+    ) -> None:
         with Batches(call.record.asked) as batches:
             if generation.is_streamed:
-                await Streaming(generation, call, self.limits(), self.run).run(batches, clock)
+                await Streaming(generation, call, head, self.run).run(batches, clock)
             else:
                 await self._send_whole(generation, call, batches, clock)
 
@@ -124,6 +154,46 @@ class Answering(BodyAnswer):
         await send_whole(call.send, data, self.limits(), generation.writer.content_type)
 
 
+class StreamHead:
+    """What a stream begins with, sent once: with its first bytes, or while its model is still being loaded."""
+
+    def __init__(self, send: Send, limits: Sequence[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._limits = limits
+        self.is_open = False
+        self.is_ended = False
+
+    async def write(
+        self, data: bytes, headers: Sequence[tuple[bytes, bytes]] = HEADERS, *, is_last: bool = False
+    ) -> None:
+        """Hand it to the socket; waits while the reader is behind."""
+        if not self.is_open:
+            self.is_open = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._limits]})
+        self.is_ended = is_last
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def kept_alive(self, coming: Awaitable[EngineClient]) -> EngineClient:
+        """Wait for it; who waits long hears a comment, which every reader of event streams passes over."""
+        waiting = asyncio.ensure_future(coming)
+        try:
+            while not (await asyncio.wait({waiting}, timeout=STREAM_SILENT_S))[0]:
+                await self.write(COMMENT)
+            return waiting.result()
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+
+    async def end_with(self, error: Exception, record: RequestRecord) -> None:
+        """An error that came before anything was said."""
+        refusal = api_error_of(error, record.request_id)
+        if refusal.status == 500:
+            LOG.error("stream %s broke", record.request_id, exc_info=error)
+        record.error = refusal.code
+        await self.write(SERVER_ERRORS.at(record.path).event(refusal), is_last=True)
+
+
 class Streaming:
     """The answers to one request, sent as they come."""
 
@@ -131,19 +201,18 @@ class Streaming:
         self,
         generation: GenerationRequest,
         call: BodyRequest,
-        limits: Sequence[tuple[bytes, bytes]],
+        head: StreamHead,
         run_beside: RunBeside,
     ) -> None:
         self._generation = generation
         self._writer = generation.writer
         self._record = call.record
-        self._send = call.send
-        self._headers = [*generation.writer.stream_headers, *limits]
+        self._head = head
         self._run_beside = run_beside
         self._replies: list[Reply] = [asked.reply for asked in call.record.asked]
         self._begun: set[int] = set()
         """Prompts whose answers have begun."""
-        self._is_open = False
+        self._has_said = False
 
     async def run(self, batches: "Batches", clock: "TokenClock") -> None:
         """All pieces, then the end; an error after the first bytes is part of the stream."""
@@ -158,7 +227,7 @@ class Streaming:
         except (ReaderStuckError, asyncio.CancelledError):
             raise
         except Exception as error:
-            if not self._is_open:
+            if not self._has_said:
                 raise
             refusal = api_error_of(error, self._record.request_id)
             if refusal.status == 500:
@@ -170,7 +239,7 @@ class Streaming:
         """What a batch adds; a pause is filled once the stream is open. Called without detours: it is every token's
         way out."""
         if not batch:
-            return self._writer.keep_alive if self._is_open else b""
+            return self._writer.keep_alive if self._has_said else b""
         check_finishes(batch, self._replies)
         if self._num_bytes(batch) <= ON_LOOP_BYTES:
             return self._writer.pieces(self._replies, batch)
@@ -185,12 +254,11 @@ class Streaming:
         return num_bytes
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Hand it to the socket; waits while the reader is behind. The first bytes open the stream."""
-        if not self._is_open:
+        """Hand it to the socket. The first bytes open the stream, if it is not open."""
+        if not self._has_said:
             data = self._writer.begin(self._replies) + data
-            self._is_open = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            self._has_said = True
+        await self._head.write(data, self._writer.stream_headers, is_last=is_last)
 
 
 class TokenClock:

@@ -6,7 +6,7 @@ in `error_formats.py`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -72,20 +72,33 @@ class ResponseWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Which model is asked, by whom, how urgently."""
+class Address:
+    """Which model is asked, by whom, how urgently. The model may not be here yet."""
 
     model: ModelEntry
     options: RequestOptions
-    client: EngineClient = field(init=False)
-    text: TextModel = field(init=False)
-    priority: PriorityClass = field(init=False)
+    is_streamed: bool = False
 
-    def __post_init__(self) -> None:
-        """Looked up once: a model that is still loading, or gone, is told so here."""
-        client, priority = self.model.open(), self.options.get("priority", PriorityClass.NORMAL)
-        for name, value in (("client", client), ("text", client.text), ("priority", PriorityClass(priority))):
-            object.__setattr__(self, name, value)
+    @property
+    def priority(self) -> PriorityClass:
+        """How urgently."""
+        return PriorityClass(self.options.get("priority", PriorityClass.NORMAL))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The same with the model itself, which is here until the answer is sent."""
+
+    model: ModelEntry
+    options: RequestOptions
+    client: EngineClient
+    text: TextModel
+    priority: PriorityClass
+
+    @classmethod
+    def of(cls, address: Address, client: EngineClient) -> "Target":
+        """Looked up once."""
+        return cls(address.model, address.options, client, client.text, address.priority)
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
@@ -109,7 +122,7 @@ class Dialect(Protocol):
         """Valid fields of a body, or a refusal. Pure; may run beside the event loop."""
         ...
 
-    def target(self, fields: Any, models: Models, caller: Caller, headers: Headers) -> Target:
+    def address(self, fields: Any, models: Models, caller: Caller, headers: Headers) -> Address:
         """Whom these fields ask, and in whose name. Cheap: whoever finds the house full is told after this."""
         ...
 

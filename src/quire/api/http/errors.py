@@ -51,6 +51,8 @@ class ErrorFormat:
 
     content_type: bytes
     body: Callable[[ApiError], bytes]
+    event: Callable[[ApiError], bytes]
+    """The same as the last bytes of a stream that is open and has said nothing yet."""
 
     def answer(self, error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Headers, the length and Retry-After among them, and body."""

@@ -10,6 +10,8 @@ HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 JSON = b"application/json"
+COMMENT = b": keep-alive\n\n"
+"""Says nothing, in any API whose streams are events."""
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 

@@ -8,6 +8,7 @@ const at = (id) => document.getElementById(id);
 const notice = (words) => { at("notice").textContent = words; at("notice").hidden = !words; };
 const house = new Conversations(notice);
 const FIELDS = ["system", "temperature", "top_p", "max_tokens"];
+const LOOK_MS = 1000;
 let asking = null;
 
 // -- one message on the page ------------------------------------------------------------------------------------------
@@ -127,8 +128,10 @@ async function ask() {
   draw();
   const shown = show(message, conversation.messages.length - 1);
   at("messages").lastChild.replaceWith(shown.node);
+  const watching = setInterval(() => tellLoading(body.model), LOOK_MS);
   try {
     const told = await answerTo(body, mine.signal, (delta) => {
+      clearInterval(watching);
       take(message, delta);
       follow(shown.refresh);
     });
@@ -136,6 +139,8 @@ async function ask() {
   } catch (error) {
     await failed(error, message, conversation);
   }
+  clearInterval(watching);
+  listModels();
   if (asking === mine) asking = null;
   house.keep();
   if (house.current === conversation) draw();
@@ -192,10 +197,22 @@ function askForKey() {
   });
 }
 
+const nameOf = ({ id, meta }) => (meta.state === "ready" ? id : `${id} (${meta.state})`);
+
+// Who waits for a model that is being loaded is told how far it is.
+async function tellLoading(name) {
+  const found = (await models().catch(() => [])).find(({ id }) => id === name);
+  if (!asking || !found) return;
+  const share = found.meta.loaded_share === null ? "" : `: ${Math.round(found.meta.loaded_share * 100)}%`;
+  notice(found.meta.state === "ready" ? "" : `${name} is ${found.meta.state}${share}`);
+}
+
 async function listModels() {
   try {
     const found = await models();
-    at("model").replaceChildren(...found.map(({ id }) => make("option", { value: id }, id)));
+    const chosen = at("model").value;
+    at("model").replaceChildren(...found.map((model) => make("option", { value: model.id }, nameOf(model))));
+    if (found.some(({ id }) => id === chosen)) at("model").value = chosen;
     notice("");
   } catch (error) {
     if (error instanceof NeedsKey && (await askForKey())) return listModels();

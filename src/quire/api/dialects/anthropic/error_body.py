@@ -6,6 +6,7 @@
 import msgspec
 
 from quire.api.http.errors import ApiError, ErrorFormat
+from quire.api.http.sse import event
 
 TYPES = {
     401: "authentication_error",
@@ -31,4 +32,9 @@ def error_body(error: ApiError) -> bytes:
     return msgspec.json.encode(error_object(error))
 
 
-ANTHROPIC_ERRORS = ErrorFormat(b"application/json", error_body)
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that broke."""
+    return b"event: error\n" + event(error_body(error))
+
+
+ANTHROPIC_ERRORS = ErrorFormat(b"application/json", error_body, error_event)

@@ -21,7 +21,7 @@ from quire.api.dialects.anthropic.turns import (
 )
 from quire.api.dialects.anthropic.writer import MessagesWriter
 from quire.api.dialects.body_shapes import validated
-from quire.api.dialects.dialect import GenerationRequest, Target
+from quire.api.dialects.dialect import Address, GenerationRequest, Target
 from quire.api.dialects.images import Images
 from quire.api.dialects.request_options import asked_class, request_options
 from quire.api.http.errors import ApiError
@@ -49,10 +49,10 @@ class AnthropicMessages:
         check_thread(fields, self._store)
         return fields
 
-    def target(self, fields: MessagesFields, models: Models, caller: Caller, headers: Headers) -> Target:
+    def address(self, fields: MessagesFields, models: Models, caller: Caller, headers: Headers) -> Address:
         """Whom it asks, and in whose name."""
         wanted = asked_class(headers, None, PriorityClass.NORMAL)
-        return Target(models.named(fields.model), request_options(caller, wanted))
+        return Address(models.named(fields.model), request_options(caller, wanted), bool(fields.stream))
 
     def generation(self, fields: MessagesFields, to: Target) -> GenerationRequest:
         """What it asks, in tokens. An answer is as long as there is room: clients ask for more than models have."""
@@ -79,19 +79,23 @@ class AnthropicMessages:
 
 async def count_tokens(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
     """How many tokens a conversation has, with what a thread knows of it."""
+    settings, pool = admission.settings, admission.text_pool
 
-    def counted() -> bytes:
+    def checked() -> CountFields:
         fields: CountFields = validated(CountFields, body)
-        settings = admission.settings
         check_thread(fields, settings.store)
-        text = admission.models.named(fields.model).open().text
+        return fields
+
+    def counted(fields: CountFields, text: TextModel) -> bytes:
         new = messages_of_turns(fields, Images(settings.are_images_dropped))
         fields, messages = _conversation(fields, thread_of(fields, settings.store, caller.tenant), new)
         with _told_as_too_long(text):
             prompt = chat_prompt(text, messages, message_tools(fields), **_arguments(fields))
         return msgspec.json.encode({"input_tokens": len(prompt.ids)})
 
-    return await admission.text_pool.run(caller.tenant, counted)
+    asked = await pool.run(caller.tenant, checked)
+    async with admission.models.using(admission.models.named(asked.model)) as client:
+        return await pool.run(caller.tenant, lambda: counted(asked, client.text))
 
 
 def _conversation(

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-from quire.api.dialects.anthropic.error_body import error_object
+from quire.api.dialects.anthropic.error_body import error_event
 from quire.api.dialects.dialect import PieceBatch
 from quire.api.http import sse
 from quire.api.http.errors import ApiError
@@ -58,7 +58,7 @@ class MessagesWriter:
 
     def error(self, error: ApiError) -> bytes:
         """The last event of a stream that broke."""
-        return _event(error_object(error))
+        return error_event(error)
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
         """All of it at once."""

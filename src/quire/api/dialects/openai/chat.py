@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
+from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.images import without_pictures
 from quire.api.dialects.keeping import call_message
 from quire.api.dialects.openai.chat_tools import call_delta, call_head, chat_tools
@@ -45,10 +45,10 @@ class Chat:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_parameter")
         return fields, without_pictures(body["messages"]) if self._drops_images else body["messages"]
 
-    def target(self, asked: ParsedChat, models: Models, caller: Caller, headers: Headers) -> Target:
+    def address(self, asked: ParsedChat, models: Models, caller: Caller, headers: Headers) -> Address:
         """Whom it asks, and in whose name."""
         fields, _ = asked
-        return Target(models.named(fields.model), options(fields, caller, headers))
+        return Address(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
 
     def generation(self, asked: ParsedChat, to: Target) -> GenerationRequest:
         """What it asks, in tokens."""

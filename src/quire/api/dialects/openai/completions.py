@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import GenerationRequest, PieceBatch, Target
+from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.openai.fields import (
     NOT_OF_COMPLETIONS,
     options,
@@ -41,9 +41,9 @@ class Completions:
             raise invalid(f"best_of must be equal to n, {fields.best_of} given; leave it out", "best_of")
         return fields
 
-    def target(self, fields: CompletionFields, models: Models, caller: Caller, headers: Headers) -> Target:
+    def address(self, fields: CompletionFields, models: Models, caller: Caller, headers: Headers) -> Address:
         """Whom it asks, and in whose name."""
-        return Target(models.named(fields.model), options(fields, caller, headers))
+        return Address(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
 
     def generation(self, fields: CompletionFields, to: Target) -> GenerationRequest:
         """What it asks, in tokens."""

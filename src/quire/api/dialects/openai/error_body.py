@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from quire.api.http.errors import ApiError, ErrorFormat
+from quire.api.http.sse import event
 
+DONE = event(b"[DONE]")
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -36,4 +38,9 @@ def error_body(error: ApiError) -> bytes:
     return msgspec.json.encode({"error": told})
 
 
-OPENAI_ERRORS = ErrorFormat(b"application/json", error_body)
+def error_event(error: ApiError) -> bytes:
+    """An event like any other, and the last word of a stream."""
+    return event(error_body(error)) + DONE
+
+
+OPENAI_ERRORS = ErrorFormat(b"application/json", error_body, error_event)

@@ -18,7 +18,6 @@ from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
 from quire.api.http.body import parse_object
 from quire.api.http.errors import invalid
-from quire.api.http.headers import Headers
 from quire.api.http.sse import send_whole
 from quire.api.models import ModelEntry, Models, within_context
 from quire.client.explanation import Difference, Explanation
@@ -37,21 +36,23 @@ class Explaining(BodyAnswer):
         models = self._admission.models
         async with call.record.entering():
             body = await self.sized(len(call.body), lambda: parse_object(call.body))
-            to, ids = await self.run(lambda: self._prompt(body, call.record.headers))
-            call.bill.settle(1, len(ids))
-            found = await explained(to.model, models, ids, to.options["cache_group"])
-        told = {"object": "cache.explanation", "model": to.model.name, **explanation_body(found)}
+            dialect: Dialect = Chat() if "messages" in body else Completions()
+            fields = await self.run(lambda: dialect.parse(body))
+            at = dialect.address(fields, models, self._caller, call.record.headers)
+            async with models.using(at.model) as client:
+                ids = await self.run(lambda: _prompt(dialect, fields, Target.of(at, client)))
+                call.bill.settle(1, len(ids))
+                found = await explained(at.model, models, ids, at.options["cache_group"])
+        told = {"object": "cache.explanation", "model": at.model.name, **explanation_body(found)}
         await send_whole(call.send, msgspec.json.encode(told), self.limits())
 
-    def _prompt(self, body: dict[str, Any], headers: Headers) -> tuple[Target, list[int]]:
-        dialect: Dialect = Chat() if "messages" in body else Completions()
-        fields = dialect.parse(body)
-        to = dialect.target(fields, self._admission.models, self._caller, headers)
-        with within_context(to.text.max_sequence_tokens):
-            generation = dialect.generation(fields, to)
-        if len(generation.prompts) != 1:
-            raise invalid(f"one prompt is explained at a time, {len(generation.prompts)} given; ask for each", "prompt")
-        return to, generation.prompts[0]
+
+def _prompt(dialect: Dialect, fields: Any, to: Target) -> list[int]:
+    with within_context(to.text.max_sequence_tokens):
+        generation = dialect.generation(fields, to)
+    if len(generation.prompts) != 1:
+        raise invalid(f"one prompt is explained at a time, {len(generation.prompts)} given; ask for each", "prompt")
+    return generation.prompts[0]
 
 
 async def explained(model: ModelEntry, models: Models, ids: list[int], cache_group: str) -> Explanation:

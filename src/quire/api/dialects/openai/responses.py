@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.api.access.auth import Caller
 from quire.api.conversation_store import ConversationStore, KeptConversation
-from quire.api.dialects.dialect import GenerationRequest, Target
+from quire.api.dialects.dialect import Address, GenerationRequest, Target
 from quire.api.dialects.images import Images
 from quire.api.dialects.keeping import answer_message, keeping
 from quire.api.dialects.openai.fields import TIERS
@@ -47,10 +47,10 @@ class Responses:
             raise unsupported("background", "an answer is sent to whoever waits for it")
         return fields
 
-    def target(self, fields: ResponseFields, models: Models, caller: Caller, headers: Headers) -> Target:
+    def address(self, fields: ResponseFields, models: Models, caller: Caller, headers: Headers) -> Address:
         """Whom it asks, and in whose name."""
         wanted = asked_class(headers, None, TIERS.get(fields.service_tier or "", PriorityClass.NORMAL))
-        return Target(models.named(fields.model), request_options(caller, wanted))
+        return Address(models.named(fields.model), request_options(caller, wanted), bool(fields.stream))
 
     def generation(self, fields: ResponseFields, to: Target) -> GenerationRequest:
         """What it asks, in tokens. An answer is as long as there is room."""

@@ -4,7 +4,7 @@ All of it runs in the caller's turn beside the event loop: both bodies and answe
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,32 +15,48 @@ from quire.api.dialects.openai.fields import ADDED_TOKENS, OF_PROMPTS, refuse_of
 from quire.api.dialects.openai.schemas import DetokenizeFields, TokenizeFields, parse_fields
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_DETOKENIZE_TOKENS
-from quire.api.models import Models, within_context
+from quire.api.models import within_context
 from quire.client.conversation import ToolUse, chat_prompt, tools_of
 from quire.client.text_model import TextModel
+
+TextFields = TypeVar("TextFields", TokenizeFields, DetokenizeFields)
 
 
 async def tokenize(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
     """The ids of a prompt or of a conversation."""
-    return await _worded(_tokenized, body, admission, caller)
+    return await _worded(_tokenize_fields, _tokenized, body, admission, caller)
 
 
 async def detokenize(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
     """The text of some ids."""
-    return await _worded(_detokenized, body, admission, caller)
+    return await _worded(_detokenize_fields, _detokenized, body, admission, caller)
 
 
 async def _worded(
-    make: Callable[[dict[str, Any], Models], dict[str, Any]], body: dict[str, Any], admission: Admission, caller: Caller
+    parse: Callable[[dict[str, Any]], TextFields],
+    make: Callable[[TextFields, dict[str, Any], TextModel], dict[str, Any]],
+    body: dict[str, Any],
+    admission: Admission,
+    caller: Caller,
 ) -> bytes:
-    return await admission.text_pool.run(caller.tenant, lambda: msgspec.json.encode(make(body, admission.models)))
+    pool, models = admission.text_pool, admission.models
+    fields = await pool.run(caller.tenant, lambda: parse(body))
+    async with models.using(models.named(fields.model)) as client:
+        return await pool.run(caller.tenant, lambda: msgspec.json.encode(make(fields, body, client.text)))
 
 
-def _tokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
+def _tokenize_fields(body: dict[str, Any]) -> TokenizeFields:
     fields: TokenizeFields = parse_fields(TokenizeFields, body)
     refuse_of(body, OF_PROMPTS)
-    model = models.named(fields.model)
-    text = model.open().text
+    return fields
+
+
+def _detokenize_fields(body: dict[str, Any]) -> DetokenizeFields:
+    fields: DetokenizeFields = parse_fields(DetokenizeFields, body)
+    return fields
+
+
+def _tokenized(fields: TokenizeFields, body: dict[str, Any], text: TextModel) -> dict[str, Any]:
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("tokenize takes a prompt or messages, one of the two", "prompt")
     with within_context(text.max_sequence_tokens):
@@ -51,9 +67,7 @@ def _tokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
     return told
 
 
-def _detokenized(body: dict[str, Any], models: Models) -> dict[str, Any]:
-    fields: DetokenizeFields = parse_fields(DetokenizeFields, body)
-    text = models.named(fields.model).open().text
+def _detokenized(fields: DetokenizeFields, _body: dict[str, Any], text: TextModel) -> dict[str, Any]:
     if len(fields.tokens) > MAX_DETOKENIZE_TOKENS:
         raise invalid(f"detokenize takes {MAX_DETOKENIZE_TOKENS} tokens, {len(fields.tokens)} given", "tokens")
     strange = next((one for one in fields.tokens if not 0 <= one < text.vocabulary_size), None)

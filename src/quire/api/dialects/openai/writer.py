@@ -14,14 +14,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from quire.api.dialects.openai.error_body import error_body
+from quire.api.dialects.openai.error_body import DONE, error_event
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http import sse
 from quire.api.http.errors import ApiError
 from quire.api.http.ids import new_id
 from quire.client.reply import Reply
 
-DONE = sse.event(b"[DONE]")
 ENCODER = msgspec.json.Encoder()
 FINISH: dict[str | None, str] = {"deadline": "length", "cancelled": "stop"}
 """Ends of ours in the API's words; all others are called the same."""
@@ -32,7 +31,7 @@ class OpenAIWriter:
 
     content_type = b"application/json"
     stream_headers = sse.HEADERS
-    keep_alive = b": keep-alive\n\n"
+    keep_alive = sse.COMMENT
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_name: ClassVar[str]
@@ -60,7 +59,7 @@ class OpenAIWriter:
 
     def error(self, error: ApiError) -> bytes:
         """An event like any other, and the last word."""
-        return sse.event(error_body(error)) + DONE
+        return error_event(error)
 
     def after_with_usage(self, replies: Sequence[Reply]) -> bytes:
         """What a chunk that tells the usage has after its choice."""
