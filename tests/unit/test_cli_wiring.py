@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.checkpoints import quiet
-from quire.cli.wiring import supervised
+from quire.cli.wiring import file_stamps, supervised
 from quire.client import park_plan, served
 from quire.client.park_plan import ParkPlan, Weighed
 from quire.config import ParkedModel, load_settings
@@ -91,7 +91,7 @@ def test_a_model_is_opened_with_its_own_memory_context_and_sampling(monkeypatch:
             async with wiring.opening(PARKED, quiet):
                 settings, more = made.planned["parked"]
                 assert (settings.memory_bytes, settings.max_sequence_tokens) == (7, 64)
-                assert more["own"] == served.OwnSettings(1, {"temperature": 0.5})
+                assert more["own"] == served.OwnSettings(1, {"temperature": 0.5}, gives_way=True)
                 told: list[tuple[str, int, int]] = []
             async with wiring.opening(PARKED, lambda *one: told.append(one)):
                 made.planned["parked"][1]["progress"]("loading", 1, 2)
@@ -132,3 +132,42 @@ def test_what_went_wrong_with_the_server_is_told_before_what_went_wrong_with_a_m
                 raise ConfigError("no keys")
 
     asyncio.run(go())
+
+
+def test_a_model_that_comes_back_is_read_again_only_if_its_files_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "parked.gguf"
+    file.write_bytes(b"one")
+
+    async def go() -> None:
+        made = loading(monkeypatch)
+        made.may_load.set()
+        num_read = 0
+
+        def plan_worker(*_given: Any, **_more: Any) -> Callable[[], str]:
+            def prepare() -> str:
+                nonlocal num_read
+                num_read += 1
+                return "parked"
+
+            return prepare
+
+        monkeypatch.setattr(served, "plan_worker", plan_worker)
+        monkeypatch.setattr(
+            park_plan, "plan_park", lambda models, *_more: ParkPlan(9, {one.name: Weighed(file, 7) for one in models})
+        )
+        async with supervised([PARKED], SETTINGS, quiet, FIRST) as wiring:
+            for written, wanted in ((b"one", 1), (b"one", 1), (b"other", 2)):
+                if file.read_bytes() != written:
+                    file.write_bytes(written)
+                async with wiring.opening(PARKED, quiet):
+                    assert num_read == wanted
+
+    asyncio.run(go())
+
+
+def test_files_of_a_directory_and_of_a_model_that_is_gone_have_their_stamps(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert [(name, size) for name, size, _ in file_stamps(tmp_path)] == [("config.json", 2)]
+    assert file_stamps(tmp_path / "gone") == file_stamps(None) == frozenset()

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.background import in_background
@@ -19,13 +21,22 @@ if TYPE_CHECKING:
     from quire.api.park.model_park import OpenClient, Sizes, TellProgress, Weigh
     from quire.checkpoints import Progress
     from quire.client.park_plan import ParkPlan
-    from quire.client.served import ServedModel
+    from quire.client.served import PrepareModel, ServedModel, Serving
     from quire.config import ParkedModel, Settings
     from quire.worker.spawned_worker import SpawnedWorker
 
+FileStamps = frozenset[tuple[str, int, int]]
 HEAD_START_S = 2.0
 """How long it may take until a worker knows what to load. A model that is downloaded takes longer, and who asks
 meanwhile gets an answer."""
+
+
+def file_stamps(path: Path | None) -> FileStamps:
+    """Whatever changes when a model's files do."""
+    if path is None or not path.exists():
+        return frozenset()
+    files = [*path.iterdir()] if path.is_dir() else [path]
+    return frozenset((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,8 @@ class _Opener:
     ) -> None:
         self._models, self._settings, self._progress = models, settings, progress
         self._worker: SpawnedWorker | None = first
+        self._prepared: dict[str, tuple[FileStamps, Serving]] = {}
+        """Models that were here, as their files were then."""
         self._planning = asyncio.create_task(self._plan(), name="quire-plan-models")
         self.is_begun = asyncio.Event()
         """The first worker knows what to load, or there will be none."""
@@ -109,11 +122,18 @@ class _Opener:
             str(weighed.path),
             settings_of(model, self._settings.model, weighed.needed_bytes),
             self._settings.serving,
-            own=OwnSettings([one.name for one in self._models].index(model.name), model.sampling),
+            own=OwnSettings([one.name for one in self._models].index(model.name), model.sampling, not model.is_kept),
             progress=progress,
         )
         worker, self._worker = self._worker, None
-        return ServedModel(prepare, self.is_begun.set, worker)
+        return ServedModel(partial(self._as_before, model.name, weighed.path, prepare), self.is_begun.set, worker)
+
+    def _as_before(self, name: str, path: Path | None, prepare: "PrepareModel") -> "Serving":
+        """A model that comes back need not be read again, unless its files are others."""
+        stamps = file_stamps(path)
+        if name not in self._prepared or self._prepared[name][0] != stamps:
+            self._prepared[name] = (stamps, prepare())
+        return self._prepared[name][1]
 
     async def close(self) -> None:
         """End what nobody has asked for."""

@@ -53,6 +53,8 @@ class OwnSettings:
     """Tells their announcements apart."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Stands before what the model's files say."""
+    gives_way: bool = False
+    """Others may answer while it loads."""
 
 
 def plan_worker(
@@ -80,6 +82,7 @@ def plan_worker(
             queue_of(queueing),
             kv_key(queueing),
             None if announced is None else announced.of_worker(among.number),
+            among.gives_way,
         )
         words = _Words(checkpoint, given, among.sampling)
         plan = WorkerPlan(command, limits or Limits(stuck_s=queueing.stuck_step_s), progress=progress)
@@ -99,7 +102,10 @@ class _Words:
         self._reading: Future[Tokenizer] | None = None
 
     def read_ahead(self) -> None:
-        """Begin."""
+        """Begin. What was read once is kept for a model that comes back: reading holds the interpreter's lock, and stops
+        every stream."""
+        if self._reading is not None:
+            return
         with_one_thread = ThreadPoolExecutor(1, "tokenizer")
         self._reading = with_one_thread.submit(read_tokenizer, self._checkpoint)
         with_one_thread.shutdown(wait=False)

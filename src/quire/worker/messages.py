@@ -36,6 +36,8 @@ class Open(_Message, frozen=True):
     queue: QueueConfig
     key: bytes
     kv_events: KVEventSettings | None = None
+    gives_way: bool = False
+    """It is loaded at a low priority: other models may answer meanwhile."""
 
 
 ToWorker = Open | Command

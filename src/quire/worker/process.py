@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from shutil import rmtree
@@ -33,6 +34,7 @@ from quire.errors import InvariantError
 from quire.worker import messages
 from quire.worker.faults import faults_from, with_faults
 from quire.worker.kv_events import KVEventPublisher
+from quire.worker.low_priority import giving_way
 from quire.worker.messages import Open, Ready, Stepped, ToParent, ToWorker, WorkerLoad
 from quire.worker.shared_status import SharedStatus
 
@@ -237,7 +239,9 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
     try:
         if command.kv_events is not None:
             publisher = KVEventPublisher(command.kv_events)
-        opened = opener(command, progress, None if publisher is None else publisher.emit)
+        emit = None if publisher is None else publisher.emit
+        load = partial(opener, command, progress, emit)
+        opened = giving_way(load) if command.gives_way else load()
         engine = with_faults(opened, faults_from(os.environ), channel.put)
         worker = Worker(engine, channel, status, publisher)
         status.beat()

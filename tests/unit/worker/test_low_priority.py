@@ -1,0 +1,57 @@
+"""Work that gives way to others, and leaves no trace of that behind."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from quire.worker import low_priority
+from quire.worker.low_priority import NICENESS, giving_way
+
+
+def niceness(thread_id: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, thread_id)
+
+
+def test_the_work_and_what_it_starts_is_patient_and_who_waits_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = tmp_path / "autogroup"
+    monkeypatch.setattr(low_priority, "SESSION", session)
+    found: list[int] = []
+    before = niceness(threading.get_native_id())
+
+    def look() -> None:
+        found.append(niceness(threading.get_native_id()))
+
+    def work() -> str:
+        look()
+        started = threading.Thread(target=look)
+        started.start()
+        started.join()
+        assert session.read_text() == str(NICENESS)
+        return "done"
+
+    assert giving_way(work) == "done"
+    assert found == [NICENESS, NICENESS]
+    assert niceness(threading.get_native_id()) == before
+    assert session.read_text() == "0"
+
+
+def test_what_the_work_raises_is_raised_and_a_system_without_priorities_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(low_priority, "SESSION", tmp_path / "none" / "autogroup")
+
+    def refused(*_given: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refused)
+
+    def work() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        giving_way(work)
+    assert giving_way(lambda: 3) == 3
