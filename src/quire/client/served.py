@@ -102,8 +102,8 @@ class _Words:
         self._reading: Future[Tokenizer] | None = None
 
     def read_ahead(self) -> None:
-        """Begin. What was read once is kept for a model that comes back: reading holds the interpreter's lock, and stops
-        every stream."""
+        """Begin. What was read once is kept for a model that comes back: reading holds the interpreter's lock, and
+        stops every stream."""
         if self._reading is not None:
             return
         with_one_thread = ThreadPoolExecutor(1, "tokenizer")
