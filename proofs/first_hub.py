@@ -19,7 +19,7 @@ from benchmarks.record import say
 from proofs.proof import Proof, section
 from tests.support.hub_stand_in import HubStandIn, Shelf, standing_in
 
-NUM_BESIDE = 2
+NUM_BESIDE = 8
 MAX_TRIES = 8
 SIZES = (200_000, 1_500_000)
 BREAKS = ("break", "break", "break", "429", "500", "busy", "")
