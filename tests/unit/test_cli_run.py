@@ -82,14 +82,14 @@ def test_with_chat_there_is_no_server(served: list[Any], tmp_path: Path, monkeyp
     talks: list[Any] = []
     monkeypatch.setattr(sys.modules["quire.cli.chat"], "talk_in_terminal", talks.append)
     file = write_gguf(tmp_path / "tiny-F32.gguf", Tiny())
-    assert run("run", str(file), "--chat", "--memory", "1GiB")[0] == 0
+    assert run("run", str(file), "--chat", "--memory", "4GiB")[0] == 0
     assert (len(talks), served) == (1, [])
 
 
 def test_a_model_without_a_chat_template_cannot_be_talked_to(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny-F32.gguf", Tiny(metadata={"tokenizer.chat_template": None}))
     with pytest.raises(ConfigError, match="no chat template"):
-        run("run", str(file), "--chat", "--memory", "1GiB")
+        run("run", str(file), "--chat", "--memory", "4GiB")
 
 
 def test_a_repository_is_called_by_its_name_and_quantisation() -> None:

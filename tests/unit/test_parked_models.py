@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.checkpoints import quiet
+from quire.client import park_plan
 from quire.client.park_plan import LEAST_KV_BYTES, PROCESS_BYTES, divided, models_in, plan_park, settings_of
 from quire.config import ModelSettings, ParkedModel, load_settings
 from quire.config.parked_models import all_models, parked_models
@@ -136,6 +137,21 @@ def test_a_model_that_is_not_here_is_known_with_the_reason_and_never_fetched(
     assert plan.by_name["gone"].problem.endswith("check its path in the settings")
     with pytest.raises(CheckpointError):
         plan_park([ParkedModel("hub", "org/name", is_kept=True)], ModelSettings(memory_bytes=30 * GIB), quiet)
+
+
+def test_of_a_repository_the_best_file_that_fits_the_memory_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int | None] = []
+
+    def local_path(_name: str, *_more: Any, memory_bytes: int | None) -> Path:
+        limits.append(memory_bytes)
+        return tmp_path
+
+    monkeypatch.setattr(park_plan, "local_path", local_path)
+    models = [ParkedModel("a", "org/a", is_kept=True), ParkedModel("b", "org/b", is_kept=True, memory_bytes=2 * GIB)]
+    plan_park(models, ModelSettings(memory_bytes=30 * GIB), quiet)
+    assert limits == [30 * GIB, 2 * GIB]
 
 
 def test_a_model_has_its_own_context_and_memory() -> None:

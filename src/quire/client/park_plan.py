@@ -52,7 +52,7 @@ class ParkPlan:
 def plan_park(models: Sequence[ParkedModel], settings: ModelSettings, progress: Progress = quiet) -> ParkPlan:
     """Where each model is and what it takes. Raises CheckpointError or ConfigError for models that are kept."""
     total_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
-    places = [_place(one, progress) for one in models]
+    places = [_place(one, settings.memory_bytes, progress) for one in models]
     weights = [_weight_bytes(path) if isinstance(path, Path) else 0 for path in places]
     needs = divided(total_bytes, models, weights)
     weighed = {
@@ -87,16 +87,16 @@ def divided(total_bytes: int, models: Sequence[ParkedModel], weights: Sequence[i
     return needs
 
 
-def _place(model: ParkedModel, progress: Progress) -> Path | str:
-    """Its file or directory, or why there is none."""
+def _place(model: ParkedModel, memory_bytes: int | None, progress: Progress) -> Path | str:
+    """Its file or directory, or why there is none. Of a repository with several, the best that fits."""
+    limit_bytes = model.memory_bytes or memory_bytes or memory_for_models_bytes()
     if model.is_kept:
-        return local_path(model.model, progress, memory_bytes=model.memory_bytes)
+        return local_path(model.model, progress, memory_bytes=limit_bytes)
     try:
         path = expanded(model.model, "name the model by its full path")
         if path.exists():
             return path
         wanted = HubName.parsed(model.model)
-        limit_bytes = model.memory_bytes or memory_for_models_bytes()
         found = None if wanted is None else found_here(wanted, limit_bytes)
     except (CheckpointError, ConfigError, OSError, ValueError) as error:
         return str(error)
