@@ -5,12 +5,13 @@ that differs, or is shorter, was kept wrongly. Then the pull is repeated until i
 compared with what there was.
 """
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -50,14 +51,20 @@ def pulls(proof: Proof) -> None:
     """Until so many processes have tried."""
     count = proof.sized(quick=40, full=500)
     seen = Pulled()
-    number = 0
+    numbers = itertools.count()
     with ThreadPoolExecutor(NUM_BESIDE) as pool:
-        while seen.num_pulls < count:
-            seeds = [proof.random.getrandbits(64) for _ in range(NUM_BESIDE)]
-            folders = [proof.folder / f"hub-{number + at}" for at in range(NUM_BESIDE)]
-            number += NUM_BESIDE
-            for one in pool.map(_one_repository, folders, seeds):
-                _add(seen, one)
+
+        def begun() -> Future[Pulled]:
+            seed = proof.random.getrandbits(64)
+            return pool.submit(_one_repository, proof.folder / f"hub-{next(numbers)}", seed)
+
+        under_way = {begun() for _ in range(NUM_BESIDE)}
+        while under_way:
+            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for one in done:
+                _add(seen, one.result())
+                if seen.num_pulls < count:
+                    under_way.add(begun())
     say(f"    {seen.num_through} of {seen.num_repositories} repositories came whole; exit codes {seen.codes}")
     proof.at_least("hub_pulls", seen.num_pulls, count)
     proof.equals("hub_failures", seen.num_wrong, 0, "files that are wrong, short or unchecked under a model's name")
