@@ -185,6 +185,32 @@ def test_who_is_broken_off_at_the_moment_it_is_let_in_gives_its_place_back() -> 
     play(main)
 
 
+def test_who_was_broken_off_in_the_very_moment_a_model_comes_or_fails_does_no_harm() -> None:
+    async def main() -> None:
+        for is_failing in (False, True):
+            world = World(*on_demand("a"))
+            world.may_load.clear()
+            await world.park.start()
+            leaving, staying = world.hold("a"), asyncio.ensure_future(world.ask("a"))
+            await settled(lambda: len(world.park._residents["a"].waiting) == 2)  # noqa: B023
+            resident = world.park._residents["a"]
+            leaving.task.cancel()  # its task hears of it in the next round of the loop
+            if is_failing:
+                resident.refuse(CheckpointError("it is damaged"))
+                with pytest.raises(ApiError, match="damaged"):
+                    await staying
+            else:
+                resident.entry.engine_client = Front("a")  # type: ignore[assignment]
+                resident.admit()
+                assert await staying == "a"
+            await asyncio.gather(leaving.task, return_exceptions=True)
+            assert (resident.num_users, resident.waiting) == (0, {})
+            world.may_load.set()
+            await world.park.close()
+
+    play(main)
+
+
 def test_many_may_wait_and_one_more_is_told_to_come_back() -> None:
     async def main() -> None:
         world = World(*on_demand("a"))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.checkpoints import quiet
+from quire.checkpoints import directory, quiet
 from quire.client import park_plan
 from quire.client.park_plan import LEAST_KV_BYTES, PROCESS_BYTES, divided, models_in, plan_park, settings_of
 from quire.config import ModelSettings, ParkedModel, load_settings
-from quire.config.parked_models import all_models, parked_models
+from quire.config.parked_models import SAMPLING_LIMITS, all_models, parked_models
 from quire.errors import CheckpointError, ConfigError
 
 GIB = 1 << 30
@@ -135,6 +135,11 @@ def test_a_model_that_is_not_here_is_known_with_the_reason_and_never_fetched(
     assert plan.by_name["x"].needed_bytes - plan.by_name["dir"].needed_bytes == 990
     assert plan.by_name["hub"].problem == "the model hub is not on this machine; fetch it with: quire pull org/name"
     assert plan.by_name["gone"].problem.endswith("check its path in the settings")
+    (tmp_path / "x-00001-of-99999.gguf").touch()
+    strange = [ParkedModel("strange", str(tmp_path / "x-00001-of-99999.gguf")), ParkedModel("x", named["x"])]
+    plan = plan_park(strange, ModelSettings(memory_bytes=30 * GIB), quiet)
+    assert "a GGUF model may lie in 1 to 256 files" in plan.by_name["strange"].problem
+    assert plan.by_name["x"].problem == ""
     with pytest.raises(CheckpointError):
         plan_park([ParkedModel("hub", "org/name", is_kept=True)], ModelSettings(memory_bytes=30 * GIB), quiet)
 
@@ -152,6 +157,10 @@ def test_of_a_repository_the_best_file_that_fits_the_memory_is_served(
     models = [ParkedModel("a", "org/a", is_kept=True), ParkedModel("b", "org/b", is_kept=True, memory_bytes=2 * GIB)]
     plan_park(models, ModelSettings(memory_bytes=30 * GIB), quiet)
     assert limits == [30 * GIB, 2 * GIB]
+
+
+def test_what_sampling_may_be_is_the_same_in_settings_and_in_a_models_files() -> None:
+    assert dict(SAMPLING_LIMITS) == directory.SAMPLING_LIMITS
 
 
 def test_a_model_has_its_own_context_and_memory() -> None:

@@ -95,6 +95,7 @@ def _place(model: ParkedModel, memory_bytes: int | None, progress: Progress) -> 
     try:
         path = expanded(model.model, "name the model by its full path")
         if path.exists():
+            _weight_bytes(path)  # a strange name of one file must not keep others from being served
             return path
         wanted = HubName.parsed(model.model)
         found = None if wanted is None else found_here(wanted, limit_bytes)

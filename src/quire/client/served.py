@@ -113,7 +113,9 @@ class _Words:
     def of(self, ready: Ready) -> TextModel:
         """The words of the model that a worker has loaded."""
         checkpoint, size = self._checkpoint, ready.info.vocabulary_size
-        tokenizer = read_tokenizer(checkpoint) if self._reading is None else self._reading.result()
+        reading, self._reading = self._reading, None
+        tokenizer = read_tokenizer(checkpoint) if reading is None else reading.result()
+        self._reading = reading  # what failed is read anew the next time
         grammars = GrammarChecker(lambda: LoadVocabulary(*_grammar_tokens(checkpoint, size)))
         return TextModel.of(
             checkpoint,

@@ -90,16 +90,20 @@ class _Resident:
     def admit(self) -> None:
         """It is here: whoever waits uses it from now on, and before anybody can tell it to leave."""
         self.entry.stage = Stage.HERE
-        for waiting in self.waiting:
+        for waiting in self._taken_from_waiting():
             self.num_users += 1
             waiting.set_result(None)
-        self.waiting.clear()
 
     def refuse(self, error: Exception) -> None:
         """Tell everybody who waits."""
-        for waiting in self.waiting:
+        for waiting in self._taken_from_waiting():
             waiting.set_exception(error)
+
+    def _taken_from_waiting(self) -> list[asyncio.Future[None]]:
+        """But for those who were broken off a moment ago: their tasks have not come round to say so."""
+        waiting = [one for one in self.waiting if not one.done()]
         self.waiting.clear()
+        return waiting
 
 
 class ModelPark:
@@ -283,7 +287,9 @@ class ModelPark:
     def _release(self, resident: _Resident) -> None:
         resident.num_users -= 1
         resident.last_used_s = monotonic()
-        if not resident.num_users and resident.entry.stage is Stage.LEAVING:
+        if resident.num_users:
+            return  # nothing is decided by how many they are
+        if resident.entry.stage is Stage.LEAVING:
             resident.may_end.set()
         self._look()
 
