@@ -32,8 +32,8 @@ struct Work {
     float* sums;     // [line, value size]
     float* weights;  // [line, kWeightStride]: scores, then weights of the block at hand
     float* totals;   // [line, kLanes]
-    float* peaks;    // [line]
-    float* factors;  // [line]: what sums of blocks before have to be multiplied with
+    float* peaks;    // [line], and room for a vector behind the last
+    float* factors;  // [line], the same: what sums of blocks before have to be multiplied with
     int32_t* begin;  // [line]: the slots of the block at hand that a line sees; by line, because dividing is slow
     int32_t* end;
     float* folded;  // [line]: a record of what segments before this one found (see attention.cpp)
@@ -54,8 +54,8 @@ Work cut(const AttentionCall& call, const Tile& tile, char* scratch) {
     work.sums = reinterpret_cast<float*>(take(lines * call.value_size));
     work.weights = reinterpret_cast<float*>(take(lines * kWeightStride));
     work.totals = reinterpret_cast<float*>(take(lines * kLanes));
-    work.peaks = reinterpret_cast<float*>(take(lines));
-    work.factors = reinterpret_cast<float*>(take(lines));
+    work.peaks = reinterpret_cast<float*>(take(lines + kLanes));
+    work.factors = reinterpret_cast<float*>(take(lines + kLanes));
     work.begin = reinterpret_cast<int32_t*>(take(lines));
     work.end = reinterpret_cast<int32_t*>(take(lines));
     work.folded = reinterpret_cast<float*>(take(lines * (call.value_size + 2)));
@@ -183,33 +183,58 @@ QUIRE_INLINE void scale_by(float* numbers, int size, float factor) {
     for (int i = 0; i < size; ++i) numbers[i] *= factor;
 }
 
+// Two vectors whose lane l has, of one, its own number and that of lane l ^ Step: `one` where that bit of l is not set,
+// `other` where it is.
+template <int Step>
+QUIRE_INLINE F larger_across(F one, F other) {
+    F own, turned;
+#if defined(__clang__)
+    for (int l = 0; l < kLanes; ++l) {
+        own[l] = l & Step ? other[l] : one[l];
+        turned[l] = l & Step ? other[l ^ Step] : one[l ^ Step];
+    }
+#else
+    I at, across;
+    for (int l = 0; l < kLanes; ++l) {
+        at[l] = l & Step ? l + kLanes : l;
+        across[l] = at[l] ^ Step;
+    }
+    own = __builtin_shuffle(one, other, at);
+    turned = __builtin_shuffle(one, other, across);
+#endif
+    return larger(turned, own);
+}
+
 // The largest of all lanes, in every lane.
 template <int Step = kLanes / 2>
 QUIRE_INLINE F top_of(F v) {
-    if constexpr (Step == 0) {
+    if constexpr (Step == 0)
         return v;
+    else
+        return top_of<Step / 2>(larger_across<Step>(v, v));
+}
+
+// The largest of all lanes of vector l, in lane l. Vectors are folded two and two, halves of lanes at first:
+//
+//     a0 a1 a2 a3   and   b0 b1 b2 b3   ->   a02 a13 b02 b13
+template <int Step = kLanes / 2>
+QUIRE_INLINE F tops_of(F* vectors) {
+    if constexpr (Step == 0) {
+        return vectors[0];
     } else {
-        F turned;
-#if defined(__clang__)
-        for (int l = 0; l < kLanes; ++l) turned[l] = v[l ^ Step];
-#else
-        I other;
-        for (int l = 0; l < kLanes; ++l) other[l] = l ^ Step;
-        turned = __builtin_shuffle(v, other);
-#endif
-        return top_of<Step / 2>(turned > v ? turned : v);
+#pragma GCC unroll 8
+        for (int i = 0; i < Step; ++i) vectors[i] = larger_across<Step>(vectors[i], vectors[i + Step]);
+        return tops_of<Step / 2>(vectors);
     }
 }
 
-// The largest score of a line among those it sees, in every lane; the others of `num_slots` become -infinity.
-QUIRE_INLINE F top_score(const AttentionCall& call, float* scores, int begin, int end, int num_slots) {
+// A line's scores over each other, the largest of each lane: one of them is the largest that it sees. Scores of other
+// slots up to `num_slots` become -infinity.
+QUIRE_INLINE F top_lanes(const AttentionCall& call, float* scores, int begin, int end, int num_slots) {
     F top = splat<kLanes>(-kInfinity);
     if (begin == 0 && end == num_slots && call.softcap <= 0.0f) {  // most blocks: nothing to leave out or bend
-        for (int slot = 0; slot < num_slots; slot += kLanes) {
-            const F s = load<kLanes>(scores + slot);
-            top = s > top ? s : top;
-        }
-        return top_of(top);
+        for (int slot = 0; slot < num_slots; slot += kLanes) top = larger(load<kLanes>(scores + slot), top);
+        return top;
     }
     I lane;
     for (int l = 0; l < kLanes; ++l) lane[l] = l;
@@ -219,9 +244,9 @@ QUIRE_INLINE F top_score(const AttentionCall& call, float* scores, int begin, in
         const I at = lane + slot;
         s = ((at >= begin) & (at < end)) ? s : splat<kLanes>(-kInfinity);
         store(scores + slot, s);
-        top = s > top ? s : top;
+        top = larger(s, top);
     }
-    return top_of(top);
+    return top;
 }
 
 // A row whose every score is NaN or -infinity has no peak; zero instead keeps NaN visible and divides by nothing.
@@ -246,8 +271,8 @@ QUIRE_INLINE void weigh_under(float* scores, F under, int num_slots) {
 // moves, and nothing waits for the factor if it does not: the way for few lines.
 QUIRE_INLINE void weigh_one(const AttentionCall& call, const Work& work, int64_t line, const float* scales) {
     float *scores = work.weights + line * kWeightStride, *totals = work.totals + line * kLanes;
-    const F top = top_score(call, scores, work.begin[line], work.end[line], call.block_size);
-    const F old = splat<kLanes>(work.peaks[line]), peak = top > old ? top : old, under = under_of(peak);
+    const F top = top_of(top_lanes(call, scores, work.begin[line], work.end[line], call.block_size));
+    const F old = splat<kLanes>(work.peaks[line]), peak = larger(top, old), under = under_of(peak);
     F total = load<kLanes>(totals);
     if (peak[0] != old[0]) {
         const float factor = weight_of(old - under)[0];
@@ -260,24 +285,24 @@ QUIRE_INLINE void weigh_one(const AttentionCall& call, const Work& work, int64_t
 }
 
 // The same for up to kLanes lines at once, bit for bit: a factor of exactly 1 changes nothing. No branch is guessed
-// wrong, nothing waits for the factors, which one exp makes for all, and sums meet theirs when values are added.
+// wrong, peaks and factors of all lines are made in one vector each, and sums meet theirs when values are added.
 QUIRE_INLINE void weigh(const AttentionCall& call, const Work& work, int64_t line, int count, const float* scales,
                         int num_slots) {
-    float olds[kLanes] = {}, unders[kLanes] = {}, factors[kLanes];
+    F tops[kLanes];
     for (int l = 0; l < count; ++l) {
         float* scores = work.weights + (line + l) * kWeightStride;
-        const F top = top_score(call, scores, work.begin[line + l], work.end[line + l], num_slots);
-        const F old = splat<kLanes>(work.peaks[line + l]), peak = top > old ? top : old, under = under_of(peak);
-        olds[l] = old[0];
-        unders[l] = under[0];
-        work.peaks[line + l] = peak[0];
-        weigh_under(scores, under, num_slots);
+        tops[l] = top_lanes(call, scores, work.begin[line + l], work.end[line + l], num_slots);
     }
-    store(factors, weight_of(load<kLanes>(olds) - load<kLanes>(unders)));
+    for (int l = count; l < kLanes; ++l) tops[l] = splat<kLanes>(-kInfinity);
+    float *peaks = work.peaks + line, *factors = work.factors + line, unders[kLanes];
+    const F old = load<kLanes>(peaks), peak = larger(tops_of(tops), old), under = under_of(peak);
+    store(peaks, peak);
+    store(unders, under);
+    store(factors, weight_of(old - under));
     for (int l = 0; l < count; ++l) {
         float *weights = work.weights + (line + l) * kWeightStride, *totals = work.totals + (line + l) * kLanes;
+        weigh_under(weights, splat<kLanes>(unders[l]), num_slots);
         count_weights(weights, load<kLanes>(totals) * factors[l], totals, scales, num_slots);
-        work.factors[line + l] = factors[l];
     }
 }
 

@@ -214,6 +214,18 @@ QUIRE_INLINE V fused(V a, V b, V c) {
     return a * b + c;
 }
 
+// a where it is larger, else b; b beside a NaN.
+template <typename V>
+QUIRE_INLINE V larger(V a, V b) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return (V)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);
+#endif
+#if defined(__AVX__)
+    if constexpr (sizeof(V) == 32) return (V)_mm256_max_ps((__m256)a, (__m256)b);
+#endif
+    return a > b ? a : b;
+}
+
 template <int N>
 QUIRE_INLINE typename Lanes<N / 2>::F low_half(typename Lanes<N>::F v) {
     typename Lanes<N / 2>::F half;

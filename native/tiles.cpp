@@ -145,7 +145,7 @@ int64_t scratch_bytes(const AttentionCall& call) {
     int64_t lines = 0;
     for (int64_t at = 0; at < call.num_tiles; ++at) lines = std::max(lines, num_lines(call, call.tiles[at]));
     const int64_t record = call.value_size + 2;
-    const int64_t numbers = lines * (kMaxHeadSize + 16 + call.value_size + 64 + 16 + 16 + 4 + record) + record;
+    const int64_t numbers = lines * (kMaxHeadSize + 16 + call.value_size + 64 + 16 + 16 + 4 + record) + record + 2 * 16;
     return (4 * numbers + 10 * 64 + 4095) & ~int64_t{4095};  // ten parts, each rounded up to a cache line
 }
 

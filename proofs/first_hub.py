@@ -110,7 +110,7 @@ def _one_repository(folder: Path, seed: int) -> Pulled:
         hub.misdeeds.extend(deeds)
         for _ in range(MAX_TRIES):
             has_part = any(folder.glob("hub/*/blobs/*.incomplete"))
-            if random.random() < 0.2:
+            if random.random() < 0.35:
                 hub.misdeeds.appendleft("hang")
                 code = _killed(hub, folder, random)
             else:
