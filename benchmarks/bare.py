@@ -13,9 +13,9 @@ from functools import partial
 import torch
 
 from quire.backends.cpu.measured_roof import Bare, Multiply, native_product
-from quire.backends.host.decoder_shape import DecoderShape
 from quire.backends.kernels.arrays import Floats
 from quire.backends.torch.linear import LinearKind
+from quire.checkpoints.families import DecoderShape
 
 Prepare = Callable[[Floats], Multiply]
 

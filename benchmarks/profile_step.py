@@ -17,7 +17,7 @@ from benchmarks.step_clock import watching
 from benchmarks.steps import GIB, decoding, fastest, in_turn, kv_bytes, smollm2_model
 from benchmarks.test_model import smollm2
 from quire.backends.cpu.measured_roof import read_sum
-from quire.backends.host.decoder_shape import read_shape
+from quire.checkpoints.families import read_shape
 
 PICTURE = ROOT / "docs" / "concepts" / "img" / "step-profile.svg"
 SITUATIONS = ((1, 288), (16, 288), (16, 1024), (64, 1024))
@@ -27,7 +27,7 @@ ROUNDS = 25
 GROUPS = {
     "products": ("gate_up", "down", "qkv", "out", "head"),
     "attention": ("attention",),
-    "other kernels": ("silu_mul", "rope_write", "add_rms_norm", "embed", "argmax", "make_tiles", "between"),
+    "other kernels": ("gated", "rope_write", "add_rms_norm", "embed", "argmax", "make_tiles", "between"),
     "host": ("plan", "apply", "rest"),
 }
 COLOURS = {"products": "#bcd9f5", "attention": "#f6e3b4", "other kernels": "#c7ebc8", "host": "#f3c9c9"}
@@ -38,7 +38,7 @@ NAMES = {
     "out": "attention's output",
     "head": "head",
     "attention": "attention over the blocks",
-    "silu_mul": "SiLU and gate",
+    "gated": "SiLU and gate",
     "rope_write": "rotary positions, KV write",
     "add_rms_norm": "residual and norm",
     "argmax": "the likeliest token",

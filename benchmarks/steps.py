@@ -18,9 +18,9 @@ from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.kv_store import KVStore
 from quire.backends.cpu.load import load_model
 from quire.backends.cpu.runner import CpuRunner
-from quire.backends.host.decoder_shape import read_shape
 from quire.backends.kernels.threads import use_threads
 from quire.backends.protocol import Capacity, PendingStep
+from quire.checkpoints.families import read_shape
 from quire.config import Dtype, ModelSettings
 from quire.core.request import ResolvedSampling
 from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem

@@ -21,8 +21,8 @@ from benchmarks.record import say
 from benchmarks.steps import BLOCK, make_store, smollm2_model
 from benchmarks.test_model import smollm2
 from quire.backends.host.batch import make_batch
-from quire.backends.host.decoder_shape import read_shape
 from quire.backends.host.rope import read_rope
+from quire.checkpoints.families import read_shape
 from quire.core.step import WorkItem
 from tests.support.kernels import rotate
 
@@ -98,7 +98,7 @@ def _in_turn(calls: dict[str, Step]) -> dict[str, list[float]]:
 
 
 def _dense(of: Callable[..., torch.Tensor], stack: list[Weights], count: int) -> Step:
-    half = (CONTEXT - 1) * torch.from_numpy(read_rope(smollm2().config, SHAPE.head_size).frequencies)
+    half = (CONTEXT - 1) * torch.from_numpy(read_rope(SHAPE.layers[0].rope).frequencies)
     angles = torch.cat((half, half)).expand(count, 1, -1)
     cos, sin = angles.cos(), angles.sin()
     size = (count, SHAPE.num_kv_heads, CONTEXT, SHAPE.head_size)

@@ -215,6 +215,14 @@ QUIRE_INLINE void fold(const AttentionCall& call, float* folded, const float* fo
     folded[peak_at] = peak;
 }
 
+// What sums are multiplied with at the end. A sink's weight counts like those of slots; it has no value.
+QUIRE_INLINE float share_of(const AttentionCall& call, int head, float total, float peak) {
+    if (call.sinks == nullptr) return 1.0f / total;
+    const float sink = call.sinks[head], top = sink > peak ? sink : peak;
+    const float before = weight_of(splat<kLanes>(peak - top))[0], own = weight_of(splat<kLanes>(sink - top))[0];
+    return before / (total * before + own);
+}
+
 template <typename T>
 QUIRE_INLINE void answer(const AttentionCall& call, const Member& member, int head, float* folded) {
     float* out = call.out + member.row * call.out_stride + head * call.value_size;
@@ -226,7 +234,7 @@ QUIRE_INLINE void answer(const AttentionCall& call, const Member& member, int he
                 store(folded + at + n * kLanes, even);
                 store(folded + at + (n + 1) * kLanes, odd);
             }
-    const float share = 1.0f / folded[call.value_size];
+    const float share = share_of(call, head, folded[call.value_size], folded[call.value_size + 1]);
     for (int i = 0; i < call.value_size; ++i) out[i] = folded[i] * share;
 }
 
@@ -274,7 +282,7 @@ void attend_segment_alone(const AttentionCall& call, const Work& work, const Pie
     for_lines(call, tile, head, [&](int64_t line, const Member& member, int) {
         if (sees(call, member, segment)) keep(call, work, line, record(segment, line));
     });
-    int32_t& remaining = call.remaining[piece.split * call.num_kv_heads + head];
+    int32_t& remaining = call.remaining[piece.split * call.num_heads + head];
     if (__atomic_sub_fetch(&remaining, 1, __ATOMIC_ACQ_REL) > 0) return;
     remaining = piece.num_segments;
     for_lines(call, tile, head, [&](int64_t line, const Member& member, int of) {

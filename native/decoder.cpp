@@ -3,199 +3,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <stdexcept>
 #include <string>
 
-#include "dispatch.hpp"
+#include "step_state.hpp"
 #include "team.hpp"
-#include "tiles.hpp"
 
 namespace quire {
 namespace {
 
-struct Freed {
-    void operator()(char* memory) const { std::free(memory); }
-};
-typedef std::unique_ptr<char, Freed> Memory;
-
-Memory taken(int64_t num_bytes) {
-    if (num_bytes == 0) return nullptr;
-    Memory memory(static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>((num_bytes + 4095) / 4096 * 4096))));
-    if (!memory) throw std::bad_alloc();
-    return memory;
-}
-
-// Below so many multiplications of a whole step, waking threads costs more than they give.
-constexpr int64_t kWorthMultiplications = 1 << 20;
-
-constexpr int64_t lines(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
-
-// Some rows times a weight, whoever packed it.
-class Product {
-  public:
-    Product() = default;
-
-    Product(const Linear& linear, const float* rows, float* out, int64_t width, int64_t num_rows, char* scratch)
-        : is_panels_(linear.packing == kPanels), is_integer_(linear.arithmetic == int64_t(Arithmetic::integer)),
-          panels_(chosen_kernels().panels),
-          products_(is_panels_ ? nullptr : &chosen_products(static_cast<WeightType>(linear.packing))),
-          panel_call_{{static_cast<Format>(linear.format), linear.num_out, linear.num_in, linear.group},
-                      static_cast<const uint8_t*>(linear.packed), rows, linear.num_in, linear.bias, out, width,
-                      num_rows, scratch},
-          call_{rows, linear.num_in, linear.packed, linear.bias, out, width, num_rows, linear.num_in, linear.num_out,
-                scratch} {}
-
-    int64_t scratch_bytes() const {
-        if (!is_panels_) return products_->scratch_bytes(call_.num_rows, call_.num_in);
-        const Arithmetic arithmetic = is_integer_ ? Arithmetic::integer : Arithmetic::floating;
-        return panels_->scratch_bytes(arithmetic, call_.num_rows, call_.num_in);
-    }
-
-    // Rows that must be made ready, those behind the last among them.
-    int64_t num_ready_rows() const {
-        if (is_panels_) return is_integer_ ? call_.num_rows : 0;
-        return products_->num_ready_rows(call_);
-    }
-
-    void make_ready(int64_t row, int64_t first, int64_t end) const {
-        if (is_panels_)
-            panels_->make_ready(panel_call_, row, first, end);
-        else
-            products_->make_ready(call_, row, first, end);
-    }
-
-    void multiply(TeamThread& thread) const {
-        if (is_panels_)
-            (is_integer_ ? panels_->integer : panels_->floating)(panel_call_, thread);
-        else
-            products_->multiply(call_, thread);
-    }
-
-  private:
-    bool is_panels_ = false, is_integer_ = false;
-    const PanelProducts* panels_ = nullptr;
-    const Products* products_ = nullptr;
-    PanelCall panel_call_ = {};
-    ProductCall call_ = {};
-};
-
-// Products with the same rows; their outputs stand side by side in rows of `width`.
-class Group {
-  public:
-    template <size_t N>
-    Group(const Linear (&linears)[N], const float* rows, float* out, int64_t width, int64_t num_rows, char* scratch) {
-        for (const Linear& linear : linears) {
-            if (linear.num_out == 0) continue;
-            char* own = scratch == nullptr ? nullptr : scratch + scratch_bytes_;
-            products_[count_] = {linear, rows, out, width, num_rows, own};
-            out += linear.num_out;
-            scratch_bytes_ += lines(products_[count_].scratch_bytes());
-            num_ready_rows_ = std::max(num_ready_rows_, products_[count_++].num_ready_rows());
-        }
-    }
-
-    int64_t scratch_bytes() const { return scratch_bytes_; }
-
-    int64_t num_ready_rows() const { return num_ready_rows_; }
-
-    void make_ready(int64_t row, int64_t first, int64_t end) const {
-        for (int at = 0; at < count_; ++at)
-            if (row < products_[at].num_ready_rows()) products_[at].make_ready(row, first, end);
-    }
-
-    void multiply(TeamThread& thread) const {
-        for (int at = 0; at < count_; ++at) products_[at].multiply(thread);
-        thread.wait();
-    }
-
-  private:
-    Product products_[3];
-    int count_ = 0;
-    int64_t scratch_bytes_ = 0, num_ready_rows_ = 0;
-};
-
-// A chunk of rows: the first, and how many.
-struct Rows {
-    int64_t first, count;
-};
-
-// What threads share of a step.
-struct StepState {
-    const DecoderCall& call;
-    AttentionCall attention;
-    AttentionMemory attention_memory;
-    Memory scratch;
-
-    explicit StepState(const DecoderCall& given)
-        : call(given), attention(attention_call(given)), attention_memory(attention) {
-        scratch = taken(most_scratch());
-    }
-
-    int64_t query_size() const { return call.num_heads * call.head_size; }
-    int64_t qkv_size() const { return (call.num_heads + 2 * call.num_kv_heads) * call.head_size; }
-
-    Group qkv(const Layer& layer, Rows rows) const {
-        return {layer.qkv, call.hidden + rows.first * call.hidden_size, call.qkv, qkv_size(), rows.count,
-                scratch.get()};
-    }
-
-    Group out(const Layer& layer, Rows rows) const {
-        const Linear linears[] = {layer.out};
-        return {linears, call.answers + rows.first * query_size(), call.added + rows.first * call.hidden_size,
-                call.hidden_size, rows.count, scratch.get()};
-    }
-
-    Group gate_up(const Layer& layer, Rows rows) const {
-        return {layer.gate_up, call.hidden + rows.first * call.hidden_size, call.gate_up, 2 * call.intermediate_size,
-                rows.count, scratch.get()};
-    }
-
-    Group down(const Layer& layer, Rows rows) const {
-        const Linear linears[] = {layer.down};
-        return {linears, call.gated, call.added + rows.first * call.hidden_size, call.hidden_size, rows.count,
-                scratch.get()};
-    }
-
-    // Rows of what is wanted.
-    Group head(Rows rows) const {
-        const Linear linears[] = {call.head};
-        return {linears, call.picked + rows.first * call.hidden_size, call.logits + rows.first * call.head.num_out,
-                call.head.num_out, rows.count, scratch.get()};
-    }
-
-    int num_threads() const {
-        int64_t weights = 0;
-        for (int64_t at = 0; at < call.num_layers; ++at) {
-            const Layer& layer = call.layers[at];
-            for (const Linear& one : layer.qkv) weights += one.num_in * one.num_out;
-            for (const Linear& one : layer.gate_up) weights += one.num_in * one.num_out;
-            weights += layer.out.num_in * layer.out.num_out + layer.down.num_in * layer.down.num_out;
-        }
-        weights = call.num_rows * weights + call.num_wanted * call.head.num_in * call.head.num_out;
-        return weights >= kWorthMultiplications ? int(call.num_threads) : 1;
-    }
-
-  private:
-    int64_t most_scratch() const {
-        const Rows rows = {0, std::min(call.chunk_rows, call.num_rows)};
-        int64_t most = head({0, std::min(call.chunk_rows, call.num_wanted)}).scratch_bytes();
-        for (const Layer* layer = call.layers; layer < call.layers + call.num_layers; ++layer)
-            for (const Group& group : {qkv(*layer, rows), out(*layer, rows), gate_up(*layer, rows), down(*layer, rows)})
-                most = std::max(most, group.scratch_bytes());
-        return most;
-    }
-
-    static AttentionCall attention_call(const DecoderCall& call) {
-        const int64_t size = call.num_heads * call.head_size;
-        return {
-            call.queries, size, call.answers, size, nullptr, call.key_block_stride, nullptr, call.value_block_stride,
-            static_cast<KVType>(call.kv_type), int(call.num_heads), int(call.num_kv_heads), int(call.head_size),
-            int(call.head_size), int(call.block_size), call.tables, call.members, call.tiles, call.num_tiles,
-            call.num_rows, call.num_rows, -1, static_cast<float>(call.scale), 0.0f, int(call.num_threads)};
-    }
+// What came of a layer and is not in the residual yet.
+struct Unsettled {
+    const float* after_norm = nullptr;
+    float scale = 1.0f;
 };
 
 // One thread's way through a step. A phase begins when the tasks of the one before are done; rows are made ready for a
@@ -206,21 +27,19 @@ class Step {
         : state_(state), call_(state.call), kernels_(chosen_kernels()), thread_(thread), attention_(state.attention) {}
 
     void run() {
-        timed(kEmbed, [&] {
-            thread_.share(call_.num_rows, [&](int64_t row) {
-                embed(row);
-                turn(row);
-            });
-        });
+        begin();
+        Unsettled before;
         for (int64_t at = 0; at < call_.num_layers; ++at) {
-            for_chunks(call_.num_rows, [&](Rows rows) { ask(at, rows); });
+            const Layer& layer = call_.layers[at];
+            for_chunks(call_.num_rows, [&](Rows rows) { ask(at, rows, before); });
             attend(at);
             const bool is_last = at + 1 == call_.num_layers;
-            if (is_last) draw_together();
-            for_chunks(is_last ? call_.num_needed : call_.num_rows,
-                       [&](Rows rows) { answer(call_.layers[at], rows); });
+            if (is_last) draw_together(layer);
+            for_chunks(is_last ? call_.num_needed : call_.num_rows, [&](Rows rows) { answer(at, rows); });
+            const bool is_mixed_in = call_.per_layer_size > 0;
+            before = {is_mixed_in ? layer.per_layer.after_norm : layer.after_norm, static_cast<float>(layer.scale)};
         }
-        finish();
+        finish(before);
         spread_out();
         for_chunks(call_.num_wanted, [&](Rows rows) { tell(rows); });
         const ArgmaxCall argmax = {call_.logits, call_.head.num_out, call_.likeliest, call_.is_sound, call_.num_sampled,
@@ -237,29 +56,67 @@ class Step {
             each(Rows{first, std::min(call_.chunk_rows, num_rows - first)});
     }
 
-    void embed(int64_t row) {
-        const Linear& from = call_.embedding;
-        float* to = call_.residual + row * call_.hidden_size;
+    // Embedded rows, their angles, and what layers mix in of another embedding.
+    void begin() {
+        timed(kEmbed, [&] {
+            thread_.share(call_.num_rows, [&](int64_t row) {
+                embed(call_.embedding, row, call_.residual + row * call_.hidden_size, call_.embedding_scale);
+                turn(row);
+            });
+        });
+        if (call_.per_layer_size == 0) return;
+        timed(kPerLayer, [&] {
+            for_chunks(call_.num_rows, [&](Rows rows) {
+                const Group projection = state_.per_layer_projection(rows);
+                make_ready(projection, call_.hidden_size);
+                multiply(projection);
+            });
+            thread_.share(call_.num_rows, [&](int64_t row) { mix_per_layer(row); });
+        });
+    }
+
+    void embed(const Linear& from, int64_t row, float* to, double scale) const {
         if (from.packing == kPanels)
             kernels_.panels->unpack({{static_cast<Format>(from.format), from.num_out, from.num_in, from.group},
                                      static_cast<const uint8_t*>(from.packed), to}, call_.tokens[row]);
         else
             chosen_products(static_cast<WeightType>(from.packing))
                 .rows({from.packed, from.num_out, from.num_in, call_.tokens + row, 1, to});
+        if (scale != 1.0)
+            for (int64_t i = 0; i < from.num_in; ++i) to[i] *= static_cast<float>(scale);
+    }
+
+    // A layer's row: what the projection found of the embedded row, normed, and the token's own, both in equal shares.
+    void mix_per_layer(int64_t row) const {
+        const int64_t size = call_.per_layer_size, width = call_.num_all_layers * size;
+        float* projected = call_.per_layer + row * width;
+        const std::unique_ptr<float[]> own(new float[width]);
+        embed(call_.per_layer_embedding, row, own.get(), call_.per_layer_scale);
+        for (int64_t i = 0; i < width; ++i) projected[i] *= static_cast<float>(call_.projection_scale);
+        const NormCall norm = {nullptr, projected, call_.per_layer_norm, projected, call_.num_all_layers, size, eps()};
+        for (int64_t layer = 0; layer < call_.num_all_layers; ++layer) kernels_.norm_row(norm, layer);
+        for (int64_t i = 0; i < width; ++i)
+            projected[i] = (projected[i] + own[i]) * static_cast<float>(call_.per_layer_sum_scale);
     }
 
     // Cosines and sines of a row's position. An angle is a float, as models are trained; its cosine is that of a
     // double, rounded.
-    void turn(int64_t row) {
-        const int64_t half = call_.head_size / 2, first = row * call_.head_size;
+    void turn(int64_t row) const {
         const float position = static_cast<float>(call_.positions[row]);
-        const float scaling = static_cast<float>(call_.rope_scaling);
-        for (int64_t pair = 0; pair < half; ++pair) {
-            const double angle = static_cast<double>(position * call_.frequencies[pair]);
-            float* cos = call_.cos + first + pair;
-            float* sin = call_.sin + first + pair;
-            cos[0] = cos[half] = static_cast<float>(std::cos(angle)) * scaling;
-            sin[0] = sin[half] = static_cast<float>(std::sin(angle)) * scaling;
+        for (const RopeRule* rope = call_.ropes; rope < call_.ropes + call_.num_ropes; ++rope) {
+            const int64_t half = rope->head_size / 2, first = row * call_.angles_size + rope->first;
+            const float scaling = static_cast<float>(rope->scaling);
+            for (int64_t pair = 0; pair < half; ++pair) {
+                const double angle = static_cast<double>(position * rope->frequencies[pair]);
+                float* cos = call_.cos + first + pair;
+                float* sin = call_.sin + first + pair;
+                cos[0] = cos[half] = static_cast<float>(std::cos(angle)) * scaling;
+                sin[0] = sin[half] = static_cast<float>(std::sin(angle)) * scaling;
+            }
+        }
+        if (call_.query_beta != 0.0) {
+            const double turns = std::floor(static_cast<double>(call_.positions[row]) / call_.query_origin);
+            call_.query_scales[row] = static_cast<float>(1.0 + call_.query_beta * std::log1p(turns));
         }
     }
 
@@ -270,15 +127,16 @@ class Step {
     //     front    2 5 7                   and back where they were, in `spread_out`
     //
     // The others are done. What a row attended to shows whether what it wrote can be used.
-    void draw_together() {
+    void draw_together(const Layer& last) {
         if (is_every_needed()) return;
+        const int64_t size = state_.query_size(last);
         timed(kNorm, [&] {
             thread_.share(call_.num_rows, [&](int64_t row) {
-                call_.is_finite[row] = is_finite(call_.answers + row * state_.query_size(), state_.query_size());
+                call_.is_finite[row] = is_finite(call_.answers + row * size, size);
             });
             thread_.share(1, [&](int64_t) {
                 for (int64_t at = 0; at < call_.num_needed; ++at) {
-                    move(call_.answers, state_.query_size(), call_.needed[at], at);
+                    move(call_.answers, size, call_.needed[at], at);
                     move(call_.residual, call_.hidden_size, call_.needed[at], at);
                 }
             });
@@ -302,11 +160,11 @@ class Step {
     }
 
     // The last norm, and whether a row's numbers are any.
-    void finish() {
-        const NormCall last = norm_call(call_.added, call_.norm, {0, call_.num_needed});
+    void finish(const Unsettled& before) {
+        const NormCall last = norm_call(call_.norm, {0, call_.num_needed});
         timed(kNorm, [&] {
             thread_.share(call_.num_needed, [&](int64_t at) {
-                kernels_.norm_row(last, at);
+                settle_and_norm(last, before, at);
                 const int64_t row = is_every_needed() ? at : call_.needed[at];
                 call_.is_finite[row] = is_finite(call_.hidden + at * call_.hidden_size, call_.hidden_size);
             });
@@ -316,12 +174,18 @@ class Step {
     // The logits of rows that are wanted.
     void tell(Rows rows) {
         const Group head = state_.head(rows);
+        const LogitCall logits = {call_.logits + rows.first * call_.head.num_out, call_.head.num_out,
+                                  static_cast<float>(call_.logit_scale), static_cast<float>(call_.logit_cap)};
         timed(kHead, [&] {
             thread_.share(std::max(rows.count, head.num_ready_rows()), [&](int64_t row) {
                 if (row < rows.count) pick(rows.first + row);
                 head.make_ready(row, 0, call_.hidden_size);
             });
-            head.multiply(thread_);
+            multiply(head);
+            if (logits.scale == 1.0f && logits.cap == 0.0f) return;
+            thread_.share_parts(rows.count, logits.size, [&](int64_t row, int64_t first, int64_t end) {
+                kernels_.logit_part(logits, row, first, end);
+            });
         });
     }
 
@@ -331,73 +195,228 @@ class Step {
     }
 
     // Norm, queries, keys and values; the latter two into the store.
-    void ask(int64_t at, Rows rows) {
+    void ask(int64_t at, Rows rows, const Unsettled& before) {
         const Layer& layer = call_.layers[at];
         const LayerStore& store = call_.stores[at];
         const Group qkv = state_.qkv(layer, rows);
-        norm(at == 0 ? nullptr : call_.added, layer.input_norm, rows, qkv);
-        timed(kQkv, [&] { qkv.multiply(thread_); });
-        const RopeCall rope = {call_.qkv, state_.qkv_size(), call_.cos + rows.first * call_.head_size,
-                               call_.sin + rows.first * call_.head_size, layer.query_norm, layer.key_norm, eps(),
-                               store.keys, call_.key_block_stride, store.values, call_.value_block_stride,
-                               static_cast<KVType>(call_.kv_type), call_.blocks + rows.first, call_.slots + rows.first,
-                               call_.queries + rows.first * state_.query_size(), rows.count, int(call_.num_heads),
-                               int(call_.num_kv_heads), int(call_.head_size), int(call_.head_size),
-                               int(call_.block_size)};
+        norm(layer.input_norm, at == 0 ? nullptr : &before, rows, qkv);
+        timed(kQkv, [&] { multiply(qkv); });
+        const int64_t angles = rows.first * call_.angles_size + call_.ropes[layer.rope].first;
+        const int64_t head = layer.head_size, queries = state_.query_size(layer), keys = layer.num_kv_heads * head;
+        const RopeCall rope = {
+            call_.qkv, state_.qkv_size(layer), queries + layer.has_values * keys, call_.cos + angles,
+            call_.sin + angles, call_.angles_size,
+            {layer.query_norm, layer.query_span}, {layer.key_norm, layer.key_span}, {layer.value_norm, head}, call_.query_beta == 0.0 ? nullptr : call_.query_scales + rows.first, eps(),
+            store.keys, store.key_block_stride, store.values, store.value_block_stride,
+            static_cast<KVType>(call_.kv_type), call_.blocks + rows.first, call_.slots + rows.first,
+            call_.queries + rows.first * queries, rows.count, int(call_.num_heads),
+            layer.has_kv ? int(layer.num_kv_heads) : 0, int(head), int(head), int(call_.block_size)};
         timed(kRopeWrite, [&] { thread_.share(rows.count, [&](int64_t row) { kernels_.rope_row(rope, row); }); });
     }
 
     void attend(int64_t at) {
-        attention_.keys = call_.stores[at].keys;
-        attention_.values = call_.stores[at].values;
-        attention_.window = int(call_.layers[at].window);
+        const Layer& layer = call_.layers[at];
+        const LayerStore& store = call_.stores[at];
+        attention_.query_stride = attention_.out_stride = state_.query_size(layer);
+        attention_.keys = store.keys;
+        attention_.values = store.values;
+        attention_.key_block_stride = store.key_block_stride;
+        attention_.value_block_stride = store.value_block_stride;
+        attention_.num_kv_heads = int(layer.num_kv_heads);
+        attention_.key_size = attention_.value_size = int(layer.head_size);
+        attention_.window = int(layer.window);
+        attention_.sinks = layer.sinks;
         timed(kAttention, [&] {
             kernels_.attention(attention_, thread_);
             thread_.wait();
         });
     }
 
-    // What attention found, and the gated part.
-    void answer(const Layer& layer, Rows rows) {
+    // What attention found, the gated part, experts, and what else is mixed in.
+    void answer(int64_t at, Rows rows) {
+        const Layer& layer = call_.layers[at];
         const Group out = state_.out(layer, rows);
-        const Group gate_up = state_.gate_up(layer, rows);
-        const Group down = state_.down(layer, rows);
         timed(kOut, [&] {
-            const auto ready = [&](int64_t row, int64_t first, int64_t end) { out.make_ready(row, first, end); };
-            if (out.num_ready_rows() > 0) thread_.share_parts(out.num_ready_rows(), state_.query_size(), ready);
-            out.multiply(thread_);
+            make_ready(out, state_.query_size(layer));
+            multiply(out);
         });
-        norm(call_.added, layer.post_norm, rows, gate_up);
-        timed(kGateUp, [&] { gate_up.multiply(thread_); });
-        silu(rows, down);
-        timed(kDown, [&] { down.multiply(thread_); });
+        const Unsettled attended = {layer.attention_norm, 1.0f};
+        const bool has_dense = layer.intermediate_size > 0;
+        norm(layer.mlp_norm, &attended, rows, has_dense ? state_.gate_up(layer, rows) : Group());
+        if (has_dense) pass_gate(layer, rows);
+        if (layer.mixture.num_experts > 0) ask_experts(at, rows);
+        if (call_.per_layer_size > 0) mix_in(at, rows);
     }
 
-    void norm(const float* added, const float* weight, Rows rows, const Group& next) {
-        const NormCall norm = norm_call(added, weight, rows);
+    void pass_gate(const Layer& layer, Rows rows) {
+        const Group gate_up = state_.gate_up(layer, rows), down = state_.down(layer, rows);
+        timed(kGateUp, [&] { multiply(gate_up); });
+        const int64_t size = layer.intermediate_size;
+        gate({call_.gate_up, call_.gate_up + size, 2 * size, 2 * size, call_.gated, rows.count, size, kind()}, down);
+        timed(kDown, [&] { multiply(down); });
+    }
+
+    void ask_experts(int64_t at, Rows rows) {
+        const Layer& layer = call_.layers[at];
+        const Mixture& mixture = layer.mixture;
+        const ExpertBuffers& buffers = state_.mixture.buffers;
+        const Routing routing = state_.routing(at, rows);
+        const int64_t hidden = call_.hidden_size;
+        timed(kRouter, [&] { route(mixture, rows, routing); });
+        timed(kExperts, [&] {
+            const float* from = mixture.input_norm == nullptr ? call_.hidden + rows.first * hidden
+                                                              : state_.mixture.expert_rows;
+            thread_.share(rows.count * mixture.num_used, [&](int64_t pair) {
+                const float* row = from + routing.pair_rows[pair] * hidden;
+                std::copy(row, row + hidden, buffers.rows + pair * hidden);
+                const Hit& hit = routing.hits[routing.pair_hits[pair]];
+                ready_pair(expert_gate_up(mixture, buffers, hit, hidden), pair - hit.first, hit.count, hidden);
+            });
+            thread_.share(routing.counts->num_tasks[0], [&](int64_t task) {
+                const Hit& hit = hit_of(routing, 0, task);
+                expert_gate_up(mixture, buffers, hit, hidden).multiply(task - hit.first_task[0]);
+            });
+            const int64_t size = mixture.intermediate_size;
+            const GateCall gate = {buffers.gate_up, buffers.gate_up + size, 2 * size, 2 * size, buffers.gated, 0, size,
+                                   kind()};
+            thread_.share(rows.count * mixture.num_used, [&](int64_t pair) {
+                kernels_.gate_part(gate, pair, 0, size);
+                const Hit& hit = routing.hits[routing.pair_hits[pair]];
+                ready_pair(expert_down(mixture, buffers, hit, hidden), pair - hit.first, hit.count, size);
+            });
+            thread_.share(routing.counts->num_tasks[1], [&](int64_t task) {
+                const Hit& hit = hit_of(routing, 1, task);
+                expert_down(mixture, buffers, hit, hidden).multiply(task - hit.first_task[1]);
+            });
+            thread_.share(rows.count, [&](int64_t row) { gather(layer, rows, routing, row); });
+        });
+    }
+
+    // Rows behind an expert's last are made ready too, by whoever makes the last.
+    static void ready_pair(const Group& group, int64_t row, int64_t count, int64_t size) {
+        const int64_t end = row + 1 == count ? std::max(count, group.num_ready_rows()) : row + 1;
+        for (; row < end; ++row) group.make_ready(row, 0, size);
+    }
+
+    // Who goes to which expert.
+    void route(const Mixture& mixture, Rows rows, const Routing& routing) {
+        const Group router = state_.router(mixture, rows);
+        thread_.share(std::max(rows.count, router.num_ready_rows()), [&](int64_t row) {
+            if (row < rows.count) {
+                own_norm(mixture.router_norm, rows, state_.mixture.router_rows, row);
+                own_norm(mixture.input_norm, rows, state_.mixture.expert_rows, row);
+            }
+            router.make_ready(row, 0, call_.hidden_size);
+        });
+        multiply(router);
+        thread_.share(rows.count, [&](int64_t row) {
+            choose_experts(mixture, state_.mixture.scores + row * mixture.num_experts, row, routing);
+        });
+        thread_.share(1, [&](int64_t) { sort_by_expert(mixture, rows.count, call_.hidden_size, routing); });
+    }
+
+    void own_norm(const float* weight, Rows rows, float* out, int64_t row) const {
+        if (weight == nullptr) return;
+        float* residual = call_.residual + rows.first * call_.hidden_size;
+        kernels_.norm_row({nullptr, residual, weight, out, rows.count, call_.hidden_size, eps()}, row);
+    }
+
+    // A row's experts in their order, and the dense part where there is one.
+    void gather(const Layer& layer, Rows rows, const Routing& routing, int64_t row) const {
+        const Mixture& mixture = layer.mixture;
+        const int64_t size = call_.hidden_size, first = row * mixture.num_used;
+        float* added = call_.added + (rows.first + row) * size;
+        float* mixed = layer.intermediate_size > 0 ? state_.mixture.mixed + row * size : added;
+        kernels_.mix({state_.mixture.buffers.out, routing.row_pairs + first, routing.weights + first, mixture.num_used,
+                      size, mixed});
+        if (mixture.after_norm != nullptr)
+            kernels_.norm_row({nullptr, mixed, mixture.after_norm, mixed, 1, size, eps()}, 0);
+        if (layer.intermediate_size == 0) return;
+        if (mixture.dense_norm != nullptr)
+            kernels_.norm_row({nullptr, added, mixture.dense_norm, added, 1, size, eps()}, 0);
+        for (int64_t i = 0; i < size; ++i) added[i] += mixed[i];
+    }
+
+    // Of the embedding for each layer: the residual, with all that came of the layer, opens a gate for this layer's.
+    void mix_in(int64_t at, Rows rows) {
+        const Layer& layer = call_.layers[at];
+        const Group gate_of = state_.per_layer_gate(layer.per_layer, rows);
+        const Group project = state_.per_layer_project(layer.per_layer, rows);
+        const int64_t size = call_.per_layer_size, width = call_.num_all_layers * size;
+        const SettleCall settle = settle_call({layer.after_norm, 1.0f}, rows);
+        timed(kPerLayer, [&] {
+            thread_.share(std::max(rows.count, gate_of.num_ready_rows()), [&](int64_t row) {
+                if (row < rows.count) kernels_.settle_row(settle, row);
+                gate_of.make_ready(row, 0, call_.hidden_size);
+            });
+            multiply(gate_of);
+            const bool is_drawn = at + 1 == call_.num_layers && !is_every_needed();
+            thread_.share(std::max(rows.count, project.num_ready_rows()), [&](int64_t row) {
+                const int64_t of = is_drawn && row < rows.count ? call_.needed[rows.first + row] : rows.first + row;
+                const float* own = call_.per_layer + of * width + layer.number * size;
+                if (row < rows.count)
+                    kernels_.gate_part({call_.gate_up + row * size, own, 0, 0, call_.gated + row * size, 1, size, kind()},
+                                       0, 0, size);
+                project.make_ready(row, 0, size);
+            });
+            multiply(project);
+        });
+    }
+
+    // What was found before comes to the residual first, unless it is null.
+    void norm(const float* weight, const Unsettled* before, Rows rows, const Group& next) {
+        const NormCall norm = norm_call(weight, rows);
         timed(kNorm, [&] {
             thread_.share(std::max(rows.count, next.num_ready_rows()), [&](int64_t row) {
-                if (row < rows.count) kernels_.norm_row(norm, row);
+                if (row < rows.count) {
+                    if (before == nullptr)
+                        kernels_.norm_row({nullptr, norm.residual, weight, norm.out, norm.num_rows, norm.size, eps()}, row);
+                    else
+                        settle_and_norm(norm, *before, row);
+                }
                 next.make_ready(row, 0, call_.hidden_size);
             });
         });
     }
 
-    void silu(Rows rows, const Group& next) {
-        const SiluCall silu = {call_.gate_up, call_.gated, rows.count, call_.intermediate_size};
-        timed(kSilu, [&] {
-            const int64_t num_rows = std::max(rows.count, next.num_ready_rows());
-            thread_.share_parts(num_rows, call_.intermediate_size, [&](int64_t row, int64_t first, int64_t end) {
-                if (row < rows.count) kernels_.silu_part(silu, row, first, end);
+    void settle_and_norm(const NormCall& norm, const Unsettled& before, int64_t row) const {
+        if (before.after_norm == nullptr && before.scale == 1.0f && call_.added_scale == 1.0)
+            return kernels_.norm_row(norm, row);
+        kernels_.settle_row({const_cast<float*>(norm.added), norm.residual, before.after_norm, norm.size, eps(),
+                             static_cast<float>(call_.added_scale), before.scale}, row);
+        kernels_.norm_row({nullptr, norm.residual, norm.weight, norm.out, norm.num_rows, norm.size, eps()}, row);
+    }
+
+    SettleCall settle_call(const Unsettled& found, Rows rows) const {
+        const int64_t first = rows.first * call_.hidden_size;
+        return {call_.added + first, call_.residual + first, found.after_norm, call_.hidden_size, eps(),
+                static_cast<float>(call_.added_scale), found.scale};
+    }
+
+    void gate(const GateCall& gate, const Group& next) {
+        timed(kGated, [&] {
+            const int64_t num_rows = std::max(gate.num_rows, next.num_ready_rows());
+            thread_.share_parts(num_rows, gate.size, [&](int64_t row, int64_t first, int64_t end) {
+                if (row < gate.num_rows) kernels_.gate_part(gate, row, first, end);
                 next.make_ready(row, first, end);
             });
         });
     }
 
-    NormCall norm_call(const float* added, const float* weight, Rows rows) const {
+    void make_ready(const Group& group, int64_t size) {
+        if (group.num_ready_rows() == 0) return;
+        thread_.share_parts(group.num_ready_rows(), size,
+                            [&](int64_t row, int64_t first, int64_t end) { group.make_ready(row, first, end); });
+    }
+
+    void multiply(const Group& group) {
+        thread_.share(group.num_tasks(), [&](int64_t task) { group.multiply(task); });
+    }
+
+    NormCall norm_call(const float* weight, Rows rows) const {
         const int64_t first = rows.first * call_.hidden_size;
-        return {added == nullptr ? nullptr : added + first, call_.residual + first, weight, call_.hidden + first,
-                rows.count, call_.hidden_size, eps()};
+        return {call_.added + first, call_.residual + first, weight, call_.hidden + first, rows.count,
+                call_.hidden_size, eps()};
     }
 
     template <typename Do>
@@ -415,6 +434,7 @@ class Step {
     }
 
     float eps() const { return static_cast<float>(call_.eps); }
+    Gate kind() const { return static_cast<Gate>(call_.gate); }
 
     const StepState& state_;
     const DecoderCall& call_;

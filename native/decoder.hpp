@@ -1,5 +1,15 @@
 // A decoder over one step's rows, from tokens to logits, behind one call. Every field is eight bytes wide, because the
 // caller (backends/cpu/layers.py) lays these structures out by itself. They own nothing.
+//
+// What families of models have or have not is a null or a number here, never a name:
+//
+//     residual    = embedding * embedding_scale
+//     hidden      = norm(residual)                                              input_norm
+//     residual   += norm(attention(hidden)) * added_scale                       attention_norm
+//     hidden      = norm(residual)                                              mlp_norm
+//     residual   += norm(norm(mlp(hidden)) + norm(mixture(..))) * added_scale   after_norm, of the mixture: `after_norm`
+//     residual   += norm(project(gate(residual) * per-layer row))               per_layer
+//     residual   *= scale                                                       of the layer
 #pragma once
 
 #include "panel_products.hpp"
@@ -18,31 +28,75 @@ struct Linear {
     int64_t num_in, num_out;
 };
 
+// Experts, of which each row uses a few.
+struct Mixture {
+    Linear router;
+    const float* router_norm;    // of the residual, for the router; null: it is given what the dense part is given
+    const float* input_norm;     // the same for experts
+    const float* dense_norm;     // of what the dense part comes to, before both are added; or null
+    const float* after_norm;     // of what experts come to; or null
+    const float* expert_scales;  // [expert], or null
+    const Linear* gate_up;       // [expert, 2]; all experts are packed alike
+    const Linear* down;          // [expert]
+    int64_t num_experts, num_used, intermediate_size;  // no experts: there is no mixture
+    int64_t is_shared_by_all;    // whether weights are shares of all experts, or of those used
+};
+
+// Rows of another embedding that a layer mixes in.
+struct PerLayer {
+    Linear gate, project;
+    const float* after_norm;
+};
+
 struct Layer {
-    const float* input_norm;
-    const float* query_norm;  // [head size], or null
-    const float* key_norm;
-    const float* post_norm;
+    const float *input_norm, *attention_norm, *mlp_norm, *after_norm;  // each or null
+    const float *query_norm, *key_norm, *value_norm;                   // each or null
+    const float* sinks;  // [head], or null
     Linear qkv[3], out, gate_up[2], down;  // what cannot be one weight is several; outputs side by side, none: zeros
+    Mixture mixture;
+    PerLayer per_layer;
     int64_t window;  // -1: none
+    int64_t num_kv_heads, head_size, intermediate_size;
+    int64_t has_kv;        // whether it writes keys and values; else its store is an earlier layer's
+    int64_t has_values;    // whether they are a product of their own; else what keys are before their norm
+    int64_t query_span, key_span;  // numbers that query_norm and key_norm norm together; 0: they only multiply
+    int64_t rope;          // which of the call's
+    int64_t number;        // among the model's layers
+    double scale;
 };
 
 struct LayerStore {
     void* keys;
     void* values;
+    int64_t key_block_stride, value_block_stride;
+};
+
+// How fast each pair of a head's numbers turns.
+struct RopeRule {
+    const float* frequencies;  // [head size / 2]
+    double scaling;            // on what is turned
+    int64_t head_size;
+    int64_t first;  // of its cosines and sines in a row of them
 };
 
 struct DecoderCall {
     Linear embedding, head;  // perhaps the same
+    Linear per_layer_embedding, per_layer_projection;  // none: zeros
+    const float* per_layer_norm;  // [per_layer_size]
+    int64_t per_layer_size;
+    double per_layer_scale, projection_scale, per_layer_sum_scale;
     const Layer* layers;
     const LayerStore* stores;  // one for each layer
-    int64_t num_layers;
+    const RopeRule* ropes;
+    int64_t num_layers, num_all_layers, num_ropes;  // layers of this call; layers of the model
     const float* norm;  // the last one
-    double eps, scale;
-    const float* frequencies;  // [head size / 2]: how fast each pair turns
-    double rope_scaling;       // on what is turned
-    int64_t num_heads, num_kv_heads, head_size, hidden_size, intermediate_size;
-    int64_t key_block_stride, value_block_stride, kv_type, block_size;
+    double eps, scale, softcap;
+    double embedding_scale, added_scale, logit_scale, logit_cap;
+    double query_beta, query_origin;  // queries times 1 + beta log(1 + floor(position / origin)); beta 0: not so
+    int64_t num_heads, hidden_size, gate;
+    int64_t angles_size;                 // cosines of a row, of all ropes
+    int64_t most_head_size, most_group;  // of any layer
+    int64_t kv_type, block_size;
     // What is another in every step:
     const int64_t* tokens;  // [row]
     const int64_t* positions;
@@ -61,21 +115,25 @@ struct DecoderCall {
     uint8_t* is_sound;   // [sampled]: whether all logits of the row are finite
     uint8_t* is_finite;  // [row]: whether the last hidden state is; of a row that is not needed, what it attended to
     // What is between:
-    float* residual;     // [row, hidden]
-    float* added;        // as residual
-    float* queries;      // [row, heads x head size]
-    float* answers;      // as queries
-    float* cos;          // [row, head size]
+    float* residual;      // [row, hidden]
+    float* added;         // as residual
+    float* queries;       // [row, heads x head size]
+    float* answers;       // as queries
+    float* cos;           // [row, angles_size]
     float* sin;
-    float* picked;       // [wanted, hidden]
-    float* qkv;          // [row of a chunk, queries, keys and values]
-    float* gate_up;      // [row of a chunk, 2 x intermediate]
-    float* gated;        // [row of a chunk, intermediate]
-    int64_t chunk_rows;  // rows that go through a chain of products at once: what one makes is warm for the next
-    double* seconds;  // [Part], or null: how long each part of this call took is added here
+    float* query_scales;  // [row]
+    float* per_layer;     // [row, layer, per_layer_size]
+    float* picked;        // [wanted, hidden]
+    float* qkv;           // [row of a chunk, queries, keys and values]
+    float* gate_up;       // [row of a chunk, 2 x intermediate]
+    float* gated;         // [row of a chunk, intermediate]
+    int64_t chunk_rows;   // rows that go through a chain of products at once: what one makes is warm for the next
+    double* seconds;      // [Part], or null: how long each part of this call took is added here
 };
 
-enum Part { kQkv, kOut, kGateUp, kDown, kAttention, kRopeWrite, kNorm, kSilu, kEmbed, kHead, kArgmax };
+enum Part {
+    kQkv, kOut, kGateUp, kDown, kAttention, kRopeWrite, kNorm, kGated, kEmbed, kHead, kArgmax, kRouter, kExperts, kPerLayer
+};
 
 // Throws std::out_of_range, and does nothing, if there is no such token or row.
 void compute_step(const DecoderCall& call);

@@ -30,15 +30,33 @@ QUIRE_INLINE float norm_factor(const float* numbers, int64_t size, float eps) {
     return 1.0f / __builtin_sqrtf(sum_of_squares(numbers, size) / static_cast<float>(size) + eps);
 }
 
-// One head, normed if there is a weight, turned by its position's angles into `out`.
-QUIRE_INLINE void turn_head(const float* head, const float* norm, float eps, const float* cos, const float* sin,
-                            int size, float* out) {
-    float normed[kMaxHeadSize];
-    if (norm != nullptr) {
-        const float factor = norm_factor(head, size, eps);
-        for (int i = 0; i < size; ++i) normed[i] = norm[i] * (head[i] * factor);
-        head = normed;
+// One after the other, heads of a row as their norm makes them. What is normed together begins with its first head.
+class NormedHeads {
+  public:
+    QUIRE_INLINE NormedHeads(const HeadNorm& norm, const float* heads, int size, float eps)
+        : norm_(norm), heads_(heads), size_(size), eps_(eps) {}
+
+    QUIRE_INLINE const float* next() {
+        const float* head = heads_ + at_;
+        const int64_t at = norm_.span == 0 ? at_ : at_ % norm_.span;
+        at_ += size_;
+        if (norm_.weight == nullptr) return head;
+        if (at == 0 && norm_.span > 0) factor_ = norm_factor(head, norm_.span, eps_);
+        for (int i = 0; i < size_; ++i) normed_[i] = norm_.weight[at + i] * (head[i] * factor_);
+        return normed_;
     }
+
+  private:
+    const HeadNorm& norm_;
+    const float* heads_;
+    int size_;
+    float eps_, factor_ = 1.0f;
+    int64_t at_ = 0;
+    float normed_[kMaxHeadSize];
+};
+
+// A head turned by its position's angles.
+QUIRE_INLINE void turn_head(const float* head, const float* cos, const float* sin, int size, float* out) {
     const int half = size / 2;
     for (int i = 0; i < half; ++i) out[i] = head[i] * cos[i] - head[i + half] * sin[i];
     for (int i = half; i < size; ++i) out[i] = head[i] * cos[i] + head[i - half] * sin[i];
@@ -67,18 +85,18 @@ QUIRE_INLINE void write_coded_row(const RopeCall& call, int64_t row, const float
     const int64_t slot = call.slots[row], size = call.block_size;
     int8_t* keys = static_cast<int8_t*>(call.keys) + call.blocks[row] * call.key_block_stride;
     int8_t* values = static_cast<int8_t*>(call.values) + call.blocks[row] * call.value_block_stride;
-    const float* value = qkv + int64_t{call.num_heads + call.num_kv_heads} * call.key_size;
+    NormedHeads key_heads(call.key_norm, qkv + int64_t{call.num_heads} * call.key_size, call.key_size, call.eps);
+    NormedHeads value_heads(call.value_norm, qkv + call.value_at, call.value_size, call.eps);
     for (int head = 0; head < call.num_kv_heads; ++head) {
         float turned[kMaxHeadSize];
-        const float* key = qkv + int64_t{call.num_heads + head} * call.key_size;
-        turn_head(key, call.key_norm, call.eps, cos, sin, call.key_size, turned);
+        turn_head(key_heads.next(), cos, sin, call.key_size, turned);
+        const float* value = value_heads.next();
         char* key_scales = reinterpret_cast<char*>(keys + size * call.key_size);
         char* value_scales = reinterpret_cast<char*>(values + size * call.value_size);
         write_codes(turned, call.key_size, keys + slot, size, key_scales + 4 * slot);
         write_codes(value, call.value_size, values + slot * call.value_size, 1, value_scales + 4 * slot);
         keys += size * (call.key_size + 4);
         values += size * (call.value_size + 4);
-        value += call.value_size;
     }
 }
 
@@ -87,14 +105,15 @@ QUIRE_INLINE void write_row(const RopeCall& call, int64_t row, const float* qkv,
     const int64_t slot = call.slots[row], size = call.block_size;
     T* keys = static_cast<T*>(call.keys) + call.blocks[row] * call.key_block_stride + slot;
     T* values = static_cast<T*>(call.values) + call.blocks[row] * call.value_block_stride + slot * call.value_size;
-    const float* value = qkv + int64_t{call.num_heads + call.num_kv_heads} * call.key_size;
+    NormedHeads key_heads(call.key_norm, qkv + int64_t{call.num_heads} * call.key_size, call.key_size, call.eps);
+    NormedHeads value_heads(call.value_norm, qkv + call.value_at, call.value_size, call.eps);
     for (int head = 0; head < call.num_kv_heads; ++head) {
         float turned[kMaxHeadSize];
-        const float* key = qkv + int64_t{call.num_heads + head} * call.key_size;
-        turn_head(key, call.key_norm, call.eps, cos, sin, call.key_size, turned);
+        turn_head(key_heads.next(), cos, sin, call.key_size, turned);
+        const float* value = value_heads.next();
         for (int i = 0; i < call.key_size; ++i) put(keys + (int64_t{head} * call.key_size + i) * size, turned[i]);
         for (int i = 0; i < call.value_size; ++i)
-            put(values + head * size * call.value_size + i, value[int64_t{head} * call.value_size + i]);
+            put(values + head * size * call.value_size + i, value[i]);
     }
 }
 
@@ -108,11 +127,37 @@ QUIRE_INLINE void ask_for_row(const RopeCall& call, int64_t row) {
     for (int64_t i = 0; i < num_keys; ++i) __builtin_prefetch(keys + (i * size + call.slots[row]) * bytes, 1, 2);
 }
 
-// x / (1 + e^-x), with e^-|x| so that nothing overflows.
-QUIRE_INLINE F silu(F x) {
+// 1 / (1 + e^-x), with e^-|x| so that nothing overflows.
+QUIRE_INLINE F sigmoid(F x) {
     const F e = exp_of<kLanes>(x < 0.0f ? x : -x);
-    return x * ((x < 0.0f ? e : splat<kLanes>(1.0f)) / (1.0f + e));
+    return (x < 0.0f ? e : splat<kLanes>(1.0f)) / (1.0f + e);
 }
+
+// See Gate.
+template <Gate Kind>
+QUIRE_INLINE F gated(F x, F up) {
+    if constexpr (Kind == Gate::silu) return x * sigmoid(x) * up;
+    if constexpr (Kind == Gate::gelu_tanh)
+        return x * sigmoid(1.5957691216057308f * fused(x * x * x, splat<kLanes>(0.044715f), x)) * up;
+    const F most = splat<kLanes>(7.0f);
+    const F low = x > most ? most : x;
+    up = up > most ? most : up < -most ? -most : up;
+    return low * sigmoid(1.702f * low) * (1.0f + up);
+}
+
+template <Gate Kind>
+QUIRE_INLINE void gate_numbers(const float* gate, const float* up, float* out, int64_t first, int64_t end) {
+    int64_t at = first;
+    for (; at + kLanes <= end; at += kLanes)
+        store(out + at, gated<Kind>(load<kLanes>(gate + at), load<kLanes>(up + at)));
+    if (at < end) {
+        const int64_t left = end - at;
+        store_part(out + at, gated<Kind>(load_part<kLanes>(gate + at, left), load_part<kLanes>(up + at, left)), left);
+    }
+}
+
+// tanh(x) = 1 - 2 / (e^2x + 1), by the one exp. Its error is absolute, a few 1e-8: all that a logit needs.
+QUIRE_INLINE F tanh_of(F x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 
 // The largest of some logits; `differences` stays zero as long as all are finite.
 QUIRE_INLINE float largest_of(const float* logits, int64_t size, F& differences) {
@@ -140,19 +185,35 @@ void norm_row(const NormCall& call, int64_t row) {
         const float* added = call.added + row * call.size;
         for (int64_t i = 0; i < call.size; ++i) residual[i] += added[i];
     }
+    if (call.weight == nullptr) {
+        for (int64_t i = 0; i < call.size; ++i) out[i] = residual[i];
+        return;
+    }
     const float factor = norm_factor(residual, call.size, call.eps);
     for (int64_t i = 0; i < call.size; ++i) out[i] = call.weight[i] * (residual[i] * factor);
+}
+
+void settle_row(const SettleCall& call, int64_t row) {
+    float* added = call.added + row * call.size;
+    float* residual = call.residual + row * call.size;
+    if (call.weight != nullptr) {
+        const float factor = norm_factor(added, call.size, call.eps);
+        for (int64_t i = 0; i < call.size; ++i) added[i] = call.weight[i] * (added[i] * factor);
+    }
+    for (int64_t i = 0; i < call.size; ++i) residual[i] = (residual[i] + added[i] * call.added_scale) * call.scale;
 }
 
 void rope_row(const RopeCall& call, int64_t row) {
     if (call.blocks[row] != 0 && (row == 0 || call.blocks[row] != call.blocks[row - 1])) ask_for_row(call, row);
     const float* qkv = call.qkv + row * call.qkv_stride;
-    const float* cos = call.cos + row * call.key_size;
-    const float* sin = call.sin + row * call.key_size;
+    const float* cos = call.cos + row * call.angle_stride;
+    const float* sin = call.sin + row * call.angle_stride;
     float* queries = call.queries + row * call.num_heads * call.key_size;
+    NormedHeads heads(call.query_norm, qkv, call.key_size, call.eps);
     for (int64_t head = 0; head < call.num_heads; ++head)
-        turn_head(qkv + head * call.key_size, call.query_norm, call.eps, cos, sin, call.key_size,
-                  queries + head * call.key_size);
+        turn_head(heads.next(), cos, sin, call.key_size, queries + head * call.key_size);
+    if (call.query_scales != nullptr)
+        for (int64_t i = 0; i < int64_t{call.num_heads} * call.key_size; ++i) queries[i] *= call.query_scales[row];
     if (call.blocks[row] == 0) return;  // padding rows all name the same slot: threads would race for it
     if (call.kv_type == KVType::float32)
         write_row<float>(call, row, qkv, cos, sin);
@@ -162,16 +223,32 @@ void rope_row(const RopeCall& call, int64_t row) {
         write_coded_row(call, row, qkv, cos, sin);
 }
 
-void silu_part(const SiluCall& call, int64_t row, int64_t first, int64_t end) {
-    const float* gate = call.gate_up + row * 2 * call.size;
-    const float* up = gate + call.size;
+void gate_part(const GateCall& call, int64_t row, int64_t first, int64_t end) {
+    const float *gate = call.gate + row * call.stride, *up = call.up + row * call.up_stride;
     float* out = call.out + row * call.size;
-    int64_t at = first;
-    for (; at + kLanes <= end; at += kLanes)
-        store(out + at, silu(load<kLanes>(gate + at)) * load<kLanes>(up + at));
-    if (at < end) {
-        const int64_t left = end - at;
-        store_part(out + at, silu(load_part<kLanes>(gate + at, left)) * load_part<kLanes>(up + at, left), left);
+    switch (call.kind) {
+        case Gate::silu: return gate_numbers<Gate::silu>(gate, up, out, first, end);
+        case Gate::gelu_tanh: return gate_numbers<Gate::gelu_tanh>(gate, up, out, first, end);
+        case Gate::clamped_silu: return gate_numbers<Gate::clamped_silu>(gate, up, out, first, end);
+    }
+}
+
+void mix(const MixCall& call) {
+    for (int64_t i = 0; i < call.size; ++i) call.out[i] = 0.0f;
+    for (int64_t at = 0; at < call.count; ++at) {
+        const float* part = call.parts + call.indices[at] * call.size;
+        const float weight = call.weights[at];
+        for (int64_t i = 0; i < call.size; ++i) call.out[i] += weight * part[i];
+    }
+}
+
+void logit_part(const LogitCall& call, int64_t row, int64_t first, int64_t end) {
+    float* logits = call.logits + row * call.size;
+    for (int64_t at = first; at < end; at += kLanes) {
+        const int64_t left = end - at < kLanes ? end - at : kLanes;
+        F v = load_part<kLanes>(logits + at, left) * call.scale;
+        if (call.cap > 0.0f) v = tanh_of(v / call.cap) * call.cap;
+        store_part(logits + at, v, left);
     }
 }
 

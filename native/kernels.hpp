@@ -71,31 +71,49 @@ struct AttentionCall {
     float scale;
     float softcap;           // 0: none
     int num_threads;         // at most
+    const float* sinks = nullptr;  // [head]: a score that every row sees beside those of its slots, with no value; or null
     // What tiles.hpp adds:
     const Piece* pieces = nullptr;
     int64_t num_pieces = 0;
     char* scratch = nullptr;       // scratch_bytes per thread, aligned to 64
     int64_t scratch_bytes = 0;
     float* records = nullptr;      // [split tile, kv head, segment, line, value size + 2]
-    int32_t* remaining = nullptr;  // [split tile, kv head]: segments not yet done; all of them between calls
+    int32_t* remaining = nullptr;  // [split tile, head]: segments not yet done; all of them between calls
+};
+
+// What a layer found comes to the residual: residual = (residual + norm(added) * added_scale) * scale.
+struct SettleCall {
+    float* added;  // [row, size]; normed in place
+    float* residual;
+    const float* weight;  // of its norm; null: it is not normed
+    int64_t size;
+    float eps, added_scale, scale;
 };
 
 struct NormCall {
     const float* added;  // [row, size], or null: the residual is normed as it is
     float* residual;     // [row, size]; residual += added
-    const float* weight;
+    const float* weight;  // null: out is the residual as it is
     float* out;
     int64_t num_rows, size;
     float eps;
 };
 
+// What heads are multiplied with, after they are normed: each by itself, all together, or not at all.
+struct HeadNorm {
+    const float* weight;  // [span], or of all heads where the span is 0; null: heads stay as they are
+    int64_t span;         // numbers that are normed together: a head, or all heads; 0: none are normed
+};
+
 struct RopeCall {
-    const float* qkv;  // [row, heads + kv heads, key size], then [kv heads, value size] of the same row
+    const float* qkv;  // [row, heads + kv heads, key size], and from `value_at` on [kv heads, value size]
     int64_t qkv_stride;
-    const float* cos;  // [row, key size]
+    int64_t value_at;  // that of the keys, where values are what keys were before their norm
+    const float* cos;  // [row, key size], rows `angle_stride` apart
     const float* sin;
-    const float* query_norm;  // [key size], or null
-    const float* key_norm;
+    int64_t angle_stride;
+    HeadNorm query_norm, key_norm, value_norm;
+    const float* query_scales;  // [row], or null: queries are multiplied with them
     float eps;
     void* keys;
     int64_t key_block_stride;
@@ -109,10 +127,36 @@ struct RopeCall {
     int num_heads, num_kv_heads, key_size, value_size, block_size;
 };
 
-struct SiluCall {
-    const float* gate_up;  // [row, 2 * size]: gate, then up
-    float* out;            // [row, size]
+// What a gate lets through of `up`. All are x * sigmoid(f(x)) * g(up):
+//
+//     silu          f = x
+//     gelu_tanh     f = 2 sqrt(2 / pi) (x + 0.044715 x^3)
+//     clamped_silu  f = 1.702 x, x up to 7, g = 1 + up, up from -7 to 7 (gpt-oss)
+enum class Gate : int { silu = 0, gelu_tanh = 1, clamped_silu = 2 };
+
+struct GateCall {
+    const float* gate;  // [row, size], rows `stride` apart
+    const float* up;
+    int64_t stride, up_stride;
+    float* out;  // [row, size]
     int64_t num_rows, size;
+    Gate kind;
+};
+
+// out = the sum of so many rows of `parts`, each multiplied with its weight, in their order.
+struct MixCall {
+    const float* parts;      // [part, size]
+    const int32_t* indices;  // of parts
+    const float* weights;
+    int64_t count, size;
+    float* out;
+};
+
+// logits = cap * tanh(logits * scale / cap), or logits * scale where there is no cap.
+struct LogitCall {
+    float* logits;  // [row, size]
+    int64_t size;
+    float scale, cap;  // 0: none
 };
 
 struct ArgmaxCall {
@@ -166,7 +210,8 @@ struct Products {
     void (*pack)(const PackCall&);
     int64_t (*num_ready_rows)(const ProductCall&);  // of the scratch; 0: rows are read as they are
     void (*make_ready)(const ProductCall&, int64_t row, int64_t first, int64_t end);
-    void (*multiply)(const ProductCall&, TeamThread&);
+    int64_t (*num_tasks)(const ProductCall&);  // that multiply it; each reads a part of the weight
+    void (*multiply)(const ProductCall&, int64_t task);
     void (*rows)(const RowsCall&);
 };
 
@@ -203,7 +248,10 @@ struct Kernels {
     void (*attention)(const AttentionCall&, TeamThread&);
     void (*norm_row)(const NormCall&, int64_t row);
     void (*rope_row)(const RopeCall&, int64_t row);
-    void (*silu_part)(const SiluCall&, int64_t row, int64_t first, int64_t end);
+    void (*settle_row)(const SettleCall&, int64_t row);
+    void (*gate_part)(const GateCall&, int64_t row, int64_t first, int64_t end);
+    void (*mix)(const MixCall&);
+    void (*logit_part)(const LogitCall&, int64_t row, int64_t first, int64_t end);
     void (*argmax_row)(const ArgmaxCall&, int64_t row);
     void (*exp)(const float* in, float* out, int64_t size);
     void (*exp_double)(const double* in, double* out, int64_t size);
@@ -216,6 +264,6 @@ struct Kernels {
 };
 
 // What a head may measure: vectors cover eight numbers or sixteen, and a tail of eight is the only one.
-constexpr int kMinHeadSize = 32, kMaxHeadSize = 256, kHeadStep = 8;
+constexpr int kMinHeadSize = 32, kMaxHeadSize = 512, kHeadStep = 8;
 
 }  // namespace quire

@@ -34,12 +34,13 @@ void attention(Address queries, int64_t query_stride, Address out, int64_t out_s
                int64_t key_block_stride, Address values, int64_t value_block_stride, int kv_type, int num_heads,
                int num_kv_heads, int key_size, int value_size, int block_size, Address tables, Address members,
                Address tiles, int64_t num_tiles, int64_t num_rows, int64_t num_padded_rows, int window, float scale,
-               float softcap, int num_threads) {
+               float softcap, int num_threads, Address sinks) {
     quire::AttentionCall call = {
         at<const float>(queries), query_stride, at<float>(out), out_stride, at<const void>(keys), key_block_stride,
         at<const void>(values), value_block_stride, static_cast<quire::KVType>(kv_type), num_heads, num_kv_heads,
         key_size, value_size, block_size, at<const int32_t>(tables), at<const quire::Member>(members),
-        at<const quire::Tile>(tiles), num_tiles, num_rows, num_padded_rows, window, scale, softcap, num_threads};
+        at<const quire::Tile>(tiles), num_tiles, num_rows, num_padded_rows, window, scale, softcap, num_threads,
+        at<const float>(sinks)};
     const quire::AttentionMemory memory(call);
     quire::attention(quire::chosen_kernels(), call);
 }
@@ -66,15 +67,20 @@ void rope_write(Address qkv, int64_t qkv_stride, Address cos, Address sin, Addre
                 int num_kv_heads, int key_size, int value_size, int block_size, int num_threads) {
     quire::rope_write(
         quire::chosen_kernels(),
-        {at<const float>(qkv), qkv_stride, at<const float>(cos), at<const float>(sin), at<const float>(query_norm),
-         at<const float>(key_norm), eps, at<void>(keys), key_block_stride, at<void>(values), value_block_stride,
+        {at<const float>(qkv), qkv_stride, int64_t{num_heads + num_kv_heads} * key_size, at<const float>(cos),
+         at<const float>(sin), key_size, {at<const float>(query_norm), key_size}, {at<const float>(key_norm), key_size},
+         {nullptr, value_size}, nullptr, eps, at<void>(keys), key_block_stride, at<void>(values), value_block_stride,
          static_cast<quire::KVType>(kv_type), at<const int64_t>(blocks), at<const int64_t>(slots), at<float>(queries),
          num_rows, num_heads, num_kv_heads, key_size, value_size, block_size},
         num_threads);
 }
 
-void silu_mul(Address gate_up, Address out, int64_t num_rows, int64_t size, int num_threads) {
-    quire::silu_mul(quire::chosen_kernels(), {at<const float>(gate_up), at<float>(out), num_rows, size}, num_threads);
+void gate_mul(Address gate_up, Address out, int64_t num_rows, int64_t size, int kind, int num_threads) {
+    const float* gate = at<const float>(gate_up);
+    quire::gate_mul(
+        quire::chosen_kernels(),
+        {gate, gate + size, 2 * size, 2 * size, at<float>(out), num_rows, size, static_cast<quire::Gate>(kind)},
+        num_threads);
 }
 
 void argmax(Address logits, int64_t stride, Address out, Address is_finite, int64_t num_rows, int64_t size,
@@ -108,6 +114,8 @@ void exp_totals(Address logits, int64_t stride, Address peaks, Address totals, i
 void compute_step(Address call) { quire::compute_step(*at<const quire::DecoderCall>(call)); }
 
 int64_t layer_bytes() { return sizeof(quire::Layer); }
+
+int64_t rope_rule_bytes() { return sizeof(quire::RopeRule); }
 
 int64_t decoder_call_bytes() { return sizeof(quire::DecoderCall); }
 
@@ -203,7 +211,7 @@ NB_MODULE(_native, module) {
     module.def("most_record_bytes", &quire::most_record_bytes);
     module.def("add_rms_norm", &add_rms_norm, unlocked);
     module.def("rope_write", &rope_write, unlocked);
-    module.def("silu_mul", &silu_mul, unlocked);
+    module.def("gate_mul", &gate_mul, unlocked);
     module.def("argmax", &argmax, unlocked);
     module.def("exp", &exp_of, unlocked);
     module.def("has_tiles", &quire::has_tiles, "Whether products with bf16 weights are made in tile registers.");
@@ -216,6 +224,7 @@ NB_MODULE(_native, module) {
     module.def("exp_totals", &exp_totals, unlocked);
     module.def("compute_step", &compute_step, unlocked);
     module.def("layer_bytes", &layer_bytes);
+    module.def("rope_rule_bytes", &rope_rule_bytes);
     module.def("decoder_call_bytes", &decoder_call_bytes);
     module.def("panel_bytes", &panel_bytes);
     module.def("pack_panels", &pack_panels, unlocked);

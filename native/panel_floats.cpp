@@ -140,7 +140,7 @@ typedef float Wide[kInputs][kWidth];
 // A task: some rows through kPanels panels.
 struct Task {
     const PanelCall& call;
-    const Places& places;
+    const Places places;
     int64_t begin, end, panel;  // rows, and the first panel
 };
 
@@ -210,18 +210,18 @@ void run_task(const Task& task) {
     put_sums(call, task.begin, num_rows, task.panel * kWidth, sums, kVectors * kLanes);
 }
 
+int64_t num_runs(const PanelCall& call) { return (call.shape.num_panels() + kPanels - 1) / kPanels; }
+
+int64_t num_row_groups(const PanelCall& call) { return (call.num_rows + kGroupRows - 1) / kGroupRows; }
+
 }  // namespace
 
-void panel_floats(const PanelCall& call, TeamThread& thread) {
-    const Places places(call);
-    const int64_t runs = (places.num_panels + kPanels - 1) / kPanels;
-    const int64_t groups = (call.num_rows + kGroupRows - 1) / kGroupRows;
-    Tasks tasks = thread.tasks(runs * groups);
-    for (int64_t task; tasks.take(task);) {
-        const int64_t group = task / runs;
-        run_task({call, places, call.num_rows * group / groups, call.num_rows * (group + 1) / groups,
-                  task % runs * kPanels});
-    }
+int64_t panel_float_tasks(const PanelCall& call) { return num_runs(call) * num_row_groups(call); }
+
+void panel_floats(const PanelCall& call, int64_t task) {
+    const int64_t runs = num_runs(call), groups = num_row_groups(call), group = task / runs;
+    run_task({call, Places(call), call.num_rows * group / groups, call.num_rows * (group + 1) / groups,
+              task % runs * kPanels});
 }
 
 void panel_unpack(const UnpackCall& call, int64_t output) {

@@ -198,8 +198,8 @@ QUIRE_INLINE void make_minima(GroupScales* groups, int64_t count) {
 // A task: some parts of the rows through kPanels panels.
 struct Task {
     const PanelCall& call;
-    const Places& places;
-    const Rows& rows;
+    const Places places;
+    const Rows rows;
     Source source;
     int64_t begin, end, panel;  // parts, and the first panel
 };
@@ -251,6 +251,18 @@ Rows rows_of(const PanelCall& call) {
             call.shape.num_in / kGroup};
 }
 
+// Tasks of a call: every set of the rows' parts goes through every run of panels.
+struct Sets {
+    int64_t num_parts, count, num_runs;
+
+    explicit Sets(const PanelCall& call) {
+        const int64_t part = rows_of_part(call.num_rows, kTogether), most = kGroupRows / kTogether;
+        num_parts = (call.num_rows + part - 1) / part;
+        count = (num_parts + most - 1) / most;
+        num_runs = (call.shape.num_panels() + kPanels - 1) / kPanels;
+    }
+};
+
 }  // namespace
 
 int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num_in) {
@@ -269,17 +281,17 @@ void panel_quantise(const PanelCall& call, int64_t row, int64_t first, int64_t e
                        static_cast<int>(row % rows.part));
 }
 
-void panel_integers(const PanelCall& call, TeamThread& thread) {
-    const Places places(call);
-    const Rows rows = rows_of(call);
-    const int64_t parts = (call.num_rows + rows.part - 1) / rows.part, most = kGroupRows / kTogether;
-    const int64_t sets = (parts + most - 1) / most, runs = (places.num_panels + kPanels - 1) / kPanels;
-    Tasks tasks = thread.tasks(runs * sets);
-    for (int64_t task; tasks.take(task);) {
-        const int64_t set = task / runs, begin = parts * set / sets, end = parts * (set + 1) / sets;
-        const Source source = source_of(call.shape.traits(), end - begin);
-        run_task({call, places, rows, source, begin, end, task % runs * kPanels});
-    }
+int64_t panel_integer_tasks(const PanelCall& call) {
+    const Sets sets(call);
+    return sets.num_runs * sets.count;
+}
+
+void panel_integers(const PanelCall& call, int64_t task) {
+    const Sets sets(call);
+    const int64_t set = task / sets.num_runs;
+    const int64_t begin = sets.num_parts * set / sets.count, end = sets.num_parts * (set + 1) / sets.count;
+    const Source source = source_of(call.shape.traits(), end - begin);
+    run_task({call, Places(call), rows_of(call), source, begin, end, task % sets.num_runs * kPanels});
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -30,8 +30,10 @@ struct UnpackCall {
 
 // As Products: rows are made ready for integer arithmetic alone.
 struct PanelProducts {
-    void (*floating)(const PanelCall&, TeamThread&);
-    void (*integer)(const PanelCall&, TeamThread&);
+    int64_t (*floating_tasks)(const PanelCall&);
+    void (*floating)(const PanelCall&, int64_t task);
+    int64_t (*integer_tasks)(const PanelCall&);
+    void (*integer)(const PanelCall&, int64_t task);
     int64_t (*scratch_bytes)(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
     void (*make_ready)(const PanelCall&, int64_t row, int64_t first, int64_t end);
     void (*unpack)(const UnpackCall&, int64_t output);

@@ -8,7 +8,6 @@
 
 #include "panel_products.hpp"
 #include "simd.hpp"
-#include "team.hpp"
 
 namespace quire::QUIRE_ISA {
 

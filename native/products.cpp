@@ -8,7 +8,6 @@
 //
 // A weight in bf16 is widened as it is read; rows and sums are float32 all the same.
 #include "simd.hpp"
-#include "team.hpp"
 
 namespace quire::QUIRE_ISA {
 namespace {
@@ -120,14 +119,14 @@ void lead_group(const ProductCall& call, int64_t begin, int64_t end, int64_t pan
     }
 }
 
+int64_t num_groups(const ProductCall& call) { return (call.num_rows + kGroupRows - 1) / kGroupRows; }
+
+int64_t num_tasks(const ProductCall& call) { return num_panels(call.num_out) * num_groups(call); }
+
 template <typename T>
-void multiply(const ProductCall& call, TeamThread& thread) {
-    const int64_t panels = num_panels(call.num_out), groups = (call.num_rows + kGroupRows - 1) / kGroupRows;
-    Tasks tasks = thread.tasks(panels * groups);
-    for (int64_t task; tasks.take(task);) {
-        const int64_t group = task / panels;
-        lead_group<T>(call, call.num_rows * group / groups, call.num_rows * (group + 1) / groups, task % panels);
-    }
+void multiply(const ProductCall& call, int64_t task) {
+    const int64_t panels = num_panels(call.num_out), groups = num_groups(call), group = task / panels;
+    lead_group<T>(call, call.num_rows * group / groups, call.num_rows * (group + 1) / groups, task % panels);
 }
 
 float widened(float number) { return number; }
@@ -153,8 +152,8 @@ int64_t no_ready_rows(const ProductCall&) { return 0; }
 void make_none_ready(const ProductCall&, int64_t, int64_t, int64_t) {}
 
 template <typename T>
-constexpr Products products_of = {packed_bytes<T>, no_scratch,  pack<T>, no_ready_rows,
-                                  make_none_ready, multiply<T>, rows<T>};
+constexpr Products products_of = {packed_bytes<T>, no_scratch, pack<T>,     no_ready_rows,
+                                  make_none_ready, num_tasks,  multiply<T>, rows<T>};
 
 }  // namespace
 

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "products_amx.hpp"
-#include "team.hpp"
 
 namespace quire::amx {
 namespace {
@@ -152,25 +151,32 @@ void lead(const ProductCall& call, int64_t row, int64_t panel, bool is_first) {
     put<T>(call, row, panel * kWidth);
 }
 
-void multiply(const ProductCall& call, TeamThread& thread) {
-    const int64_t panels = up(call.num_out, kWidth) / kWidth, groups = (call.num_rows + kGroupRows - 1) / kGroupRows;
-    const int64_t padded = up(call.num_rows, kSide);
-    const int64_t run = padded > 2 * kSide ? kRun : 1, runs = (panels + run - 1) / run;
+int64_t num_panels(const ProductCall& call) { return up(call.num_out, kWidth) / kWidth; }
+
+// Panels of a task.
+int64_t run_of(const ProductCall& call) { return up(call.num_rows, kSide) > 2 * kSide ? kRun : 1; }
+
+int64_t num_runs(const ProductCall& call) { return (num_panels(call) + run_of(call) - 1) / run_of(call); }
+
+int64_t num_tasks(const ProductCall& call) {
+    return num_runs(call) * ((call.num_rows + kGroupRows - 1) / kGroupRows);
+}
+
+void multiply(const ProductCall& call, int64_t task) {
+    const int64_t panels = num_panels(call), padded = up(call.num_rows, kSide);
+    const int64_t run = run_of(call), runs = num_runs(call);
+    const int64_t begin = task / runs * kGroupRows, first = task % runs * run;
+    const int64_t end = begin + kGroupRows < padded ? begin + kGroupRows : padded;
+    const int64_t last = first + run < panels ? first + run : panels;
     // Of what lies on a stack the compiler believes eight bytes to be read, and may leave the others unwritten.
     static constexpr TileShapes shapes;
     _tile_loadconfig(&shapes);
-    Tasks tasks = thread.tasks(runs * groups);
-    for (int64_t task; tasks.take(task);) {
-        const int64_t begin = task / runs * kGroupRows, first = task % runs * run;
-        const int64_t end = begin + kGroupRows < padded ? begin + kGroupRows : padded;
-        const int64_t last = first + run < panels ? first + run : panels;
-        for (int64_t row = begin; row < end; row += 2 * kSide)
-            for (int64_t panel = first; panel < last; ++panel)
-                if (row + kSide < end)
-                    lead<2>(call, row, panel, row == begin);
-                else
-                    lead<1>(call, row, panel, row == begin);
-    }
+    for (int64_t row = begin; row < end; row += 2 * kSide)
+        for (int64_t panel = first; panel < last; ++panel)
+            if (row + kSide < end)
+                lead<2>(call, row, panel, row == begin);
+            else
+                lead<1>(call, row, panel, row == begin);
     _tile_release();
 }
 
@@ -184,6 +190,7 @@ bool allow() {
 }
 
 extern const Products products_bfloat16;
-const Products products_bfloat16 = {packed_bytes, scratch_bytes, pack, num_ready_rows, round_row, multiply, rows};
+const Products products_bfloat16 = {packed_bytes, scratch_bytes, pack,     num_ready_rows,
+                                     round_row,    num_tasks,     multiply, rows};
 
 }  // namespace quire::amx

@@ -31,10 +31,10 @@ void rope_write(const Kernels& kernels, const RopeCall& call, int num_threads) {
     });
 }
 
-void silu_mul(const Kernels& kernels, const SiluCall& call, int num_threads) {
+void gate_mul(const Kernels& kernels, const GateCall& call, int num_threads) {
     in_team(call.num_rows * call.size >= kWorthNumbers ? num_threads : 1, [&](TeamThread& thread) {
         thread.share_parts(call.num_rows, call.size,
-                    [&](int64_t row, int64_t first, int64_t end) { kernels.silu_part(call, row, first, end); });
+                    [&](int64_t row, int64_t first, int64_t end) { kernels.gate_part(call, row, first, end); });
     });
 }
 
@@ -52,18 +52,20 @@ void product(const Products& products, const ProductCall& call, int num_threads)
             thread.share_parts(num_ready, call.num_in, [&](int64_t row, int64_t first, int64_t end) {
                 products.make_ready(call, row, first, end);
             });
-        products.multiply(call, thread);
+        thread.share(products.num_tasks(call), [&](int64_t task) { products.multiply(call, task); });
     });
 }
 
 void panel_product(const Kernels& kernels, Arithmetic arithmetic, const PanelCall& call, int num_threads) {
     const bool is_large = call.num_rows * call.shape.num_in * call.shape.num_out >= kWorthMultiplications;
     in_team(is_large ? num_threads : 1, [&](TeamThread& thread) {
-        if (arithmetic == Arithmetic::floating) return kernels.panels->floating(call, thread);
+        const PanelProducts& panels = *kernels.panels;
+        if (arithmetic == Arithmetic::floating)
+            return thread.share(panels.floating_tasks(call), [&](int64_t task) { panels.floating(call, task); });
         thread.share_parts(call.num_rows, call.shape.num_in, [&](int64_t row, int64_t first, int64_t end) {
-            kernels.panels->make_ready(call, row, first, end);
+            panels.make_ready(call, row, first, end);
         });
-        kernels.panels->integer(call, thread);
+        thread.share(panels.integer_tasks(call), [&](int64_t task) { panels.integer(call, task); });
     });
 }
 

@@ -8,7 +8,7 @@ namespace quire {
 void attention(const Kernels& kernels, const AttentionCall& call);
 void add_rms_norm(const Kernels& kernels, const NormCall& call, int num_threads);
 void rope_write(const Kernels& kernels, const RopeCall& call, int num_threads);
-void silu_mul(const Kernels& kernels, const SiluCall& call, int num_threads);
+void gate_mul(const Kernels& kernels, const GateCall& call, int num_threads);
 void argmax(const Kernels& kernels, const ArgmaxCall& call, int num_threads);
 void product(const Products& products, const ProductCall& call, int num_threads);
 void panel_product(const Kernels& kernels, Arithmetic arithmetic, const PanelCall& call, int num_threads);

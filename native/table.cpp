@@ -7,7 +7,10 @@ namespace quire::QUIRE_BASE {
 void attention(const AttentionCall& call, TeamThread& thread);
 void norm_row(const NormCall& call, int64_t row);
 void rope_row(const RopeCall& call, int64_t row);
-void silu_part(const SiluCall& call, int64_t row, int64_t first, int64_t end);
+void settle_row(const SettleCall& call, int64_t row);
+void gate_part(const GateCall& call, int64_t row, int64_t first, int64_t end);
+void mix(const MixCall& call);
+void logit_part(const LogitCall& call, int64_t row, int64_t first, int64_t end);
 void argmax_row(const ArgmaxCall& call, int64_t row);
 void exp(const float* in, float* out, int64_t size);
 void exp_double(const double* in, double* out, int64_t size);
@@ -16,14 +19,16 @@ void heated_exp(const HeatCall& call);
 int64_t pick(const PickCall& call);
 double read_sum(const void* data, int64_t num_bytes, int num_threads);
 extern const Products products_float32, products_bfloat16;
-void panel_floats(const PanelCall& call, TeamThread& thread);
+int64_t panel_float_tasks(const PanelCall& call);
+void panel_floats(const PanelCall& call, int64_t task);
 void panel_unpack(const UnpackCall& call, int64_t output);
 
 }  // namespace quire::QUIRE_BASE
 
 namespace quire::QUIRE_ISA {
 
-void panel_integers(const PanelCall& call, TeamThread& thread);
+int64_t panel_integer_tasks(const PanelCall& call);
+void panel_integers(const PanelCall& call, int64_t task);
 void panel_quantise(const PanelCall& call, int64_t row, int64_t first, int64_t end);
 int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
 
@@ -32,12 +37,13 @@ int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num
 
 namespace base = quire::QUIRE_BASE;
 
-const PanelProducts panel_products = {base::panel_floats, panel_integers, panel_scratch_bytes, panel_quantise,
+const PanelProducts panel_products = {base::panel_float_tasks, base::panel_floats, panel_integer_tasks,
+                                      panel_integers,          panel_scratch_bytes, panel_quantise,
                                       base::panel_unpack};
 
 extern const Kernels kernels;
-const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), base::attention, base::norm_row, base::rope_row, base::silu_part,
-                         base::argmax_row, base::exp, base::exp_double, base::largest, base::heated_exp, base::pick,
+const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), base::attention, base::norm_row, base::rope_row, base::settle_row,
+                         base::gate_part, base::mix, base::logit_part, base::argmax_row, base::exp, base::exp_double, base::largest, base::heated_exp, base::pick,
                          base::read_sum, &base::products_float32, &base::products_bfloat16, &panel_products};
 
 }  // namespace quire::QUIRE_ISA

@@ -130,7 +130,7 @@ struct Free {
 
 // Items [first, first + count) of a step in one call.
 std::vector<float> attend(const quire::Kernels& kernels, const Step& step, const std::vector<float>& queries,
-                          size_t first, size_t count, int window, float softcap) {
+                          size_t first, size_t count, int window, float softcap, const float* sinks) {
     const quire::Items items = {step.first_rows.data() + first, step.num_rows.data() + first,
                                 step.first_positions.data() + first, step.offsets.data() + first,
                                 static_cast<int64_t>(count), step.tables.data()};
@@ -165,6 +165,7 @@ std::vector<float> attend(const quire::Kernels& kernels, const Step& step, const
     call.scale = 0.1f;
     call.softcap = softcap;
     call.num_threads = pick(1, 5);
+    call.sinks = sinks;
     const quire::AttentionMemory memory(call);
     quire::attention(kernels, call);
     return out;
@@ -176,10 +177,13 @@ void test_attention(const quire::Kernels& kernels) {
     const float softcap = pick(0, 2) ? 0.0f : 20.0f;
     const size_t width = static_cast<size_t>(step.num_kv_heads * step.group);
     const std::vector<float> queries = numbers<float>(static_cast<size_t>(step.total) * width * step.key_size);
-    const std::vector<float> together = attend(kernels, step, queries, 0, step.first_rows.size(), window, softcap);
+    const std::vector<float> some_sinks = numbers<float>(width);
+    const float* sinks = pick(0, 1) ? nullptr : some_sinks.data();
+    const std::vector<float> together =
+        attend(kernels, step, queries, 0, step.first_rows.size(), window, softcap, sinks);
     expect(all_finite(together), "attention", kernels.isa);
     for (size_t item = 0; item < step.first_rows.size(); ++item) {
-        const std::vector<float> alone = attend(kernels, step, queries, item, 1, window, softcap);
+        const std::vector<float> alone = attend(kernels, step, queries, item, 1, window, softcap, sinks);
         const size_t from = static_cast<size_t>(step.first_rows[item]) * width * step.value_size;
         const size_t size = static_cast<size_t>(step.num_rows[item]) * width * step.value_size;
         expect(std::memcmp(&together[from], &alone[from], size * 4) == 0, "attention in company", kernels.isa);
@@ -188,11 +192,14 @@ void test_attention(const quire::Kernels& kernels) {
 
 void test_rope(const quire::Kernels& kernels) {
     const int rows = pick(1, 20), heads = pick(1, 4), kv_heads = pick(1, 3), block_size = 16;
-    const int key_size = 8 * pick(4, 32), value_size = 8 * pick(4, 32);
+    const int key_size = 8 * pick(4, 64), value_size = 8 * pick(4, 64);
     const size_t width = static_cast<size_t>((heads + kv_heads) * key_size + kv_heads * value_size);
     const std::vector<float> qkv = numbers<float>(static_cast<size_t>(rows) * width);
     const std::vector<float> cos = numbers<float>(static_cast<size_t>(rows * key_size));
-    const std::vector<float> norm = numbers<float>(static_cast<size_t>(key_size));
+    const bool is_whole = pick(0, 1);
+    const quire::HeadNorm none = {nullptr, 0};
+    const std::vector<float> norm = numbers<float>(static_cast<size_t>(std::max(4 * key_size, value_size)));
+    const std::vector<float> scales = numbers<float>(static_cast<size_t>(rows));
     std::vector<int64_t> blocks, slots;
     for (int row = 0; row < rows; ++row) blocks.push_back(row % 3), slots.push_back((row / 3) % block_size);
     for (KVType type : {KVType::float32, KVType::bfloat16, KVType::int8}) {
@@ -201,9 +208,14 @@ void test_rope(const quire::Kernels& kernels) {
         std::vector<char> keys(static_cast<size_t>(heads_bytes * key_rows));
         std::vector<char> values(static_cast<size_t>(heads_bytes * value_rows));
         std::vector<float> queries(static_cast<size_t>(rows * heads * key_size));
-        const float* weight = pick(0, 1) ? norm.data() : nullptr;
+        const bool is_normed = pick(0, 1);
+        const quire::HeadNorm of_queries = {norm.data(), is_whole ? heads * key_size : key_size};
+        const quire::HeadNorm of_keys = {norm.data(), is_whole ? kv_heads * key_size : key_size};
+        const quire::HeadNorm of_values = {norm.data(), value_size};
         quire::rope_write(kernels,
-                          {qkv.data(), static_cast<int64_t>(width), cos.data(), cos.data(), weight, weight, 1e-5f,
+                          {qkv.data(), static_cast<int64_t>(width), int64_t{heads + kv_heads} * key_size, cos.data(),
+                            cos.data(), key_size, is_normed ? of_queries : none, is_normed ? of_keys : none,
+                            is_normed ? of_values : none, pick(0, 1) ? nullptr : scales.data(), 1e-5f,
                             keys.data(), int64_t{kv_heads} * key_rows * block_size, values.data(),
                             int64_t{kv_heads} * value_rows * block_size, type, blocks.data(), slots.data(),
                             queries.data(), rows, heads, kv_heads, key_size, value_size, block_size}, 2);
@@ -218,8 +230,19 @@ void test_rows(const quire::Kernels& kernels) {
     std::vector<float> residual = numbers<float>(count), out(count), gate_up = numbers<float>(2 * count);
     quire::add_rms_norm(kernels, {added.data(), residual.data(), weight.data(), out.data(), rows, size, 1e-5f}, 2);
     expect(all_finite(out), "norm", kernels.isa);
-    quire::silu_mul(kernels, {gate_up.data(), out.data(), rows, size}, 2);
-    expect(all_finite(out), "silu", kernels.isa);
+    for (const quire::Gate kind : {quire::Gate::silu, quire::Gate::gelu_tanh, quire::Gate::clamped_silu}) {
+        const float* gate = gate_up.data();
+        quire::gate_mul(kernels, {gate, gate + size, 2 * size, 2 * size, out.data(), rows, size, kind}, 2);
+        expect(all_finite(out), "gate", kernels.isa);
+    }
+    kernels.settle_row({out.data(), residual.data(), weight.data(), size, 1e-5f, 0.5f, 2.0f}, rows - 1);
+    kernels.logit_part({out.data(), size, 0.5f, 3.0f}, rows - 1, 0, size);
+    expect(all_finite(out) && all_finite(residual), "settled rows", kernels.isa);
+    const int32_t parts[] = {rows - 1, 0};
+    const float weights[] = {0.25f, 0.75f};
+    kernels.mix({added.data(), parts, weights, 2, size, out.data()});
+    const float mixed = 0.75f * added[0] + 0.25f * added[static_cast<size_t>(rows - 1) * static_cast<size_t>(size)];
+    expect(std::abs(out[0] - mixed) < 1e-5f, "mixed rows", kernels.isa);
     out[0] = std::numeric_limits<float>::quiet_NaN();
     std::vector<int64_t> best(static_cast<size_t>(rows));
     std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
@@ -350,9 +373,10 @@ struct Packed {
     std::unique_ptr<char, Free> bytes;
     quire::Linear linear;
 
-    Packed(quire::Packing packing, int64_t num_out, int64_t num_in) {
+    // Of panels, one of two formats and one of two arithmetics.
+    Packed(quire::Packing packing, int64_t num_out, int64_t num_in, int panels = pick(0, 3)) {
         if (packing == quire::kPanels) {
-            pack_panels(num_out, num_in);
+            pack_panels(num_out, num_in, panels % 2, panels / 2);
             return;
         }
         weight = numbers<float>(static_cast<size_t>(num_out * num_in));
@@ -365,43 +389,105 @@ struct Packed {
     }
 
     // Codes by groups of 32, their scales given.
-    void pack_panels(int64_t num_out, int64_t num_in) {
-        const auto format = pick(0, 1) ? quire::Format::int4 : quire::Format::q8_0;
+    void pack_panels(int64_t num_out, int64_t num_in, bool has_few_bits, int64_t arithmetic) {
+        const auto format = has_few_bits ? quire::Format::int4 : quire::Format::q8_0;
         PackedPanels made({format, num_out, num_in, 32});
         bytes = std::move(made.panels);
-        linear = {quire::kPanels, static_cast<int64_t>(format), pick(0, 1), 32, bytes.get(), nullptr, num_in, num_out};
+        linear = {quire::kPanels, static_cast<int64_t>(format), arithmetic, 32, bytes.get(), nullptr, num_in, num_out};
+    }
+};
+
+// The weights of a layer: what families have, each there or not.
+struct SomeLayer {
+    std::vector<Packed> packed, experts;
+    std::vector<quire::Linear> gate_up, down;
+    quire::Layer layer = {};
+
+    // Of these sizes; `shares`: keys and values are those of the layer before.
+    SomeLayer(quire::Packing type, const quire::DecoderCall& call, int64_t kv_heads, int64_t head, int64_t wide,
+              const float* ones, bool shares, int64_t number) {
+        const int64_t hidden = call.hidden_size, query = call.num_heads * head, kv = kv_heads * head;
+        const auto some = [ones] { return pick(0, 1) ? ones : nullptr; };
+        const bool has_mixture = pick(0, 1), has_dense = !has_mixture || pick(0, 1), has_values = pick(0, 2) > 0;
+        const auto linear = [&](int64_t num_out, int64_t num_in) {
+            packed.emplace_back(type, num_out, num_in);
+            return packed.back().linear;
+        };
+        layer.input_norm = some(), layer.attention_norm = some(), layer.mlp_norm = some(), layer.after_norm = some();
+        layer.query_norm = some(), layer.key_norm = some(), layer.value_norm = some(), layer.sinks = some();
+        layer.qkv[0] = linear(query, hidden);
+        if (!shares) layer.qkv[1] = linear((has_values ? 2 : 1) * kv, hidden);
+        layer.out = linear(hidden, query);
+        if (has_dense) {
+            layer.gate_up[0] = linear(wide, hidden), layer.gate_up[1] = linear(wide, hidden);
+            layer.down = linear(hidden, wide);
+        }
+        if (has_mixture) add_experts(type, hidden, wide, ones);
+        if (call.per_layer_size > 0)
+            layer.per_layer = {linear(call.per_layer_size, hidden), linear(hidden, call.per_layer_size), some()};
+        layer.window = pick(0, 1) ? -1 : pick(1, 9);
+        layer.num_kv_heads = kv_heads, layer.head_size = head, layer.intermediate_size = has_dense ? wide : 0;
+        layer.has_kv = !shares, layer.has_values = has_values, layer.rope = number, layer.number = number;
+        const int64_t kind = pick(0, 2);
+        layer.query_span = kind == 0 ? 0 : kind == 1 ? head : query;
+        layer.key_span = kind == 0 ? 0 : kind == 1 ? head : kv;
+        layer.scale = pick(0, 1) ? 1.0 : 0.5;
+    }
+
+    void add_experts(quire::Packing type, int64_t hidden, int64_t wide, const float* ones) {
+        const auto some = [ones] { return pick(0, 1) ? ones : nullptr; };
+        const int64_t count = pick(1, 9), used = pick(1, int(count));
+        const int panels = pick(0, 3);
+        for (int64_t at = 0; at < 3 * count; ++at)
+            experts.emplace_back(type, at % 3 < 2 ? wide : hidden, at % 3 < 2 ? hidden : wide, panels);
+        for (int64_t at = 0; at < 3 * count; ++at)
+            (at % 3 < 2 ? gate_up : down).push_back(experts[static_cast<size_t>(at)].linear);
+        packed.emplace_back(quire::kFloat32, count, hidden);
+        layer.mixture = {packed.back().linear, some(), some(), some(), some(), some(), gate_up.data(), down.data(),
+                         count, used, wide, pick(0, 1)};
     }
 };
 
 // Two layers over one block, with buffers of exactly their size; rows come in chunks of three.
 void test_decoder() {
     const auto type = static_cast<quire::Packing>(pick(0, 2));
-    const int64_t heads = 4, kv_heads = 2, head = 8 * pick(4, 8);
-    const int64_t hidden = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
+    quire::DecoderCall call = {};
+    const int64_t heads = call.num_heads = 4, rows = pick(1, 16), block = 16;
+    const int64_t hidden = call.hidden_size = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
     const int64_t wide = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
-    const int64_t rows = pick(1, 16), block = 16, query = heads * head, kv = kv_heads * head;
-    std::vector<Packed> packed;
-    for (int layer = 0; layer < 2; ++layer) {
-        packed.emplace_back(type, query, hidden);
-        packed.emplace_back(type, 2 * kv, hidden);
-        packed.emplace_back(type, hidden, query);
-        packed.emplace_back(type, wide, hidden);
-        packed.emplace_back(type, wide, hidden);
-        packed.emplace_back(type, hidden, wide);
-    }
-    const int64_t vocabulary = pick(2, 50), num_wanted = pick(0, int(2 * rows)), num_sampled = pick(0, int(num_wanted));
-    packed.emplace_back(type, vocabulary, hidden);
-    packed.emplace_back(type, vocabulary, hidden);
+    const int64_t per_layer = call.per_layer_size = pick(0, 1) ? 0 : type == quire::kPanels ? 32 : pick(10, 40);
+    const bool shares = pick(0, 2) == 0;
+    const int64_t kv_heads[] = {2, shares ? 2 : 1}, first_head = 8 * pick(4, 8);
+    const int64_t head[] = {first_head, shares ? first_head : 8 * pick(4, 8)};
+    const int64_t most_head = std::max(head[0], head[1]), query = heads * most_head, kv = 2 * most_head;
     auto floats = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
-    const std::vector<float> norm = floats(hidden), head_norm = floats(head), frequencies = floats(head / 2);
+    const std::vector<float> ones = floats(std::max({hidden, query, per_layer, int64_t{9}}));
+    std::vector<SomeLayer> some;
     std::vector<quire::Layer> layers;
+    for (int64_t at = 0; at < 2; ++at)
+        some.emplace_back(type, call, kv_heads[at], head[at], wide, ones.data(), at == 1 && shares, at);
+    for (const SomeLayer& one : some) layers.push_back(one.layer);
+    const int64_t vocabulary = pick(2, 50), num_wanted = pick(0, int(2 * rows)), num_sampled = pick(0, int(num_wanted));
+    std::vector<Packed> packed;
+    packed.emplace_back(type, vocabulary, hidden);
+    packed.emplace_back(type, vocabulary, hidden);
+    if (per_layer > 0) {
+        packed.emplace_back(type, vocabulary, 2 * per_layer);
+        packed.emplace_back(type, 2 * per_layer, hidden);
+        call.per_layer_embedding = packed[2].linear, call.per_layer_projection = packed[3].linear;
+        call.per_layer_norm = ones.data();
+        call.per_layer_scale = 2.0, call.projection_scale = 0.5, call.per_layer_sum_scale = 0.7;
+    }
     std::vector<std::vector<float>> stored(4, std::vector<float>(static_cast<size_t>(2 * kv * block), NAN));
-    for (size_t at = 0; at < 12; at += 6)
-        layers.push_back({norm.data(), head_norm.data(), head_norm.data(), norm.data(),
-                          {packed[at].linear, packed[at + 1].linear}, packed[at + 2].linear,
-                          {packed[at + 3].linear, packed[at + 4].linear}, packed[at + 5].linear, -1});
-    const std::vector<quire::LayerStore> stores = {{stored[0].data(), stored[1].data()},
-                                                   {stored[2].data(), stored[3].data()}};
+    std::vector<quire::LayerStore> stores;
+    for (size_t at = 0; at < 2; ++at) {
+        const size_t own = shares ? 0 : 2 * at;
+        const int64_t stride = kv_heads[at] * head[at] * block;
+        stores.push_back({stored[own].data(), stored[own + 1].data(), stride, stride});
+    }
+    const std::vector<float> frequencies = floats(most_head / 2);
+    const std::vector<quire::RopeRule> ropes = {{frequencies.data(), 1.0, head[0], 0},
+                                                {frequencies.data(), 1.5, head[1], head[0]}};
     std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots, tokens, wanted;
     for (int64_t row = 0; row < rows; ++row) slots.push_back(row), tokens.push_back(pick(0, int(vocabulary) - 1));
     for (int64_t at = 0; at < num_wanted; ++at) wanted.push_back(pick(0, int(rows) - 1));
@@ -412,25 +498,29 @@ void test_decoder() {
     const int32_t table = 1, zero = 0, count = static_cast<int32_t>(rows);
     std::vector<quire::Member> members(static_cast<size_t>(rows));
     std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
-    const int64_t num_tiles = quire::make_tiles({&zero, &count, &zero, &zero, 1, &table}, int(block),
-                                                int(heads / kv_heads), members.data(), tiles.data());
-    const int64_t chunk = 3 < rows ? 3 : rows;
+    const int64_t most_group = shares ? 2 : 4;
+    const int64_t num_tiles = quire::make_tiles({&zero, &count, &zero, &zero, 1, &table}, int(block), int(most_group),
+                                                members.data(), tiles.data());
+    const int64_t chunk = 3 < rows ? 3 : rows, angles = head[0] + head[1], gated_size = std::max(wide, per_layer);
     std::vector<float> residual = floats(rows * hidden), out(residual.size()), added(residual.size());
-    std::vector<float> cos = floats(rows * head), sin = floats(rows * head), picked = floats(num_wanted * hidden);
+    std::vector<float> cos = floats(rows * angles), sin = floats(rows * angles), picked = floats(num_wanted * hidden);
     std::vector<float> logits(static_cast<size_t>(num_wanted * vocabulary), NAN);
     std::vector<int64_t> likeliest(static_cast<size_t>(num_sampled), -1);
     std::vector<uint8_t> is_sound(static_cast<size_t>(num_sampled));
     std::vector<float> queries = floats(rows * query), answers(queries.size()), qkv = floats(chunk * (query + 2 * kv));
-    std::vector<float> gate_up = floats(chunk * 2 * wide), gated = floats(chunk * wide);
+    std::vector<float> gate_up = floats(chunk * 2 * gated_size), gated = floats(chunk * gated_size);
+    std::vector<float> query_scales = floats(rows), per_layers = floats(rows * 2 * per_layer);
     std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
-    std::vector<double> seconds(11);
-    quire::DecoderCall call = {};
-    call.embedding = packed[12].linear, call.head = packed[13].linear;
-    call.layers = layers.data(), call.stores = stores.data(), call.num_layers = 2, call.norm = norm.data();
-    call.eps = 1e-5, call.scale = 0.2, call.frequencies = frequencies.data(), call.rope_scaling = 1.0;
-    call.num_heads = heads, call.num_kv_heads = kv_heads, call.head_size = head;
-    call.hidden_size = hidden, call.intermediate_size = wide;
-    call.key_block_stride = call.value_block_stride = kv * block, call.kv_type = 0, call.block_size = block;
+    std::vector<double> seconds(14);
+    call.embedding = packed[0].linear, call.head = packed[1].linear;
+    call.layers = layers.data(), call.stores = stores.data(), call.ropes = ropes.data();
+    call.num_layers = call.num_all_layers = call.num_ropes = 2, call.norm = ones.data();
+    call.eps = 1e-5, call.scale = 0.2, call.softcap = pick(0, 1) ? 0.0 : 9.0;
+    call.embedding_scale = pick(0, 1) ? 1.0 : 2.0, call.added_scale = pick(0, 1) ? 1.0 : 0.5;
+    call.logit_scale = pick(0, 1) ? 1.0 : 0.5, call.logit_cap = pick(0, 1) ? 0.0 : 20.0;
+    call.query_beta = pick(0, 1) ? 0.0 : 0.1, call.query_origin = 4.0, call.gate = pick(0, 2);
+    call.angles_size = angles, call.most_head_size = most_head, call.most_group = most_group;
+    call.kv_type = 0, call.block_size = block;
     call.tokens = tokens.data(), call.positions = slots.data(), call.blocks = blocks.data(), call.slots = slots.data();
     call.tables = &table, call.members = members.data(), call.tiles = tiles.data(), call.wanted = wanted.data();
     call.needed = needed.data(), call.num_needed = static_cast<int64_t>(needed.size());
@@ -440,6 +530,7 @@ void test_decoder() {
     call.is_sound = is_sound.data(), call.is_finite = is_finite.data();
     call.residual = residual.data(), call.added = added.data(), call.queries = queries.data();
     call.answers = answers.data(), call.cos = cos.data(), call.sin = sin.data(), call.picked = picked.data();
+    call.query_scales = query_scales.data(), call.per_layer = per_layers.data();
     call.qkv = qkv.data(), call.gate_up = gate_up.data(), call.gated = gated.data(), call.chunk_rows = 3;
     call.seconds = pick(0, 1) ? seconds.data() : nullptr;
     quire::compute_step(call);
@@ -502,8 +593,8 @@ void test_panels(const quire::Kernels& kernels, quire::Format format) {
 }  // namespace
 
 int main() {
-    for (int round = 0; round < 15; ++round) {
-        test_draws();
+    for (int round = 0; round < 60; ++round) {
+        if (round % 4 == 0) test_draws();
         test_decoder();
     }
     std::printf("draws and layers: clean\n");

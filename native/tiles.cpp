@@ -172,7 +172,7 @@ AttentionMemory::AttentionMemory(AttentionCall& call) {
     call.num_pieces = static_cast<int64_t>(pieces_.size());
     call.scratch_bytes = scratch_bytes(call);
     const int64_t record_bytes = num_records * (call.value_size + 2) * 4;
-    const int64_t counter_bytes = num_split * call.num_kv_heads * 4;
+    const int64_t counter_bytes = num_split * call.num_heads * 4;
     const int64_t num_bytes = call.num_threads * call.scratch_bytes + record_bytes + counter_bytes;
     memory_.reset(static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>((num_bytes + 4095) / 4096 * 4096))));
     if (!memory_) throw std::bad_alloc();
@@ -180,8 +180,8 @@ AttentionMemory::AttentionMemory(AttentionCall& call) {
     call.records = reinterpret_cast<float*>(call.scratch + call.num_threads * call.scratch_bytes);
     call.remaining = reinterpret_cast<int32_t*>(reinterpret_cast<char*>(call.records) + record_bytes);
     for (const Piece& piece : pieces_)
-        for (int head = 0; head < call.num_kv_heads && piece.split >= 0; ++head)
-            call.remaining[piece.split * call.num_kv_heads + head] = piece.num_segments;
+        for (int head = 0; head < call.num_heads && piece.split >= 0; ++head)
+            call.remaining[piece.split * call.num_heads + head] = piece.num_segments;
 }
 
 int64_t most_record_bytes(int num_heads, int num_kv_heads, int value_size, int num_threads, int64_t num_tokens) {

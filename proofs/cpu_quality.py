@@ -47,7 +47,8 @@ def _judge(proof: Proof, ways: Mapping[str, tuple[str, Dtype]]) -> None:
         tokens = _tokens(file, proof.sized(quick=256, full=NUM_TOKENS))
         expected = float32_perplexity(file, tuple(tokens))
         for kind, (arithmetic, kv_dtype) in ways.items():
-            found = perplexity(load_decoder(file, **AUTO, arithmetic=arithmetic), tokens, kv_dtype)
+            held = {**AUTO, "arithmetic": arithmetic, "kv_dtype": kv_dtype}
+            found = perplexity(load_decoder(file, **held), tokens, kv_dtype)
             gc.collect()
             changes[kind].append(abs(found / expected - 1.0))
             told = f"{found:.4f} over {expected:.4f}, minus 1"

@@ -42,11 +42,11 @@ from proofs.proof import Proof, run, section
 from proofs.ratios import report_ratio, spread
 from quire.backends import memory_plan
 from quire.backends.cpu.measured_roof import read_sum
-from quire.backends.host.decoder_shape import read_shape
 from quire.backends.kernels import products
 from quire.backends.kernels.products import has_tiles
 from quire.backends.load import load_backend
 from quire.backends.protocol import Runner
+from quire.checkpoints.families import read_shape
 from quire.config import Dtype, ModelSettings
 from quire.core.request import ResolvedSampling
 from tests.support.models import Ask, Machine, texts_of

@@ -62,15 +62,79 @@ NATIVE: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-native": ("qwen3", {**_sizes(64, 8, 1, 64, 96), "rope_parameters": YARN_ROPE}),
     "qwen2-native": ("qwen2", {**_sizes(96, 4, 1, 48, 96), "tie_word_embeddings": True}),
 }
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+TODAY: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-moe": ("qwen3_moe", {**_sizes(96, 6, 2, 32, 160), **_EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-mixed": (
+        "qwen3_moe",
+        {**_sizes(64, 4, 1, 32, 96), **_EXPERTS, "mlp_only_layers": [1], "moe_intermediate_size": 40},
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {**_sizes(96, 6, 2, 32, 64), "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {**_sizes(96, 4, 2, 32, 120), "sliding_window": 21, "query_pre_attn_scalar": 32, "num_hidden_layers": 7,
+         "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}},
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {**_sizes(96, 4, 2, 32, 120), "sliding_window": 21, "num_hidden_layers": 8, "global_head_dim": 64,
+         "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": VOCABULARY_SIZE, "num_kv_shared_layers": 3,
+         "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
+         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention",
+                         "full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+    ),
+    "gemma4-moe": (
+        "gemma4_text",
+        {**_sizes(96, 4, 2, 32, 120), "sliding_window": 21, "num_hidden_layers": 6, "global_head_dim": 48,
+         "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+         "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 40},
+    ),
+    "ministral3": (
+        "ministral3",
+        {**_sizes(96, 6, 2, 32, 160),
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "beta_fast": 32.0,
+                             "beta_slow": 1.0, "original_max_position_embeddings": 16, "mscale": 1.0,
+                             "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
+    ),
+    "phi4": ("phi3", {**_sizes(128, 4, 2, 32, 120), "sliding_window": None}),
+    "phi4-partial": (
+        "phi3",
+        {**_sizes(128, 4, 2, 32, 120),
+         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}},
+    ),
+    "smollm3": ("smollm3", {**_sizes(96, 6, 2, 32, 120), "num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "glm4": (
+        "glm4",
+        {**_sizes(96, 6, 2, 32, 120), "attention_bias": True,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "granite": (
+        "granite",
+        {**_sizes(192, 6, 2, 32, 120), "embedding_multiplier": 3.0, "attention_multiplier": 0.11,
+         "residual_multiplier": 0.4, "logits_scaling": 2.0},
+    ),
+    "olmo3": (
+        "olmo3",
+        {**_sizes(96, 6, 2, 32, 120), "sliding_window": 20, "num_hidden_layers": 5, "rope_parameters": {
+            "full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    ),
+    "mixtral": ("mixtral", {**_sizes(96, 6, 2, 32, 56), "num_local_experts": 5, "num_experts_per_tok": 2}),
+}  # fmt: skip
+"""Families that came later, in shapes that the kernels take."""
 FAST |= NATIVE
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
         "gemma2",
         {**_sizes(48, 4, 2, 16, 80), "sliding_window": 36, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
     ),
-    "mixtral": ("mixtral", {**_sizes(48, 6, 2, 8, 56), "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-adapted": ("mixtral", {**_sizes(48, 6, 2, 8, 56), "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
-MODELS = FAST | ADAPTED
+MODELS = FAST | ADAPTED | TODAY
 
 
 @cache

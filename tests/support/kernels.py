@@ -23,6 +23,7 @@ class AttentionShape:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def attention(
         *tiles.addresses,
         tiles.num_tiles, tiles.num_rows, num_rows,
         -1 if shape.window is None else shape.window, shape.scale, shape.softcap or 0.0, num_threads(),
+        0 if shape.sinks is None else shape.sinks.data_ptr(),
     )  # fmt: skip
     return out
 
@@ -98,9 +100,9 @@ def rope_write(
     return queries
 
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def gate_mul(gate_up: torch.Tensor, out: torch.Tensor, kind: int = 0) -> torch.Tensor:
     """`out` = silu(gate) * up, of rows that hold gate, then up."""
-    kernels().silu_mul(gate_up.data_ptr(), out.data_ptr(), len(out), out.shape[1], num_threads())
+    kernels().gate_mul(gate_up.data_ptr(), out.data_ptr(), len(out), out.shape[1], kind, num_threads())
     return out
 
 

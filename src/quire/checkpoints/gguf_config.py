@@ -6,39 +6,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.checkpoints.families import MAX_SIZE
+from quire.checkpoints.families import FAMILIES, MAX_SIZE
+from quire.checkpoints.families.layer_rules import FULL, SLIDING
+from quire.checkpoints.families.shape import LAYOUT
+from quire.checkpoints.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from quire.errors import CheckpointError
 
 MODEL_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "gpt_oss": "GptOssForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM", "gemma4_text": "Gemma4ForCausalLM", "ministral3": "Ministral3ForCausalLM",
+    "phi3": "Phi3ForCausalLM", "smollm3": "SmolLM3ForCausalLM", "glm4": "Glm4ForCausalLM",
+    "granite": "GraniteForCausalLM", "olmo3": "Olmo3ForCausalLM", "mixtral": "MixtralForCausalLM",
+}  # fmt: skip
 ROPE_SCALINGS = ("none", "linear", "yarn")
-CHANGES_ARITHMETIC = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale", "expert_count")
+CHANGES_ARITHMETIC = (
+    "attention.scale", "logit_scale", "residual_scale", "embedding_scale", "expert_count", "expert_shared_count",
+    "attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "nextn_predict_layers",
+)  # fmt: skip
+"""Keys that only those architectures may have that say what they do with them."""
+GEMMA3_LARGE_LAYERS = 62
+"""Of the one Gemma 3 whose scores are scaled otherwise; its files do not say so."""
 SAMPLING_KEYS = {
     "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat"
 }  # fmt: skip
-OUTER_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 LLAMA3_FACTORS = (8.0, 32.0)
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
@@ -108,36 +99,109 @@ def shortest(value: float) -> float:
     return value
 
 
-def config_of(metadata: Metadata, num_vocabulary: int, tied: bool) -> dict[str, Any]:
-    """config.json, but for RoPE factors kept in a tensor (`llama3_scaling`)."""
+def architecture_of(metadata: Metadata) -> Architecture:
+    """Mixtral's files call themselves llama."""
     arch = metadata.architecture
-    _refuse_what_changes_arithmetic(metadata, arch)
+    return MIXTRAL if arch == "llama" and f"{arch}.expert_count" in metadata.values else ARCHITECTURES[arch]
+
+
+def config_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """config.json, but for RoPE factors kept in a tensor (`with_rope_factors`); `shapes`: of the file's tensors."""
+    arch, made = metadata.architecture, architecture_of(metadata)
+    _refuse_what_changes_arithmetic(metadata, arch, made)
     hidden, heads = metadata.count(f"{arch}.embedding_length"), metadata.count(f"{arch}.attention.head_count")
+    num_layers = metadata.count(f"{arch}.block_count")
     window = metadata.count(f"{arch}.attention.sliding_window", 0, least=0)
-    model_type = "mistral" if arch == "llama" and window else arch
+    model_type = "mistral" if made.model_type == "llama" and window else made.model_type
+    key, activation = FAMILIES[model_type].activation
     config: dict[str, Any] = {
+        LAYOUT: "gguf",
         "architectures": [MODEL_CLASSES[model_type]],
         "model_type": model_type,
-        "hidden_act": "silu",
+        key: activation,
         "hidden_size": hidden,
-        "intermediate_size": metadata.count(f"{arch}.feed_forward_length"),
-        "num_hidden_layers": metadata.count(f"{arch}.block_count"),
+        "intermediate_size": _least(metadata, f"{arch}.feed_forward_length", num_layers),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.count(f"{arch}.attention.head_count_kv", heads),
-        "head_dim": _head_dim(metadata, arch, max(1, hidden // heads)),
+        "num_key_value_heads": _most(metadata, f"{arch}.attention.head_count_kv", num_layers, heads),
         "max_position_embeddings": metadata.count(f"{arch}.context_length"),
         "rms_norm_eps": metadata.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number(f"{arch}.rope.freq_base", 10_000.0),
-        "tie_word_embeddings": tied,
-        "vocab_size": num_vocabulary,
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "vocab_size": shapes["token_embd.weight"][0],
+        **made.fixed,
     }
-    if window:
-        config["sliding_window"] = window
-    if arch != "llama":
-        config |= {"use_sliding_window": bool(window), "max_window_layers": 0}
+    config |= {
+        name: metadata.number(f"{arch}.{key}")
+        for key, name in made.numbers.items()
+        if f"{arch}.{key}" in metadata.values
+    }
+    config |= {
+        name: metadata.count(f"{arch}.{key}", least=0)
+        for key, name in made.counts.items()
+        if f"{arch}.{key}" in metadata.values
+    }
+    config |= _windows(metadata, arch, num_layers, window)
+    config |= _heads(metadata, arch, max(1, hidden // heads))
     if scaling := _rope_scaling(metadata, arch):
         config["rope_scaling"] = scaling
-    return config
+    return config | _own_fields(metadata, config, shapes)
+
+
+def _windows(metadata: Metadata, arch: str, num_layers: int, window: int) -> dict[str, Any]:
+    """How far back layers see. A pattern says of each layer whether it looks back a window."""
+    found: dict[str, Any] = {"sliding_window": window} if window else {}
+    if not window and FAMILIES[ARCHITECTURES[arch].model_type].full_every:
+        found["layer_types"] = [FULL] * num_layers
+    if arch.startswith("qwen"):
+        found |= {"use_sliding_window": bool(window), "max_window_layers": 0}
+    pattern = metadata.values.get(f"{arch}.attention.sliding_window_pattern")
+    if isinstance(pattern, list) and window:
+        found["layer_types"] = [SLIDING if one else FULL for one in pattern[:num_layers]]
+    return found
+
+
+def _own_fields(metadata: Metadata, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """What single families have to themselves."""
+    arch = metadata.architecture
+    match config["model_type"]:
+        case "gpt_oss":
+            return {"rope_scaling": {**config["rope_scaling"], "truncate": False}} if "rope_scaling" in config else {}
+        case "gemma3_text":
+            is_large = config["num_hidden_layers"] == GEMMA3_LARGE_LAYERS
+            size = config["hidden_size"] // config["num_attention_heads"] if is_large else config["head_dim"]
+            base = metadata.number(f"{arch}.rope.freq_base_swa", 10_000.0)
+            return {"query_pre_attn_scalar": size, "rope_local_base_freq": base}
+        case "gemma4_text":
+            return _gemma4_fields(metadata, config, shapes)
+        case "ministral3":
+            beta = f"{arch}.attention.temperature_scale"
+            own = {"llama_4_scaling_beta": metadata.number(beta)} if beta in metadata.values else {}
+            return {"rope_scaling": {**config.get("rope_scaling", {}), "mscale": 1.0, "mscale_all_dim": 1.0, **own}}
+    return {}
+
+
+def _gemma4_fields(
+    metadata: Metadata, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    arch, num_layers = "gemma4", config["num_hidden_layers"]
+    full = [at for at, kind in enumerate(config.get("layer_types", [])) if kind == FULL]
+    wide = _most(metadata, f"{arch}.feed_forward_length", num_layers)
+    heads = metadata.values.get(f"{arch}.attention.head_count_kv")
+    embedding = shapes.get("per_layer_token_embd.weight")
+    return {
+        "head_dim": metadata.count(f"{arch}.attention.key_length_swa", config["head_dim"]),
+        "global_head_dim": metadata.count(f"{arch}.attention.key_length"),
+        "num_global_key_value_heads": heads[full[0]] if isinstance(heads, list) and full else None,
+        "attention_k_eq_v": bool(full) and f"blk.{full[0]}.attn_v.weight" not in shapes,
+        "use_double_wide_mlp": wide != config["intermediate_size"],
+        "enable_moe_block": bool(config.get("num_experts")),
+        "vocab_size_per_layer_input": embedding[0] if embedding else None,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": metadata.number(f"{arch}.rope.freq_base_swa", 10_000.0)},
+            FULL: {"rope_type": "proportional", "rope_theta": config["rope_theta"], "partial_rotary_factor": 1.0},
+        },
+    }
 
 
 def generation_of(metadata: Metadata, num_tokens: int) -> dict[str, Any]:
@@ -158,21 +222,6 @@ def generation_of(metadata: Metadata, num_tokens: int) -> dict[str, Any]:
         if type(value) in (int, float) and math.isfinite(value):
             config[name] = shortest(value) if isinstance(value, float) else value
     return config
-
-
-def hugging_face_name(name: str) -> str | None:
-    """The name Hugging Face gives this tensor, or None if quire knows none."""
-    if name in OUTER_NAMES:
-        return OUTER_NAMES[name]
-    block, _, rest = name.partition(".")
-    index, _, rest = rest.partition(".")
-    part, _, kind = rest.rpartition(".")
-    # isdecimal alone takes digits of other scripts; int() would make two names of one.
-    if block != "blk" or not (index.isascii() and index.isdecimal()) or kind not in {"weight", "bias"}:
-        return None
-    if part not in LAYER_NAMES or index != str(int(index[:9])):
-        return None
-    return f"model.layers.{index}.{LAYER_NAMES[part]}.{kind}"
 
 
 def llama3_scaling(config: Mapping[str, Any], factors: tuple[float, ...]) -> dict[str, Any] | None:
@@ -197,6 +246,16 @@ def llama3_scaling(config: Mapping[str, Any], factors: tuple[float, ...]) -> dic
     )
 
 
+def with_rope_factors(config: dict[str, Any], factors: tuple[float, ...]) -> dict[str, Any]:
+    """The config with what a tensor of factors adds to it."""
+    if config["model_type"] != "gemma4_text":
+        scaling = llama3_scaling(config, factors)
+        return config if scaling is None else {**config, "rope_scaling": scaling}
+    ropes = config["rope_parameters"]
+    share = sum(factor == 1.0 for factor in factors) / len(factors)
+    return {**config, "rope_parameters": {**ropes, FULL: {**ropes[FULL], "partial_rotary_factor": share}}}
+
+
 def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
     """By how much each frequency is divided: not at all if fast, by `factor` if slow, smoothly between."""
     made = []
@@ -207,26 +266,48 @@ def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
     return made
 
 
-def _refuse_what_changes_arithmetic(metadata: Metadata, arch: str) -> None:
+def _refuse_what_changes_arithmetic(metadata: Metadata, arch: str, made: Architecture) -> None:
     for key in CHANGES_ARITHMETIC:
-        if metadata.values.get(f"{arch}.{key}"):
+        if metadata.values.get(f"{arch}.{key}") and key not in (*made.numbers, *made.counts):
             raise CheckpointError(
                 f"quire converts plain decoders, this file has {arch}.{key}; use the model's safetensors instead"
             )
 
 
-def _head_dim(metadata: Metadata, arch: str, default: int) -> int:
+def _heads(metadata: Metadata, arch: str, default: int) -> dict[str, Any]:
+    """The size of a head, and how much of it turns."""
     head_dim = metadata.count(f"{arch}.attention.key_length", default)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        other = metadata.count(f"{arch}.{key}", head_dim)
-        if other != head_dim:
-            raise CheckpointError(
-                f"quire converts models whose heads are rotated whole: {arch}.{key} must be {head_dim}, it is {other}; "
-                "use the model's safetensors instead"
-            )
-    if head_dim % 2:
-        raise CheckpointError(f"a head must have an even number of values, it has {head_dim}; download the file again")
-    return head_dim
+    other = metadata.count(f"{arch}.attention.value_length", head_dim)
+    turning = metadata.count(f"{arch}.rope.dimension_count", head_dim)
+    if other != head_dim or turning > head_dim or head_dim % 2 or turning % 2:
+        raise CheckpointError(
+            f"quire converts models whose keys and values have one even size, of which an even part turns: they are "
+            f"{head_dim}, {other} and {turning}; use the model's safetensors instead"
+        )
+    if turning < head_dim and ARCHITECTURES[arch].is_permuted:
+        raise CheckpointError(
+            f"quire converts models of {arch} whose heads are rotated whole: {arch}.rope.dimension_count must be "
+            f"{head_dim}, it is {turning}; use the model's safetensors instead"
+        )
+    return {"head_dim": head_dim} | ({"partial_rotary_factor": turning / head_dim} if turning < head_dim else {})
+
+
+def _each_layer(metadata: Metadata, key: str, num_layers: int, default: int | None) -> list[int]:
+    """A number for all layers, or one for each."""
+    given = metadata.values.get(key)
+    if not isinstance(given, list):
+        return [metadata.count(key, default)]
+    if len(given) < num_layers or not all(type(one) is int and 1 <= one <= MAX_SIZE for one in given):
+        raise _wrong(key, f"a whole number for each of {num_layers} layers", given)
+    return given[:num_layers]
+
+
+def _least(metadata: Metadata, key: str, num_layers: int, default: int | None = None) -> int:
+    return min(_each_layer(metadata, key, num_layers, default))
+
+
+def _most(metadata: Metadata, key: str, num_layers: int, default: int | None = None) -> int:
+    return max(_each_layer(metadata, key, num_layers, default))
 
 
 def _rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:

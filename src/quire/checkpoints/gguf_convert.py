@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SLICE_VALUES = 2 * 1024 * 1024
 """Values handled at once: 8 MiB as 32-bit floats, about 40 MiB with the dequantiser's temporaries."""
+CONVERTED = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose tensors are the same in both formats, but for their names."""
 KEPT_TYPES = {"F16": 2, "BF16": 2}
 """Types that stay what they are, and their bytes; all others become F32."""
 
@@ -34,6 +36,11 @@ def in_safetensors(checkpoint: Checkpoint, progress: Progress = quiet) -> Path:
     final = checkpoint.directory / SINGLE_NAME
     if checkpoint.source == checkpoint.directory or final.is_file():
         return checkpoint.directory
+    if checkpoint.config["model_type"] not in CONVERTED:
+        raise CheckpointError(
+            f"quire converts GGUF files of {', '.join(CONVERTED)} for torch, this one is of "
+            f"{checkpoint.config['model_type']}; use the CPU backend, or the model's safetensors"
+        )
     try:
         _write(checkpoint, final, progress)
     except OSError as error:

@@ -12,8 +12,9 @@ from typing import Any
 
 from quire.checkpoints.cache import converted_directory, put_in_place
 from quire.checkpoints.directory import CONVERSION_NAME
-from quire.checkpoints.families import check_shapes, expected_shapes, sizes_of
-from quire.checkpoints.gguf_config import Metadata, config_of, generation_of, hugging_face_name, llama3_scaling
+from quire.checkpoints.families import check_shapes, expected_shapes, read_shape
+from quire.checkpoints.gguf_architectures import tensor_name
+from quire.checkpoints.gguf_config import Metadata, architecture_of, config_of, generation_of, with_rope_factors
 from quire.checkpoints.gguf_file import GGUFTensor, opened_gguf, read_exactly
 from quire.checkpoints.gguf_parts import GGUFParts, read_parts
 from quire.checkpoints.gguf_tokenizer import write_tokenizer
@@ -21,7 +22,7 @@ from quire.checkpoints.progress import Progress
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.errors import CheckpointError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Part of the key: raise it when a folder's content changes, and old ones are made anew."""
 NUM_SAMPLES, SAMPLE_BYTES = 16, 64 * 1024
 READ_BYTES = 16 << 20
@@ -66,14 +67,14 @@ def plan(file: GGUFParts) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         raise CheckpointError(
             "a GGUF model must have the matrix token_embd.weight and has not; download the file again"
         )
-    config = config_of(metadata, embedding.shape[0], tied="output.weight" not in file.tensors)
-    if ROPE_FACTORS in file.tensors and (scaling := llama3_scaling(config, _small_tensor(file, ROPE_FACTORS))):
-        config["rope_scaling"] = scaling
+    config = config_of(metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
+    if ROPE_FACTORS in file.tensors:
+        config = with_rope_factors(config, _small_tensor(file, ROPE_FACTORS))
     stored = dict(_stored(file, tensor, config) for name, tensor in file.tensors.items() if name != ROPE_FACTORS)
     check_shapes(config, {name: tensor.shape for name, tensor in stored.items()})
-    needed = expected_shapes(config["model_type"], sizes_of(config))
+    needed = expected_shapes(read_shape(config))
     for tensor in file.tensors.values():
-        if tensor.name != ROPE_FACTORS and hugging_face_name(tensor.name) not in needed:
+        if tensor.name != ROPE_FACTORS and tensor_name(config["model_type"], tensor.name) not in needed:
             raise _no_place(tensor.name, config["model_type"])
     types = {tensor.type for tensor in stored.values() if len(tensor.shape) > 1}
     config["dtype"] = HALF_TYPES.get(types.pop() if len(types) == 1 else "", "float32")
@@ -81,11 +82,11 @@ def plan(file: GGUFParts) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 def _stored(file: GGUFParts, tensor: GGUFTensor, config: dict[str, Any]) -> tuple[str, StoredTensor]:
-    name = hugging_face_name(tensor.name)
+    name = tensor_name(config["model_type"], tensor.name)
     if name is None:
         raise _no_place(tensor.name, config["model_type"])
     heads = 0
-    if Metadata(file.metadata).architecture == "llama":  # the other architectures keep Hugging Face's order of rows
+    if architecture_of(Metadata(file.metadata)).is_permuted:
         if ".q_proj." in name:
             heads = config["num_attention_heads"]
         elif ".k_proj." in name:

@@ -5,6 +5,7 @@
     awq             qweight [in, out / 8], qzeros, scales
     pack-quantized  weight_packed [out, in / words], weight_scale, weight_shape, weight_zero_point, weight_g_idx
     fp8             weight (F8_E4M3), weight_scale or weight_scale_inv
+    mxfp4           NAME_blocks [expert, out, group, 16], NAME_scales [expert, out, group]
 
 How their bits are read is the backend's business; here they get the shape that the model's family expects of them.
 """
@@ -16,8 +17,9 @@ from typing import Any
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.errors import CheckpointError
 
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 MAX_GROUP = 1 << 20
+MXFP4_GROUP = 32
 MAIN_PARTS = {"gptq": "qweight", "awq": "qweight", "pack-quantized": "weight_packed", "fp8": "weight"}
 """The part that has the codes."""
 OTHER_PARTS = {
@@ -63,6 +65,8 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
             return _compressed(given)
         case "fp8":
             return Quantisation("fp8", 8, _square(given.get("weight_block_size")))
+        case "mxfp4":
+            return Quantisation("mxfp4", 4, MXFP4_GROUP)
     raise CheckpointError(
         f"quire reads weights quantised by {', '.join(METHODS)}, config.json has quant_method {str(method)[:40]!r}; "
         "choose the model's original weights, or a GGUF file"
@@ -75,6 +79,8 @@ def with_joined_parts(
     """The same tensors, with the parts of each quantised weight as one under the name the plain weight has."""
     if quantisation is None:
         return dict(tensors)
+    if quantisation.scheme == "mxfp4":
+        return _with_joined_blocks(tensors)
     main, others = MAIN_PARTS[quantisation.scheme], OTHER_PARTS[quantisation.scheme]
     found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in UNUSED_PARTS}
     for name in list(found):
@@ -83,6 +89,24 @@ def with_joined_parts(
             continue
         parts = {part: found.pop(f"{base}.{part}") for part in (main, *others) if f"{base}.{part}" in found}
         found[f"{base}.weight"] = _one(base, parts, quantisation)
+    return found
+
+
+def _with_joined_blocks(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Experts in MXFP4, under the name and with the shape, [expert, in, out], that plain ones have."""
+    found = dict(tensors)
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        base = name.removesuffix("_blocks")
+        blocks, scales = found.pop(name), found.pop(f"{base}_scales", None)
+        if scales is None or len(blocks.shape) != 4 or blocks.shape != (*scales.shape, MXFP4_GROUP // 2):
+            raise CheckpointError(
+                f"{name[:100]!r} must have blocks [expert, out, group, {MXFP4_GROUP // 2}] and scales beside it, "
+                f"{list(blocks.shape)} and {None if scales is None else list(scales.shape)} are there; get it again"
+            )
+        num_experts, num_out, num_groups = scales.shape
+        parts, num_bytes = (("blocks", blocks), ("scales", scales)), blocks.num_bytes + scales.num_bytes
+        shape = (num_experts, num_groups * MXFP4_GROUP, num_out)
+        found[base] = replace(blocks, type="MXFP4", shape=shape, num_bytes=num_bytes, parts=parts)
     return found
 
 

@@ -13,7 +13,7 @@ from quire.config import ModelSettings, Settings
 
 if TYPE_CHECKING:
     from quire.checkpoints import Checkpoint
-    from quire.checkpoints.families import ModelSizes
+    from quire.checkpoints.families import DecoderShape
     from quire.checkpoints.stored_tensors import StoredTensor
 
     Tensors = Mapping[str, StoredTensor]
@@ -40,6 +40,7 @@ SHOWN_KV_DTYPES = ("float32", "bfloat16")
 REACHED = 0.75
 """Of the memory's speed, by steps of one answer; docs/concepts/speed.md has what was measured."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+PER_LAYER_EMBEDDING = "model.embed_tokens_per_layer.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
     config = checkpoint.config
     tensors = checkpoint.tensors
     settings = settings.with_kv_of(checkpoint.matrix_types)
-    sizes, used = _known(config, tensors)
+    shape, used = _known(config, tensors)
     num_values = sum(math.prod(one.shape) for one in used.values())
     return Facts(
         name=checkpoint.name,
@@ -148,37 +149,54 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         architecture=_architecture(config),
         layers=_count(config, "num_hidden_layers"),
         heads=_count(config, "num_attention_heads"),
-        kv_heads=sizes.num_kv_heads if sizes else _count(config, "num_key_value_heads"),
-        head_size=sizes.head_dim if sizes else _count(config, "head_dim"),
+        kv_heads=shape.num_kv_heads if shape else _count(config, "num_key_value_heads"),
+        head_size=shape.head_size if shape else _count(config, "head_dim"),
         context_tokens=_count(config, "max_position_embeddings"),
         vocabulary=_count(config, "vocab_size"),
         parameters=num_values,
         weight_bytes=sum(one.num_bytes for one in tensors.values()),
         weight_types=tuple(sorted({one.type for one in used.values()})),
-        read_bytes_per_token=_read_bytes(used, settings.dtype) if sizes else None,
-        kv_bytes_per_token={dtype: _kv_bytes(sizes, dtype) for dtype in SHOWN_KV_DTYPES} if sizes else None,
+        read_bytes_per_token=_read_bytes(shape, used, settings.dtype) if shape else None,
+        kv_bytes_per_token={dtype: _kv_bytes(shape, dtype) for dtype in SHOWN_KV_DTYPES} if shape else None,
         has_chat_template=checkpoint.chat_template is not None,
         end_tokens=_end_tokens(checkpoint),
         dtype=settings.dtype,
         kv_dtype=settings.kv_dtype,
-        fits=tuple(_fit(gib, sizes, used, settings) for gib in BUDGETS_GIB) if sizes else None,
+        fits=tuple(_fit(gib, shape, used, settings) for gib in BUDGETS_GIB) if shape else None,
     )
 
 
-def _known(config: Mapping[str, Any], tensors: "Tensors") -> "tuple[ModelSizes | None, Tensors]":
-    """Of a known family its sizes and the tensors it uses; of another only all its tensors."""
-    from quire.checkpoints.families import FAMILIES, expected_shapes, sizes_of
+def _known(config: Mapping[str, Any], tensors: "Tensors") -> "tuple[DecoderShape | None, Tensors]":
+    """Of a known family its shape and the tensors it uses; of another only all its tensors."""
+    from quire.checkpoints.families import expected_shapes, is_decoder, read_shape
 
-    if config["model_type"] not in FAMILIES:
+    if not is_decoder(config):
         return None, tensors
-    sizes = sizes_of(config)
-    return sizes, {name: tensors[name] for name in expected_shapes(config["model_type"], sizes)}
+    shape = read_shape(config)
+    return shape, {name: tensors[name] for name in expected_shapes(shape)}
 
 
-def _read_bytes(used: "Tensors", dtype: str) -> int:
-    """Every matrix but an embedding that is not the head too, of which a step reads a few rows."""
-    skipped = EMBEDDING if HEAD in used else ""
-    return sum(_held_bytes(one, dtype) for name, one in used.items() if len(one.shape) > 1 and name != skipped)
+def _read_bytes(shape: "DecoderShape", used: "Tensors", dtype: str) -> int:
+    """What one answer's step reads: every matrix, of experts those it uses. Not an embedding that is not the head too,
+    of which a step reads a few rows."""
+    skipped = {PER_LAYER_EMBEDDING, EMBEDDING if HEAD in used else ""}
+    experts = _expert_names(shape)
+    every = sum(
+        _held_bytes(one, dtype) for name, one in used.items() if len(one.shape) > 1 and name not in skipped | experts
+    )
+    held = sum(_held_bytes(used[name], dtype) for name in experts)
+    mixtures = [layer.mixture for layer in shape.layers if layer.mixture]
+    return every + (held * mixtures[0].num_used // mixtures[0].num_experts if mixtures else 0)
+
+
+def _expert_names(shape: "DecoderShape") -> frozenset[str]:
+    from quire.checkpoints.families.tensors import matrices_of
+
+    found: set[str] = set()
+    for layer in shape.layers:
+        experts = matrices_of(shape, layer).experts
+        found |= set() if experts is None else {one.name for one in experts.all()}
+    return frozenset(found)
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:
@@ -191,16 +209,18 @@ def _count(config: Mapping[str, Any], key: str) -> int | None:
     return value if type(value) is int else None
 
 
-def _kv_bytes(sizes: "ModelSizes", dtype: str) -> int:
-    of_head = sizes.head_dim * VALUE_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)
-    return 2 * sizes.num_layers * sizes.num_kv_heads * of_head
+def _kv_bytes(shape: "DecoderShape", dtype: str) -> int:
+    own = [layer for layer in shape.layers if layer.has_kv]
+    return sum(
+        2 * layer.num_kv_heads * (layer.head_size * VALUE_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)) for layer in own
+    )
 
 
-def _fit(memory_gib: int, sizes: "ModelSizes", used: "Tensors", settings: ModelSettings) -> Fit:
+def _fit(memory_gib: int, shape: "DecoderShape", used: "Tensors", settings: ModelSettings) -> Fit:
     held_bytes = sum(_held_bytes(one, settings.dtype) for one in used.values())
     left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_bytes
     block_size = settings.block_size
-    num_blocks = max(0, left_bytes // (_kv_bytes(sizes, settings.kv_dtype) * block_size))
+    num_blocks = max(0, left_bytes // (_kv_bytes(shape, settings.kv_dtype) * block_size))
     return Fit(memory_gib, num_blocks * block_size)
 
 

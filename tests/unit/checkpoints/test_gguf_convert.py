@@ -197,8 +197,9 @@ def test_a_sliding_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tiny", "sentence"),
     [
-        (Tiny(arch="gemma3"), "llama, qwen2, qwen3"),
-        (Tiny(metadata={"llama.expert_count": 8}), "llama.expert_count"),
+        (Tiny(arch="gemma2"), "llama, qwen2, qwen3, qwen3moe"),
+        (Tiny(arch="qwen2", metadata={"qwen2.expert_count": 8}), "qwen2.expert_count"),
+        (Tiny(metadata={"llama.expert_count": 8, "llama.expert_used_count": 2}), "block_sparse_moe.gate.weight"),
         (Tiny(metadata={"llama.context_length": None}), "it is missing"),
         (Tiny(metadata={"llama.context_length": "long"}), "it is 'long'"),
         (Tiny(metadata={"llama.block_count": 2}), "must hold 'model.layers.1."),

@@ -1,10 +1,8 @@
-"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 families over flat batches, every weight packed once.
+"""A decoder of any family of the table over flat batches, every weight packed once. A step is one native call.
 
-The families differ in biases, QK-norm and windows only, and the weights say which are there. Queries, keys and values
-are one product where their formats are one, and so are gate and up. A step is one native call.
+What a family has or has not is read from its shape (checkpoints/families); here it becomes addresses and numbers.
 """
 
-from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -12,39 +10,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.backends.cpu.kv_store import KV_TYPES, KVStore
-from quire.backends.cpu.layers import CALL, CHUNK_ROWS, NO_LINEAR, PARTS, Buffers, Call, check_layout, layer_table
-from quire.backends.cpu.linear import Linear, Packer, Reference
+from quire.backends.cpu.layer_weights import LayerWeights
+from quire.backends.cpu.layers import CALL, CHUNK_ROWS, GATES, LAYER, PARTS, ROPE, STORE, Buffers, Call, check_layout
+from quire.backends.cpu.linear import Packer
 from quire.backends.cpu.tiles import StepTiles
 from quire.backends.cpu.weight_reader import WeightReader
 from quire.backends.host.batch import Batch
-from quire.backends.host.decoder_shape import DecoderShape, LayerShape
-from quire.backends.host.rope import Rope
+from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.rope import read_rope
 from quire.backends.host.sampler import Likeliest
 from quire.backends.host.wanted import Computed
-from quire.backends.kernels.arrays import Floats, address_of
+from quire.backends.kernels.arrays import address_of
 from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.threads import num_threads
+from quire.checkpoints.families import DecoderShape
 from quire.errors import CheckpointError, InvariantError
-
-EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
 
 class Decoder:
     """A model of these families. Every row's arithmetic depends on that row alone."""
 
-    def __init__(self, shape: DecoderShape, rope: Rope, reader: WeightReader, packer: Packer) -> None:
+    def __init__(
+        self, shape: DecoderShape, reader: WeightReader, packer: Packer, has_balanced_keys: bool = False
+    ) -> None:
         check_layout()
         self.shape = shape
-        self._rope = rope
-        self._weights = _Weights(reader, packer)
-        embedding = head = self._weights.matrix(EMBEDDING, shape.vocabulary_size, shape.hidden_size)
-        if shape.has_tied_head:
-            reader.forget(HEAD)
-        else:
-            head = self._weights.matrix(HEAD, shape.vocabulary_size, shape.hidden_size)
-        self._layers = layer_table([self._read_layer(reader, at) for at in range(shape.num_layers)])
-        self._call = self._constant_call(embedding, head, self._weights.vector([NORM], [shape.hidden_size]))
-        self._buffers = Buffers(shape, 0, 0)
+        rules = list(dict.fromkeys(layer.rope for layer in shape.layers))
+        self._ropes = [read_rope(rule) for rule in rules]
+        weights = self._weights = LayerWeights(shape, reader, packer, has_balanced_keys)
+        outer = weights.outer()
+        self._layers = np.array([weights.layer(layer, rules.index(layer.rope)) for layer in shape.layers], LAYER)
+        self._numbers = list(range(shape.num_layers))
+        """Of the layers that a step goes through."""
+        self._call = self._constant_call(outer)
+        self._buffers = self._make_buffers(0, 0)
         self._store: KVStore | None = None
         """Whom the call was told of."""
         self._seconds: NDArray[np.float64] | None = None
@@ -52,8 +51,12 @@ class Decoder:
 
     @property
     def kv_shapes(self) -> tuple[LayerShape, ...]:
-        """What a token takes, layer by layer."""
-        return (self.shape.layer,) * self.shape.num_layers
+        """What a token takes, layer by layer, of those that keep anything."""
+        return tuple(
+            LayerShape(layer.num_kv_heads, layer.head_size, layer.head_size)
+            for layer in self.shape.layers
+            if layer.has_kv
+        )
 
     @property
     def vocabulary_size(self) -> int:
@@ -66,11 +69,18 @@ class Decoder:
         self._call.fields["seconds"] = 0 if seconds is None else address_of(seconds, np.float64, (len(PARTS),))
 
     def shallow(self) -> "Decoder":
-        """The same with its first layer alone: a step takes as much memory and little time."""
+        """The same with one layer of each kind: a step takes as much memory and little time."""
         other = copy(self)
+        kinds: dict[object, int] = {}
+        for layer in self.shape.layers:
+            mixture, rest = layer.mixture, (layer.num_kv_heads, layer.head_size, layer.intermediate_size, layer.window)
+            kinds.setdefault((mixture, rest, layer.has_kv), layer.number)
+        other._numbers = sorted(kinds.values())
+        other._layers = self._layers[other._numbers]
         other._call = Call(self._call.fields.copy())
-        other._call.fields["num_layers"] = 1
-        other._buffers, other._store = Buffers(self.shape, 0, 0), None
+        other._call.fields["layers"] = other._layers.ctypes.data
+        other._call.fields["num_layers"] = len(other._numbers)
+        other._buffers, other._store = self._make_buffers(0, 0), None
         return other
 
     def compute(
@@ -91,7 +101,7 @@ class Decoder:
         buffers, call = self._buffers, self._call
         if num_rows > buffers.num_rows or num_wanted > buffers.num_wanted:
             most = max(num_rows, buffers.num_rows), max(num_wanted, buffers.num_wanted)
-            buffers = self._buffers = Buffers(self.shape, *most)
+            buffers = self._buffers = self._make_buffers(*most)
             buffers.tell(call.fields)
         tiles = StepTiles(batch.items, store.block_size, self.shape.group_size)
         if tiles.max_block > store.num_blocks or tiles.num_rows != num_rows:
@@ -111,78 +121,47 @@ class Decoder:
         likeliest = Likeliest(buffers.likeliest[:num_sampled], buffers.is_sound[:num_sampled])
         return Computed(buffers.is_finite[:num_rows], buffers.hidden[:num_rows], buffers.logits[:num_wanted], likeliest)
 
-    def _constant_call(self, embedding: Linear, head: Linear, norm: Floats) -> Call:
+    def _make_buffers(self, num_rows: int, num_wanted: int) -> Buffers:
+        return Buffers(self.shape, int(self._call.fields["angles_size"]), num_rows, num_wanted)
+
+    def _constant_call(self, outer: dict[str, Any]) -> Call:
         call, shape = np.zeros((), CALL), self.shape
-        self._held = embedding, head, norm, np.ascontiguousarray(self._rope.frequencies, np.float32)
-        call["embedding"], call["head"] = embedding.reference, head.reference
-        call["frequencies"], call["rope_scaling"] = self._held[-1].ctypes.data, self._rope.scaling
-        call["layers"], call["num_layers"], call["norm"] = self._layers.ctypes.data, shape.num_layers, norm.ctypes.data
-        call["eps"], call["scale"] = shape.norm_eps, shape.head_size**-0.5
-        call["num_heads"], call["num_kv_heads"] = shape.num_heads, shape.num_kv_heads
-        call["head_size"], call["hidden_size"] = shape.head_size, shape.hidden_size
-        call["intermediate_size"], call["chunk_rows"] = shape.intermediate_size, CHUNK_ROWS
+        for name, value in outer.items():
+            call[name] = value
+        table = self._rope_table = np.zeros(len(self._ropes), ROPE)
+        for at, rope in enumerate(self._ropes):
+            size = 2 * len(rope.frequencies)
+            table[at] = (rope.frequencies.ctypes.data, rope.scaling, size, int(call["angles_size"]))
+            call["angles_size"] += size
+        scales = shape.scales
+        for name, number in {
+            "layers": self._layers.ctypes.data, "num_layers": shape.num_layers, "num_all_layers": shape.num_layers,
+            "ropes": table.ctypes.data, "num_ropes": len(table), "eps": shape.norm_eps,
+            "scale": scales.attention, "softcap": scales.score_cap or 0.0,
+            "embedding_scale": scales.embedding, "added_scale": scales.added,
+            "logit_scale": scales.logits, "logit_cap": scales.logit_cap or 0.0,
+            "query_beta": scales.position.beta if scales.position else 0.0,
+            "query_origin": scales.position.origin if scales.position else 1.0,
+            "num_heads": shape.num_heads, "hidden_size": shape.hidden_size, "gate": GATES[shape.family.gate],
+            "most_head_size": shape.head_size, "most_group": shape.group_size, "chunk_rows": CHUNK_ROWS,
+        }.items():  # fmt: skip
+            call[name] = number
         return Call(call)
 
     def _tell_store(self, store: KVStore) -> None:
+        """Each layer reads its own keys and values, or those of an earlier one."""
         self._store = store
-        call, block = self._call.fields, store.keys[0][0].size
+        own = [layer.number for layer in self.shape.layers if layer.has_kv]
+        rows = []
+        for number in self._numbers:
+            at = own.index(self.shape.layers[number].kv_layer)
+            keys, values = store.keys[at], store.values[at]
+            rows.append((keys.ctypes.data, values.ctypes.data, keys[0].size, values[0].size))
+        self._stores = np.array(rows, STORE)
+        call = self._call.fields
         call["stores"], call["kv_type"], call["block_size"] = (
-            store.addresses.ctypes.data, KV_TYPES[store.dtype], store.block_size,
+            self._stores.ctypes.data, KV_TYPES[store.dtype], store.block_size,
         )  # fmt: skip
-        call["key_block_stride"] = call["value_block_stride"] = block
-
-    def _read_layer(self, reader: WeightReader, at: int) -> tuple[Any, ...]:
-        shape, weights, prefix = self.shape, self._weights, f"model.layers.{at}."
-        hidden, wide, attention = shape.hidden_size, shape.intermediate_size, f"{prefix}self_attn."
-        norms = [
-            weights.address([f"{prefix}input_layernorm.weight"], [hidden]),
-            *(
-                weights.address([name], [shape.head_size]) if reader.has(name) else 0
-                for name in (f"{attention}q_norm.weight", f"{attention}k_norm.weight")
-            ),
-            weights.address([f"{prefix}post_attention_layernorm.weight"], [hidden]),
-        ]
-        sizes = [shape.query_size, shape.kv_size, shape.kv_size]
-        qkv = weights.products([f"{attention}{name}_proj" for name in "qkv"], sizes, hidden)
-        out = weights.products([f"{attention}o_proj"], [hidden], shape.query_size)
-        gate_up = weights.products([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], [wide, wide], hidden)
-        down = weights.products([f"{prefix}mlp.down_proj"], [hidden], wide)
-        linears = (qkv, *out, gate_up, *down)
-        window = shape.windows[at]
-        return (*norms, *linears, -1 if window is None else window)
-
-
-class _Weights:
-    """Reads weights and keeps what addresses were taken of."""
-
-    def __init__(self, reader: WeightReader, packer: Packer) -> None:
-        self._reader = reader
-        self._packer = packer
-        self._held: list[object] = []
-
-    def vector(self, names: Sequence[str], sizes: Sequence[int]) -> Floats:
-        found = self._reader.vector(names, sizes)
-        self._held.append(found)
-        return found
-
-    def address(self, names: Sequence[str], sizes: Sequence[int]) -> int:
-        return self.vector(names, sizes).ctypes.data
-
-    def matrix(self, name: str, num_out: int, num_in: int) -> Linear:
-        return self._packer.pack([self._reader.source(name, num_out, num_in)])
-
-    def products(self, names: Sequence[str], sizes: Sequence[int], num_in: int) -> list[Reference]:
-        """A reference for each tensor: to weights that several are together, then to none."""
-        biases = [f"{name}.bias" for name in names]
-        bias = self.vector(biases, sizes) if self._reader.has(biases[0]) else None
-        sources = [self._reader.source(f"{name}.weight", size, num_in) for name, size in zip(names, sizes, strict=True)]
-        made, first = [], 0
-        for group in self._packer.groups(sources):
-            end = first + sum(source.num_out for source in group)
-            made.append(self._packer.pack(group, None if bias is None else bias[first:end]))
-            first = end
-        self._held += made
-        return [one.reference for one in made] + [NO_LINEAR] * (len(names) - len(made))
 
 
 def _refuse_unread(reader: WeightReader) -> None:

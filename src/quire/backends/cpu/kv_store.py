@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.host.decoder_shape import LayerShape, num_block_bytes
+from quire.backends.host.kv_shape import LayerShape, num_block_bytes
 from quire.backends.kernels import large_pages
 from quire.core.step import BlockCopy
 
@@ -52,10 +52,6 @@ class KVStore:
         values = [(num_blocks + 1, s.num_kv_heads, block_size, s.value_size + rows) for s in shapes]
         arrays = _zeros([*keys, *values], np.dtype(HELD_AS[dtype]))
         self.keys, self.values = arrays[: len(keys)], arrays[len(keys) :]
-        self.addresses = np.array(
-            [(one.ctypes.data, other.ctypes.data) for one, other in zip(self.keys, self.values, strict=True)], np.uint64
-        )
-        """[layer, 2]: where its keys and its values lie."""
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Whole blocks, in the order given: a later copy may read what an earlier one wrote."""

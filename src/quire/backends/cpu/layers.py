@@ -4,48 +4,70 @@ Buffers are made for the most rows seen so far and used again by every step; wha
 memory.
 """
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.host.decoder_shape import DecoderShape
 from quire.backends.kernels.extension import kernels
+from quire.checkpoints.families import DecoderShape
+from quire.checkpoints.families.family import Gate
 from quire.errors import InvariantError
 
 PARTS = (
-    "qkv", "out", "gate_up", "down", "attention", "rope_write", "add_rms_norm", "silu_mul", "embed", "head", "argmax",
+    "qkv", "out", "gate_up", "down", "attention", "rope_write", "add_rms_norm", "gated", "embed", "head", "argmax",
+    "router", "experts", "per_layer",
 )  # fmt: skip
 """What a call can be asked to time, in the order of its seconds."""
 CHUNK_ROWS = 256
 """Rows that a chain of products takes at once: what one makes is still in the cache when the next reads it."""
+GATES = {Gate.SILU: 0, Gate.GELU_TANH: 1, Gate.CLAMPED_SILU: 2}
+"""As native/kernels.hpp numbers them."""
 
 LINEAR = np.dtype([
     *((name, "i8") for name in ("packing", "format", "arithmetic", "group")),
     ("packed", "u8"), ("bias", "u8"), ("num_in", "i8"), ("num_out", "i8"),
 ])  # fmt: skip
-LAYER = np.dtype([
-    *((name, "u8") for name in ("input_norm", "query_norm", "key_norm", "post_norm")),
-    ("qkv", LINEAR, 3), ("out", LINEAR), ("gate_up", LINEAR, 2), ("down", LINEAR),
-    ("window", "i8"),
+MIXTURE = np.dtype([
+    ("router", LINEAR),
+    *((name, "u8") for name in ("router_norm", "input_norm", "dense_norm", "after_norm", "expert_scales")),
+    *((name, "u8") for name in ("gate_up", "down")),
+    *((name, "i8") for name in ("num_experts", "num_used", "intermediate_size", "is_shared_by_all")),
 ])  # fmt: skip
+PER_LAYER = np.dtype([("gate", LINEAR), ("project", LINEAR), ("after_norm", "u8")])
+LAYER = np.dtype([
+    *((name, "u8") for name in ("input_norm", "attention_norm", "mlp_norm", "after_norm")),
+    *((name, "u8") for name in ("query_norm", "key_norm", "value_norm", "sinks")),
+    ("qkv", LINEAR, 3), ("out", LINEAR), ("gate_up", LINEAR, 2), ("down", LINEAR),
+    ("mixture", MIXTURE), ("per_layer", PER_LAYER),
+    *((name, "i8") for name in ("window", "num_kv_heads", "head_size", "intermediate_size")),
+    *((name, "i8") for name in ("has_kv", "has_values", "query_span", "key_span", "rope", "number")),
+    ("scale", "f8"),
+])  # fmt: skip
+ROPE = np.dtype([("frequencies", "u8"), ("scaling", "f8"), ("head_size", "i8"), ("first", "i8")])
+STORE = np.dtype([("keys", "u8"), ("values", "u8"), ("key_block_stride", "i8"), ("value_block_stride", "i8")])
 WORD_BYTES = 8
 """Of every field."""
 NO_LINEAR = (0, 0, 0, 0, 0, 0, 0, 0)
 CALL = np.dtype([
-    ("embedding", LINEAR), ("head", LINEAR),
-    ("layers", "u8"), ("stores", "u8"), ("num_layers", "i8"), ("norm", "u8"), ("eps", "f8"), ("scale", "f8"),
-    ("frequencies", "u8"), ("rope_scaling", "f8"),
-    *((name, "i8") for name in ("num_heads", "num_kv_heads", "head_size", "hidden_size", "intermediate_size")),
-    *((name, "i8") for name in ("key_block_stride", "value_block_stride", "kv_type", "block_size")),
+    ("embedding", LINEAR), ("head", LINEAR), ("per_layer_embedding", LINEAR), ("per_layer_projection", LINEAR),
+    ("per_layer_norm", "u8"), ("per_layer_size", "i8"),
+    *((name, "f8") for name in ("per_layer_scale", "projection_scale", "per_layer_sum_scale")),
+    *((name, "u8") for name in ("layers", "stores", "ropes")),
+    *((name, "i8") for name in ("num_layers", "num_all_layers", "num_ropes")),
+    ("norm", "u8"),
+    *((name, "f8") for name in ("eps", "scale", "softcap")),
+    *((name, "f8") for name in ("embedding_scale", "added_scale", "logit_scale", "logit_cap")),
+    *((name, "f8") for name in ("query_beta", "query_origin")),
+    *((name, "i8") for name in ("num_heads", "hidden_size", "gate", "angles_size", "most_head_size", "most_group")),
+    *((name, "i8") for name in ("kv_type", "block_size")),
     *((name, "u8") for name in ("tokens", "positions", "blocks", "slots", "tables", "members", "tiles")),
     *((name, "u8") for name in ("wanted", "needed")),
     *((name, "i8") for name in ("num_tiles", "num_rows", "num_wanted", "num_needed", "num_sampled", "num_threads")),
     *((name, "u8") for name in ("hidden", "logits", "likeliest", "is_sound", "is_finite")),
-    *((name, "u8") for name in ("residual", "added", "queries", "answers", "cos", "sin", "picked")),
-    *((name, "u8") for name in ("qkv", "gate_up", "gated")),
+    *((name, "u8") for name in ("residual", "added", "queries", "answers", "cos", "sin")),
+    *((name, "u8") for name in ("query_scales", "per_layer", "picked", "qkv", "gate_up", "gated")),
     ("chunk_rows", "i8"), ("seconds", "u8"),
 ])  # fmt: skip
 STEP = (
@@ -55,21 +77,20 @@ STEP = (
 """Neighbours in CALL: what is another in every step."""
 COMPUTED = ("hidden", "logits", "likeliest", "is_sound", "is_finite")
 """Of buffers: what a step comes to."""
-BETWEEN = ("residual", "added", "queries", "answers", "cos", "sin", "picked", "qkv", "gate_up", "gated")
+BETWEEN = (
+    "residual", "added", "queries", "answers", "cos", "sin", "query_scales", "per_layer", "picked", "qkv", "gate_up",
+    "gated",
+)  # fmt: skip
 
 
 @cache
 def check_layout() -> None:
     """Refuse an extension that was built from other structures."""
-    built = (kernels().layer_bytes(), kernels().decoder_call_bytes())
-    if built != (LAYER.itemsize, CALL.itemsize):
-        raise InvariantError(f"the kernels take structures of {built} bytes, this source has {LAYER.itemsize} and "
-                             f"{CALL.itemsize}; build quire._native again")  # fmt: skip
-
-
-def layer_table(rows: Sequence[tuple[Any, ...]]) -> NDArray[Any]:
-    """Layers as one array of LAYER."""
-    return np.array(rows, LAYER)
+    built = (kernels().layer_bytes(), kernels().rope_rule_bytes(), kernels().decoder_call_bytes())
+    here = (LAYER.itemsize, ROPE.itemsize, CALL.itemsize)
+    if built != here:
+        raise InvariantError(f"the kernels take structures of {built} bytes, this source has {here}; "
+                             "build quire._native again")  # fmt: skip
 
 
 class Call:
@@ -89,7 +110,7 @@ class Call:
 class Buffers:
     """What one step works in: so many rows, of which so many are wanted."""
 
-    def __init__(self, shape: DecoderShape, num_rows: int, num_wanted: int) -> None:
+    def __init__(self, shape: DecoderShape, angles_size: int, num_rows: int, num_wanted: int) -> None:
         chunk = min(num_rows, CHUNK_ROWS)
         self.num_rows, self.num_wanted = num_rows, num_wanted
         self.logits = np.empty((num_wanted, shape.vocabulary_size), np.float32)
@@ -102,11 +123,14 @@ class Buffers:
         self.is_finite = np.empty(num_rows, np.bool_)
         self.queries = np.empty((num_rows, shape.query_size), np.float32)
         self.answers = np.empty_like(self.queries)
-        self.cos = np.empty((num_rows, shape.head_size), np.float32)
+        self.cos = np.empty((num_rows, angles_size), np.float32)
         self.sin = np.empty_like(self.cos)
+        self.query_scales = np.empty(num_rows, np.float32)
+        self.per_layer = np.empty((num_rows, shape.num_layers * shape.per_layer_size), np.float32)
         self.qkv = np.empty((chunk, shape.query_size + 2 * shape.kv_size), np.float32)
-        self.gate_up = np.empty((chunk, 2 * shape.intermediate_size), np.float32)
-        self.gated = np.empty((chunk, shape.intermediate_size), np.float32)
+        wide = max(shape.intermediate_size, shape.per_layer_size)
+        self.gate_up = np.empty((chunk, 2 * wide), np.float32)
+        self.gated = np.empty((chunk, wide), np.float32)
 
     def tell(self, call: NDArray[Any]) -> None:
         """Write the addresses into a call."""

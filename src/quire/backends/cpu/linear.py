@@ -18,6 +18,7 @@ from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import PIECE_ROWS, WEIGHT_TYPES, PackedProduct, widened_bf16
 from quire.backends.kernels.threads import num_threads
+from quire.errors import CheckpointError
 
 Reference = tuple[int, int, int, int, int, int, int, int]
 """As `native/decoder.hpp` wants a weight: packing, format, arithmetic, group, address, address of the bias or 0,
@@ -69,10 +70,30 @@ class Packer:
         """One weight of these, one below the other."""
         if (dtype := self._plain_type(sources[0])) is not None:
             return _PlainLinear(sources, bias, dtype, self._arena)
+        return self._panels(sources, bias)
+
+    def _panels(self, sources: Sequence[Source], bias: Floats | None) -> "_PanelLinear":
         made = sources[0].format
         is_integer = self._arithmetic != "float" and Arithmetic.INTEGER in made.arithmetics
         arithmetic = Arithmetic.INTEGER if is_integer else Arithmetic.FLOAT
         return _PanelLinear(PackedWeight(sources, self._arena, num_threads(), bias), arithmetic)
+
+    def pack_each(
+        self, sources: Sequence[Source], biases: Sequence[Floats | None]
+    ) -> tuple[list[Linear], list[Reference]]:
+        """What is held, and a reference for each source: to its outputs of one weight where they can be that."""
+        if any(source.format != sources[0].format for source in sources):
+            names = sorted({source.format.name for source in sources})
+            raise CheckpointError(
+                f"the experts of a layer must have one format, they have {', '.join(names)}; take the model in another"
+            )
+        is_whole = can_join([*sources, sources[0]])  # the last one too has whole panels, as if another came behind it
+        if self._plain_type(sources[0]) is None and is_whole:
+            bias = None if biases[0] is None else np.concatenate([one for one in biases if one is not None])
+            whole = self._panels(sources, bias)
+            return [whole], whole.parts(len(sources))
+        made = [self.pack([source], own) for source, own in zip(sources, biases, strict=True)]
+        return made, [one.reference for one in made]
 
     def _can_join(self, sources: Sequence[Source]) -> bool:
         if self._plain_type(sources[0]) is None:
@@ -97,6 +118,15 @@ class _PanelLinear:
         weight = self._weight
         kind = (PANELS, weight.format.native_id, int(self._arithmetic), weight.group)
         return (*kind, *weight.addresses, weight.num_in, weight.num_out)
+
+    def parts(self, count: int) -> list[Reference]:
+        """References to equal parts of the outputs, each of whole panels."""
+        kind, (packed, bias), num_in = self.reference[:4], self.reference[4:6], self.reference[6]
+        size = self._weight.num_out // count
+        num_bytes = self._weight.num_bytes // count
+        return [
+            (*kind, packed + at * num_bytes, bias + at * size * 4 if bias else 0, num_in, size) for at in range(count)
+        ]
 
     def product(self, rows: Floats, out: Floats) -> None:
         self._weight.product(rows, out, self._arithmetic, num_threads())

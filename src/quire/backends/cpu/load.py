@@ -8,8 +8,7 @@ from quire.backends.cpu.linear import Packer
 from quire.backends.cpu.runner import CpuRunner
 from quire.backends.cpu.tiles import most_record_bytes
 from quire.backends.cpu.weight_reader import WeightReader, format_of
-from quire.backends.host.decoder_shape import is_decoder, model_tokens, read_shape
-from quire.backends.host.rope import read_rope
+from quire.backends.host.kv_shape import model_tokens
 from quire.backends.host.step_times import measured_cost
 from quire.backends.host.worst_step import measured_bytes, worst_plans
 from quire.backends.kernels.extension import available
@@ -18,11 +17,11 @@ from quire.backends.kernels.threads import use_threads
 from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Checkpoint
-from quire.checkpoints.families import FAMILIES
+from quire.checkpoints.families import read_shape, why_not_decoder
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 
-HEAD_SIZES = range(32, 256 + 1, 8)
+HEAD_SIZES = range(32, 512 + 1, 8)
 BLOCK_SIZES = (16, 32, 64)
 
 
@@ -31,17 +30,17 @@ def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
     config = checkpoint.config
     if settings.device != "cpu":
         return f"the CPU backend runs on the device cpu, {settings.device} is asked for"
-    if not is_decoder(config):
-        return f"the CPU backend runs {', '.join(sorted(FAMILIES))}, this model is {config.get('model_type')!r}"
+    if (reason := why_not_decoder(config)) is not None:
+        return f"the CPU backend does not run this model: {reason}"
     if settings.dtype not in ("auto", *WEIGHT_TYPES):
         return f"the CPU backend holds weights in {' or '.join(WEIGHT_TYPES)}, not in {settings.dtype}"
     if settings.kv_dtype not in HELD_AS:
         return f"the CPU backend holds keys and values in {', '.join(HELD_AS)}, not in {settings.kv_dtype}"
-    head_size = read_shape(config).head_size
-    if head_size not in HEAD_SIZES or settings.block_size not in BLOCK_SIZES:
+    sizes = {layer.head_size for layer in read_shape(config).layers}
+    if not sizes.issubset(HEAD_SIZES) or settings.block_size not in BLOCK_SIZES:
         return (
-            "the CPU backend takes heads of 32 to 256 in steps of 8 and blocks of 16, 32 or 64, this is "
-            f"{head_size} and {settings.block_size}"
+            "the CPU backend takes heads of 32 to 512 in steps of 8 and blocks of 16, 32 or 64, this is "
+            f"{', '.join(map(str, sorted(sizes)))} and {settings.block_size}"
         )
     return probe("bfloat16" if _takes_tiles(settings) else "float32")
 
@@ -104,7 +103,7 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: in
     logit_bytes = settings.max_step_tokens * shape.vocabulary_size * 4
     memory_plan.check_weights_fit(budget_bytes, reader.num_bytes, 0, logit_bytes)
     packer = Packer(settings.arithmetic, _takes_tiles(settings))
-    model = Decoder(shape, read_rope(config, shape.head_size), reader, packer)
+    model = Decoder(shape, reader, packer, settings.kv_dtype == "int8")
     on_read(total, total)  # heads of files and tensors that nobody needs are passed over, not missing
     return model
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from quire.backends.host.decoder_shape import DecoderShape, is_decoder, read_shape
 from quire.backends.kernels import extension
 from quire.backends.kernels.arrays import Array, Floats
 from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import PackedProduct
 from quire.backends.kernels.threads import num_threads
 from quire.backends.roof import RoofPoint
+from quire.checkpoints.families import DecoderShape, is_decoder, read_shape
 from quire.config import ModelSettings
 from quire.errors import InvariantError
 

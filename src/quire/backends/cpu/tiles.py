@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.backends.host.decoder_shape import DecoderShape
 from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.threads import num_threads
+from quire.checkpoints.families import DecoderShape
 from quire.core.step import WorkItem
 
 NUMBER_BYTES = 4

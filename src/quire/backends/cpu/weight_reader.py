@@ -4,7 +4,7 @@ Weights stay what the file has, or become float32 or bfloat16 if that is asked f
 read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,13 +28,14 @@ from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import rounded_bf16
 from quire.backends.kernels.threads import num_threads
 from quire.checkpoints import Checkpoint
-from quire.checkpoints.quantisation import Quantisation, read_quantisation
+from quire.checkpoints.families.tensors import Matrix
+from quire.checkpoints.quantisation import MXFP4_GROUP, Quantisation, read_quantisation
 from quire.checkpoints.stored_tensors import FLOAT_BYTES, StoredTensor, numbers_of, opened_weights, read_rows
 from quire.errors import CheckpointError
 
 CHOSEN = {"float32": FORMATS["F32"], "bfloat16": FORMATS["BF16"]}
 """What all weights become where that is asked for."""
-READ_AS = {"I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F8_E4M3": "u1"}
+READ_AS = {"U8": "u1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F8_E4M3": "u1"}
 """Types that a quantised weight's parts may have."""
 
 
@@ -83,6 +84,7 @@ class WeightReader:
     """Finds tensors by name and reads them, checking every shape."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, on_read: Callable[[int], None]) -> None:
+        self._tensors = checkpoint.tensors
         self._unread = dict(checkpoint.tensors)
         self._quantisation = read_quantisation(checkpoint.config)
         self._dtype = dtype
@@ -106,15 +108,43 @@ class WeightReader:
         """Pass over a tensor that the model does not need."""
         self._unread.pop(name, None)
 
-    def vector(self, names: Sequence[str], sizes: Sequence[int]) -> Floats:
-        """Tensors of one dimension, one after the other."""
-        parts = [self._take(name, (size,)) for name, size in zip(names, sizes, strict=True)]
-        return np.concatenate([part.numbers(0, 1)[0] for part in parts])
+    def vector(self, name: str, shape: tuple[int, ...]) -> Floats:
+        """All numbers of a small tensor, in order."""
+        rows = self._take(name, shape)
+        return rows.numbers(0, rows.tensor.num_rows).reshape(-1)
 
-    def source(self, name: str, num_out: int, num_in: int) -> Source:
+    def bias(self, matrix: Matrix) -> Floats | None:
+        """Of its outputs, if it has one."""
+        if matrix.bias is None:
+            return None
+        return self.vector(matrix.bias, matrix.bias_shape)[row_order(matrix)]
+
+    def source(self, matrix: Matrix) -> Source:
         """A matrix in the format in which it will be held."""
-        rows = self._take(name, (num_out, num_in))
+        rows = self._take(matrix.name, matrix.shape)
+        if matrix.is_transposed and not rows.tensor.parts:
+            return self._transposed(rows, matrix)
+        num_in = matrix.shape[-2] if matrix.is_transposed else matrix.shape[-1]
+        whole = self._whole(rows, rows.tensor.num_values // num_in, num_in)
+        order = row_order(matrix)
+        return whole if len(order) == whole.num_out and bool((np.diff(order) == 1).all()) else _selected(whole, order)
+
+    def _transposed(self, rows: FileRows, matrix: Matrix) -> Source:
+        """Of plain numbers, [expert, in, out]."""
+        _, num_in, width = matrix.shape
+        expert = matrix.first // width
+        columns = row_order(matrix) - expert * width
+        made = format_of(rows.tensor, self._dtype)
+
+        def numbers(first: int, end: int) -> Floats:
+            return rows.numbers(expert * num_in, (expert + 1) * num_in).T[columns[first:end]]
+
+        return _of_numbers(made if made.name == "BF16" else FORMATS["F32"], (matrix.num_out, num_in), numbers)
+
+    def _whole(self, rows: FileRows, num_out: int, num_in: int) -> Source:
         tensor = rows.tensor
+        if tensor.type == "MXFP4" and tensor.parts:
+            return self._chosen(mxfp4_source(rows, num_out, num_in))
         if self._quantisation is not None and tensor.parts:
             return self._chosen(_checked(scheme_source(rows, self._quantisation), tensor))
         if self._dtype not in CHOSEN and tensor.type not in FLOAT_BYTES.keys() - GGUF_NAMES:
@@ -134,7 +164,8 @@ class WeightReader:
         return _of_numbers(CHOSEN[self._dtype], (source.num_out, source.num_in), numbers)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> FileRows:
-        tensor = self._unread.pop(name, None)
+        self._unread.pop(name, None)
+        tensor = self._tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"the model needs a tensor {name!r} and its files have none; download them again")
         if tensor.shape != shape:
@@ -150,6 +181,37 @@ class WeightReader:
                 "take a checkpoint that is not quantised, or its GGUF"
             )
         return FileRows(tensor, self._on_read)
+
+
+def row_order(matrix: Matrix) -> NDArray[np.int64]:
+    """Which rows of its tensor a matrix takes, in their order.
+
+    Heads of which a part turns, or neighbour with neighbour, are laid so that number i turns with number i + half, and
+    those that do not turn stand behind the others in both halves:
+
+        turning 0 1 2 3, still 4 5   ->   0 1 4  2 3 5        interleaved: 0 2 4  1 3 5
+    """
+    rows = matrix.first + matrix.step * np.arange(matrix.num_out)
+    if matrix.order is None:
+        return rows
+    turning, still = np.split(np.arange(matrix.head_size), [matrix.order.num_rotated])
+    pairs = turning.reshape(-1, 2).T if matrix.order.is_interleaved else turning.reshape(2, -1)
+    of_head = np.concatenate([pairs, still.reshape(2, -1)], axis=1).reshape(-1)
+    return rows.reshape(-1, matrix.head_size)[:, of_head].reshape(-1)
+
+
+def _selected(source: Source, order: NDArray[np.int64]) -> Source:
+    """Some of its outputs."""
+
+    def read(first: int, end: int) -> RowPiece:
+        wanted = order[first:end]
+        low = int(wanted.min())
+        piece = source.read(low, int(wanted.max()) + 1)
+        scales = None if piece.scales is None else piece.scales[wanted - low]
+        zeros = None if piece.zeros is None else piece.zeros[wanted - low]
+        return RowPiece(piece.rows[wanted - low], scales, zeros)
+
+    return Source(source.format, len(order), source.num_in, read, source.group)
 
 
 def held_bytes(tensor: StoredTensor, dtype: str) -> int:
@@ -171,6 +233,22 @@ def scheme_source(rows: FileRows, quantisation: Quantisation) -> Source:
     if (source.num_out, source.num_in) != rows.tensor.shape:
         raise _unfitting(rows.tensor)
     return source
+
+
+def mxfp4_source(rows: FileRows, num_out: int, num_in: int) -> Source:
+    """Experts as gpt-oss has them, read as GGUF's blocks of the same numbers: a scale, then low halves of bytes for the
+    first sixteen numbers and high halves for the others; here neighbours share a byte."""
+    parts = {name: FileRows(part, rows.on_read) for name, part in rows.tensor.parts}
+    groups = num_in // MXFP4_GROUP
+
+    def read(first: int, end: int) -> RowPiece:
+        pairs = parts["blocks"][first * groups : end * groups]
+        codes = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(-1, 2, MXFP4_GROUP // 2)
+        scales = parts["scales"][first:end].reshape(-1, 1)
+        made = np.concatenate([scales, codes[:, 0] | codes[:, 1] << 4], axis=1)
+        return RowPiece(made.reshape(end - first, -1))
+
+    return Source(FORMATS["MXFP4"], num_out, num_in, read)
 
 
 def _unfitting(tensor: StoredTensor) -> CheckpointError:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from quire.backends.kernels.arrays import Floats
+from quire.checkpoints.families.layer_rules import RopeRule
 from quire.errors import CheckpointError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +26,12 @@ class Rope:
     scaling: float = 1.0
 
 
-def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Today's `rope_parameters`, or what older configs spread over `rope_theta` and `rope_scaling`."""
-    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    found["rope_type"] = found.get("rope_type", found.get("type", "default"))
-    found.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
-    return found
-
-
-def read_rope(config: Mapping[str, Any], head_size: int) -> Rope:
-    """The frequencies a config asks for."""
-    rope = rope_parameters(config)
+def read_rope(rule: RopeRule) -> Rope:
+    """The frequencies a rule asks for, one for each pair of a head: those that do not turn have none."""
+    pairs = rule.head_size // 2
+    if not rule.parameters:
+        return Rope(np.zeros(pairs, np.float32))
+    rope, size = dict(rule.parameters), rule.num_rotated
     kind = rope["rope_type"]
     if kind not in ROPE_TYPES:
         raise CheckpointError(
@@ -46,7 +41,7 @@ def read_rope(config: Mapping[str, Any], head_size: int) -> Rope:
     try:
         with np.errstate(all="ignore"):
             base = float(rope["rope_theta"])
-            exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+            exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
             plain: Floats = np.float32(1) / (base ** exponents.astype(np.float64)).astype(np.float32)
             made = _SCALINGS[kind](plain, rope, base)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -57,7 +52,12 @@ def read_rope(config: Mapping[str, Any], head_size: int) -> Rope:
         raise CheckpointError(
             f"the RoPE parameters of config.json give no finite frequencies: {rope}; download the model again"
         )
-    return made
+    still = np.zeros(pairs - len(made.frequencies), np.float32)
+    if len(still) and made.scaling != 1.0:
+        raise CheckpointError(
+            "heads that turn in part must not be scaled too, config.json asks for both; take another model"
+        )
+    return Rope(np.concatenate([made.frequencies, still]), made.scaling)
 
 
 def _default(plain: Floats, _rope: Mapping[str, Any], _base: float) -> Rope:
@@ -66,6 +66,13 @@ def _default(plain: Floats, _rope: Mapping[str, Any], _base: float) -> Rope:
 
 def _linear(plain: Floats, rope: Mapping[str, Any], _base: float) -> Rope:
     return Rope(plain / np.float32(rope["factor"]))
+
+
+def _proportional(plain: Floats, rope: Mapping[str, Any], _base: float) -> Rope:
+    """The first pairs turn as fast as they would if all did; the others do not."""
+    num_turning = int(float(rope.get("partial_rotary_factor", 1.0)) * 2 * len(plain) // 2)
+    factor = np.float32(rope.get("factor") or 1.0)
+    return Rope(np.where(np.arange(len(plain)) < num_turning, plain / factor, np.float32(0)))
 
 
 def _llama3(plain: Floats, rope: Mapping[str, Any], _base: float) -> Rope:
@@ -108,4 +115,6 @@ def _yarn_scaling(rope: Mapping[str, Any], factor: float) -> float:
     return growth(float(one)) / growth(float(all_dimensions)) if one and all_dimensions else growth(1.0)
 
 
-_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+_SCALINGS = {
+    "default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "proportional": _proportional
+}  # fmt: skip

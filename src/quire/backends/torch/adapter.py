@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from quire.backends.host.batch import Batch, make_batch
-from quire.backends.host.decoder_shape import LayerShape, windows_of
+from quire.backends.host.kv_shape import LayerShape
 from quire.backends.host.wanted import Computed
 from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.linear import LinearKind, PackedLinear, padded
 from quire.backends.torch.tiles import Tiler, TilesByWindow
 from quire.backends.torch.whole_vectors import WholeVectors
+from quire.checkpoints.families.layer_rules import windows_of
 from quire.core.step import WorkItem
 from quire.errors import CheckpointError
 

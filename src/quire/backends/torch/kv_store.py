@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import torch
 
-from quire.backends.host.decoder_shape import LayerShape, num_block_bytes
+from quire.backends.host.kv_shape import LayerShape, num_block_bytes
 from quire.backends.kernels import large_pages
 from quire.core.step import BlockCopy
 

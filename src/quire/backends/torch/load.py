@@ -3,7 +3,7 @@
 import torch
 
 from quire.backends import memory_plan
-from quire.backends.host.decoder_shape import model_tokens, num_block_bytes
+from quire.backends.host.kv_shape import model_tokens, num_block_bytes
 from quire.backends.host.worst_step import measured_bytes, worst_plans
 from quire.backends.kernels.threads import use_threads
 from quire.backends.loaded import LoadedRunner, OnRead, told_in_words

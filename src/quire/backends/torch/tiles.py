@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from quire.backends.host.batch import Batch
-from quire.backends.host.decoder_shape import LayerShape
+from quire.backends.host.kv_shape import LayerShape
 from quire.core.step import WorkItem
 
 TILE_ROWS = 32

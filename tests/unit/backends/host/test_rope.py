@@ -8,8 +8,8 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from quire.backends.host.decoder_shape import windows_of
-from quire.backends.host.rope import read_rope, rope_parameters
+from quire.backends.host.rope import Rope, read_rope
+from quire.checkpoints.families.layer_rules import RopeRule, rope_parameters, windows_of
 from quire.errors import CheckpointError
 from tests.support.architectures import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE
 
@@ -22,6 +22,10 @@ ROPES = [
 ]
 
 
+def rope_of(config: dict[str, Any], size: int) -> Rope:
+    return read_rope(RopeRule(size, size, tuple(rope_parameters(config).items())))
+
+
 @pytest.mark.parametrize("rope", ROPES)
 def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
     make: Any = CONFIG_MAPPING["llama"]
@@ -29,7 +33,7 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
         hidden_size=64, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=4096, rope_parameters=rope
     )
     expected, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
-    made = read_rope({"rope_parameters": rope}, 16)
+    made = rope_of({"rope_parameters": rope}, 16)
     assert np.allclose(made.frequencies, expected.numpy(), rtol=1e-6)
     assert made.scaling == pytest.approx(scaling)
 
@@ -37,7 +41,7 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
 def test_old_configs_spell_rope_otherwise() -> None:
     old = {"rope_theta": 77.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 77.0}}
-    assert np.array_equal(read_rope(old, 8).frequencies, read_rope(new, 8).frequencies)
+    assert np.array_equal(rope_of(old, 8).frequencies, rope_of(new, 8).frequencies)
     assert rope_parameters({})["rope_type"] == "default"
 
 
@@ -47,7 +51,7 @@ def test_old_configs_spell_rope_otherwise() -> None:
 ])  # fmt: skip
 def test_positions_that_cannot_be_cached_or_read_are_refused(rope: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="RoPE"):
-        read_rope({"rope_parameters": rope}, 16)
+        rope_of({"rope_parameters": rope}, 16)
 
 
 def test_windows_come_from_layer_kinds_or_from_older_words() -> None:

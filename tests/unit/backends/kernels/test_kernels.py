@@ -283,11 +283,11 @@ def test_silu(rows: int, size: int, threads: int) -> None:
     del threads
     both = 10 * torch.randn(rows, 2 * size)
     gate, up = both.double().chunk(2, dim=-1)
-    out = kernels.silu_mul(both, torch.empty(rows, size))
+    out = kernels.gate_mul(both, torch.empty(rows, size))
     assert torch.allclose(out.double(), torch.nn.functional.silu(gate) * up, rtol=1e-6, atol=1e-30)
-    assert torch.equal(kernels.silu_mul(both[-1:].clone(), torch.empty(1, size)), out[-1:])
+    assert torch.equal(kernels.gate_mul(both[-1:].clone(), torch.empty(1, size)), out[-1:])
     extremes = torch.tensor([[-1e30, 1e30, -100.0, 100.0, 1.0, 1.0, 1.0, 1.0]])
-    assert kernels.silu_mul(extremes, torch.empty(1, 4)).tolist() == [[0.0, torch.tensor(1e30).item(), 0.0, 100.0]]
+    assert kernels.gate_mul(extremes, torch.empty(1, 4)).tolist() == [[0.0, torch.tensor(1e30).item(), 0.0, 100.0]]
 
 
 @pytest.mark.parametrize("size", [1, 15, 100, 49152])

@@ -1,0 +1,25 @@
+"""Families of decoders: what differs between them, as a table; what one model is made of, by its config.
+
+table.py          the families quire computes by itself, a row each
+family.py         what a row says
+config_fields.py  reading a stranger's config
+layer_rules.py    windows and rotations, layer by layer
+shape.py          config -> DecoderShape: sizes and rules, layer by layer, whatever the family
+tensors.py        DecoderShape -> the tensors it needs, by Hugging Face's names
+"""
+
+from quire.checkpoints.families.config_fields import MAX_SIZE
+from quire.checkpoints.families.shape import DecoderShape, is_decoder, read_shape, why_not_decoder
+from quire.checkpoints.families.table import FAMILIES
+from quire.checkpoints.families.tensors import check_shapes, expected_shapes
+
+__all__ = [
+    "FAMILIES",
+    "MAX_SIZE",
+    "DecoderShape",
+    "check_shapes",
+    "expected_shapes",
+    "is_decoder",
+    "read_shape",
+    "why_not_decoder",
+]

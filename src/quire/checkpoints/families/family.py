@@ -1,0 +1,95 @@
+"""What a row of the table of families says: names, and what the decoder has to do otherwise than Llama does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Gate(StrEnum):
+    """What a gate lets through; see native/kernels.hpp."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+    CLAMPED_SILU = "clamped_silu"
+
+
+class HeadNorms(StrEnum):
+    """Whether queries and keys are normed: each head by itself, or all heads together."""
+
+    NONE = "none"
+    HEAD = "head"
+    WHOLE = "whole"
+
+
+class SlidingRope(StrEnum):
+    """The rotation of layers that look back a window, where the config has one rule for all layers."""
+
+    SAME = "same"
+    UNSCALED = "unscaled"
+    """The same base, without the scaling."""
+    LOCAL = "local"
+    """A base of its own, rope_local_base_freq, without the scaling."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """The norms of a layer: before and after attention, before and after what follows it."""
+
+    input: str | None = "input_layernorm"
+    attention: str | None = None
+    mlp: str | None = "post_attention_layernorm"
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Where the tensors of a mixture are in a layer, and which fields of a config say how large it is."""
+
+    router: str
+    gate: str = ""
+    up: str = ""
+    """One tensor for each expert: `{}` is its number."""
+    down: str = ""
+    gate_up: str = ""
+    """One tensor for all experts, [expert, out, in], and `down` too."""
+    is_transposed: bool = False
+    """[expert, in, out], gates and ups in turn, each with a bias (`gate_up` + "_bias")."""
+    num_used: str = "num_experts_per_tok"
+    size: str = "moe_intermediate_size"
+    is_beside_mlp: bool = False
+    """Whether layers have a dense part too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One row. The defaults are Llama's."""
+
+    gguf: str | None = None
+    """The architecture's name in GGUF files, if quire reads them."""
+    norms: NormNames = NormNames()
+    norm_offset: float = 0.0
+    """What is added to every norm's weight."""
+    head_norms: HeadNorms = HeadNorms.NONE
+    has_value_norm: bool = False
+    query_bias: bool | None = None
+    """Of queries, keys and values; None: as attention_bias says."""
+    out_bias: bool | None = None
+    gate: Gate = Gate.SILU
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    """The field of a config that names the activation, and what it must say."""
+    is_fused: bool = False
+    """Queries, keys and values are one tensor, and so are gate and up."""
+    has_fused_gate: bool = False
+    """Gate and up are one tensor, queries, keys and values are not."""
+    is_interleaved: bool = False
+    """Neighbouring numbers of a head turn together, not those half a head apart."""
+    sliding_rope: SlidingRope = SlidingRope.SAME
+    full_every: int = 0
+    """Without layer_types: every so many layers one sees everything, the others a window; 0: as sliding_window says."""
+    has_sinks: bool = False
+    experts: ExpertNames | None = None
+    scales_embedding: bool = False
+    """By the square root of its size."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of fields that a config may leave out."""

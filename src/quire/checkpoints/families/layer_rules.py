@@ -1,0 +1,98 @@
+"""What a config says of its layers, one by one: how far back each sees, and how positions turn its heads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.checkpoints.families.config_fields import AGAIN, layers_of, number_of, object_of, size_of
+from quire.checkpoints.families.family import Family, SlidingRope
+from quire.checkpoints.families.table import FAMILIES
+from quire.errors import CheckpointError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+MIXED_WINDOWS = frozenset({"qwen2", "qwen3", "qwen3_moe", "smollm3"})
+"""Families whose window counts only where use_sliding_window says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeRule:
+    """How positions turn the heads of some layers. No parameters: they do not."""
+
+    head_size: int
+    num_rotated: int
+    """Numbers of a head that turn, the first ones; the others stay."""
+    parameters: tuple[tuple[str, Any], ...]
+
+
+def windows_of(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer, or None where it sees everything."""
+    window = config.get("sliding_window")
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise CheckpointError(
+            f"sliding_window of config.json must be a number of tokens or null, {window!r} given; {AGAIN}"
+        )
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = _layer_kinds(config, num_layers) if window is not None else [FULL] * num_layers
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(isinstance(kind, str) for kind in kinds):
+        raise CheckpointError(f"layer_types of config.json must name a kind for each of {num_layers} layers; {AGAIN}")
+    strange = sorted(set(kinds) - {FULL, SLIDING})
+    if strange:
+        raise CheckpointError(
+            f"layers must be of full or sliding attention, config.json also has {', '.join(strange)}: recurrent and "
+            "chunked layers cannot share a prefix cache; take another model"
+        )
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Today's `rope_parameters`, or what older configs spread over `rope_theta` and `rope_scaling`."""
+    found = dict(object_of(config, "rope_parameters") or object_of(config, "rope_scaling"))
+    found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    found["rope_type"] = found.get("rope_type", found.get("type", "default"))
+    found.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    if config.get("partial_rotary_factor") is not None:
+        found.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    return found
+
+
+def rope_of(family: Family, config: Mapping[str, Any], kind: str, at: int, head_size: int) -> RopeRule:
+    """Of one layer, which is of some kind."""
+    if not _is_turned(config, at):
+        return RopeRule(head_size, 0, ())
+    given = object_of(config, "rope_parameters")
+    if FULL in given or SLIDING in given:
+        found = rope_parameters({"rope_parameters": object_of(given, kind)})
+    else:
+        found = rope_parameters(config)
+        if kind == SLIDING and family.sliding_rope is not SlidingRope.SAME:
+            base = config["rope_local_base_freq"] if family.sliding_rope is SlidingRope.LOCAL else found["rope_theta"]
+            found = rope_parameters({"rope_theta": base})
+    for name in ("rope_theta", "factor", "original_max_position_embeddings"):
+        number_of(found, name, 1.0)
+    share = number_of(found, "partial_rotary_factor", 1.0, 1.0)
+    num_rotated = head_size if found["rope_type"] == "proportional" else int(head_size * share)
+    if num_rotated % 2:
+        raise CheckpointError(f"config.json: an even number of a head's values must turn, it is {num_rotated}; {AGAIN}")
+    return RopeRule(head_size, num_rotated, tuple(sorted(found.items())))
+
+
+def _is_turned(config: Mapping[str, Any], at: int) -> bool:
+    count = size_of(config, "num_hidden_layers")
+    layers = layers_of(config, "no_rope_layers", count)
+    if layers is not None:
+        return bool(layers[at])
+    return "no_rope_layer_interval" not in config or (at + 1) % size_of(config, "no_rope_layer_interval") != 0
+
+
+def _layer_kinds(config: Mapping[str, Any], num_layers: int) -> list[str]:
+    """Where a config has a window but does not say which layers use it."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    every = family.full_every if family else 0
+    every = size_of(config, "sliding_window_pattern", every) if every else 0
+    if every:
+        return [FULL if (at + 1) % every == 0 else SLIDING for at in range(num_layers)]
+    if "use_sliding_window" not in config and config.get("model_type") not in MIXED_WINDOWS:
+        return [SLIDING] * num_layers
+    first = config.get("max_window_layers", num_layers) if config.get("use_sliding_window") else num_layers
+    return [FULL if at < first else SLIDING for at in range(num_layers)]

@@ -1,0 +1,319 @@
+"""What a decoder is made of, layer by layer, whatever its family: the numbers that decide every shape and every value.
+
+A config that the decoder cannot compute is refused here by name, before a byte of weights is read.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.checkpoints.families.config_fields import (
+    AGAIN,
+    count_of,
+    flag_of,
+    number_of,
+    object_of,
+    size_of,
+)
+from quire.checkpoints.families.family import ExpertNames, Family
+from quire.checkpoints.families.layer_rules import FULL, SLIDING, RopeRule, rope_of, windows_of
+from quire.checkpoints.families.table import FAMILIES
+from quire.errors import CheckpointError
+
+MAX_HEAD_SIZE = 1024
+LAYOUT = "quire_layout"
+"""A field that quire writes into the config it makes of a GGUF file: whose layout tensors have."""
+NUM_EXPERTS = ("num_experts", "num_local_experts")
+"""Either name is in use, for the same families too."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureShape:
+    """Experts, of which each row uses a few."""
+
+    names: ExpertNames
+    num_experts: int
+    num_used: int
+    intermediate_size: int
+    is_shared_by_all: bool
+    """Whether an expert's weight is a share of all experts' or of those that are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer."""
+
+    number: int
+    num_kv_heads: int
+    head_size: int
+    window: int | None
+    """How far back it sees; None: everything."""
+    rope: RopeRule
+    intermediate_size: int
+    """Of its dense part; 0: it has none."""
+    mixture: MixtureShape | None
+    kv_layer: int
+    """Whose keys and values it reads: its own number, or an earlier one's."""
+    has_values: bool = True
+    """False: values are what keys are before their norm."""
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether it writes keys and values."""
+        return self.kv_layer == self.number
+
+
+@dataclass(frozen=True, slots=True)
+class PositionScale:
+    """Queries are multiplied with 1 + beta x log(1 + floor(position / origin))."""
+
+    beta: float
+    origin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What is multiplied, and where logits are bent."""
+
+    attention: float
+    embedding: float = 1.0
+    added: float = 1.0
+    """What comes to the residual."""
+    logits: float = 1.0
+    logit_cap: float | None = None
+    score_cap: float | None = None
+    position: PositionScale | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Sizes and rules of one model."""
+
+    model_type: str
+    vocabulary_size: int
+    hidden_size: int
+    num_heads: int
+    layers: tuple[DecoderLayer, ...]
+    norm_eps: float
+    has_tied_head: bool
+    has_query_bias: bool
+    has_out_bias: bool
+    has_mlp_bias: bool
+    scales: Scales
+    per_layer_size: int = 0
+    """Of a layer's row in an embedding of its own; 0: there is none."""
+    per_layer_vocabulary: int = 0
+    is_gguf: bool = False
+    """Whether its tensors are as GGUF files have them: experts in one tensor for each of gate, up and down, and norms
+    with what the family adds to them."""
+
+    @property
+    def family(self) -> Family:
+        """Its row in the table."""
+        return FAMILIES[self.model_type]
+
+    @property
+    def num_layers(self) -> int:
+        """How many there are."""
+        return len(self.layers)
+
+    @property
+    def head_size(self) -> int:
+        """Of the largest head."""
+        return max(layer.head_size for layer in self.layers)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of the layer with most."""
+        return max(layer.num_kv_heads for layer in self.layers)
+
+    @property
+    def intermediate_size(self) -> int:
+        """Of the widest dense part; of experts where there is none."""
+        dense = max(layer.intermediate_size for layer in self.layers)
+        return dense or max(layer.mixture.intermediate_size for layer in self.layers if layer.mixture)
+
+    @property
+    def query_size(self) -> int:
+        """All query heads side by side, of the layer where they are largest."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """The same of KV heads."""
+        return max(layer.num_kv_heads * layer.head_size for layer in self.layers)
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per KV head, of the layer with most."""
+        return max(self.num_heads // layer.num_kv_heads for layer in self.layers)
+
+
+def is_decoder(config: Mapping[str, Any]) -> bool:
+    """Whether it is a decoder of the table, in all that matters."""
+    return why_not_decoder(config) is None
+
+
+def why_not_decoder(config: Mapping[str, Any]) -> str | None:
+    """None if the table has it; else what of it the table has not, by name."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        return f"its model_type is {str(config.get('model_type'))[:40]!r}, known are {', '.join(sorted(FAMILIES))}"
+    config = _with_defaults(family, config)
+    key, wanted = family.activation
+    given = config.get(key, config.get("hidden_act", wanted))
+    if given != wanted:
+        return f"{key} must be {wanted!r}, it is {str(given)[:40]!r}"
+    if config.get("use_bidirectional_attention") in ("all", True):
+        return "its rows see those behind them (use_bidirectional_attention)"
+    return None
+
+
+def read_shape(config: Mapping[str, Any]) -> DecoderShape:
+    """The shape, every size checked: a config is a stranger's file."""
+    if (reason := why_not_decoder(config)) is not None:
+        raise CheckpointError(f"quire cannot compute this model by itself: {reason}; take another model")
+    model_type = str(config["model_type"])
+    family = FAMILIES[model_type]
+    config = _with_defaults(family, config)
+    heads = size_of(config, "num_attention_heads")
+    eps = config.get("rms_norm_eps", 1e-6)
+    if not isinstance(eps, float | int) or not 0 <= eps < 1:
+        raise CheckpointError(
+            f"config.json: rms_norm_eps must be a number from 0 to 1, it is {str(eps)[:40]!r}; {AGAIN}"
+        )
+    size_of(config, "max_position_embeddings", 1)
+    has_bias = flag_of(config, "attention_bias")
+    per_layer_size = count_of(config, "hidden_size_per_layer_input")
+    vocabulary = size_of(config, "vocab_size")
+    layers = _layers(family, config, heads)
+    return DecoderShape(
+        model_type=model_type,
+        vocabulary_size=vocabulary,
+        hidden_size=size_of(config, "hidden_size"),
+        num_heads=heads,
+        layers=layers,
+        norm_eps=float(eps),
+        has_tied_head=flag_of(config, "tie_word_embeddings"),
+        has_query_bias=has_bias if family.query_bias is None else family.query_bias,
+        has_out_bias=has_bias if family.out_bias is None else family.out_bias,
+        has_mlp_bias=flag_of(config, "mlp_bias"),
+        scales=_scales(family, config, layers[0]),
+        is_gguf=config.get(LAYOUT) == "gguf",
+        per_layer_size=per_layer_size,
+        per_layer_vocabulary=size_of(config, "vocab_size_per_layer_input", vocabulary) if per_layer_size else 0,
+    )
+
+
+def _with_defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    given = {key: value for key, value in config.items() if value is not None}
+    if "rope_scaling" in given or "rope_theta" in given:  # an older config: the newer field's default is not meant
+        given.setdefault("rope_parameters", {})
+    return {**family.defaults, **given}
+
+
+def _layers(family: Family, config: Mapping[str, Any], num_heads: int) -> tuple[DecoderLayer, ...]:
+    count = size_of(config, "num_hidden_layers")
+    if count > 10_000:
+        raise CheckpointError(f"config.json: num_hidden_layers must be up to 10,000, it is {count:,}; {AGAIN}")
+    windows = windows_of(config, count)
+    kinds = [FULL if window is None else SLIDING for window in windows]
+    num_shared = count_of(config, "num_kv_shared_layers")
+    first_shared = count - num_shared if 0 < num_shared < count else count
+    layers: list[DecoderLayer] = []
+    for at, kind in enumerate(kinds):
+        is_shared = at >= first_shared
+        kv_heads, head_size = _heads(config, num_heads, kind, at)
+        mixture = _mixture(family.experts, config, at) if family.experts else None
+        has_dense = mixture is None or (family.experts is not None and family.experts.is_beside_mlp)
+        wide = size_of(config, "intermediate_size") * (2 if is_shared and flag_of(config, "use_double_wide_mlp") else 1)
+        layers.append(
+            DecoderLayer(
+                number=at,
+                num_kv_heads=kv_heads,
+                head_size=head_size,
+                window=windows[at],
+                rope=rope_of(family, config, kind, at, head_size),
+                intermediate_size=wide if has_dense else 0,
+                mixture=mixture,
+                kv_layer=_last_of(kinds[:first_shared], kind) if is_shared else at,
+                has_values=not (flag_of(config, "attention_k_eq_v") and kind == FULL),
+            )
+        )
+    return tuple(layers)
+
+
+def _last_of(kinds: list[str], kind: str) -> int:
+    if kind not in kinds:
+        raise CheckpointError(
+            f"config.json: layers that share keys and values must have one of their kind before them, {kind} has none; "
+            f"{AGAIN}"
+        )
+    return len(kinds) - 1 - kinds[::-1].index(kind)
+
+
+def _heads(config: Mapping[str, Any], num_heads: int, kind: str, at: int) -> tuple[int, int]:
+    """KV heads and the size of a head, which layers that see everything, or any layer, may have for themselves."""
+    kv_heads = size_of(config, "num_key_value_heads", num_heads)
+    head_size = size_of(config, "head_dim", max(1, size_of(config, "hidden_size") // num_heads))
+    own = object_of(config, "per_layer_config")
+    if own:
+        of_layer = object_of(own, str(at))
+        kv_heads = size_of(of_layer, "num_key_value_heads", kv_heads)
+        head_size = size_of(of_layer, "head_dim", head_size)
+    elif kind == FULL:
+        head_size = size_of(config, "global_head_dim", head_size)
+        if flag_of(config, "attention_k_eq_v"):
+            kv_heads = size_of(config, "num_global_key_value_heads", kv_heads)
+    if num_heads % kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads must be a multiple of num_key_value_heads, they are {num_heads} and "
+            f"{kv_heads}; {AGAIN}"
+        )
+    if head_size % 2 or head_size > MAX_HEAD_SIZE:
+        raise CheckpointError(
+            f"heads must have an even size up to {MAX_HEAD_SIZE}, config.json says {head_size}; take another model"
+        )
+    return kv_heads, head_size
+
+
+def _mixture(names: ExpertNames, config: Mapping[str, Any], at: int) -> MixtureShape | None:
+    if names.is_beside_mlp and not flag_of(config, "enable_moe_block"):
+        return None
+    if config.get("mlp_only_layers") and at in config["mlp_only_layers"]:
+        return None
+    if (at + 1) % size_of(config, "decoder_sparse_step", 1):
+        return None
+    num_experts = next((config[key] for key in NUM_EXPERTS if key in config), None)
+    num_experts, num_used = size_of({"num_experts": num_experts}, "num_experts"), size_of(config, names.num_used)
+    if num_used > num_experts or num_experts > 65_536:
+        raise CheckpointError(
+            f"config.json: of up to 65,536 experts some are used, {num_used:,} of {num_experts:,} are given; {AGAIN}"
+        )
+    return MixtureShape(
+        names, num_experts, num_used, size_of(config, names.size), not flag_of(config, "norm_topk_prob")
+    )
+
+
+def _scales(family: Family, config: Mapping[str, Any], first: DecoderLayer) -> Scales:
+    rope = dict(first.rope.parameters)
+    position = None
+    if rope.get("llama_4_scaling_beta"):
+        origin = number_of(rope, "original_max_position_embeddings", 1.0)
+        position = PositionScale(number_of(rope, "llama_4_scaling_beta", 1.0), origin)
+    hidden = size_of(config, "hidden_size")
+    embedding = math.sqrt(hidden) if family.scales_embedding else number_of(config, "embedding_multiplier", 1.0)
+    if "attention_multiplier" in config:
+        attention = number_of(config, "attention_multiplier", 1.0)
+    else:
+        attention = number_of(config, "query_pre_attn_scalar", first.head_size) ** -0.5
+    return Scales(
+        attention=attention,
+        embedding=embedding,
+        added=number_of(config, "residual_multiplier", 1.0),
+        logits=1.0 / number_of(config, "logits_scaling", 1.0),
+        logit_cap=number_of(config, "final_logit_softcapping", 1.0) if "final_logit_softcapping" in config else None,
+        score_cap=number_of(config, "attn_logit_softcapping", 1.0) if "attn_logit_softcapping" in config else None,
+        position=position,
+    )

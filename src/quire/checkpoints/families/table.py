@@ -1,0 +1,133 @@
+"""The families that quire computes by itself. A new one is a row here: see CONTRIBUTING, "Adding a family"."""
+
+from quire.checkpoints.families.family import ExpertNames, Family, Gate, HeadNorms, NormNames, SlidingRope
+
+AROUND = NormNames(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+GELU = ("hidden_activation", "gelu_pytorch_tanh")
+EACH_EXPERT = ExpertNames("mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(gguf="llama"),
+    "mistral": Family(gguf="llama", query_bias=False, out_bias=False),
+    "qwen2": Family(gguf="qwen2", query_bias=True, out_bias=False),
+    "qwen3": Family(gguf="qwen3", head_norms=HeadNorms.HEAD),
+    "qwen3_moe": Family(
+        gguf="qwen3moe",
+        head_norms=HeadNorms.HEAD,
+        experts=EACH_EXPERT,
+        defaults={"num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1},
+    ),
+    "gpt_oss": Family(
+        gguf="gpt-oss",
+        has_sinks=True,
+        gate=Gate.CLAMPED_SILU,
+        full_every=2,
+        experts=ExpertNames(
+            "mlp.router", gate_up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj", is_transposed=True,
+            size="intermediate_size",
+        ),
+        defaults={
+            "attention_bias": True, "sliding_window": 128, "head_dim": 64, "num_key_value_heads": 8,
+            "num_experts_per_tok": 4, "norm_topk_prob": True, "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                "original_max_position_embeddings": 4096, "rope_theta": 150000.0,
+            },
+        },
+    ),
+    "gemma3_text": Family(
+        gguf="gemma3",
+        norms=AROUND,
+        norm_offset=1.0,
+        head_norms=HeadNorms.HEAD,
+        gate=Gate.GELU_TANH,
+        activation=GELU,
+        sliding_rope=SlidingRope.LOCAL,
+        full_every=6,
+        scales_embedding=True,
+        defaults={
+            "tie_word_embeddings": True, "sliding_window": 4096, "query_pre_attn_scalar": 256, "head_dim": 256,
+            "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, "rms_norm_eps": 1e-6,
+        },
+    ),
+    "gemma4_text": Family(
+        gguf="gemma4",
+        norms=AROUND,
+        head_norms=HeadNorms.HEAD,
+        has_value_norm=True,
+        gate=Gate.GELU_TANH,
+        activation=GELU,
+        full_every=6,
+        experts=ExpertNames(
+            "router.proj", gate_up="experts.gate_up_proj", down="experts.down_proj", num_used="top_k_experts",
+            is_beside_mlp=True,
+        ),
+        scales_embedding=True,
+        defaults={
+            "tie_word_embeddings": True, "sliding_window": 512, "head_dim": 256, "global_head_dim": 512,
+            "num_key_value_heads": 4, "hidden_size_per_layer_input": 256, "norm_topk_prob": True, "rms_norm_eps": 1e-6,
+            "attention_multiplier": 1.0,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                "full_attention": {
+                    "rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0
+                },
+            },
+        },
+    ),
+    "ministral3": Family(
+        gguf="mistral3",
+        query_bias=False,
+        out_bias=False,
+        defaults={
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                "original_max_position_embeddings": 16384, "mscale_all_dim": 1.0, "mscale": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            }
+        },
+    ),
+    "phi3": Family(gguf="phi3", query_bias=False, out_bias=False, is_fused=True),
+    "smollm3": Family(
+        gguf="smollm3",
+        defaults={
+            "tie_word_embeddings": True, "no_rope_layer_interval": 4, "num_key_value_heads": 4,
+            "rope_theta": 2_000_000.0, "rms_norm_eps": 1e-6,
+        },
+    ),
+    "glm4": Family(
+        gguf="glm4",
+        norms=NormNames(attention="post_self_attn_layernorm", after="post_mlp_layernorm"),
+        out_bias=False,
+        has_fused_gate=True,
+        is_interleaved=True,
+        defaults={
+            "attention_bias": True, "head_dim": 128, "num_key_value_heads": 2, "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1.5625e-7,
+        },
+    ),
+    "granite": Family(gguf="granite", defaults={"attention_multiplier": 1.0, "rms_norm_eps": 1e-6}),
+    "olmo3": Family(
+        gguf="olmo2",
+        norms=NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+        head_norms=HeadNorms.WHOLE,
+        sliding_rope=SlidingRope.UNSCALED,
+        full_every=4,
+        defaults={"sliding_window": 4096, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
+    ),
+    "mixtral": Family(
+        gguf="llama",
+        query_bias=False,
+        out_bias=False,
+        experts=ExpertNames(
+            "block_sparse_moe.gate", "block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3",
+            "block_sparse_moe.experts.{}.w2", size="intermediate_size",
+        ),
+        defaults={
+            "num_experts_per_tok": 2, "norm_topk_prob": True, "num_key_value_heads": 8,
+            "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5,
+        },
+    ),
+}  # fmt: skip

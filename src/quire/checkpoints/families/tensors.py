@@ -1,0 +1,267 @@
+"""The tensors a decoder needs, by Hugging Face's names, each with its shape; and what of them each product takes.
+
+A config that does not fit its weights is found here, before a byte of weights is read. Models of other families pass
+through unchecked: the loader that builds them must compare for itself.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.checkpoints.families.shape import DecoderLayer, DecoderShape, MixtureShape, is_decoder, read_shape
+from quire.errors import CheckpointError
+
+Shape = tuple[int, ...]
+EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+PER_LAYER_EMBEDDING = "model.embed_tokens_per_layer.weight"
+PER_LAYER_PROJECTION = "model.per_layer_model_projection.weight"
+PER_LAYER_NORM = "model.per_layer_projection_norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOrder:
+    """Rows of heads that turn in part, or neighbour with neighbour: where each row goes so that all turn alike."""
+
+    num_rotated: int
+    is_interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Outputs of a product: rows of a tensor."""
+
+    name: str
+    shape: Shape
+    """Of the whole tensor; its rows are all dimensions but the last."""
+    num_out: int
+    first: int = 0
+    step: int = 1
+    is_transposed: bool = False
+    """The rows are inputs: the last dimension has the outputs."""
+    order: HeadOrder | None = None
+    head_size: int = 0
+    """Of the heads that `order` is about."""
+    bias: str | None = None
+    bias_shape: Shape = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """What a mixture's products are made of, expert by expert."""
+
+    router: Matrix
+    gate: tuple[Matrix, ...]
+    up: tuple[Matrix, ...]
+    down: tuple[Matrix, ...]
+
+    def all(self) -> Iterator[Matrix]:
+        """Of experts, without the router."""
+        yield from (*self.gate, *self.up, *self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMatrices:
+    """What a layer's products are made of."""
+
+    qkv: tuple[Matrix, ...]
+    out: Matrix
+    gate_up: tuple[Matrix, ...]
+    down: tuple[Matrix, ...]
+    experts: "ExpertMatrices | None"
+    per_layer: tuple[Matrix, ...]
+    """Gate and projection."""
+
+    def all(self) -> Iterator[Matrix]:
+        """One after the other."""
+        yield from self.qkv
+        yield self.out
+        yield from self.gate_up
+        yield from self.down
+        if self.experts is not None:
+            yield self.experts.router
+            yield from self.experts.all()
+        yield from self.per_layer
+
+
+def matrices_of(shape: DecoderShape, layer: DecoderLayer) -> LayerMatrices:
+    """Of one layer."""
+    prefix, hidden = f"model.layers.{layer.number}.", shape.hidden_size
+    mixture = layer.mixture
+    return LayerMatrices(
+        qkv=tuple(_qkv(shape, layer, prefix)),
+        out=_plain(f"{prefix}self_attn.o_proj", hidden, shape.num_heads * layer.head_size, shape.has_out_bias),
+        gate_up=tuple(_gate_up(shape, layer, prefix)) if layer.intermediate_size else (),
+        down=(
+            (_plain(f"{prefix}mlp.down_proj", hidden, layer.intermediate_size, shape.has_mlp_bias),)
+            if layer.intermediate_size
+            else ()
+        ),
+        experts=_experts(shape, mixture, prefix) if mixture else None,
+        per_layer=(
+            _plain(f"{prefix}per_layer_input_gate", shape.per_layer_size, hidden, False),
+            _plain(f"{prefix}per_layer_projection", hidden, shape.per_layer_size, False),
+        )
+        if shape.per_layer_size
+        else (),
+    )
+
+
+def vectors_of(shape: DecoderShape, layer: DecoderLayer) -> dict[str, Shape]:
+    """Norms and what else has one dimension, of one layer, without the biases of products."""
+    family, prefix, hidden = shape.family, f"model.layers.{layer.number}.", shape.hidden_size
+    names = [family.norms.input, family.norms.attention, family.norms.mlp, family.norms.after]
+    found: dict[str, Shape] = {f"{prefix}{name}.weight": (hidden,) for name in names if name}
+    queries, keys = shape.num_heads * layer.head_size, layer.num_kv_heads * layer.head_size
+    if family.head_norms != "none":
+        is_whole = family.head_norms == "whole"
+        found[f"{prefix}self_attn.q_norm.weight"] = (queries if is_whole else layer.head_size,)
+        if layer.has_kv:
+            found[f"{prefix}self_attn.k_norm.weight"] = (keys if is_whole else layer.head_size,)
+    if family.has_sinks:
+        found[f"{prefix}self_attn.sinks"] = (shape.num_heads,)
+    if layer.mixture and layer.intermediate_size:
+        found |= {
+            f"{prefix}{name}.weight": (hidden,)
+            for name in ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
+        }
+        found |= {f"{prefix}router.scale": (hidden,), f"{prefix}router.per_expert_scale": (layer.mixture.num_experts,)}
+    if shape.per_layer_size:
+        found[f"{prefix}post_per_layer_input_norm.weight"] = (hidden,)
+    if family.has_value_norm:
+        found[f"{prefix}layer_scalar"] = (1,)
+    return found
+
+
+def expected_shapes(shape: DecoderShape) -> dict[str, Shape]:
+    """Every tensor the decoder needs. `lm_head.weight` is not needed when it is the embedding."""
+    hidden = shape.hidden_size
+    found: dict[str, Shape] = {EMBEDDING: (shape.vocabulary_size, hidden), NORM: (hidden,)}
+    if not shape.has_tied_head:
+        found[HEAD] = (shape.vocabulary_size, hidden)
+    if shape.per_layer_size:
+        width = shape.num_layers * shape.per_layer_size
+        found[PER_LAYER_EMBEDDING] = (shape.per_layer_vocabulary, width)
+        found[PER_LAYER_PROJECTION] = (width, hidden)
+        found[PER_LAYER_NORM] = (shape.per_layer_size,)
+    for layer in shape.layers:
+        found |= vectors_of(shape, layer)
+        for matrix in matrices_of(shape, layer).all():
+            found[matrix.name] = matrix.shape
+            if matrix.bias is not None:
+                found[matrix.bias] = matrix.bias_shape
+    return found
+
+
+def check_shapes(config: Mapping[str, Any], found: Mapping[str, Shape]) -> None:
+    """Compare a known family's tensors with its config. More tensors than needed are no harm."""
+    if not is_decoder(config):
+        return
+    num_layers = config.get("num_hidden_layers")
+    if isinstance(num_layers, int) and num_layers > len(found):
+        raise CheckpointError(
+            f"config.json says num_hidden_layers is {num_layers:,} and the weights have {len(found):,} tensors "
+            "in all; download the model again"
+        )
+    for name, shape in expected_shapes(read_shape(config)).items():
+        if name not in found:
+            raise CheckpointError(f"the weights must hold {name!r} and do not; download the model again")
+        if found[name] != shape:
+            raise CheckpointError(
+                f"{name!r} must have shape {list(shape)} by config.json and has {list(found[name])}; "
+                "download the model again"
+            )
+
+
+def _plain(
+    name: str, num_out: int, num_in: int, has_bias: bool, order: HeadOrder | None = None, head_size: int = 0
+) -> Matrix:
+    bias, shape = (f"{name}.bias", (num_out,)) if has_bias else (None, ())
+    return Matrix(f"{name}.weight", (num_out, num_in), num_out, order=order, head_size=head_size, bias=bias,
+                  bias_shape=shape)  # fmt: skip
+
+
+def _qkv(shape: DecoderShape, layer: DecoderLayer, prefix: str) -> Iterator[Matrix]:
+    family, hidden, size = shape.family, shape.hidden_size, layer.head_size
+    order = None
+    if layer.rope.parameters and (family.is_interleaved or layer.rope.num_rotated < size):
+        order = HeadOrder(layer.rope.num_rotated, family.is_interleaved)
+    sizes = {"q": shape.num_heads * size}
+    if layer.has_kv:
+        sizes |= {"k": layer.num_kv_heads * size} | ({"v": layer.num_kv_heads * size} if layer.has_values else {})
+    first, whole = 0, (sum(sizes.values()), hidden)
+    for name, num_out in sizes.items():
+        own = None if name == "v" else order
+        if family.is_fused:
+            yield Matrix(f"{prefix}self_attn.qkv_proj.weight", whole, num_out, first, order=own, head_size=size)
+        else:
+            yield _plain(f"{prefix}self_attn.{name}_proj", num_out, hidden, shape.has_query_bias, own, size)
+        first += num_out
+
+
+def _gate_up(shape: DecoderShape, layer: DecoderLayer, prefix: str) -> Iterator[Matrix]:
+    wide, hidden = layer.intermediate_size, shape.hidden_size
+    for at, name in enumerate(("gate", "up")):
+        if shape.family.is_fused or shape.family.has_fused_gate:
+            yield Matrix(f"{prefix}mlp.gate_up_proj.weight", (2 * wide, hidden), wide, at * wide)
+        else:
+            yield _plain(f"{prefix}mlp.{name}_proj", wide, hidden, shape.has_mlp_bias)
+
+
+def _experts(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> ExpertMatrices:
+    gate, up = zip(*_expert_gate_up(shape, mixture, prefix), strict=True)
+    return ExpertMatrices(_router(shape, mixture, prefix), gate, up, tuple(_expert_down(shape, mixture, prefix)))
+
+
+def _router(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Matrix:
+    names = mixture.names
+    return _plain(f"{prefix}{names.router}", mixture.num_experts, shape.hidden_size, names.is_transposed)
+
+
+def _expert_gate_up(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Iterator[tuple[Matrix, ...]]:
+    names, wide, hidden, count = mixture.names, mixture.intermediate_size, shape.hidden_size, mixture.num_experts
+    for expert in range(count):
+        if _is_stacked(shape, mixture):
+            yield tuple(_stacked(shape, mixture, prefix, kind, expert) for kind in ("gate", "up"))
+        elif not names.gate_up:
+            yield tuple(_plain(prefix + name.format(expert), wide, hidden, False) for name in (names.gate, names.up))
+        elif names.is_transposed:
+            name = f"{prefix}{names.gate_up}"
+            yield tuple(
+                Matrix(name, (count, hidden, 2 * wide), wide, expert * 2 * wide + at, 2, True, bias=f"{name}_bias",
+                       bias_shape=(count, 2 * wide))
+                for at in (0, 1)
+            )  # fmt: skip
+        else:
+            yield tuple(
+                Matrix(f"{prefix}{names.gate_up}", (count, 2 * wide, hidden), wide, (2 * expert + at) * wide)
+                for at in (0, 1)
+            )
+
+
+def _expert_down(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Iterator[Matrix]:
+    names, wide, hidden, count = mixture.names, mixture.intermediate_size, shape.hidden_size, mixture.num_experts
+    for expert in range(count):
+        name = f"{prefix}{names.down}"
+        if _is_stacked(shape, mixture):
+            yield _stacked(shape, mixture, prefix, "down", expert)
+        elif not names.gate_up:
+            yield _plain(prefix + names.down.format(expert), hidden, wide, False)
+        elif names.is_transposed:
+            yield Matrix(name, (count, wide, hidden), hidden, expert * hidden, 1, True, bias=f"{name}_bias",
+                         bias_shape=(count, hidden))  # fmt: skip
+        else:
+            yield Matrix(name, (count, hidden, wide), hidden, expert * hidden)
+
+
+def _is_stacked(shape: DecoderShape, mixture: MixtureShape) -> bool:
+    return shape.is_gguf and (mixture.names.is_transposed or not mixture.names.gate_up)
+
+
+def _stacked(shape: DecoderShape, mixture: MixtureShape, prefix: str, kind: str, expert: int) -> Matrix:
+    """As GGUF files have it: one tensor for all experts."""
+    count, wide, hidden = mixture.num_experts, mixture.intermediate_size, shape.hidden_size
+    num_out, num_in = (hidden, wide) if kind == "down" else (wide, hidden)
+    name, whole = f"{prefix}mlp.experts.{kind}_proj", (count, num_out, num_in)
+    if not mixture.names.is_transposed:
+        return Matrix(f"{name}.weight", whole, num_out, expert * num_out)
+    return Matrix(f"{name}.weight", whole, num_out, expert * num_out, bias=f"{name}.bias", bias_shape=whole[:2])

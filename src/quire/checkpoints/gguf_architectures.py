@@ -1,0 +1,123 @@
+"""GGUF's words for the families of the table: which architecture is which, its keys, and its names of tensors.
+
+keys      every architecture has its own prefix; here are the parts behind it
+tensors   GGUF names a tensor by what it does, Hugging Face by where it stands: the family's norms say which is which
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.checkpoints.families import FAMILIES
+from quire.checkpoints.families.family import Family
+
+SCALES = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
+CAPS = {"final_logit_softcapping": "final_logit_softcapping"}
+EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+OUTER_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One architecture of GGUF files."""
+
+    model_type: str
+    is_permuted: bool = False
+    """Whether rows of queries and keys lie so that neighbours turn together, and Hugging Face's do not."""
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    """Keys that hold a number, and the config's field for it."""
+    counts: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that the files leave out."""
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(model_type="llama", is_permuted=True),
+    "qwen2": Architecture(model_type="qwen2"),
+    "qwen3": Architecture(model_type="qwen3"),
+    "qwen3moe": Architecture(
+        model_type="qwen3_moe",
+        counts={**EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+        fixed={"norm_topk_prob": True},
+    ),
+    "gpt-oss": Architecture(model_type="gpt_oss", counts=EXPERTS),
+    "gemma3": Architecture(model_type="gemma3_text", numbers=CAPS),
+    "gemma4": Architecture(
+        model_type="gemma4_text",
+        numbers=CAPS,
+        counts={
+            "expert_count": "num_experts", "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size", "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        },
+    ),
+    "mistral3": Architecture(model_type="ministral3", is_permuted=True),
+    "phi3": Architecture(model_type="phi3"),
+    "smollm3": Architecture(model_type="smollm3", is_permuted=True),
+    "glm4": Architecture(model_type="glm4"),
+    "granite": Architecture(model_type="granite", is_permuted=True, numbers=SCALES),
+    "olmo2": Architecture(model_type="olmo3"),
+}  # fmt: skip
+MIXTRAL = Architecture(model_type="mixtral", is_permuted=True, counts=EXPERTS, fixed={"norm_topk_prob": True})
+"""What calls itself llama and has experts."""
+
+
+def tensor_name(model_type: str, name: str) -> str | None:
+    """The name Hugging Face gives this tensor of this family, or None if quire knows none."""
+    if name in OUTER_NAMES:
+        return OUTER_NAMES[name]
+    block, _, rest = name.partition(".")
+    index, _, rest = rest.partition(".")
+    # isdecimal alone takes digits of other scripts; int() would make two names of one.
+    if block != "blk" or not (index.isascii() and index.isdecimal()) or index != str(int(index[:9])):
+        return None
+    own = _layer_names(FAMILIES[model_type]).get(rest)
+    return None if own is None else f"model.layers.{index}.{own}"
+
+
+def _layer_names(family: Family) -> dict[str, str]:
+    norms = family.norms
+    found = {
+        "attn_norm.weight": f"{norms.input}.weight",
+        "post_attention_norm.weight": f"{norms.attention or norms.mlp}.weight",
+        "ffn_norm.weight": f"{norms.mlp}.weight",
+        "post_ffw_norm.weight": f"{norms.after}.weight",
+        "attn_q_norm.weight": "self_attn.q_norm.weight",
+        "attn_k_norm.weight": "self_attn.k_norm.weight",
+        "attn_sinks.weight": "self_attn.sinks",
+        "layer_output_scale.weight": "layer_scalar",
+        "inp_gate.weight": "per_layer_input_gate.weight",
+        "proj.weight": "per_layer_projection.weight",
+        "post_norm.weight": "post_per_layer_input_norm.weight",
+    }
+    products = {
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.gate_up_proj" if family.is_fused or family.has_fused_gate else "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }  # fmt: skip
+    if family.experts is not None:
+        products |= {"ffn_gate_inp": family.experts.router}
+        products |= {f"ffn_{kind}_exps": f"mlp.experts.{kind}_proj" for kind in ("gate", "up", "down")}
+        if family.experts.is_beside_mlp:
+            found |= {
+                "ffn_gate_up_exps.weight": family.experts.gate_up, "ffn_down_exps.weight": family.experts.down,
+                "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
+                "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
+                "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
+                "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
+            }  # fmt: skip
+    for name, own in products.items():
+        for kind in ("weight", "bias"):
+            found.setdefault(f"{name}.{kind}", f"{own}.{kind}")
+    return found
