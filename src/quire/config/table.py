@@ -155,7 +155,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         Group.MODEL, "backend", choice("auto", "cpu", "torch"), _MODEL.backend,
         "Who computes. cpu: quire's own kernels, for families it knows (the guide on models lists them). torch: any "
-        "other full-attention decoder of transformers; it needs quire[torch]. auto: cpu if it can run the model, else torch.",
+        "other full-attention decoder of transformers; it needs quire[torch]. auto: cpu if it can "
+        "run the model, else torch.",
         "torch",
     ),
     Setting(
