@@ -100,7 +100,7 @@ def _add(seen: Pulled, one: Pulled) -> None:
 
 
 def _one_repository(folder: Path, seed: int) -> Pulled:
-    """Pull it as often as it takes."""
+    """Pull it as often as it takes; after MAX_TRIES the hub behaves, and whoever does not come whole then is stuck."""
     random, seen = Random(seed), Pulled(num_repositories=1)
     with standing_in() as hub:
         shelf = hub.shelves[NAME] = _shelf(random)
@@ -108,9 +108,12 @@ def _one_repository(folder: Path, seed: int) -> Pulled:
         is_honest = random.random() < 0.5  # then nothing has to be thrown away
         deeds = [random.choice(BREAKS if is_honest else BREAKS + LIES) for _ in range(random.randint(0, 12))]
         hub.misdeeds.extend(deeds)
-        for _ in range(MAX_TRIES):
+        for attempt in range(MAX_TRIES + 1):
             has_part = any(folder.glob("hub/*/blobs/*.incomplete"))
-            if random.random() < 0.35:
+            is_last = attempt == MAX_TRIES
+            if is_last:
+                hub.misdeeds.clear()
+            if not is_last and random.random() < 0.35:
                 hub.misdeeds.appendleft("hang")
                 code = _killed(hub, folder, random)
             else:
