@@ -12,6 +12,7 @@ from quire.checkpoints.families import check_shapes
 from quire.checkpoints.quantisation import read_quantisation, with_joined_parts
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
+from quire.checkpoints.text_part import text_config, text_tensors
 from quire.checkpoints.weights import DTYPE_BITS, WeightFile, open_weights
 from quire.errors import CheckpointError
 
@@ -60,9 +61,8 @@ def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
         [file.path.name, file.num_bytes, {name: [one.dtype, one.shape] for name, one in file.tensors.items()}]
         for file in files
     ]
-    tensors = with_joined_parts(
-        {name: stored for file in files for name, stored in _stored(file)}, read_quantisation(config)
-    )
+    stored = {name: tensor for file in files for name, tensor in _stored(file)}
+    tensors = with_joined_parts(text_tensors(config, stored), read_quantisation(config))
     check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
     return Weights(directory, tuple(file.path for file in files), tensors, headers)
 
@@ -108,7 +108,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
             "config.json must name its model_type, one that needs no code of its own; quire never runs code from a "
             "model's directory; choose a model that transformers knows"
         )
-    return {key: value for key, value in config.items() if key not in RUNS_CODE}
+    return text_config({key: value for key, value in config.items() if key not in RUNS_CODE})
 
 
 def _read_optional(directory: Path, name: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Makes tokenizer.json of the vocabulary in a GGUF file's metadata, with the `tokenizers` library.
 
 Two kinds exist among the models quire converts: byte-level BPE with its merges listed ("gpt2"), where the name in
-`tokenizer.ggml.pre` says how text is cut before merging; and SentencePiece BPE ("llama"), whose merges follow from the
-scores of its pieces.
+`tokenizer.ggml.pre` says how text is cut before merging; and SentencePiece BPE, whose merges follow from the scores of
+its pieces ("llama") or are listed ("gemma4").
 """
 
 import math
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.checkpoints.gguf_config import Metadata
+from quire.checkpoints.gguf_pre_tokenizers import CUTS, Cut
 from quire.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -18,17 +19,8 @@ if TYPE_CHECKING:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 MAX_PIECE_CHARACTERS = 256
 MAX_SPLITS = 4_000_000
-
-CUT_LIKE_GPT2 = frozenset({"default", "gpt-2"})
-CUT_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r"})
-CUT_LIKE_LLAMA3 = frozenset({"llama-bpe", "llama3", "llama-v3"})
-CUT_LIKE_QWEN2 = frozenset({"qwen2"})
-CUTS = CUT_LIKE_GPT2 | CUT_DIGITS | CUT_LIKE_LLAMA3 | CUT_LIKE_QWEN2
-# Published with the models: contractions, words with what stands before them, digits, marks, line ends, blanks.
-PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+PIECES = frozenset({"llama", "gemma4"})
+KINDS = ("gpt2", *sorted(PIECES))
 
 
 def write_tokenizer(metadata: Metadata, folder: Path) -> None:
@@ -75,15 +67,32 @@ class _Vocabulary:
 
     @property
     def is_pieces(self) -> bool:
-        return self.model == "llama"
+        """SentencePiece, not bytes."""
+        return self.model in PIECES
+
+    @property
+    def cut(self) -> Cut:
+        """How text is cut before merging."""
+        pre = self.metadata.text("tokenizer.ggml.pre", "default") or ""
+        if pre not in CUTS:
+            raise CheckpointError(
+                f"quire knows the pre-tokenizers {', '.join(sorted(CUTS))}; this file has {pre[:40]!r}; "
+                "use the model's safetensors instead"
+            )
+        return CUTS[pre]
+
+    def merges(self) -> list[tuple[str, str]]:
+        """As the file lists them: two tokens with a blank between them."""
+        pairs = (merge.partition(" ") for merge in _array(self.metadata, "merges", str))
+        return [(left, right) for left, _, right in pairs]
 
 
 def _build(vocabulary: _Vocabulary) -> "Tokenizer":
     from tokenizers import AddedToken
 
-    if vocabulary.model not in {"gpt2", "llama"}:
+    if vocabulary.model not in KINDS:
         raise CheckpointError(
-            f"quire converts the tokenizers 'gpt2' and 'llama', this file has {str(vocabulary.model)[:40]!r}; "
+            f"quire converts the tokenizers {', '.join(KINDS)}, this file has {str(vocabulary.model)[:40]!r}; "
             "use the model's safetensors instead"
         )
     tokenizer = _pieces(vocabulary) if vocabulary.is_pieces else _byte_level(vocabulary)
@@ -98,43 +107,19 @@ def _build(vocabulary: _Vocabulary) -> "Tokenizer":
 def _byte_level(vocabulary: _Vocabulary) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    pre = vocabulary.metadata.text("tokenizer.ggml.pre", "default") or ""
-    if pre not in CUTS:
-        raise CheckpointError(
-            f"quire knows the pre-tokenizers {', '.join(sorted(CUTS))}; this file has {pre[:40]!r}; "
-            "use the model's safetensors instead"
-        )
+    cut = vocabulary.cut
     # Unused entries pad the list to the embedding's size; the real tokenizer has no such tokens.
     ids = {
         token: index
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if kind != UNUSED
     }
-    merges = [_pair(merge) for merge in _array(vocabulary.metadata, "merges", str)]
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=pre in CUT_LIKE_LLAMA3))
-    if pre in CUT_LIKE_QWEN2:
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=vocabulary.merges(), ignore_merges=cut.ignores_merges))
+    if cut.is_composed:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _cut(pre)
+    tokenizer.pre_tokenizer = cut.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _pair(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
-
-
-def _cut(pre: str) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    if pre in CUT_LIKE_GPT2:
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pre in CUT_DIGITS:
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    pattern = PATTERN.replace("DIGITS", "{1,3}" if pre in CUT_LIKE_LLAMA3 else "")
-    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _pieces(vocabulary: _Vocabulary) -> "Tokenizer":
@@ -145,7 +130,8 @@ def _pieces(vocabulary: _Vocabulary) -> "Tokenizer":
         raise CheckpointError("quire converts tokenizers that keep blanks, this one drops some; use the safetensors")
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     unknown = vocabulary.special("unknown") or next(iter(vocabulary.of_types(UNKNOWN)), None)
-    model = models.BPE(vocab=ids, merges=_merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    merges = _ranked_merges(vocabulary) if vocabulary.model == "llama" else vocabulary.merges()
+    model = models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
     prefixed = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     steps: list[Any] = [normalizers.Prepend("▁")] if prefixed else []
@@ -156,7 +142,7 @@ def _pieces(vocabulary: _Vocabulary) -> "Tokenizer":
     return tokenizer
 
 
-def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+def _ranked_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """SentencePiece joins the two neighbours whose joint piece scores highest: so every way to make a piece of two
     others is a merge, ranked by that piece's score."""
     scores = _array(vocabulary.metadata, "scores", float)
@@ -201,7 +187,7 @@ def _add_ends(tokenizer: "Tokenizer", vocabulary: _Vocabulary) -> None:
 
 def _ends(vocabulary: _Vocabulary) -> tuple[str | None, str | None]:
     metadata = vocabulary.metadata
-    usual = vocabulary.is_pieces or metadata.text("tokenizer.ggml.pre") in CUT_LIKE_LLAMA3
+    usual = vocabulary.is_pieces or vocabulary.cut.begins_text
     bos = vocabulary.special("bos") if metadata.flag("tokenizer.ggml.add_bos_token", usual) else None
     eos = vocabulary.special("eos") if metadata.flag("tokenizer.ggml.add_eos_token", False) else None
     return bos, eos

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.test_model import smollm2
 from quire.checkpoints import CheckpointError, load_tokenizer, resolve
+from quire.checkpoints.gguf_pre_tokenizers import CUTS
 from tests.support.tiny_models import SPECIAL, TEMPLATE, Tiny, byte_level_metadata, piece_metadata, write_gguf
 
 TEXTS = [
@@ -22,9 +23,7 @@ def tokenizer_of(folder: Path, metadata: dict[str, Any]) -> Tokenizer:
     return load_tokenizer(checkpoint.tokenizer_file)
 
 
-@pytest.mark.parametrize(
-    "pre", ["default", "gpt-2", "smollm", "starcoder", "refact", "command-r", "llama-bpe", "qwen2"]
-)
+@pytest.mark.parametrize("pre", CUTS)
 def test_byte_level_tokenizers_give_every_text_back(tmp_path: Path, pre: str) -> None:
     tokenizer = tokenizer_of(tmp_path, byte_level_metadata(pre))
     for text in TEXTS:
@@ -39,6 +38,44 @@ def test_the_pre_tokenizer_decides_whether_digits_join(tmp_path: Path) -> None:
             tokenizer_of(tmp_path / pre, byte_level_metadata(pre)).encode("123", add_special_tokens=False).tokens
             == tokens
         )
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("gpt-2", ["I", "'m", "ĠXMLParser", "Ġ2024", "Ġ+=", "Ġ1", "Ċ", "Ċ", "é"]),
+        ("smollm", ["I", "'m", "ĠXMLParser", "Ġ", "2", "0", "2", "4", "Ġ+=", "Ġ", "1", "Ċ", "Ċ", "é"]),
+        ("dbrx", ["I", "'m", "ĠXMLParser", "Ġ", "202", "4", "Ġ+=", "Ġ", "1", "ĊĊ", "é"]),
+        ("qwen2", ["I", "'m", "ĠXMLParser", "Ġ", "2", "0", "2", "4", "Ġ+=", "Ġ", "1", "ĊĊ", "é"]),
+        ("qwen35", ["I", "'m", "ĠXMLParser", "Ġ", "2", "0", "2", "4", "Ġ+=", "Ġ", "1", "ĊĊ", "é"]),
+        ("tekken", ["I", "'m", "ĠXMLParser", "Ġ", "2", "0", "2", "4", "Ġ+=", "Ġ", "1", "ĊĊ", "é"]),
+        ("gpt-4o", ["I'm", "ĠXMLParser", "Ġ", "202", "4", "Ġ+=", "Ġ", "1", "ĊĊ", "é"]),
+    ],
+)
+def test_a_name_says_where_text_is_cut(pre: str, words: list[str]) -> None:
+    cut = CUTS[pre].pre_tokenizer()
+    found = [word for word, _ in cut.pre_tokenize_str("I'm XMLParser 2024 += 1\n\né")]
+    assert found == [word.replace("é", "Ã©") for word in words]
+
+
+def test_where_letters_have_marks_only_some_cut_them_off() -> None:
+    text = "हिन्दी"
+    counts = {pre: len(CUTS[pre].pre_tokenizer().pre_tokenize_str(text)) for pre in ("qwen2", "qwen35", "tekken")}
+    assert counts == {"qwen2": 4, "qwen35": 1, "tekken": 1}
+
+
+def test_an_upper_case_letter_begins_a_word_only_where_the_name_says_so() -> None:
+    counts = {pre: len(CUTS[pre].pre_tokenizer().pre_tokenize_str("readFile")) for pre in ("qwen2", "tekken", "gpt-4o")}
+    assert counts == {"qwen2": 1, "tekken": 2, "gpt-4o": 2}
+
+
+def test_pieces_with_listed_merges_are_merged_in_their_order(tmp_path: Path) -> None:
+    metadata = piece_metadata()
+    del metadata["tokenizer.ggml.scores"]
+    own = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.pre": "gemma4", "tokenizer.ggml.add_space_prefix": False}
+    merges = {"tokenizer.ggml.merges": ["l o", "e l"]}
+    tokens = tokenizer_of(tmp_path, metadata | own | merges).encode("hello").tokens
+    assert tokens == ["<s>", "h", "el", "lo"]
 
 
 def test_special_and_user_defined_tokens_stay_whole(tmp_path: Path) -> None:
@@ -86,8 +123,8 @@ def test_pieces_without_a_space_prefix_add_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"tokenizer.ggml.model": "bert"}, "'gpt2' and 'llama'"),
-        ({"tokenizer.ggml.pre": "tekken"}, "smollm"),
+        ({"tokenizer.ggml.model": "bert"}, "gpt2, gemma4, llama"),
+        ({"tokenizer.ggml.pre": "bloom"}, "smollm"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "each with a token_type"),
         ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": [1, 1]}, "1 different"),
         ({"tokenizer.ggml.merges": ["zz zz"]}, "cannot be built"),

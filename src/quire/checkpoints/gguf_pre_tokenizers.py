@@ -1,0 +1,77 @@
+"""How byte-level tokenizers cut text before they merge, by the names GGUF files have for it (`tokenizer.ggml.pre`).
+
+A name stands for what several makers publish with their models; the same patterns come back under many names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _words(digits: str, letter: str = r"\p{L}", mark: str = r"\p{L}\p{N}") -> str:
+    """Contractions, words with what stands before them, digits, marks, line ends, blanks."""
+    return rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{letter}+|{digits}| ?[^\s{mark}]+[\r\n]*|{BLANKS}"
+
+
+def _cased_words(digits: str, ending: str) -> str:
+    """The same, where an upper-case letter begins a word."""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{before}{UPPER}*{LOWER}+{ending}|{before}{UPPER}+{LOWER}*{ending}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{BLANKS}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How text is cut. Without a pattern: as GPT-2 does."""
+
+    pattern: str | None = None
+    has_single_digits: bool = False
+    """Every digit is cut off before the rest."""
+    is_composed: bool = False
+    """Text is brought to Unicode's NFC first."""
+    ignores_merges: bool = False
+    """A word that is a token is that token, whatever merges say."""
+    begins_text: bool = False
+    """Whether every text begins with bos where the file does not say."""
+
+    def pre_tokenizer(self) -> Any:
+        """The same in the `tokenizers` library."""
+        from tokenizers import Regex, pre_tokenizers
+
+        if self.pattern is not None:
+            split = pre_tokenizers.Split(Regex(self.pattern), behavior="isolated")
+            return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        like_gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if not self.has_single_digits:
+            return like_gpt2
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), like_gpt2])
+
+
+LIKE_GPT2 = Cut()
+SINGLE_DIGITS = Cut(has_single_digits=True)
+THREE_DIGITS = Cut(pattern=_words(r"\p{N}{1,3}"))
+LLAMA3 = Cut(pattern=_words(r"\p{N}{1,3}"), ignores_merges=True, begins_text=True)
+SMOLLM3 = Cut(pattern=_words(r"\p{N}{1,3}"), ignores_merges=True)
+QWEN2 = Cut(pattern=_words(r"\p{N}"), is_composed=True)
+QWEN35 = Cut(pattern=_words(r"\p{N}", r"[\p{L}\p{M}]", r"\p{L}\p{M}\p{N}"), is_composed=True)
+TEKKEN = Cut(pattern=_cased_words(r"\p{N}", ""), ignores_merges=True, begins_text=True)
+GPT4O = Cut(pattern=_cased_words(r"\p{N}{1,3}", f"{CONTRACTIONS}?"))
+
+CUTS: Mapping[str, Cut] = MappingProxyType(
+    {
+        **dict.fromkeys(("default", "gpt-2", "phi-2", "olmo"), LIKE_GPT2),
+        **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), SINGLE_DIGITS),
+        **dict.fromkeys(("dbrx", "glm4", "chatglm-bpe"), THREE_DIGITS),
+        **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "pixtral", "lfm2"), LLAMA3),
+        "smaug-bpe": SMOLLM3,
+        **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
+        "qwen35": QWEN35,
+        "tekken": TEKKEN,
+        **dict.fromkeys(("gpt-4o", "llama4"), GPT4O),
+    }
+)
