@@ -74,6 +74,8 @@ def working(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[Wo
 
 
 def quire_working(model: Path, settings: Mapping[str, Any]) -> AbstractContextManager[Worker]:
-    """Ours, with these fields of ModelSettings."""
-    words = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(model), json.dumps(dict(settings)))
+    """Ours, with these fields of ModelSettings. Prompts are noise and answers soon repeat themselves: drafts would be
+    right far more often than people's are, so there are none."""
+    told = json.dumps({"speculation": "off", **settings})
+    words = (sys.executable, "-m", "benchmarks.peers.quire_worker", str(model), told)
     return working(words, {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"})
