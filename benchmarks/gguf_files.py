@@ -83,15 +83,17 @@ def padded_tokenizer(metadata: Mapping[str, Value], num_tokens: int) -> Metadata
     return made
 
 
-def write_file(path: Path, metadata: Mapping[str, Value], tensors: Iterable[NewTensor]) -> None:
-    """Write a model of the Llama family."""
+def write_file(
+    path: Path, metadata: Mapping[str, Value], tensors: Iterable[NewTensor], architecture: str = "llama"
+) -> None:
+    """Write a model of this family."""
     tensors = list(tensors)
     num_bytes = sum(tensor.num_bytes for tensor in tensors)
     path.parent.mkdir(parents=True, exist_ok=True)
     _check_room(path, num_bytes)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         written = Path(folder) / path.name
-        writer = gguf.GGUFWriter(written, "llama")
+        writer = gguf.GGUFWriter(written, architecture)
         for key, one in metadata.items():
             writer.add_key_value(key, one.value, one.type, one.sub_type)
         for tensor in tensors:

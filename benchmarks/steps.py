@@ -131,15 +131,20 @@ def decoding(
 ) -> Machine:
     """An engine in which so many greedy sequences of this length decode; `shared` tokens are the same for all. One that
     does not compute answers at once, and what is left of its steps is the host's."""
-    num_blocks = 64 + num_rows * -(-(context + OWN_TOKENS) // BLOCK)
+    text, greedy = real_text(), ResolvedSampling(temperature=0.0, max_tokens=OWN_TOKENS)
+    own = [text[1_000 * (at + 1) :][: context - shared] for at in range(num_rows)]
+    return filled(model, [Ask([*text[:shared], *one], greedy) for one in own], dtype, computes=computes)
+
+
+def filled(model: Decoder, asks: Sequence[Ask], dtype: Dtype, *, computes: bool = True) -> Machine:
+    """An engine in which these are answered, their prompts done."""
+    num_blocks = 64 + sum(-(-(len(ask.prompt) + OWN_TOKENS) // BLOCK) for ask in asks)
     runner = PrimedRunner(model, num_blocks, dtype)
     machine = Machine(runner, max_running=64, max_step_tokens=MAX_STEP_TOKENS)
-    text = real_text()
-    for at in range(num_rows):
-        own = text[1_000 * (at + 1) :][: context - shared]
-        machine.submit(Ask([*text[:shared], *own], ResolvedSampling(temperature=0.0, max_tokens=OWN_TOKENS)))
+    for ask in asks:
+        machine.submit(ask)
     running = machine.engine.scheduler.running
-    while len(running) < num_rows or any(one.num_uncomputed > 1 for one in running):
+    while len(running) < len(asks) or any(one.num_uncomputed > 1 for one in running):
         machine.step()
     runner.is_filling = not computes
     machine.step()

@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from benchmarks.coder_model import coder_file
+from benchmarks.packaged_models import coder_file
 from benchmarks.record import say
 from benchmarks.test_model import smollm2_file
 from proofs.proof import Proof, section

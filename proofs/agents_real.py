@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.coder_model import coder_file
+from benchmarks.packaged_models import coder_file
 from benchmarks.record import ROOT, say
 from proofs.api_load import Server, started
 from proofs.client_agents import ALL_AGENTS

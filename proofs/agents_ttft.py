@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from random import Random
 from typing import Any
 
-from benchmarks.coder_model import coder_file
+from benchmarks.packaged_models import coder_file
 from benchmarks.record import say
 from benchmarks.servers import HOST
 from proofs.agents_bodies import SCHEMAS

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.bench_models import bench_model
-from benchmarks.coder_model import coder_file
+from benchmarks.packaged_models import coder_file
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import llamacpp
 from benchmarks.peers.llamacpp import PREFILL, Load

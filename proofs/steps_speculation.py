@@ -11,7 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.coder_model import coder_file
+from benchmarks.packaged_models import coder_file
 from benchmarks.test_model import smollm2_file
 from proofs.cpu_loading import load_decoder
 from proofs.cpu_models import CONTEXT, NUM_BLOCKS, WORDS, kinds, tiny_file

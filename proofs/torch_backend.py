@@ -119,13 +119,19 @@ def compared(proof: Proof, names: Sequence[str], **settings: object) -> Parity:
     runner = load_runner(smollm2().directory, **{**SMOLLM2_SETTINGS, **settings}) if settings else smollm2_runner()
     _compare(found, smollm2_reference(), runner, asks, length, random)
     say(f"  SmolLM2: {found}")
-    num, length = (50, 64) if proof.is_full else (4, 16)
     for name in names:
-        groups = _prompts_in_groups(random, num, 2_000 if proof.is_full else 200, lambda n: _noise(random, n))
         runner = load_runner(architectures.directory(name), **{**TINY_SETTINGS, **settings})
-        _compare(found, architectures.reference(name), runner, groups, length, random)
-        say(f"  {name}: {found}")
+        compare_tiny(proof, found, name, runner)
     return found
+
+
+def compare_tiny(proof: Proof, found: Parity, name: str, runner: Runner) -> None:
+    """Add greedy tokens of one of the small models."""
+    random = proof.random
+    num, length = (50, 64) if proof.is_full else (4, 16)
+    groups = _prompts_in_groups(random, num, 2_000 if proof.is_full else 200, lambda n: _noise(random, n))
+    _compare(found, architectures.reference(name), runner, groups, length, random)
+    say(f"  {name}: {found}")
 
 
 def report_parity(proof: Proof, found: Parity) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from benchmarks.coder_model import coder_file
+from benchmarks.packaged_models import coder_file
 from benchmarks.peers import llamacpp as llamacpp_peer
 from benchmarks.peers.workers import Worker, quire_working, working
 from benchmarks.record import RESULTS, circumstances, say

@@ -6,7 +6,7 @@ second of one long prompt. Which of the two goes first changes from round to rou
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -53,26 +53,31 @@ def python() -> Path | None:
 @contextmanager
 def loaded(model: Path, settings: Mapping[str, Any], num_sequences: int = max(COUNTS)) -> Iterator[Sides]:
     """Both on this file; `settings` are ours."""
+    ours = {"memory_bytes": MEMORY_BYTES, "max_sequence_tokens": 1024, "num_threads": NUM_THREADS, **settings}
+    with ExitStack() as stack:
+        yield Sides(
+            stack.enter_context(quire_working(model, ours)), stack.enter_context(their_working(model, num_sequences))
+        )
+
+
+def their_working(model: Path, num_sequences: int) -> AbstractContextManager[Worker]:
+    """llama.cpp alone."""
     interpreter = python()
     if interpreter is None:
         raise SystemExit("llamacpp is not installed; run: benchmarks/peers/install.sh llamacpp")
     script = Path(__file__).with_name("llamacpp_worker.py")
     words = (str(interpreter), str(script), str(model), str(NUM_THREADS), str(num_sequences))
-    ours = {"memory_bytes": MEMORY_BYTES, "max_sequence_tokens": 1024, "num_threads": NUM_THREADS, **settings}
-    with ExitStack() as stack:
-        yield Sides(
-            stack.enter_context(quire_working(model, ours)), stack.enter_context(working(words, {"PYTHONPATH": ""}))
-        )
+    return working(words, {"PYTHONPATH": ""})
 
 
 def one_round(sides: Sides, number: int, load: Load) -> Iterator[tuple[str, float, float]]:
     """Name, ours and theirs of each figure, in tokens per second."""
     order = (sides.ours, sides.theirs) if number % 2 == 0 else (sides.theirs, sides.ours)
     for count in load.counts:
-        prompts = _prompts(count, SHORT_PROMPT)
+        prompts = new_prompts(count, SHORT_PROMPT)
         rates = {id(side): decode_rate(side, prompts, load.output_tokens) for side in order}
         yield str(count), rates[id(sides.ours)], rates[id(sides.theirs)]
-    prompts = _prompts(1, load.prompt_tokens)
+    prompts = new_prompts(1, load.prompt_tokens)
     rates = {id(side): prefill_rate(side, prompts) for side in order}
     yield PREFILL, rates[id(sides.ours)], rates[id(sides.theirs)]
 
@@ -92,7 +97,7 @@ def prefill_rate(side: Worker, prompts: Sequence[Sequence[int]]) -> float:
     return sum(map(len, prompts)) / side.run(prompts, 1).seconds
 
 
-def _prompts(count: int, num_tokens: int) -> list[list[int]]:
+def new_prompts(count: int, num_tokens: int) -> list[list[int]]:
     """Prompts that nobody has seen."""
     writer = SpanWriter(token_hex(8))
     return [writer.ids([Span(f"own {place}", num_tokens)]) for place in range(count)]

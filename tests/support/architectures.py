@@ -123,6 +123,7 @@ TODAY: dict[str, tuple[str, dict[str, Any]]] = {
         {**_sizes(96, 6, 2, 32, 120), "sliding_window": 20, "num_hidden_layers": 5, "rope_parameters": {
             "full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     ),
+    "olmo2": ("olmo2", {**_sizes(128, 4, 2, 32, 120), "num_hidden_layers": 2}),
     "mixtral": ("mixtral", {**_sizes(96, 6, 2, 32, 56), "num_local_experts": 5, "num_experts_per_tok": 2}),
 }  # fmt: skip
 """Families that came later, in shapes that the kernels take."""

@@ -98,6 +98,11 @@ class Machine:
         self.now_s = 0.0
         self._asked: dict[str, Ask] = {}
 
+    @property
+    def asks(self) -> list[Ask]:
+        """All that was asked so far."""
+        return list(self._asked.values())
+
     def submit(self, ask: Ask) -> str:
         name = f"r{len(self._asked)}"
         self._asked[name] = ask

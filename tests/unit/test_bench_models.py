@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from benchmarks.bench_models import SHAPES, VOCABULARY, _Repeated, quantised, random_blocks, rope_factors
+from benchmarks.bench_models import SHAPES, VOCABULARY, RepeatedBlocks, quantised, random_blocks, rope_factors
 from benchmarks.gguf_files import NewTensor, Value, padded_tokenizer, write_file
 from quire.checkpoints.gguf_config import llama3_scaling
 from quire.errors import CheckpointError
@@ -28,7 +28,7 @@ def test_the_same_seed_quantises_the_same_bytes_and_another_matrix_others() -> N
 
 
 def test_layers_of_the_large_model_repeat_their_bytes_and_the_head_has_its_own() -> None:
-    made = _Repeated()
+    made = RepeatedBlocks()
     first = made.bytes_of("blk.0.attn_q.weight Q4_K", 4, 256)
     assert made.bytes_of("blk.31.attn_q.weight Q4_K", 4, 256) is first
     assert made.bytes_of("output.weight Q6_K", 4, 256).shape == (4, 210)

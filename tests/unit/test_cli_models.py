@@ -16,6 +16,7 @@ from quire.cli.columns import columns, plain
 from quire.cli.info import facts_of
 from quire.cli.models import _read_at_s, hub_folder
 from quire.errors import CheckpointError, ConfigError
+from tests.support import architectures
 from tests.support.tiny_models import Tiny, make_directory, write_gguf
 
 
@@ -210,6 +211,28 @@ def test_info_says_of_a_model_too_large_that_it_does_not_fit(tmp_path: Path, mon
     monkeypatch.setattr(sys.modules["quire.cli.info"], "OVERHEAD_BYTES", 5 << 30)
     out = run("info", str(make_directory(tmp_path / "model")))[1]
     assert out.count("does not fit") == 2
+
+
+def test_info_says_what_a_model_is_made_of_and_what_runs_it() -> None:
+    facts = facts_of(resolve(str(architectures.directory("gpt-oss"))))
+    assert facts.not_supported is None
+    assert facts.parts == (
+        "3 layers with 6 experts of 64, of which a token uses 2",
+        "2 layers look back 24 tokens",
+        "positions by yarn",
+        "sinks in attention",
+    )
+    facts = facts_of(resolve(str(architectures.directory("gemma4"))))
+    assert "heads of 32 and 64" in facts.parts
+    assert "3 layers use keys and values of an earlier one" in facts.parts
+    assert "an embedding of 24 for each layer" in facts.parts
+
+
+def test_info_names_what_is_not_supported() -> None:
+    path = architectures.directory("gemma2")
+    assert "its model_type is 'gemma2'" in (facts_of(resolve(str(path))).not_supported or "")
+    _, out, _ = run("info", str(path))
+    assert "through transformers, if at all (quire[torch]): its model_type is 'gemma2'" in out
 
 
 def test_info_reads_a_gguf_file(tmp_path: Path) -> None:

@@ -79,6 +79,10 @@ class Facts:
     """How weights are held in what fits; `kv_dtype` says it of keys and values."""
     kv_dtype: str
     fits: tuple[Fit, ...] | None
+    parts: tuple[str, ...]
+    """What it has that the plainest decoder has not."""
+    not_supported: str | None
+    """What of it the CPU backend has not, by name; transformers may have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ def _tell_if_fetched(model: str) -> None:
 
 def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()) -> Facts:  # noqa: B008 - frozen
     """Read the facts off a checkpoint's config and the headers of its weights."""
+    from quire.checkpoints.families import parts_of, why_not_decoder
+
     config = checkpoint.config
     tensors = checkpoint.tensors
     settings = settings.with_kv_of(checkpoint.matrix_types)
@@ -163,7 +169,15 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         dtype=settings.dtype,
         kv_dtype=settings.kv_dtype,
         fits=tuple(_fit(gib, shape, used, settings) for gib in BUDGETS_GIB) if shape else None,
+        parts=(*_part_of(config), *(parts_of(shape) if shape else ())),
+        not_supported=why_not_decoder(config),
     )
+
+
+def _part_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    from quire.checkpoints.text_part import TEXT_PART
+
+    return (f"the text part of {config[TEXT_PART]}",) if TEXT_PART in config else ()
 
 
 def _known(config: Mapping[str, Any], tensors: "Tensors") -> "tuple[DecoderShape | None, Tensors]":
@@ -266,6 +280,8 @@ def _rows(facts: Facts, speed: Speed) -> list[tuple[str, str | None]]:
         ("path", facts.path),
         ("family", facts.family),
         ("architecture", facts.architecture),
+        ("made of", "; ".join(facts.parts) or None),
+        ("runs", _run_words(facts)),
         ("layers", _number(facts.layers)),
         ("heads", _number(facts.heads)),
         ("KV heads", _number(facts.kv_heads)),
@@ -279,6 +295,12 @@ def _rows(facts: Facts, speed: Speed) -> list[tuple[str, str | None]]:
         ("chat template", "yes" if facts.has_chat_template else "no"),
         ("end tokens", ", ".join(f"{token} {text}".strip() for token, text in facts.end_tokens.items()) or "none"),
     ]
+
+
+def _run_words(facts: Facts) -> str:
+    if facts.not_supported is None:
+        return "on the CPU backend, in quire's own kernels"
+    return f"through transformers, if at all (quire[torch]): {facts.not_supported}"
 
 
 def _speed_words(facts: Facts, speed: Speed) -> str | None:

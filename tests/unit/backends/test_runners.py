@@ -232,11 +232,11 @@ def logits_of(runner: Runner, *items: WorkItem) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [
-    *((name, "float32") for name in ("llama", "qwen2", "gemma2", *architectures.NATIVE)),
+    *((name, "float32") for name in ("llama", "qwen2", "gemma2", *architectures.NATIVE, *architectures.TODAY)),
     *((name, "bfloat16") for name in architectures.NATIVE),
 ])  # fmt: skip
 def test_a_rows_logits_have_the_same_bits_beside_any_number_of_others(name: str, dtype: Dtype) -> None:
-    size = 16 if name in architectures.NATIVE else 8
+    size = 16 if name in architectures.NATIVE | architectures.TODAY else 8
     settings = replace(SETTINGS, block_size=size, dtype=dtype)
     runner = load_backend(resolve(str(architectures.directory(name))), settings).runner
     alone = [logits_of(runner, greedy_item(at, [3 + at], (1,)))[0] for at in range(40)]
@@ -278,6 +278,13 @@ def test_bfloat16_weights_on_the_fast_path_are_near_float32_and_the_same_in_comp
     alike = (full * half).sum(axis=1) / lengths
     assert np.median(alike) > 0.999
     assert alike.min() > 0.98
+
+
+def test_the_memory_plan_says_that_layers_with_a_window_keep_everything() -> None:
+    loaded = load_backend(resolve(str(architectures.directory("gemma3"))), replace(SETTINGS, block_size=16))
+    assert loaded.notes == (
+        "6 of 7 layers look back 21 tokens; the KV memory keeps all their tokens, like the others'",
+    )
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -39,6 +39,14 @@ def test_thoughts_have_one_name() -> None:
     assert told["reasoning_content"] == "hm"
 
 
+def test_thoughts_are_given_under_every_name_that_templates_read() -> None:
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        (told,) = canonical([said("assistant", **{name: "hm"})], Spelling())
+        assert (told["reasoning_content"], told["thinking"]) == ("hm", "hm")
+    (told,) = canonical([said("assistant", thinking=None)], Spelling())
+    assert "reasoning_content" not in told
+
+
 def test_ids_are_short_where_they_must_be_and_stay_what_they_are() -> None:
     call = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [said("assistant", "", tool_calls=[call]), said("tool", "y", tool_call_id=call["id"])]

@@ -17,7 +17,7 @@ from quire.backends.kernels.threads import use_threads
 from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Checkpoint
-from quire.checkpoints.families import read_shape, why_not_decoder
+from quire.checkpoints.families import kept_whole, read_shape, why_not_decoder
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 
@@ -66,7 +66,9 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
     )
     runner = CpuRunner(model, store, capacity)
     cost = None if settings.speculation == "off" else measured_cost(runner.run, capacity)
-    return LoadedRunner(runner, plan, load_peak_bytes, f"cpu {kv_dtype}", (), cost)
+    windows = kept_whole(model.shape)
+    notes = () if windows is None else (windows,)
+    return LoadedRunner(runner, plan, load_peak_bytes, f"cpu {kv_dtype}", notes, cost)
 
 
 def _check_arithmetic(checkpoint: Checkpoint, settings: ModelSettings) -> None:

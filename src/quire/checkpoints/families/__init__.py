@@ -5,10 +5,12 @@ family.py         what a row says
 config_fields.py  reading a stranger's config
 layer_rules.py    windows and rotations, layer by layer
 shape.py          config -> DecoderShape: sizes and rules, layer by layer, whatever the family
+described.py      DecoderShape -> what it is made of, in words
 tensors.py        DecoderShape -> the tensors it needs, by Hugging Face's names
 """
 
 from quire.checkpoints.families.config_fields import MAX_SIZE
+from quire.checkpoints.families.described import kept_whole, parts_of
 from quire.checkpoints.families.shape import DecoderShape, is_decoder, read_shape, why_not_decoder
 from quire.checkpoints.families.table import FAMILIES
 from quire.checkpoints.families.tensors import check_shapes, expected_shapes
@@ -20,6 +22,8 @@ __all__ = [
     "check_shapes",
     "expected_shapes",
     "is_decoder",
+    "kept_whole",
+    "parts_of",
     "read_shape",
     "why_not_decoder",
 ]

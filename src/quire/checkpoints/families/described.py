@@ -1,0 +1,54 @@
+"""What a decoder is made of, in words: only what a person would want to know of it beyond its sizes."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from quire.checkpoints.families.family import HeadNorms
+from quire.checkpoints.families.shape import DecoderShape
+
+
+def parts_of(shape: DecoderShape) -> tuple[str, ...]:
+    """A phrase for each thing it has that the plainest decoder has not."""
+    return tuple(_parts(shape))
+
+
+def kept_whole(shape: DecoderShape) -> str | None:
+    """What the memory holds although nobody looks back at it: None if there is nothing."""
+    windows = Counter(layer.window for layer in shape.layers if layer.window is not None and layer.has_kv)
+    if not windows:
+        return None
+    lengths = " or ".join(f"{window:,}" for window in sorted(windows))
+    return (
+        f"{windows.total()} of {shape.num_layers} layers look back {lengths} tokens; "
+        "the KV memory keeps all their tokens, like the others'"
+    )
+
+
+def _parts(shape: DecoderShape) -> Iterator[str]:
+    layers = shape.layers
+    mixtures = Counter(
+        (layer.mixture.num_experts, layer.mixture.intermediate_size, layer.mixture.num_used)
+        for layer in layers
+        if layer.mixture
+    )
+    for (experts, size, used), count in mixtures.items():
+        yield f"{count} layers with {experts:,} experts of {size:,}, of which a token uses {used}"
+    windows = Counter(layer.window for layer in layers if layer.window is not None)
+    for window, count in windows.items():
+        yield f"{count} layers look back {window:,} tokens"
+    sizes = sorted({layer.head_size for layer in layers})
+    if len(sizes) > 1:
+        yield f"heads of {' and '.join(map(str, sizes))}"
+    if shared := sum(not layer.has_kv for layer in layers):
+        yield f"{shared} layers use keys and values of an earlier one"
+    if plain := sum(not layer.rope.num_rotated for layer in layers):
+        yield f"{plain} layers without positions"
+    for kind in sorted({str(dict(layer.rope.parameters).get("rope_type", "default")) for layer in layers}):
+        if kind != "default":
+            yield f"positions by {kind}"
+    if shape.family.has_sinks:
+        yield "sinks in attention"
+    if shape.family.head_norms is not HeadNorms.NONE:
+        yield "norms of queries and keys"
+    if shape.per_layer_size:
+        yield f"an embedding of {shape.per_layer_size:,} for each layer"
