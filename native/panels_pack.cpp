@@ -128,12 +128,6 @@ void put_codes(uint8_t* group, int lane, const uint8_t* codes) {
     for (int line = 4; line < bits; ++line) put(line, high[line - 4]);
 }
 
-typedef void (*PutCodes)(uint8_t* group, int lane, const uint8_t* codes);
-
-PutCodes put_codes_of(int bits) {
-    return bits == 4 ? put_codes<4> : bits == 5 ? put_codes<5> : bits == 6 ? put_codes<6> : put_codes<8>;
-}
-
 void put_half(uint8_t* at, int lane, uint16_t number) { std::memcpy(at + 2 * lane, &number, 2); }
 
 void put_scales(Scales scales, uint8_t* at, int lane, const Block& block) {
@@ -154,17 +148,42 @@ void put_scales(Scales scales, uint8_t* at, int lane, const Block& block) {
         for (int i = 0; i < 8; ++i) at[(8 + i) * kWidth + lane] = block.minima[i];
 }
 
-void pack_coded(const PanelShape& shape, const uint8_t* row, uint8_t* panel, int lane) {
-    const FormatTraits& traits = shape.traits();
-    const PutCodes put_codes = put_codes_of(traits.code_bits);
+// Rows of a file's blocks, side by side: block after block for all lanes, so that what is written stays in the nearest
+// cache until it is full.
+template <Format format>
+void pack_blocks(const PanelShape& shape, const uint8_t* rows, int64_t row_bytes, uint8_t* panel, int num_lanes) {
+    constexpr FormatTraits traits = traits_of(format);
+    constexpr int num_groups = traits.file_inputs / kGroup;
+    const int64_t group_bytes = shape.group_bytes();
+    uint8_t* codes = panel + shape.codes_at();
     Block block = {};
-    for (int64_t at = 0; at < shape.num_in / traits.file_inputs; ++at) {
-        read_block(shape.format, row + at * traits.file_bytes, block);
-        put_scales(traits.scales, panel + at * scale_step(traits.scales), lane, block);
-        const int64_t first = at * (traits.file_inputs / kGroup);
-        for (int group = 0; group < traits.file_inputs / kGroup; ++group)
-            put_codes(panel + shape.codes_at() + (first + group) * shape.group_bytes(), lane,
-                      block.codes + group * kGroup);
+    for (int64_t at = 0; at < shape.num_in / traits.file_inputs; ++at)
+        for (int lane = 0; lane < num_lanes; ++lane) {
+            read_block(format, rows + lane * row_bytes + at * traits.file_bytes, block);
+            put_scales(traits.scales, panel + at * scale_step(traits.scales), lane, block);
+            for (int group = 0; group < num_groups; ++group)
+                put_codes<traits.code_bits>(codes + (at * num_groups + group) * group_bytes, lane,
+                                            block.codes + group * kGroup);
+        }
+}
+
+typedef void (*PackBlocks)(const PanelShape&, const uint8_t* rows, int64_t row_bytes, uint8_t* panel, int num_lanes);
+
+// Null: the format's file has no blocks.
+PackBlocks pack_blocks_of(Format format) {
+    switch (format) {
+        case Format::q8_0: return pack_blocks<Format::q8_0>;
+        case Format::q4_0: return pack_blocks<Format::q4_0>;
+        case Format::q4_1: return pack_blocks<Format::q4_1>;
+        case Format::q5_0: return pack_blocks<Format::q5_0>;
+        case Format::q5_1: return pack_blocks<Format::q5_1>;
+        case Format::q4_k: return pack_blocks<Format::q4_k>;
+        case Format::q5_k: return pack_blocks<Format::q5_k>;
+        case Format::q6_k: return pack_blocks<Format::q6_k>;
+        case Format::iq4_nl: return pack_blocks<Format::iq4_nl>;
+        case Format::iq4_xs: return pack_blocks<Format::iq4_xs>;
+        case Format::mxfp4: return pack_blocks<Format::mxfp4>;
+        default: return nullptr;
     }
 }
 
@@ -203,22 +222,28 @@ void pack_row(const PanelPackCall& call, int64_t output, uint8_t* panel, int lan
     const uint8_t* row = call.rows + output * call.row_bytes;
     if (is_given(shape.traits().scales)) pack_given(shape, call.given, output, panel, lane);
     if (!is_coded(shape.format)) return pack_dense(shape, row, panel, lane);
-    if (shape.traits().file_inputs > 1) return pack_coded(shape, row, panel, lane);
-    const PutCodes put_codes = put_codes_of(shape.traits().code_bits);
+    const auto put = shape.traits().code_bits == 4 ? put_codes<4> : put_codes<8>;
     for (int64_t group = 0; group < shape.num_in / kGroup; ++group)
-        put_codes(panel + shape.codes_at() + group * shape.group_bytes(), lane, row + group * kGroup);
+        put(panel + shape.codes_at() + group * shape.group_bytes(), lane, row + group * kGroup);
 }
 
 }  // namespace
 
 void pack_panels(const PanelPackCall& call) {
     const PanelShape& shape = call.shape;
-#pragma omp parallel for schedule(static) num_threads(call.num_threads)
+    const PackBlocks pack_blocks = pack_blocks_of(shape.format);
+    // Whoever is there takes the next panels: a thread whose core is lent to somebody else holds up the rest of few.
+#pragma omp parallel for schedule(dynamic, 4) num_threads(call.num_threads)
     for (int64_t at = 0; at < shape.num_panels(); ++at) {
         uint8_t* panel = call.panels + at * shape.panel_bytes();
         std::memset(panel, 0, static_cast<size_t>(shape.panel_bytes()));
-        const int64_t left = shape.num_out - at * kWidth;
-        for (int lane = 0; lane < kWidth && lane < left; ++lane) pack_row(call, at * kWidth + lane, panel, lane);
+        const int64_t first = at * kWidth, left = shape.num_out - first;
+        const int num_lanes = left < kWidth ? static_cast<int>(left) : kWidth;
+        if (pack_blocks != nullptr) {
+            pack_blocks(shape, call.rows + first * call.row_bytes, call.row_bytes, panel, num_lanes);
+            continue;
+        }
+        for (int lane = 0; lane < num_lanes; ++lane) pack_row(call, first + lane, panel, lane);
     }
 }
 

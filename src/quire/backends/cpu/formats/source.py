@@ -15,8 +15,8 @@ from quire.errors import CheckpointError
 
 PANEL_OUTPUTS = 16
 """Outputs of a panel. A piece, and a tensor with another behind it, has a multiple of them."""
-PIECE_NUMBERS = 4 << 20
-"""How many are read at a time."""
+PIECE_NUMBERS = 16 << 20
+"""How many are read at a time: each piece is shared by threads that must meet behind it, so it is worth a meeting."""
 
 
 class Rows(Protocol):
