@@ -97,7 +97,7 @@ def _run(source: Path, directory: Path, file: Path, file_type: str) -> None:
         converter(directory, package.LlamaFileType[file_type], file).write()
 
 
-def _subclasses(kind: type) -> Iterator[Any]:
+def _subclasses(kind: Any) -> Iterator[Any]:
     for one in kind.__subclasses__():
         yield one
         yield from _subclasses(one)

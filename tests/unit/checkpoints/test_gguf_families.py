@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quire.checkpoints.directory import read_json_object
 from quire.checkpoints.families import FAMILIES, DecoderShape, expected_shapes, read_shape
 from quire.checkpoints.gguf_architectures import tensor_name
 from quire.checkpoints.gguf_config import Metadata, config_of, with_rope_factors
+from quire.checkpoints.strict_json import read_json_object
 from tests.support import architectures
 
 HEADERS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "gguf_headers.json").read_text())
