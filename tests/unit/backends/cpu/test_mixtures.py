@@ -75,6 +75,7 @@ def test_experts_in_mxfp4_answer_like_the_numbers_they_stand_for(tmp_path: Path)
     assert {one.type for one in resolve(str(packed)).tensors.values()} >= {"MXFP4"}
 
 
+@pytest.mark.model
 def test_a_mixture_in_four_bits_reads_the_experts_it_uses_and_answers_alike_in_company(tmp_path: Path) -> None:
     shape = BenchMixture(
         2, hidden=256, heads=4, kv_heads=2, head_size=64, experts=6, used=2, wide=256, vocabulary=49_300
