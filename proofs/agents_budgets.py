@@ -18,8 +18,8 @@ import aiohttp
 from benchmarks.record import say
 from benchmarks.test_model import smollm2_directory
 from proofs.agents_bodies import PLACE
-from proofs.agents_templates import published_templates
 from proofs.api_load import Server, phrase, started
+from proofs.llamacpp_source import published_templates
 from proofs.proof import Proof, section
 
 BUDGETS = (16, 512)

