@@ -15,6 +15,7 @@ from itertools import islice
 
 from quire.core.block_table import hit_cap, pack_tokens, unpack_tokens
 from quire.core.digests import DIGEST_BYTES, BlockHasher, Namespace
+from quire.core.state_slots import StateSlots
 from quire.errors import InvariantError
 
 BLOCKS_PER_SHARD = 1024
@@ -38,6 +39,8 @@ class MissReason(Enum):
 
     COMPUTING = "computing"
     TOO_SHORT = "too_short"
+    STATE_MISSING = "state_missing"
+    """The blocks are there; the recurrent state behind the last of them is not."""
     EVICTED = "evicted"
     DIVERGED = "diverged"
     OTHER_NAMESPACE = "other_namespace"
@@ -326,15 +329,23 @@ class PrefixTree:
     # -- why a prefix was not found ------------------------------------------------------------------------------------
 
     def divergence(
-        self, namespace: Namespace, tokens: Sequence[int], in_flight: Container[bytes], now_s: float
+        self,
+        namespace: Namespace,
+        tokens: Sequence[int],
+        in_flight: Container[bytes],
+        now_s: float,
+        slots: StateSlots | None = None,
     ) -> Divergence:
-        """How far these tokens are cached, and the first reason of `MissReason` that holds for the next block."""
+        """How far these tokens are cached, and the first reason of `MissReason` that holds for the next block.
+
+        `slots` are those of a model with recurrent layers: the deepest block with a state is as far as a hit goes.
+        """
         packed = pack_tokens(tokens)
         cap = hit_cap(len(tokens), self.block_size)
         slot = self._slot_of.get(namespace)
         node = None if slot is None else ~slot
         digest = self.hasher.root(namespace)
-        num_hits = 0
+        num_hits = num_usable = 0
         next_tokens = b""
         while num_hits < cap:
             next_tokens = packed[num_hits * self._width : (num_hits + 1) * self._width]
@@ -343,8 +354,12 @@ class PrefixTree:
             if block is None:
                 break
             node, num_hits = block, num_hits + 1
+            if slots is not None and slots.slot_of(block) is not None:
+                num_usable = num_hits
 
         num_cached = num_hits * self.block_size
+        if slots is not None and num_usable < num_hits:
+            return Divergence(num_usable * self.block_size, MissReason.STATE_MISSING)
         if num_hits >= cap:
             return Divergence(num_cached, MissReason.TOO_SHORT)
         if digest in in_flight:

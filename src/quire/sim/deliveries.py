@@ -30,7 +30,7 @@ class DeliveryRecord:
 class Deliveries:
     """Collects events and complaints."""
 
-    def __init__(self, vocabulary_size: int) -> None:
+    def __init__(self, vocabulary_size: int, *, has_state: bool = False) -> None:
         self.entries: dict[str, DeliveryRecord] = {}
         self.open: dict[str, DeliveryRecord] = {}
         """Those without their last event."""
@@ -38,6 +38,7 @@ class Deliveries:
         self.planned_s = 0.0
         """When the step was planned that is now told of: ends by deadline are decided then."""
         self._vocabulary_size = vocabulary_size
+        self._has_state = has_state
 
     def add(self, request: Request) -> None:
         """A request was accepted."""
@@ -130,7 +131,9 @@ class Deliveries:
             self.complaints.append(f"{request.request_id}: ended with continuations {sorted(entry.reasons)} only")
         is_whole = False
         for index, reason in entry.reasons.items():
-            alone = answer_alone(request.prompt, request.params, request.seed, self._vocabulary_size, index)
+            alone = answer_alone(
+                request.prompt, request.params, request.seed, self._vocabulary_size, index, has_state=self._has_state
+            )
             got = entry.tokens[index]
             is_cut = reason not in (FinishReason.STOP, FinishReason.LENGTH)
             is_whole = is_whole or not is_cut
