@@ -220,8 +220,8 @@ class KVMemory:
         least = table.num_computed if self.states is not None and num_tokens else 0
         if table.is_in_flight or not least <= num_tokens <= table.num_computed:
             raise InvariantError(
-                f"fork: table {table.table_id} must be at rest with {num_tokens} tokens computed, and no more if it has "
-                f"a state; it has {table.num_computed}"
+                f"fork: table {table.table_id} must be at rest with {num_tokens} tokens computed, and no more if it "
+                f"has a state; it has {table.num_computed}"
             )
         self.tree.share_root(table.root)
         child = self._register(table.root)

@@ -289,9 +289,9 @@ class Scheduler:
     def _reads_cache(self, sequence: Sequence) -> bool:
         """Not while it owes its client the log-probabilities of prompt tokens: those need every row computed."""
         request = sequence.request
-        return request.params.prompt_logprobs is None or self.live[request.request_id].num_prompt_reported >= len(
-            request.prompt
-        )
+        if request.params.prompt_logprobs is None:
+            return True
+        return self.live[request.request_id].num_prompt_reported >= len(request.prompt)
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 

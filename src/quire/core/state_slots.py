@@ -252,9 +252,7 @@ class StateSlots:
         if self._blank:
             return self._blank.pop()
         if not self._cached:
-            raise InvariantError(
-                f"all {self.num_slots} state slots are running, promised or pinned: too many sequences"
-            )
+            raise InvariantError(f"all {self.num_slots} state slots are in use: too many sequences run")
         block, slot = self._cached.popitem(last=False)
         self._passing.discard(block)
         self.num_evictions += 1

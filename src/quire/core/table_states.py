@@ -38,7 +38,7 @@ class TableStates:
             table.promised_slot = self.slots.promise(table.state_slot, table.last_kept)
 
     def commit(self, table: BlockTable, *, is_whole: bool) -> bool:
-        """Keep the promised state if it is true, and say so; if the running slot is not, go back to the last one kept."""
+        """Keep the promised state if it is true, and say so; where the row is not, go back to the last one kept."""
         slot, table.promised_slot = table.promised_slot, None
         is_kept = False
         if slot is not None:
