@@ -288,10 +288,8 @@ class Scheduler:
 
     def _reads_cache(self, sequence: Sequence) -> bool:
         """Not while it owes its client the log-probabilities of prompt tokens: those need every row computed."""
-        request = sequence.request
-        if request.params.prompt_logprobs is None:
-            return True
-        return self.live[request.request_id].num_prompt_reported >= len(request.prompt)
+        is_owed = sequence.request.params.prompt_logprobs is not None
+        return not is_owed or self.live[sequence.request.request_id].num_prompt_reported >= sequence.num_prompt_tokens
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
