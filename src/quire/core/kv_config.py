@@ -43,7 +43,7 @@ class KVMemoryConfig:
             raise ConfigError(f"max_pins must be at least 0, {self.max_pins} given; 0 forbids pins")
         if self.num_evictions_remembered < 1:
             raise ConfigError(f"num_evictions_remembered must be at least 1, {self.num_evictions_remembered} given")
-        if not min(1, self.num_slots) <= self.num_running_slots <= self.num_slots:
+        if not min(1, max(0, self.num_slots)) <= self.num_running_slots <= self.num_slots:
             raise ConfigError(
                 f"of {self.num_slots} state slots at least 1 and at most all must be for running sequences, "
                 f"{self.num_running_slots} given"

@@ -59,6 +59,8 @@ class TableStates:
         behind = table.blocks[num_kept:]
         del table.blocks[num_kept:]
         self._pool.release(reversed(behind))
+        if table.last_kept in behind:
+            table.last_kept = None  # somebody else's block from now on, and what it carries
         table.num_computed = table.num_reserved = num_kept * table.block_size
         table.is_naming = True
         table.state_slot = slots.begin_after(table.blocks[-1], running) if num_kept else slots.begin(running)

@@ -11,7 +11,8 @@ from quire.errors import ConfigError
 
 
 def decide(budget_bytes: int, **settings: Any) -> memory_plan.MemoryPlan:
-    return memory_plan.decide(ModelSettings(**settings), budget_bytes, 1 << 30, 100 << 20, 1 << 20, 8192)
+    held, each = memory_plan.HeldBytes(1 << 30, 100 << 20), memory_plan.PoolBytes(1 << 20)
+    return memory_plan.decide(ModelSettings(**settings), budget_bytes, held, each, 8192)
 
 
 def test_the_pool_is_what_the_budget_leaves() -> None:
