@@ -153,7 +153,12 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {**_sizes(128, 4, 2, 32, 120), **_CONVOLUTIONS, "block_multiple_of": 8}),
     "lfm2-moe": (
         "lfm2_moe",
-        {**_sizes(128, 4, 2, 32, 120), **_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1, "routed_scaling_factor": 1.7},
+        {**_sizes(128, 4, 2, 32, 120), **_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1},
+    ),
+    "lfm2-moe-scaled": (
+        "lfm2_moe",
+        {**_sizes(96, 3, 1, 32, 88), **_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 2, "routed_scaling_factor": 1.7,
+         "use_expert_bias": False},
     ),
     "granite4": (
         "granitemoehybrid",
@@ -166,7 +171,14 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {**_sizes(128, 4, 2, 32, 72), "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"],
          "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 88, "mamba_n_heads": 4,
-         "mamba_d_head": 64, "mamba_d_state": 16, "position_embedding_type": "rope", "attention_multiplier": 0.2},
+         "mamba_d_head": 64, "mamba_d_state": 16, "attention_multiplier": 0.2},
+    ),
+    "granite4-turned": (
+        "granitemoehybrid",
+        {**_sizes(128, 4, 2, 32, 72), "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"],
+         "num_local_experts": 4, "num_experts_per_tok": 1, "shared_intermediate_size": 88, "mamba_n_heads": 16,
+         "mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 2, "position_embedding_type": "rope",
+         "attention_multiplier": 0.2, "mamba_conv_bias": False, "mamba_proj_bias": True},
     ),
 }  # fmt: skip
 """Families with recurrent layers."""

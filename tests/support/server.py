@@ -38,9 +38,7 @@ class Server:
         self.namespace = Namespace(1, "oracle", "", "slots", block_size, "group")
         num_running = 0 if num_kept is None else config.max_running + 1
         num_slots = num_running + (num_kept or 0)
-        memory = KVMemoryConfig(
-            num_blocks, block_size, PIN_SHARE, num_slots=num_slots, num_running_slots=num_running
-        )
+        memory = KVMemoryConfig(num_blocks, block_size, PIN_SHARE, num_slots=num_slots, num_running_slots=num_running)
         self.memory = KVMemory(memory, BlockHasher(bytes(32)))
         self.scheduler = Scheduler(config, self.memory, propose)
         self.runner = OracleRunner(

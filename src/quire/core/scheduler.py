@@ -234,8 +234,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.stats.num_preemptions += 1
         self.queue.put_back(sequence)
-        request = sequence.request
-        self._events.append(Preempted(request.request_id, sequence.index, epoch=request.epoch))
+        self._events.append(Preempted(sequence.request.request_id, sequence.index, epoch=sequence.request.epoch))
 
     def _stop_running(self, sequence: Sequence) -> None:
         self.placement.remove(sequence)
@@ -248,10 +247,11 @@ class Scheduler:
         if sequence.table is None:
             return 0  # it yielded to someone more urgent in this very plan
         table, tokens, block_size = sequence.table, sequence.tokens, self.memory.config.block_size
-        if num_decoding:
-            num_tokens = num_decoding
-        else:
+        num_tokens = num_decoding
+        if not num_decoding:
             self._match(sequence)
+            if self.memory.states is not None:
+                self.placement.fork_if_due(sequence)  # siblings take the state that is there now, not a later one
             num_tokens = chunk_length(table.num_computed, len(tokens), budget, block_size, sequence.fork_point)
             is_waiting = sequence.num_uncomputed > 1 and self._reads_cache(sequence)
             if is_waiting and self.memory.is_computing(table, tokens):
@@ -280,7 +280,7 @@ class Scheduler:
             # What it owes its client must be computed; what it has reported may be found.
             tokens = tokens[: self.live[sequence.request.request_id].num_prompt_reported]
         if self.memory.states is not None and (point := sequence.fork_point) is not None:
-            tokens = tokens[:point]  # siblings take the state that is there when it has been computed, not a later one
+            tokens = tokens[: point + 1]  # a hit must not go beyond that point
         before = table.num_computed
         if self.memory.match(table, tokens) and sequence.num_preemptions == 0:
             num_prompt = sequence.num_prompt_tokens

@@ -96,7 +96,7 @@ def vectors_of(shape: DecoderShape, layer: DecoderLayer) -> dict[str, Shape]:
         if layer.has_kv:
             found[f"{prefix}self_attn.k_norm.weight"] = (keys if is_whole else layer.head_size,)
     if layer.mixture and layer.mixture.names.dense_gate:
-        found[f"{prefix}{layer.mixture.names.dense_gate}"] = (hidden,) if shape.is_gguf else (1, hidden)
+        found[f"{prefix}{layer.mixture.names.dense_gate}"] = (1, hidden)
     if layer.mixture and layer.mixture.has_choice_bias:
         found[f"{prefix}{layer.mixture.names.choice_bias}"] = (layer.mixture.num_experts,)
     if family.has_sinks:
