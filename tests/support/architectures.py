@@ -128,8 +128,12 @@ TODAY: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Families that came later, in shapes that the kernels take."""
 _DELTA = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 24, "linear_value_head_dim": 40,
-    "linear_conv_kernel_dim": 4, "num_hidden_layers": 5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 40,
+    "linear_conv_kernel_dim": 4,
+    "num_hidden_layers": 5,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
 }
 _DELTA_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}}
@@ -182,6 +186,15 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Families with recurrent layers."""
+WIDE_HYBRID = {
+    "hybrid-wide": (
+        "qwen3_5_text",
+        {**_sizes(256, 4, 2, 64, 320), **_DELTA, **_DELTA_ROPE, "linear_num_key_heads": 4, "linear_num_value_heads": 16,
+         "linear_key_head_dim": 64, "linear_value_head_dim": 64, "vocab_size": 4096, "num_hidden_layers": 12,
+         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 3},
+    ),
+}  # fmt: skip
+"""One whose states take a share of the memory: 2.5 MB each."""
 FAST |= NATIVE
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
@@ -190,7 +203,7 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral-adapted": ("mixtral", {**_sizes(48, 6, 2, 8, 56), "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
-MODELS = FAST | ADAPTED | TODAY | HYBRIDS
+MODELS = FAST | ADAPTED | TODAY | HYBRIDS | WIDE_HYBRID
 
 
 @cache

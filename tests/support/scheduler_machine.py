@@ -1,6 +1,6 @@
 """The hypothesis state machine of the scheduler: anything in any order, every promise after every step."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -35,19 +35,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, num_blocks: int, block_bits: int, max_running: int, extra: int, guesser: Guesser | None, num_kept: int
     ) -> None:
         size = 1 << block_bits
-        self.model = self.configured(guesser, num_kept)
-        self.settings = {"max_running": max_running, "max_step_tokens": max_running + size + extra}
+        sizes = {"max_running": max_running, "max_step_tokens": max_running + size + extra}
+        self.settings = sizes | self.configured(guesser, num_kept)
         self.shape = (num_blocks, size)
         self.server = self.new_server()
         self.plan: StepPlan | None = None
         self.is_under_way = False
 
-    def configured(self, guesser: Guesser | None, num_kept: int) -> dict[str, object]:
+    def configured(self, guesser: Guesser | None, num_kept: int) -> dict[str, Any]:
         return {"propose": guesser}
 
     def new_server(self) -> Server:
         queue = QueueConfig(max_requests=12, tenant_weights={"a": 1.0, "b": 2.0})
-        return Server(*self.shape, queue=queue, **self.model, **self.settings)  # type: ignore[arg-type]
+        return Server(*self.shape, queue=queue, **self.settings)
 
     @rule(
         prompt=st.lists(TOKEN, min_size=1, max_size=24),
@@ -153,5 +153,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 class HybridSchedulerMachine(SchedulerMachine):
     """The same of a model with recurrent layers: few slots for states, or none, and nobody who guesses."""
 
-    def configured(self, guesser: Guesser | None, num_kept: int) -> dict[str, object]:
+    def configured(self, guesser: Guesser | None, num_kept: int) -> dict[str, Any]:
         return {"num_kept": num_kept}

@@ -10,9 +10,9 @@ from typing import Any
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.families import check_shapes
 from quire.checkpoints.quantisation import read_quantisation, with_joined_parts
+from quire.checkpoints.stored_names import decoder_names
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
-from quire.checkpoints.stored_names import decoder_names
 from quire.checkpoints.text_part import text_config, text_tensors
 from quire.checkpoints.weights import DTYPE_BITS, WeightFile, open_weights
 from quire.errors import CheckpointError

@@ -177,9 +177,10 @@ def _recurrent_fields(metadata: Metadata, arch: str, model_type: str, num_layers
     found: dict[str, Any] = {}
     heads = metadata.values.get(f"{arch}.attention.head_count_kv")
     named = metadata.values.get(f"{arch}.attention.recurrent_layers")
-    if isinstance(named, list) or isinstance(heads, list):
-        is_full = [not one for one in named] if isinstance(named, list) else [bool(one) for one in heads]
-        found["layer_types"] = [FULL if one else RECURRENT_TYPES[0] for one in is_full[:num_layers]]
+    is_recurrent = [not one for one in heads] if isinstance(heads, list) else []
+    is_recurrent = [bool(one) for one in named] if isinstance(named, list) else is_recurrent
+    if is_recurrent:
+        found["layer_types"] = [RECURRENT_TYPES[0] if one else FULL for one in is_recurrent[:num_layers]]
     if kind is RecurrentKind.DELTA:
         inner = metadata.count(f"{arch}.ssm.inner_size")
         found["linear_value_head_dim"] = inner // metadata.count(f"{arch}.ssm.time_step_rank")

@@ -124,7 +124,8 @@ class Decoder:
         first, stride = batch.rows.ctypes.data, batch.rows.strides[0]
         call.tell_step(
             first, first + stride, first + 2 * stride, first + 3 * stride, *tiles.addresses, wanted.ctypes.data,
-            0 if needed is None else needed.ctypes.data, runs.rows.ctypes.data, runs.slots.ctypes.data, tiles.num_tiles, num_rows, num_wanted,
+            0 if needed is None else needed.ctypes.data, runs.rows.ctypes.data, runs.slots.ctypes.data,
+            tiles.num_tiles, num_rows, num_wanted,
             num_rows if needed is None else len(needed), num_sampled, num_threads(), len(runs.slots),
         )  # fmt: skip
         try:

@@ -109,7 +109,8 @@ class LayerWeights:
             NO_RECURRENT if layer.recurrent is None else self._states.fields(layer.recurrent, vectors, prefix),
             -1 if layer.window is None else layer.window,
             layer.num_kv_heads, layer.head_size, layer.intermediate_size,
-            layer.has_kv, layer.has_values, family.has_output_gate and layer.recurrent is None, of_heads.query_span, of_heads.key_span, rope, layer.number, float(scale),
+            layer.has_kv, layer.has_values, family.has_output_gate and layer.recurrent is None,
+            of_heads.query_span, of_heads.key_span, rope, layer.number, float(scale),
         )  # fmt: skip
 
     def _head_norms(
@@ -121,7 +122,7 @@ class LayerWeights:
         order = matrices_of(self._shape, layer).qkv[0].order
         if order is not None:  # a head's numbers stand in another order, and so must what they are multiplied with
             at = numbers_in_order(order, layer.head_size)
-            query, key = (None if one is None else one.reshape(-1, layer.head_size)[:, at].reshape(-1) for one in (query, key))
+            query, key = (None if one is None else _in_order(one, at) for one in (query, key))
         spans = 0 if query is None else len(query), 0 if key is None else len(key)
         if self._has_balanced_keys:
             if layer.has_kv:
@@ -167,8 +168,10 @@ class LayerWeights:
                 self._plain(f"{prefix}router.per_expert_scale", (mixture.num_experts,)),
             ]
         names = mixture.names
-        choice_bias = self._plain(f"{prefix}{names.choice_bias}", (mixture.num_experts,)) if mixture.has_choice_bias else 0
-        dense_gate = self._plain(name, vectors[name]) if (name := f"{prefix}{names.dense_gate}") in vectors else 0
+        choice_bias, dense_gate = (
+            self._plain(name, vectors[name]) if (name := prefix + own_name) in vectors else 0
+            for own_name in (names.choice_bias, names.dense_gate)
+        )
         return (
             router, *own, self._keep(np.array(gate_up, LINEAR)), self._keep(np.array(down, LINEAR)),
             mixture.num_experts, mixture.num_used, mixture.intermediate_size, mixture.is_shared_by_all,
@@ -233,6 +236,11 @@ class LayerWeights:
 
 def _padded(weights: Sequence[Linear], count: int) -> list[Reference]:
     return [one.reference for one in weights] + [NO_LINEAR] * (count - len(weights))
+
+
+def _in_order(norm: Floats, at: "np.ndarray[Any, Any]") -> Floats:
+    """A norm's weight of one head, or of several, with the numbers of each in this order."""
+    return norm.reshape(-1, len(at))[:, at].reshape(-1)
 
 
 def _times(norm: Floats | None, factors: Floats) -> Floats:

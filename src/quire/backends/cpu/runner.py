@@ -20,9 +20,7 @@ from quire.errors import InvariantError
 class CpuRunner:
     """Runs one model over one store of blocks."""
 
-    def __init__(
-        self, model: Decoder, store: KVStore, capacity: Capacity, states: StateStore | None = None
-    ) -> None:
+    def __init__(self, model: Decoder, store: KVStore, capacity: Capacity, states: StateStore | None = None) -> None:
         self._model: Decoder | None = model
         self._store: KVStore | None = store
         self._states = states

@@ -130,10 +130,13 @@ def _space(config: Mapping[str, Any]) -> RecurrentShape:
             f"config.json: mamba_n_heads x mamba_d_head must be mamba_expand x hidden_size, {heads} x {value_size} and "
             f"{inner} given; {AGAIN}"
         )
-    key_size, least, most = size_of(config, "mamba_d_state"), 0.0, inf
+    key_size, edges = size_of(config, "mamba_d_state"), (0.0, inf)
+    least, most = edges
     limits = config.get("time_step_limit")
     if isinstance(limits, list) and len(limits) == 2:
-        least, most = (float(one) if isinstance(one, int | float) else edge for one, edge in zip(limits, (0.0, inf)))
+        least, most = (
+            float(one) if type(one) in (int, float) else edge for one, edge in zip(limits, edges, strict=True)
+        )
     return RecurrentShape(
         RecurrentKind.SPACE,
         size_of(config, "mamba_d_conv"),

@@ -206,7 +206,9 @@ def _expert_gate_up(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> 
         if _is_stacked(shape, mixture):
             yield tuple(_stacked(shape, mixture, prefix, kind, expert) for kind in ("gate", "up"))
         elif not names.gate_up:
-            yield tuple(plain_matrix(prefix + name.format(expert), wide, hidden, False) for name in (names.gate, names.up))
+            yield tuple(
+                plain_matrix(prefix + name.format(expert), wide, hidden, False) for name in (names.gate, names.up)
+            )
         elif names.is_transposed:
             name = f"{prefix}{names.gate_up}"
             yield tuple(

@@ -1,4 +1,4 @@
-"""A step that breaks off in the middle has moved some states and not others: whoever goes on must not rely on them."""
+"""An engine whose model has recurrent layers: nobody guesses, and nobody relies on what a broken step has moved."""
 
 import pytest
 
@@ -9,7 +9,9 @@ from quire.core.events import Finished, RequestEvent, Token
 from quire.core.request import Request, ResolvedSampling
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
+from quire.core.step_cost import StepCost
 from quire.engine.engine import Engine, ModelIdentity
+from quire.errors import ConfigError
 
 VOCABULARY = 50
 SHARED = tuple(range(1, 13))
@@ -36,13 +38,22 @@ class TornRunner(OracleRunner):
         return result
 
 
+def new_engine(runner: OracleRunner, step_cost: StepCost | None = None) -> Engine:
+    config = SchedulerConfig(max_step_tokens=64, max_running=4, step_cost=step_cost)
+    return Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32))
+
+
+def capacity(num_slots: int = 12) -> Capacity:
+    """Blocks of four tokens."""
+    return Capacity(64, 4, 1 << 20, 64, VOCABULARY, 32, num_slots)
+
+
 class World:
-    """An engine on such a runner. Blocks of four tokens; the tokens of every request are collected."""
+    """An engine on such a runner; the tokens of every request are collected."""
 
     def __init__(self) -> None:
-        self.runner = TornRunner(Capacity(64, 4, 1 << 20, 64, VOCABULARY, 32, num_slots=12))
-        config = SchedulerConfig(max_step_tokens=64, max_running=4)
-        self.engine = Engine(self.runner, config, ModelIdentity("oracle", "slots"), bytes(32))
+        self.runner = TornRunner(capacity())
+        self.engine = new_engine(self.runner)
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
@@ -94,3 +105,15 @@ def test_everybody_is_right_after_a_torn_step(breaks: str) -> None:
     assert world.is_right("later")
     assert world.cached["waiting"] == 8
     assert world.cached["later"] == 20
+
+
+@pytest.mark.parametrize("num_slots", [0, 12])
+def test_a_model_with_states_is_not_guessed_for(num_slots: int) -> None:
+    engine = new_engine(OracleRunner(capacity(num_slots)), StepCost(((1, 0.01), (64, 0.02))))
+    assert (engine.scheduler.propose is None) == (num_slots > 0)
+
+
+def test_fewer_slots_than_may_run_are_refused() -> None:
+    assert new_engine(OracleRunner(capacity(5))).memory.config.num_running_slots == 5
+    with pytest.raises(ConfigError, match=r"of 4 state slots .* 5 given"):
+        new_engine(OracleRunner(capacity(4)))
