@@ -95,7 +95,7 @@ def same_bits(proof: Proof) -> None:
     pairs, num_forks = Pairs(), 0
     for name, model in _models(proof):
         desk = StateDesk(proof.random, model)
-        texts = [_text(proof.random) for _ in range(proof.sized(quick=2, full=10))]
+        texts = [_text(proof.random) for _ in range(proof.sized(quick=2, full=14))]
         known = [desk.run(desk.begin(text), [len(text)]).digests for text in texts]
         for text, digests in zip(texts, known, strict=True):
             _other_cuts(proof.random, desk, pairs, text, digests)
