@@ -114,12 +114,12 @@ MUTANTS = [
     Mutant("blocks without a state are a hit", STATES, "return found[: self.slots.num_usable(found)]", "return found"),
     Mutant("the shallowest state is taken", SLOTS, "range(len(blocks), 0, -1)", "range(1, len(blocks) + 1)"),
     Mutant("where prompts part is forgotten", STATES, "len(table.blocks) + len(found)", "len(table.blocks)"),
-    Mutant("a missing state is not told", TREE, "if slots is not None and num_usable < num_hits:", "if False:"),
+    Mutant("a missing state is not told", TREE, "        if first_unusable:\n", "        if False:\n"),
     Mutant(
         "blocks behind the last state are told as cached",
         TREE,
-        "Divergence(num_usable * self.block_size, MissReason.STATE_MISSING)",
-        "Divergence(num_cached, MissReason.STATE_MISSING)",
+        "return Divergence(num_usable * self.block_size, reason)",
+        "return Divergence(num_cached, reason)",
     ),
     # -- pins --
     Mutant(
@@ -176,6 +176,18 @@ MUTANTS = [
         BORDERS,
         "if end in (_last_full(sequence.num_prompt_tokens, block_size), ",
         "if end in (",
+    ),
+    Mutant(
+        "who comes back passes over the end of its prompt",
+        BORDERS,
+        "        _last_full(sequence.num_prompt_tokens, block_size),\n",
+        "",
+    ),
+    Mutant(
+        "a state that is made again is missing",
+        TREE,
+        "MissReason.COMPUTING if first_unusable in in_flight else MissReason.STATE_MISSING",
+        "MissReason.STATE_MISSING",
     ),
     Mutant("nothing is sparse", BORDERS, "return Keep.SPARSE if", "return Keep.PASSING if"),
     # -- events --

@@ -42,6 +42,7 @@ class ReferenceStates:
     # -- one sequence --------------------------------------------------------------------------------------------------
 
     def begin(self, tokens: Prefix) -> ReferenceSequence:
+        """What it has computed at once is its hit."""
         one = ReferenceSequence(tokens)
         self.open.append(one)
         self.look(one)

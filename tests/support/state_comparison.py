@@ -56,14 +56,14 @@ class StateComparison:
         head = self.prompts[min(int(self.random.expovariate(0.4)), len(self.prompts) - 1)]
         tokens = head[: self.random.randint(1, len(head))] + self._tokens(2 * self.block_size)
         table = self.memory.open(namespace(self.block_size))
-        one = ReferenceSequence(tokens)
-        self.reference.open.append(one)
+        found, one = self.memory.match(table, tokens), self.reference.begin(tokens)
         self.pairs.append((table, one))
-        self._look(table, one)
+        self._compare(table, one, found, one.num_computed)
 
-    def _look(self, table: BlockTable, one: ReferenceSequence) -> None:
-        found = self.memory.match(table, one.tokens)
-        expected = self.reference.look(one)
+    def _look_again(self, table: BlockTable, one: ReferenceSequence) -> None:
+        self._compare(table, one, self.memory.match(table, one.tokens), self.reference.look(one))
+
+    def _compare(self, table: BlockTable, one: ReferenceSequence, found: int, expected: int) -> None:
         self.num_lookups += 1
         self.num_hits += expected > 0
         self.num_states_missed += table.num_matched * self.block_size > table.num_computed
@@ -90,7 +90,7 @@ class StateComparison:
         if one.num_computed == len(one.tokens):
             one.tokens += self._tokens(self.block_size)
         elif self.random.random() < 0.3:
-            self._look(table, one)
+            self._look_again(table, one)
         size = self.block_size
         num_left = len(one.tokens) - one.num_computed
         num_to_border = size - one.num_computed % size

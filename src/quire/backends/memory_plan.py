@@ -111,11 +111,12 @@ def decide(
     rest = int(budget_bytes * (1 - MARGIN_SHARE)) - MARGIN_BYTES - held.loaded - held.step
     wanted_tokens = min(settings.max_sequence_tokens or model_tokens, model_tokens)
     useful = settings.max_running * -(-wanted_tokens // settings.block_size)
-    num_slots, max_running = _slots(settings.max_running, rest, rest - (useful + 1) * each.block, each.slot)
+    least = max(2, -(-(settings.max_sequence_tokens or 1) // settings.block_size))
+    num_slots = slots_within(rest, each, settings.max_running, useful, least)
+    max_running = _running_with(num_slots, settings.max_running) if each.slot else settings.max_running
     rest -= (num_slots + 1) * each.slot
     # The null block takes a place too.
     num_blocks = min(rest // each.block - 1, useful)
-    least = max(2, -(-(settings.max_sequence_tokens or 1) // settings.block_size))
     if num_blocks < least or (each.slot and num_slots < LEAST_SLOTS):
         needed = held.loaded + held.step + (least + 1) * each.block + (LEAST_SLOTS + 1) * each.slot
         raise ConfigError(
@@ -130,16 +131,23 @@ def decide(
     )  # fmt: skip
 
 
-def _slots(max_running: int, rest: int, beside_blocks: int, slot_bytes: int) -> tuple[int, int]:
-    """How many state slots, slot 0 not counted, and how many sequences may run with them.
+def slots_within(rest: int, each: PoolBytes, max_running: int, useful: int, least: int) -> int:
+    """How many state slots, slot 0 not counted, where blocks have a use for `useful` and cannot do with fewer than
+    `least`."""
+    if not each.slot:
+        return 0
 
-    Half of them are for keeping, if they are few: a sequence whose state was never kept computes everything again.
-    """
-    if not slot_bytes:
-        return 0, max_running
-    room = max(int(rest * STATE_SHARE), beside_blocks) // slot_bytes - 1
-    num_slots = max(0, min(room, (1 + KEPT_PER_RUNNING) * max_running + 1))
-    return num_slots, max(1, min(max_running, (num_slots - 1) // 2))
+    def beside(num_blocks: int) -> int:
+        return (rest - (num_blocks + 1) * each.block) // each.slot - 1
+
+    room = max(int(rest * STATE_SHARE) // each.slot - 1, beside(useful), LEAST_SLOTS)
+    return max(0, min(room, beside(least), (1 + KEPT_PER_RUNNING) * max_running + 1))
+
+
+def _running_with(num_slots: int, max_running: int) -> int:
+    """Half of the slots are for keeping, if they are few: a sequence whose state was never kept computes everything
+    again."""
+    return max(1, min(max_running, (num_slots - 1) // 2))
 
 
 def _and_slots(each: PoolBytes) -> str:

@@ -24,6 +24,7 @@ def run_to_border(sequence: Sequence, num_tokens: int) -> int:
     start, block_size = table.num_computed, table.block_size
     end = start + num_tokens
     for border in (
+        _last_full(sequence.num_prompt_tokens, block_size),
         _last_full(len(sequence.tokens), block_size),
         table.num_matched * block_size,
         _sparse_above(start, block_size),

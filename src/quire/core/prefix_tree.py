@@ -346,7 +346,7 @@ class PrefixTree:
         node = None if slot is None else ~slot
         digest = self.hasher.root(namespace)
         num_hits = num_usable = 0
-        next_tokens = b""
+        next_tokens = first_unusable = b""
         while num_hits < cap:
             next_tokens = packed[num_hits * self._width : (num_hits + 1) * self._width]
             digest = self.hasher.child(digest, next_tokens)
@@ -354,12 +354,15 @@ class PrefixTree:
             if block is None:
                 break
             node, num_hits = block, num_hits + 1
-            if slots is not None and slots.slot_of(block) is not None:
-                num_usable = num_hits
+            if slots is None or slots.slot_of(block) is not None:
+                num_usable, first_unusable = num_hits, b""
+            else:
+                first_unusable = first_unusable or digest
 
         num_cached = num_hits * self.block_size
-        if slots is not None and num_usable < num_hits:
-            return Divergence(num_usable * self.block_size, MissReason.STATE_MISSING)
+        if first_unusable:
+            reason = MissReason.COMPUTING if first_unusable in in_flight else MissReason.STATE_MISSING
+            return Divergence(num_usable * self.block_size, reason)
         if num_hits >= cap:
             return Divergence(num_cached, MissReason.TOO_SHORT)
         if digest in in_flight:

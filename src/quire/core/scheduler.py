@@ -36,7 +36,7 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None, ended: Ended = unheard
     ) -> None:
-        config.check(memory.config.block_size)
+        config.check(memory.config)
         self.config = config
         self.memory = memory
         self.limits = RequestLimits.of(config, memory.config)

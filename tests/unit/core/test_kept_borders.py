@@ -56,8 +56,9 @@ class TestRuns:
     def test_a_run_that_reaches_no_such_border_is_as_long_as_it_was(self, num_tokens: int) -> None:
         assert run_to_border(sequence(40, num_matched=2), num_tokens) == num_tokens
 
-    def test_a_resumed_answer_is_run_to_its_own_last_full_block(self) -> None:
-        assert run_to_border(sequence(10, num_produced=13), 23) == 20
+    def test_a_resumed_answer_is_run_to_the_end_of_its_prompt_and_then_to_its_own_last_full_block(self) -> None:
+        assert run_to_border(sequence(10, num_produced=13), 23) == 8
+        assert run_to_border(sequence(10, num_computed=8, num_produced=13), 15) == 12
 
 
 class TestKeeps:

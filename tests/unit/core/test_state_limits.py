@@ -7,6 +7,8 @@ from quire.core.digests import BlockHasher
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
 from quire.core.prefix_tree import Divergence, MissReason
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
 from quire.core.state_slots import Keep
 from quire.errors import ConfigError, InvariantError, PinBudgetError
 from tests.support.kept_states import NUM_RUNNING, SPACE, cached, computed, config, new_shadow
@@ -43,6 +45,13 @@ class TestMisuse:
         shadow = new_shadow(num_kept=0)
         sequence = computed(shadow, list(range(9)), [4, 8])
         assert (sequence.table.num_computed, shadow.memory.slots.num_cached) == (9, 0)
+
+
+def test_a_scheduler_needs_slots_for_all_who_run_and_for_the_next() -> None:
+    memory = KVMemory(config(), BlockHasher(KEY))
+    assert Scheduler(SchedulerConfig(max_running=NUM_RUNNING - 1), memory).memory is memory
+    with pytest.raises(ConfigError, match=f"max_running sequences and the next, {NUM_RUNNING + 1}"):
+        Scheduler(SchedulerConfig(max_running=NUM_RUNNING), memory)
 
 
 class TestPins:
@@ -110,6 +119,15 @@ class TestPins:
 
 
 class TestLooking:
+    def test_a_state_that_somebody_is_making_again_is_being_computed(self) -> None:
+        shadow, tokens = new_shadow(), list(range(14))
+        cached(shadow, tokens, [4])
+        other = shadow.begin(SPACE, tokens)
+        assert shadow.reserve(other, 4)
+        assert shadow.memory.divergence(SPACE, tokens) == Divergence(4, MissReason.COMPUTING)
+        shadow.finish_step()
+        assert shadow.memory.divergence(SPACE, tokens) == Divergence(4, MissReason.STATE_MISSING)
+
     def test_a_miss_behind_the_last_state_is_told_as_that(self) -> None:
         shadow = new_shadow()
         cached(shadow, list(range(14)), [4])

@@ -90,6 +90,13 @@ class Decoder:
         other._buffers, other._store, other._states = self._make_buffers(0, 0), None, None
         return other
 
+    def touch(self, states: StateStore) -> None:
+        """Write zeros where a step's layers will write, so that what slots take is not counted as the step's."""
+        for number, fields in zip(self._numbers, self._layers["recurrent"], strict=True):
+            if (layer := self.shape.layers[number].recurrent) is not None:
+                first, end = int(fields["history_at"]), int(fields["state_at"]) + layer.state_size
+                states.numbers[1:, first:end] = 0.0
+
     def compute(
         self,
         batch: Batch,

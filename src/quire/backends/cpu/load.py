@@ -144,8 +144,10 @@ def measure_step(model: Decoder, settings: ModelSettings, longest: int) -> int:
     size = settings.block_size
     store = KVStore(model.kv_shapes, 1, size, settings.kv_dtype)
     states = StateStore(model.slot_size, settings.max_running) if model.slot_size else None
-    before = 0 if states is None else states.numbers.nbytes
     capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
-    runner = CpuRunner(model.shallow(), store, capacity, states)
+    shallow = model.shallow()
+    if states is not None:
+        shallow.touch(states)
+    runner = CpuRunner(shallow, store, capacity, states)
     measured = measured_bytes(runner.run, worst_plans(settings, min(longest, settings.max_step_tokens), 2 * size))
-    return max(0, measured - before) + most_record_bytes(model.shape, longest)
+    return measured + most_record_bytes(model.shape, longest)

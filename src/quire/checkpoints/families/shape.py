@@ -23,6 +23,8 @@ from quire.checkpoints.families.table import FAMILIES
 from quire.errors import CheckpointError
 
 MAX_HEAD_SIZE = 1024
+FLOAT_BYTES = 4
+"""Of a number of a state."""
 LAYOUT = "quire_layout"
 """A field that quire writes into the config it makes of a GGUF file: whose layout tensors have."""
 TILED = "quire_tiled_heads"
@@ -153,6 +155,12 @@ class DecoderShape:
         return sum(layer.recurrent is not None for layer in self.layers)
 
     @property
+    def state_bytes(self) -> int:
+        """What all of these keep of one sequence."""
+        layer = self.recurrent
+        return FLOAT_BYTES * self.num_recurrent * (layer.history_size + layer.state_size) if layer else 0
+
+    @property
     def query_size(self) -> int:
         """All query heads side by side, of the layer where they are largest."""
         return self.num_heads * self.head_size
@@ -237,6 +245,10 @@ def _layers(family: Family, config: Mapping[str, Any], num_heads: int) -> tuple[
         raise CheckpointError(f"config.json: num_hidden_layers must be up to 10,000, it is {count:,}; {AGAIN}")
     windows = windows_of(config, count)
     is_recurrent = recurrent_layers(family, config, count)
+    if all(is_recurrent):
+        raise CheckpointError(
+            f"config.json: a layer of attention must be among the layers, all {count} keep a state; take another model"
+        )
     recurrent = recurrent_shape(family, config, is_tiled=flag_of(config, TILED)) if any(is_recurrent) else None
     kinds = [FULL if window is None else SLIDING for window in windows]
     num_shared = count_of(config, "num_kv_shared_layers")
