@@ -12,9 +12,9 @@ from typing import Any
 import gguf
 
 from benchmarks.record import ROOT
+from proofs import hybrids_parity, models_parity
 from proofs.llamacpp_converter import convert
 from proofs.llamacpp_source import PACKAGE, VERSION
-from proofs import hybrids_parity, models_parity
 from tests.support import architectures
 
 TARGET = ROOT / "tests" / "data" / "gguf_headers.json"

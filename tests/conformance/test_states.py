@@ -1,27 +1,26 @@
 """The kit for state slots passes for the oracle and for hybrids on the CPU backend, and notices what is broken."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from quire.backends.conformance_desk import ConformanceError
 from quire.backends.conformance_states import CHECKS, check_states
+from quire.backends.kernels import extension
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity, PendingStep
 from quire.core.step import StepPlan
 from tests.support import architectures
-from tests.support.models import runners_of
+from tests.support.models import WatchedRunner, runners_of
 
 CAPACITY = Capacity(48, 8, 1 << 20, 256, 50, 64, num_slots=4)
+pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 SETTINGS = {"memory_bytes": 2 << 30, "max_sequence_tokens": 256, "max_step_tokens": 64, "max_running": 8}
 
 
-class Broken:
+class Broken(WatchedRunner):
     """An oracle that is given another plan."""
 
     def __init__(self, change: str) -> None:
-        self._runner = OracleRunner(CAPACITY)
-        self.capacity = CAPACITY
+        super().__init__(OracleRunner(CAPACITY))
         self._change = change
 
     def start(self, plan: StepPlan) -> PendingStep:
@@ -35,16 +34,7 @@ class Broken:
             case "one slot":
                 items = tuple(item._replace(state_slot=1) for item in plan.items)
                 plan = plan._replace(items=items)
-        return self._runner.start(plan)
-
-    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        return self._runner.read_blocks(block_ids)
-
-    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
-        self._runner.write_blocks(block_ids, data)
-
-    def close(self) -> None:
-        self._runner.close()
+        return super().start(plan)
 
 
 def test_the_oracle_passes() -> None:
