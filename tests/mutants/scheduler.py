@@ -374,7 +374,7 @@ MUTANTS = [
     Mutant(
         "a clock that goes back lets newcomers pass",
         SCHEDULER,
-        "arrival_s = max(self._latest_arrival_s, request.arrival_s)",
+        "arrival_s = self._arrivals.at(request.arrival_s)",
         "arrival_s = request.arrival_s",
     ),
     Mutant(

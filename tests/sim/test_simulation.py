@@ -7,7 +7,7 @@ import pytest
 from quire.core.block_table import BlockTable
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.promises import Promises
-from quire.core.request import FinishReason, Request, ResolvedSampling
+from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
 from quire.core.scheduler import Scheduler
 from quire.core.state_slots import SlotCopy, StateSlots
 from quire.core.step import WorkItem
@@ -270,3 +270,19 @@ class TestLedger:
     def test_the_first_start_counts(self) -> None:
         assert self.complaint(Admitted("r", 0.0, 1.0, 0), Admitted("r", 0.0, 9.0, 0)) == ""
         assert self.ledger.entries["r"].first_wait_s == 1.0
+
+
+def test_what_is_left_of_a_request_that_was_answered_in_part_is_not_sent_away_after_a_crash() -> None:
+    books = Deliveries(vocabulary_size=8)
+    request = Request("r", (1, 2), namespace(4), 0.0, continuations=(Continuation(0), Continuation(1)))
+    books.add(request)
+    assert not books.unfinished()[0].is_promised, "it waits, and may have to make room"
+    books.take(Admitted("r", 0.0, 0.0, 0))
+    books.take(SequenceFinished("r", 0, FinishReason.LENGTH, 0, None))
+    (again,) = books.unfinished()
+    assert ([one.index for one in again.continuations], again.is_promised) == ([1], True)
+
+
+@pytest.mark.parametrize("scenario", ["chaos", "hybrid"])
+def test_times_that_were_told_are_kept_though_the_clock_goes_back(scenario: str) -> None:
+    assert not Simulation(configured(scenario, 672180277657)).run().violations

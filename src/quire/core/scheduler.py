@@ -20,6 +20,7 @@ from quire.core.drafts import Ended, Propose, draft_room, unheard
 from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.kept_borders import keep_behind, run_to_border
 from quire.core.kv_memory import KVMemory
+from quire.core.own_clock import OwnClock
 from quire.core.placement import Placement
 from quire.core.policy import RequestLimits, check_request, chunk_length, victims_for, within_budget
 from quire.core.prefix_tree import Divergence
@@ -55,7 +56,7 @@ class Scheduler:
         """Request and index of what ends when the step in flight has returned, in the order it was said."""
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
-        self._latest_arrival_s = float("-inf")
+        self._arrivals = OwnClock()
         self._next_sequence_id = 1
 
     # -- requests come and go ------------------------------------------------------------------------------------------
@@ -63,10 +64,9 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request, perhaps in the place of one that waits, or raise RequestError or CapacityError."""
         self._check(request)
-        # A clock that goes back must not let newcomers pass those who wait.
-        arrival_s = max(self._latest_arrival_s, request.arrival_s)
+        # A clock that goes back must not let newcomers pass those who wait, nor stop the time that others were told.
+        arrival_s = self._arrivals.at(request.arrival_s)
         room = self.queue.ask(request, arrival_s)
-        self._latest_arrival_s = arrival_s
         if room.gives_up is not None:
             self._displace(self.live[room.gives_up], arrival_s)
         self._enter(request, arrival_s, is_promised=room.is_promised)

@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from quire.backends.oracle import answer_alone
 from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, Request
@@ -101,7 +103,9 @@ class Deliveries:
                 if one.index not in entry.reasons
             )
             entry.next_prompt_position = 1
-            again.append(_replaced(request, left))
+            # One that was told anything must not be sent away, though what is left of it has no tokens yet.
+            has_begun = bool(entry.reasons) or any(entry.tokens.values())
+            again.append(replace(request, continuations=left, is_promised=request.is_promised or has_begun))
         return again
 
     def _take_token(self, entry: DeliveryRecord, event: Token) -> None:
@@ -182,18 +186,3 @@ class Deliveries:
         )
         if not is_sound:
             self.complaints.append(f"{request.request_id}: {finished} for {num_output} tokens of output")
-
-
-def _replaced(request: Request, continuations: tuple[Continuation, ...]) -> Request:
-    return Request(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        namespace=request.namespace,
-        arrival_s=request.arrival_s,
-        params=request.params,
-        seed=request.seed,
-        tenant=request.tenant,
-        priority=request.priority,
-        continuations=continuations,
-        deadline_s=request.deadline_s,
-    )
