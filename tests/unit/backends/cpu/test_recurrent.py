@@ -8,17 +8,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 
+from quire.backends.cpu import load as cpu_load
 from quire.backends.cpu.decoder import Decoder
+from quire.backends.cpu.state_store import StateStore
 from quire.backends.kernels import extension
 from quire.backends.kernels.threads import num_threads, use_threads
 from tests.support.hybrid_prints import LENGTHS, TOLERANCE, texts_of, worst_of
-from tests.support.plain_hybrids import CONFIGS, Sequences, open_decoder, write_hybrid
+from tests.support.plain_hybrids import CONFIGS, SETTINGS, Sequences, open_decoder, write_hybrid
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 
@@ -101,6 +104,27 @@ def test_a_state_copied_to_another_slot_goes_on_there(decoder: Decoder) -> None:
     sequences.move(0, 1)
     sequences.feed({1: 8, 0: 8})
     assert np.array_equal(sequences.logits(1), sequences.logits(0)[21:])
+
+
+def test_slots_are_touched_where_a_step_writes_and_nowhere_else(decoder: Decoder) -> None:
+    shallow = decoder.shallow()
+    sequences = Sequences(shallow, texts_of())
+    sequences.feed({0: 290})
+    written = sequences.states.numbers[1] != 0.0
+    untouched = StateStore(decoder.slot_size, 2)
+    untouched.numbers[:] = 7.0
+    shallow.touch(untouched)
+    assert (untouched.numbers[0] == 7.0).all()
+    assert (untouched.numbers[1:, written] == 0.0).all()
+    assert 0 < np.count_nonzero(untouched.numbers[1]) < decoder.slot_size
+
+
+def test_what_slots_take_is_not_counted_as_a_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_hybrid(tmp_path, CONFIGS["delta"])
+    decoder = open_decoder(tmp_path)
+    monkeypatch.setattr(cpu_load, "measured_bytes", lambda _run, _plans: 5_000)
+    few, many = (cpu_load.measure_step(decoder, replace(SETTINGS, max_running=count), 64) for count in (1, 64))
+    assert few == many >= 5_000
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neondot"])
