@@ -108,7 +108,8 @@ class Sequences:
     def move(self, number: int, to: int) -> None:
         """Another sequence goes on where this one is."""
         self.states.copy([SlotCopy(number + 1, to + 1)])
-        self._blocks.copy(BlockCopy(number * MAX_BLOCKS + at, to * MAX_BLOCKS + at) for at in range(1, MAX_BLOCKS + 1))
+        from_blocks, to_blocks = self._blocks_of(number), self._blocks_of(to)
+        self._blocks.copy([BlockCopy(*pair) for pair in zip(from_blocks, to_blocks, strict=True)])
         self._fed[to] = self._fed[number]
 
     def logits(self, number: int) -> NDArray[np.float32]:
@@ -123,8 +124,12 @@ class Sequences:
 
     def _item(self, number: int, count: int) -> WorkItem:
         first = self._fed[number]
-        blocks = tuple(range(number * MAX_BLOCKS + 1, (number + 1) * MAX_BLOCKS + 1))
-        return WorkItem(number, tuple(self._texts[number][first : first + count]), first, blocks, state_slot=number + 1)
+        tokens = tuple(self._texts[number][first : first + count])
+        return WorkItem(number, tokens, first, self._blocks_of(number), state_slot=number + 1)
+
+    @staticmethod
+    def _blocks_of(number: int) -> tuple[int, ...]:
+        return tuple(range(number * MAX_BLOCKS + 1, (number + 1) * MAX_BLOCKS + 1))
 
 
 def plain_logits(config: Mapping[str, Any], tensors: Mapping[str, Array], tokens: Sequence[int]) -> Wide:
@@ -154,7 +159,8 @@ class PlainHybrid:
                 rows = rows + added * self._recurrent(self._normed(rows, f"{place}{before}.weight"), place)
             rows = rows + added * self._dense(self._normed(rows, f"{place}{behind}.weight"), f"{place}mlp.")
         rows = self._normed(rows, "model.norm.weight")
-        return rows @ weights["lm_head.weight"].T / config.get("logits_scaling", 1.0)
+        logits: Wide = rows @ weights["lm_head.weight"].T / config.get("logits_scaling", 1.0)
+        return logits
 
     def _normed(self, rows: Wide, name: str) -> Wide:
         offset = 1.0 if self._kind == "delta" else 0.0
@@ -248,11 +254,13 @@ class PlainHybrid:
 
 
 def unit_rms(rows: Wide, eps: float) -> Wide:
-    return rows / np.sqrt((rows * rows).mean(-1, keepdims=True) + eps)
+    squares: Wide = (rows * rows).mean(-1, keepdims=True)
+    return rows / np.sqrt(squares + eps)
 
 
 def unit_length(rows: Wide) -> Wide:
-    return rows / np.sqrt((rows * rows).sum(-1, keepdims=True) + 1e-6)
+    squares: Wide = (rows * rows).sum(-1, keepdims=True)
+    return rows / np.sqrt(squares + 1e-6)
 
 
 def sigmoid(x: Wide) -> Wide:

@@ -1,6 +1,7 @@
 """What `quire info` says of a model whose layers keep a state, and who runs it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,17 @@ from tests.support.plain_hybrids import CONFIGS, write_hybrid
 from tests.support.tiny_hybrids import make_hybrid
 
 GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty home and no settings."""
+    for name in list(os.environ):
+        if name.startswith(("QUIRE_", "XDG_")):
+            monkeypatch.delenv(name)
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(folder)
 
 
 def told(folder: Path, *words: str) -> str:

@@ -33,9 +33,9 @@ def kept_whole(shape: DecoderShape) -> str | None:
 def _parts(shape: DecoderShape) -> Iterator[str]:
     layers = shape.layers
     if shape.recurrent is not None:
-        size = f"{shape.state_bytes / 1e6:.2g}" if shape.state_bytes < 100e6 else f"{shape.state_bytes / 1e6:,.0f}"
+        stored = f"{shape.state_bytes / 1e6:.2g}" if shape.state_bytes < 100e6 else f"{shape.state_bytes / 1e6:,.0f}"
         kind = KINDS[shape.recurrent.kind]
-        yield f"{shape.num_recurrent} of {shape.num_layers} layers keep a state of {size} MB ({kind})"
+        yield f"{shape.num_recurrent} of {shape.num_layers} layers keep a state of {stored} MB ({kind})"
     mixtures = Counter(
         (layer.mixture.num_experts, layer.mixture.intermediate_size, layer.mixture.num_used)
         for layer in layers

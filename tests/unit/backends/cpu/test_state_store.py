@@ -22,7 +22,7 @@ def numbered(num_slots: int) -> StateStore:
 def held(store: StateStore) -> list[float]:
     """What each slot holds, of one number all over."""
     assert (store.numbers == store.numbers[:, :1]).all()
-    return store.numbers[:, 0].tolist()
+    return [float(one) for one in store.numbers[:, 0]]
 
 
 def batch_of(*items: tuple[int, int]) -> Batch:
