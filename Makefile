@@ -8,7 +8,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models
+.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -120,6 +120,9 @@ proof-first:  ## the first ten minutes: pulls, the file that fits, models that c
 
 proof-models:  ## families of models: parity, real weights, bits, templates, mixtures; SCALE=quick|full
 	$(PYTHON) -m proofs.models $(PROVE)
+
+proof-hybrids:  ## recurrent state beside the blocks: slots, parity, bits, budgets, speed; SCALE=quick|full
+	$(PYTHON) -m proofs.hybrids $(PROVE)
 
 proof-steps:  ## grammars, forced tokens, the sampler, exact speculation; SCALE=quick|full
 	$(PYTHON) -m proofs.steps $(PROVE)

@@ -67,9 +67,8 @@ def write_mixture(path: Path, shape: BenchMixture) -> None:
 def active_bytes(file: Path) -> int:
     """What one row's step reads: every matrix but the embedding, of experts those that a row uses."""
     reader = gguf.GGUFReader(file)
-    used, experts = (
-        int(reader.fields[f"{ARCHITECTURE}.{key}"].contents()) for key in ("expert_used_count", "expert_count")
-    )
+    prefix = reader.fields["general.architecture"].contents()
+    used, experts = (int(reader.fields[f"{prefix}.{key}"].contents()) for key in ("expert_used_count", "expert_count"))
     num_bytes = 0
     for tensor in reader.tensors:
         if len(tensor.shape) > 1 and tensor.name != "token_embd.weight":

@@ -18,6 +18,7 @@ from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.kv_store import KVStore
 from quire.backends.cpu.load import load_model
 from quire.backends.cpu.runner import CpuRunner
+from quire.backends.cpu.state_store import StateStore
 from quire.backends.kernels.threads import use_threads
 from quire.backends.protocol import Capacity, PendingStep
 from quire.checkpoints.families import read_shape
@@ -32,6 +33,8 @@ MAX_STEP_TOKENS = 512
 MAX_SEQUENCE_TOKENS = 4096
 TEMPLATE_BLOCKS = 32
 """Blocks of real text, repeated over the store."""
+NUM_SLOTS = 5 * 64 + 1
+"""For the state of models with recurrent layers; what nobody writes to takes no memory."""
 OWN_TOKENS = 400
 """A sequence may decode this many."""
 
@@ -65,13 +68,17 @@ def make_store(model: Decoder, num_blocks: int, dtype: Dtype = "float32") -> KVS
 
 
 def make_runner(model: Decoder, store: KVStore) -> CpuRunner:
-    return CpuRunner(
-        model,
-        store,
-        Capacity(
-            store.num_blocks, BLOCK, MAX_SEQUENCE_TOKENS, MAX_STEP_TOKENS, model.vocabulary_size, store.num_block_bytes
-        ),
+    num_slots = NUM_SLOTS if model.slot_size else 0
+    capacity = Capacity(
+        store.num_blocks,
+        BLOCK,
+        MAX_SEQUENCE_TOKENS,
+        MAX_STEP_TOKENS,
+        model.vocabulary_size,
+        store.num_block_bytes,
+        num_slots,
     )
+    return CpuRunner(model, store, capacity, StateStore(model.slot_size, num_slots) if num_slots else None)
 
 
 class PrimedRunner:
@@ -100,7 +107,7 @@ class PrimedRunner:
 def _prime(runner: CpuRunner, store: KVStore) -> None:
     table, text = tuple(range(1, TEMPLATE_BLOCKS + 1)), real_text()[: TEMPLATE_BLOCKS * BLOCK]
     for first in range(0, len(text), MAX_STEP_TOKENS):
-        item = WorkItem(0, tuple(text[first : first + MAX_STEP_TOKENS]), first, table)
+        item = WorkItem(0, tuple(text[first : first + MAX_STEP_TOKENS]), first, table, state_slot=1)
         runner.run(StepPlan(0, (), (item,)))
     for array in (*store.keys, *store.values):
         for first in range(1 + TEMPLATE_BLOCKS, len(array), TEMPLATE_BLOCKS):

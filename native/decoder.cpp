@@ -13,6 +13,8 @@
 namespace quire {
 namespace {
 
+constexpr int64_t kChannels = 512;  // of a recurrent layer that are one task
+
 // What came of a layer and is not in the residual yet.
 struct Unsettled {
     const float* after_norm = nullptr;
@@ -31,8 +33,14 @@ class Step {
         Unsettled before;
         for (int64_t at = 0; at < call_.num_layers; ++at) {
             const Layer& layer = call_.layers[at];
-            for_chunks(call_.num_rows, [&](Rows rows) { ask(at, rows, before); });
-            attend(at);
+            const bool is_recurrent = layer.recurrent.kind != RecurrentKind::none;
+            for_chunks(call_.num_rows, [&](Rows rows) {
+                const Group qkv = state_.qkv(layer, rows);
+                norm(layer.input_norm, at == 0 ? nullptr : &before, rows, qkv);
+                timed(kQkv, [&] { multiply(qkv); });
+                is_recurrent ? recur(layer, rows) : ask(at, rows);
+            });
+            if (!is_recurrent) attend(at);
             const bool is_last = at + 1 == call_.num_layers;
             if (is_last) draw_together(layer);
             for_chunks(is_last ? call_.num_needed : call_.num_rows, [&](Rows rows) { answer(at, rows); });
@@ -129,7 +137,7 @@ class Step {
     // The others are done. What a row attended to shows whether what it wrote can be used.
     void draw_together(const Layer& last) {
         if (is_every_needed()) return;
-        const int64_t size = state_.query_size(last);
+        const int64_t size = state_.answer_size(last);
         timed(kNorm, [&] {
             thread_.share(call_.num_rows, [&](int64_t row) {
                 call_.is_finite[row] = is_finite(call_.answers + row * size, size);
@@ -194,13 +202,10 @@ class Step {
         std::copy(from, from + call_.hidden_size, call_.picked + at * call_.hidden_size);
     }
 
-    // Norm, queries, keys and values; the latter two into the store.
-    void ask(int64_t at, Rows rows, const Unsettled& before) {
+    // Queries, keys and values are there; the latter two go into the store.
+    void ask(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
         const LayerStore& store = call_.stores[at];
-        const Group qkv = state_.qkv(layer, rows);
-        norm(layer.input_norm, at == 0 ? nullptr : &before, rows, qkv);
-        timed(kQkv, [&] { multiply(qkv); });
         const int64_t angles = rows.first * call_.angles_size + call_.ropes[layer.rope].first;
         const int64_t head = layer.head_size, queries = state_.query_size(layer), keys = layer.num_kv_heads * head;
         const RopeCall rope = {
@@ -211,7 +216,42 @@ class Step {
             static_cast<KVType>(call_.kv_type), call_.blocks + rows.first, call_.slots + rows.first,
             call_.queries + rows.first * queries, rows.count, int(call_.num_heads),
             layer.has_kv ? int(layer.num_kv_heads) : 0, int(head), int(head), int(call_.block_size)};
-        timed(kRopeWrite, [&] { thread_.share(rows.count, [&](int64_t row) { kernels_.rope_row(rope, row); }); });
+        timed(kRopeWrite, [&] {
+            thread_.share(rows.count, [&](int64_t row) {
+                kernels_.rope_row(rope, row);
+                if (!layer.has_gate) return;
+                const float* gates = call_.qkv + (row + 1) * rope.qkv_stride - queries;
+                std::copy(gates, gates + queries, call_.gates + (rows.first + row) * queries);
+            });
+        });
+    }
+
+    // A recurrent layer: rows of a sequence one after the other; sequences, channels and columns side by side.
+    void recur(const Layer& layer, Rows rows) {
+        const Recurrent& recurrent = layer.recurrent;
+        const RecurrentCall call = {
+            &recurrent, call_.qkv, call_.mixed, call_.rates, call_.answers + rows.first * recurrent.out_size,
+            call_.states, call_.slot_size, call_.run_rows, call_.run_slots, rows.first, rows.count, eps()};
+        const int64_t* runs_end = call_.run_rows + call_.num_runs;
+        const int64_t first = std::upper_bound(call_.run_rows, runs_end, rows.first) - call_.run_rows - 1;
+        const int64_t end = std::lower_bound(call_.run_rows, runs_end, rows.first + rows.count) - call_.run_rows;
+        const int64_t parts = (recurrent.num_channels + kChannels - 1) / kChannels;
+        timed(kMix, [&] {
+            thread_.share((end - first) * parts, [&](int64_t task) {
+                const int64_t at = task % parts * kChannels;
+                kernels_.mix_run(call, first + task / parts, at, std::min(at + kChannels, recurrent.num_channels));
+            });
+            if (recurrent.kind == RecurrentKind::convolution) return;
+            thread_.share(rows.count, [&](int64_t row) { kernels_.prepare_row(call, row); });
+        });
+        if (recurrent.kind == RecurrentKind::convolution) return;
+        timed(kScan, [&] {
+            const int64_t blocks = num_state_blocks(recurrent), each = recurrent.num_heads * blocks;
+            thread_.share((end - first) * each, [&](int64_t task) {
+                kernels_.scan_run(call, first + task / each, task % each / blocks, task % blocks);
+            });
+            thread_.share(rows.count, [&](int64_t row) { kernels_.close_row(call, row); });
+        });
     }
 
     void attend(int64_t at) {
@@ -229,6 +269,11 @@ class Step {
         timed(kAttention, [&] {
             kernels_.attention(attention_, thread_);
             thread_.wait();
+            if (!layer.has_gate) return;
+            const int64_t size = state_.query_size(layer);
+            thread_.share(call_.num_rows, [&](int64_t row) {
+                kernels_.gate_row(call_.gates + row * size, call_.answers + row * size, size);
+            });
         });
     }
 
@@ -237,7 +282,7 @@ class Step {
         const Layer& layer = call_.layers[at];
         const Group out = state_.out(layer, rows);
         timed(kOut, [&] {
-            make_ready(out, state_.query_size(layer));
+            make_ready(out, state_.answer_size(layer));
             multiply(out);
         });
         const Unsettled attended = {layer.attention_norm, 1.0f};
@@ -334,6 +379,11 @@ class Step {
         if (layer.intermediate_size == 0) return;
         if (mixture.dense_norm != nullptr)
             kernels_.norm_row({nullptr, added, mixture.dense_norm, added, 1, size, eps()}, 0);
+        if (mixture.dense_gate != nullptr) {
+            const float* hidden = call_.hidden + (rows.first + row) * size;
+            const float share = static_cast<float>(sigmoid_of(product_of(hidden, mixture.dense_gate, size)));
+            for (int64_t i = 0; i < size; ++i) added[i] *= share;
+        }
         for (int64_t i = 0; i < size; ++i) added[i] += mixed[i];
     }
 
@@ -425,6 +475,17 @@ class Step {
         const double started_s = omp_get_wtime();
         work();
         call_.seconds[part] += omp_get_wtime() - started_s;
+    }
+
+    // In sixteen sums side by side, and then those: a compiler makes vectors of that, whichever.
+    static float product_of(const float* one, const float* other, int64_t size) {
+        float sums[16] = {}, sum = 0.0f;
+        int64_t at = 0;
+        for (; at + 16 <= size; at += 16)
+            for (int64_t n = 0; n < 16; ++n) sums[n] += one[at + n] * other[at + n];
+        for (; at < size; ++at) sums[at % 16] += one[at] * other[at];
+        for (const float part : sums) sum += part;
+        return sum;
     }
 
     static bool is_finite(const float* numbers, int64_t size) {

@@ -5,7 +5,7 @@
 //
 //     residual    = embedding * embedding_scale
 //     hidden      = norm(residual)                                              input_norm
-//     residual   += norm(attention(hidden)) * added_scale                       attention_norm
+//     residual   += norm(attention(hidden)) * added_scale                       attention_norm; or recurrent.hpp
 //     hidden      = norm(residual)                                              mlp_norm
 //     residual   += norm(norm(mlp(hidden)) + norm(mixture(..))) * added_scale   after_norm, of the mixture: `after_norm`
 //     residual   += norm(project(gate(residual) * per-layer row))               per_layer
@@ -13,6 +13,7 @@
 #pragma once
 
 #include "panel_products.hpp"
+#include "recurrent.hpp"
 
 namespace quire {
 
@@ -40,6 +41,10 @@ struct Mixture {
     const Linear* down;          // [expert]
     int64_t num_experts, num_used, intermediate_size;  // no experts: there is no mixture
     int64_t is_shared_by_all;    // whether weights are shares of all experts, or of those used
+    int64_t is_sigmoid;          // whether a score counts by its sigmoid, not by its exponential
+    const float* choice_bias;    // [expert], added to what experts are chosen by, not to what they count; or null
+    const float* dense_gate;     // [hidden]: its product with a row opens the dense part, by its sigmoid; or null
+    double least_total, scale;   // added to the sum that shares are of; what all weights are multiplied with
 };
 
 // Rows of another embedding that a layer mixes in.
@@ -52,13 +57,15 @@ struct Layer {
     const float *input_norm, *attention_norm, *mlp_norm, *after_norm;  // each or null
     const float *query_norm, *key_norm, *value_norm;                   // each or null
     const float* sinks;  // [head], or null
-    Linear qkv[3], out, gate_up[2], down;  // what cannot be one weight is several; outputs side by side, none: zeros
+    Linear qkv[4], out, gate_up[2], down;  // what cannot be one weight is several; outputs side by side, none: zeros
     Mixture mixture;
     PerLayer per_layer;
+    Recurrent recurrent;  // instead of attention, unless its kind is none
     int64_t window;  // -1: none
     int64_t num_kv_heads, head_size, intermediate_size;
     int64_t has_kv;        // whether it writes keys and values; else its store is an earlier layer's
     int64_t has_values;    // whether they are a product of their own; else what keys are before their norm
+    int64_t has_gate;      // whether behind values come numbers whose sigmoids attention's answer is multiplied with
     int64_t query_span, key_span;  // numbers that query_norm and key_norm norm together; 0: they only multiply
     int64_t rope;          // which of the call's
     int64_t number;        // among the model's layers
@@ -87,6 +94,8 @@ struct DecoderCall {
     double per_layer_scale, projection_scale, per_layer_sum_scale;
     const Layer* layers;
     const LayerStore* stores;  // one for each layer
+    float* states;             // [slot, slot_size]: of recurrent layers
+    int64_t slot_size;
     const RopeRule* ropes;
     int64_t num_layers, num_all_layers, num_ropes;  // layers of this call; layers of the model
     const float* norm;  // the last one
@@ -107,7 +116,9 @@ struct DecoderCall {
     const Tile* tiles;
     const int64_t* wanted;  // rows whose logits are wanted; the likeliest token too of the first `num_sampled`
     const int64_t* needed;  // rows whose last hidden states are needed, upwards: those wanted, and perhaps others
-    int64_t num_tiles, num_rows, num_wanted, num_needed, num_sampled, num_threads;
+    const int64_t* run_rows;   // [run + 1]: rows of one sequence are a run
+    const int64_t* run_slots;  // [run]: where its recurrent state is
+    int64_t num_tiles, num_rows, num_wanted, num_needed, num_sampled, num_threads, num_runs;
     // What is computed:
     float* hidden;       // [row, hidden]: the last hidden states of rows that are needed
     float* logits;       // [wanted, vocabulary]
@@ -124,7 +135,10 @@ struct DecoderCall {
     float* query_scales;  // [row]
     float* per_layer;     // [row, layer, per_layer_size]
     float* picked;        // [wanted, hidden]
-    float* qkv;           // [row of a chunk, queries, keys and values]
+    float* gates;         // as queries: of attention's answers
+    float* qkv;           // [row of a chunk, queries, keys and values]; or what a recurrent layer makes of rows
+    float* mixed;         // [row of a chunk, channel]
+    float* rates;         // [row of a chunk, 2, head]
     float* gate_up;       // [row of a chunk, 2 x intermediate]
     float* gated;         // [row of a chunk, intermediate]
     int64_t chunk_rows;   // rows that go through a chain of products at once: what one makes is warm for the next
@@ -132,7 +146,8 @@ struct DecoderCall {
 };
 
 enum Part {
-    kQkv, kOut, kGateUp, kDown, kAttention, kRopeWrite, kNorm, kGated, kEmbed, kHead, kArgmax, kRouter, kExperts, kPerLayer
+    kQkv, kOut, kGateUp, kDown, kAttention, kRopeWrite, kNorm, kGated, kEmbed, kHead, kArgmax, kRouter, kExperts, kPerLayer,
+    kMix, kScan
 };
 
 // Throws std::out_of_range, and does nothing, if there is no such token or row.

@@ -240,6 +240,7 @@ struct PickCall {
 };
 
 struct PanelProducts;  // panel_products.hpp
+struct RecurrentCall;  // recurrent.hpp
 
 // One build of all kernels for one instruction set. What takes a thread of a team is called by all of its threads, and
 // returns when no task is left to be taken: others may still be at theirs.
@@ -253,6 +254,11 @@ struct Kernels {
     void (*mix)(const MixCall&);
     void (*logit_part)(const LogitCall&, int64_t row, int64_t first, int64_t end);
     void (*argmax_row)(const ArgmaxCall&, int64_t row);
+    void (*mix_run)(const RecurrentCall&, int64_t run, int64_t first, int64_t end);  // channels
+    void (*prepare_row)(const RecurrentCall&, int64_t row);
+    void (*scan_run)(const RecurrentCall&, int64_t run, int64_t head, int64_t block);  // of columns
+    void (*close_row)(const RecurrentCall&, int64_t row);
+    void (*gate_row)(const float* gates, float* answers, int64_t size);  // answers times sigmoids of gates
     void (*exp)(const float* in, float* out, int64_t size);
     void (*exp_double)(const double* in, double* out, int64_t size);
     double (*largest)(const RowNumbers&);

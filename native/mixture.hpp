@@ -56,30 +56,40 @@ struct Routing {
     }
 };
 
-// The experts with the largest scores, of equals the first, and what each counts: e to the power of its score, as a
-// share of those chosen, or of all.
+inline double sigmoid_of(float x) { return 1.0 / (1.0 + std::exp(-static_cast<double>(x))); }
+
+// The experts with the largest scores, of equals the first, and what each counts: e to the power of its score, or its
+// sigmoid, as a share of those chosen, or of all.
 inline void choose_experts(const Mixture& mixture, const float* scores, int64_t row, const Routing& routing) {
     int32_t* chosen = routing.experts + row * mixture.num_used;
     float* weights = routing.weights + row * mixture.num_used;
+    const auto chosen_by = [&](int64_t expert) {
+        if (mixture.choice_bias == nullptr) return scores[expert];
+        const float score = scores[expert];
+        return (mixture.is_sigmoid ? static_cast<float>(sigmoid_of(score)) : score) + mixture.choice_bias[expert];
+    };
     float top = scores[0];
     for (int64_t at = 1; at < mixture.num_experts; ++at) top = scores[at] > top ? scores[at] : top;
     for (int64_t n = 0; n < mixture.num_used; ++n) {
         int32_t best = -1;
         for (int32_t at = 0; at < mixture.num_experts; ++at) {
             if (std::find(chosen, chosen + n, at) != chosen + n) continue;
-            if (best < 0 || scores[at] > scores[best]) best = at;
+            if (best < 0 || chosen_by(at) > chosen_by(best)) best = at;
         }
         chosen[n] = best;
     }
     std::sort(chosen, chosen + mixture.num_used);
-    const auto power = [&](int64_t expert) { return std::exp(static_cast<double>(scores[expert] - top)); };
-    double total = 0.0;
+    const auto power = [&](int64_t expert) {
+        if (mixture.is_sigmoid) return sigmoid_of(scores[expert]);
+        return std::exp(static_cast<double>(scores[expert] - top));
+    };
+    double total = mixture.least_total;
     if (mixture.is_shared_by_all)
         for (int64_t at = 0; at < mixture.num_experts; ++at) total += power(at);
     else
         for (int64_t n = 0; n < mixture.num_used; ++n) total += power(chosen[n]);
     for (int64_t n = 0; n < mixture.num_used; ++n) {
-        weights[n] = static_cast<float>(power(chosen[n]) / total);
+        weights[n] = static_cast<float>(power(chosen[n]) / total * mixture.scale);
         if (mixture.expert_scales != nullptr) weights[n] *= mixture.expert_scales[chosen[n]];
     }
 }

@@ -97,7 +97,7 @@ class Group {
     }
 
   private:
-    Product products_[3];
+    Product products_[4];
     int count_ = 0;
     int64_t scratch_bytes_ = 0, num_ready_rows_ = 0, num_tasks_ = 0;
 };

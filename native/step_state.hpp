@@ -82,16 +82,22 @@ struct StepState {
 
     int64_t query_size(const Layer& layer) const { return call.num_heads * layer.head_size; }
 
+    // Of what attention or a recurrent layer found.
+    int64_t answer_size(const Layer& layer) const {
+        return layer.recurrent.kind == RecurrentKind::none ? query_size(layer) : layer.recurrent.out_size;
+    }
+
     int64_t qkv_size(const Layer& layer) const {
-        return query_size(layer) + layer.has_kv * (1 + layer.has_values) * layer.num_kv_heads * layer.head_size;
+        if (layer.recurrent.kind != RecurrentKind::none) return layer.recurrent.in_size;
+        return (1 + layer.has_gate) * query_size(layer) + layer.has_kv * (1 + layer.has_values) * layer.num_kv_heads * layer.head_size;
     }
 
     Group qkv(const Layer& layer, Rows rows) const {
-        return {layer.qkv, 3, hidden(rows), call.qkv, qkv_size(layer), rows.count, scratch.get()};
+        return {layer.qkv, 4, hidden(rows), call.qkv, qkv_size(layer), rows.count, scratch.get()};
     }
 
     Group out(const Layer& layer, Rows rows) const {
-        return {&layer.out, 1, call.answers + rows.first * query_size(layer), added(rows), call.hidden_size, rows.count,
+        return {&layer.out, 1, call.answers + rows.first * answer_size(layer), added(rows), call.hidden_size, rows.count,
                 scratch.get()};
     }
 

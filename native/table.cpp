@@ -12,6 +12,11 @@ void gate_part(const GateCall& call, int64_t row, int64_t first, int64_t end);
 void mix(const MixCall& call);
 void logit_part(const LogitCall& call, int64_t row, int64_t first, int64_t end);
 void argmax_row(const ArgmaxCall& call, int64_t row);
+void mix_run(const RecurrentCall& call, int64_t run, int64_t first, int64_t end);
+void prepare_row(const RecurrentCall& call, int64_t row);
+void scan_run(const RecurrentCall& call, int64_t run, int64_t head, int64_t block);
+void close_row(const RecurrentCall& call, int64_t row);
+void gate_row(const float* gates, float* answers, int64_t size);
 void exp(const float* in, float* out, int64_t size);
 void exp_double(const double* in, double* out, int64_t size);
 double largest(const RowNumbers& in);
@@ -43,7 +48,9 @@ const PanelProducts panel_products = {base::panel_float_tasks, base::panel_float
 
 extern const Kernels kernels;
 const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), base::attention, base::norm_row, base::rope_row, base::settle_row,
-                         base::gate_part, base::mix, base::logit_part, base::argmax_row, base::exp, base::exp_double, base::largest, base::heated_exp, base::pick,
+                         base::gate_part, base::mix, base::logit_part, base::argmax_row, base::mix_run,
+                         base::prepare_row, base::scan_run, base::close_row, base::gate_row, base::exp,
+                         base::exp_double, base::largest, base::heated_exp, base::pick,
                          base::read_sum, &base::products_float32, &base::products_bfloat16, &panel_products};
 
 }  // namespace quire::QUIRE_ISA

@@ -15,6 +15,7 @@
 
 #include "decoder.hpp"
 #include "dispatch.hpp"
+#include "mixture.hpp"
 #include "panel_products.hpp"
 #include "panels_pack.hpp"
 #include "sampling.hpp"
@@ -348,13 +349,17 @@ struct PackedPanels {
                 is_open ? pick(1, 100) : 32 * pick(1, 4)};
     }
 
-    explicit PackedPanels(const quire::PanelShape& given) : shape(given) {
+    // `is_small`: so that a few layers stay finite.
+    explicit PackedPanels(const quire::PanelShape& given, bool is_small = false) : shape(given) {
         const quire::FormatTraits& traits = shape.traits();
         const size_t row_bytes = static_cast<size_t>(shape.num_in / traits.file_inputs * traits.file_bytes);
         std::vector<uint8_t> rows(row_bytes * static_cast<size_t>(shape.num_out));
         for (uint8_t& one : rows) one = static_cast<uint8_t>(pick(0, 255) & 0xDB);  // no exponent of all ones
         const size_t num_scales = static_cast<size_t>(shape.num_out * shape.num_scales());
-        const std::vector<float> scales = numbers<float>(num_scales);
+        std::vector<float> scales = numbers<float>(num_scales);
+        for (float& one : scales) one *= is_small ? 0.02f : 1.0f;
+        for (size_t at = 1; is_small && shape.format == quire::Format::q8_0 && at < rows.size(); at += 34)
+            rows[at] = 0x14;  // of a scale, the byte with its exponent
         const std::vector<uint8_t> zeros(num_scales, 7);
         if (traits.code_bits == 4 && traits.file_inputs == 1)
             for (uint8_t& one : rows) one &= 15;
@@ -366,6 +371,175 @@ struct PackedPanels {
 
     uint8_t* bytes() const { return reinterpret_cast<uint8_t*>(panels.get()); }
 };
+
+// A layer that keeps a state, of any kind, with its small tensors and its place in a slot.
+struct SomeRecurrent {
+    std::vector<float> taps, tap_bias, log_decay, step_bias, skip, norm;
+    quire::Recurrent layer = {};
+    int64_t slot_size = 0;
+
+    // With outputs in whole multiples of `whole`; those of a convolution are `hidden`.
+    SomeRecurrent(int64_t hidden, int64_t whole) {
+        const auto kind = layer.kind = static_cast<quire::RecurrentKind>(pick(1, 3));
+        const bool is_short = kind == quire::RecurrentKind::convolution, is_space = kind == quire::RecurrentKind::space;
+        layer.num_taps = pick(2, quire::kMostTaps);
+        if (!is_short) {
+            layer.num_key_heads = pick(1, 3), layer.num_heads = layer.num_key_heads * pick(1, 3);
+            layer.key_size = 2 * pick(1, 20), layer.value_size = whole * (whole > 1 ? pick(1, 2) : pick(1, 70));
+        }
+        const int64_t keys = layer.num_key_heads * layer.key_size, heads = layer.num_heads;
+        const int64_t out = layer.out_size = is_short ? hidden : heads * layer.value_size;
+        const int64_t channels = layer.num_channels = is_short ? hidden : 2 * keys + out;
+        layer.is_tiled = pick(0, 1), layer.is_gated_first = is_space;
+        layer.norm_span = is_space ? out : layer.value_size;
+        if (is_short)
+            layer.mixed_at = 2 * channels, layer.rate_at = channels, layer.in_size = 3 * channels;
+        else if (is_space)
+            layer.mixed_at = out, layer.step_at = out + channels, layer.in_size = out + channels + heads,
+            layer.key_at = out, layer.query_at = out + keys;
+        else
+            layer.gate_at = channels, layer.rate_at = channels + out, layer.step_at = channels + out + heads,
+            layer.in_size = channels + out + 2 * heads, layer.key_at = keys, layer.value_at = 2 * keys;
+        layer.least_step = is_space ? 0.01 : 0.0, layer.most_step = is_space ? 2.0 : INFINITY;
+        layer.state_at = (layer.num_taps - 1) * channels;
+        slot_size = layer.state_at + heads * num_state_blocks(layer) * quire::kColumns * layer.key_size;
+        const auto some = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
+        taps = some(layer.num_taps * channels), tap_bias = some(channels), log_decay = some(heads);
+        step_bias = some(heads), skip = some(heads), norm = some(layer.norm_span);
+        for (float& one : log_decay) one = -std::abs(one);
+        layer.taps = taps.data(), layer.tap_bias = pick(0, 1) ? nullptr : tap_bias.data();
+        layer.log_decay = log_decay.data(), layer.step_bias = step_bias.data(), layer.norm = norm.data();
+        layer.skip = is_space ? skip.data() : nullptr;
+    }
+};
+
+// What a step makes of some runs, and what it leaves in their slots. Rows come in chunks of so many.
+struct Recurred {
+    std::vector<float> out, slots;
+
+    void run(const quire::Kernels& kernels, const SomeRecurrent& some, const std::vector<float>& in,
+             const std::vector<int64_t>& run_rows, const std::vector<int64_t>& run_slots, int64_t chunk) {
+        const quire::Recurrent& layer = some.layer;
+        const int64_t num_rows = run_rows.back(), num_runs = static_cast<int64_t>(run_slots.size());
+        out.assign(static_cast<size_t>(num_rows * layer.out_size), NAN);
+        for (int64_t first = 0; first < num_rows; first += chunk) {
+            const int64_t count = std::min(chunk, num_rows - first);
+            std::vector<float> mixed(static_cast<size_t>(count * layer.num_channels), NAN);
+            std::vector<float> rates(static_cast<size_t>(count * 2 * layer.num_heads), NAN);
+            const auto begin = in.begin() + first * layer.in_size;
+            const std::vector<float> rows(begin, begin + count * layer.in_size);
+            const quire::RecurrentCall call = {
+                &layer, rows.data(), mixed.data(), rates.data(), out.data() + first * layer.out_size, slots.data(),
+                some.slot_size, run_rows.data(), run_slots.data(), first, count, 1e-5f};
+            for (int64_t run = 0; run < num_runs; ++run) {
+                if (run_rows[size_t(run)] >= first + count || run_rows[size_t(run) + 1] <= first) continue;
+                const int64_t between = pick(0, int(layer.num_channels));
+                kernels.mix_run(call, run, between, layer.num_channels);
+                kernels.mix_run(call, run, 0, between);
+            }
+            if (layer.kind == quire::RecurrentKind::convolution) continue;
+            for (int64_t row = 0; row < count; ++row) kernels.prepare_row(call, row);
+            const int64_t blocks = num_state_blocks(layer);
+            for (int64_t run = 0; run < num_runs; ++run) {
+                if (run_rows[size_t(run)] >= first + count || run_rows[size_t(run) + 1] <= first) continue;
+                for (int64_t task = layer.num_heads * blocks - 1; task >= 0; --task)
+                    kernels.scan_run(call, run, task / blocks, task % blocks);
+            }
+            for (int64_t row = 0; row < count; ++row) kernels.close_row(call, row);
+        }
+    }
+};
+
+// Sequences side by side in one step, in chunks, and each alone in two steps: the same bits, and no other slot touched.
+void test_recurrent(const quire::Kernels& kernels) {
+    const SomeRecurrent some(pick(1, 70), 1);
+    const int64_t num_runs = pick(1, 4), in_size = some.layer.in_size, out_size = some.layer.out_size;
+    std::vector<int64_t> run_rows = {0}, run_slots;
+    for (int64_t run = 0; run < num_runs; ++run)
+        run_rows.push_back(run_rows.back() + pick(1, 9)), run_slots.push_back(run + 1);
+    std::shuffle(run_slots.begin(), run_slots.end(), dice);
+    const std::vector<float> in = numbers<float>(static_cast<size_t>(run_rows.back() * in_size));
+    Recurred whole, chunks;
+    whole.slots.assign(static_cast<size_t>((num_runs + 1) * some.slot_size), 0.0f);
+    std::fill_n(whole.slots.begin(), some.slot_size, NAN);  // slot 0 is nobody's
+    chunks.slots = whole.slots;
+    const std::vector<float> before = whole.slots;
+    whole.run(kernels, some, in, run_rows, run_slots, run_rows.back());
+    expect(all_finite(whole.out), "a recurrent layer", kernels.isa);
+    chunks.run(kernels, some, in, run_rows, run_slots, pick(1, 5));
+    const auto is_same = [](const std::vector<float>& one, const std::vector<float>& other) {
+        return one.size() == other.size() && std::memcmp(one.data(), other.data(), one.size() * 4) == 0;
+    };
+    expect(is_same(whole.out, chunks.out) && is_same(whole.slots, chunks.slots), "a recurrent layer in chunks",
+           kernels.isa);
+    for (size_t run = 0; run < static_cast<size_t>(num_runs); ++run) {
+        const int64_t rows = run_rows[run + 1] - run_rows[run], cut = pick(0, int(rows) - 1);
+        Recurred alone;
+        std::vector<float> out;
+        alone.slots = before;
+        for (const auto& [first, end] : {std::pair{int64_t{0}, cut}, std::pair{cut, rows}}) {
+            if (first == end) continue;
+            const auto begin = in.begin() + (run_rows[run] + first) * in_size;
+            alone.run(kernels, some, std::vector<float>(begin, begin + (end - first) * in_size), {0, end - first},
+                      {run_slots[run]}, pick(1, 9));
+            out.insert(out.end(), alone.out.begin(), alone.out.end());
+        }
+        const float* together = whole.out.data() + run_rows[run] * out_size;
+        const int64_t slot = run_slots[run] * some.slot_size;
+        expect(std::memcmp(out.data(), together, out.size() * 4) == 0 &&
+                   std::equal(alone.slots.begin() + slot, alone.slots.begin() + slot + some.slot_size,
+                              whole.slots.begin() + slot),
+               "a recurrent layer in company", kernels.isa);
+        std::copy_n(before.begin() + slot, some.slot_size, alone.slots.begin() + slot);
+        expect(is_same(alone.slots, before), "another's slot", kernels.isa);
+    }
+    std::vector<float> answers = numbers<float>(static_cast<size_t>(in_size)), gates = answers;
+    kernels.gate_row(gates.data(), answers.data(), in_size);
+    for (size_t at = 0; at < answers.size(); ++at)
+        expect(std::abs(answers[at] - gates[at] / (1.0f + std::exp(-gates[at]))) < 1e-5f, "gated answers", kernels.isa);
+}
+
+// A row's experts by plain sorting: who is chosen, and what each counts.
+void test_choices() {
+    const int64_t count = pick(1, 12), used = pick(1, int(count)), rows = pick(1, 3);
+    quire::Mixture mixture = {};
+    std::vector<float> scores = numbers<float>(static_cast<size_t>(rows * count)), bias = numbers<float>(size_t(count));
+    if (pick(0, 2) == 0) std::fill(bias.begin(), bias.end(), 0.0f), scores[0] = scores.back();  // equals now and then
+    const std::vector<float> scales = numbers<float>(static_cast<size_t>(count));
+    mixture.num_experts = count, mixture.num_used = used, mixture.is_sigmoid = pick(0, 1);
+    mixture.choice_bias = pick(0, 2) == 0 ? nullptr : bias.data();
+    mixture.expert_scales = pick(0, 1) ? nullptr : scales.data();
+    mixture.is_shared_by_all = pick(0, 1), mixture.least_total = pick(0, 1) ? 0.0 : 1e-6, mixture.scale = pick(1, 3);
+    const size_t num_bytes = static_cast<size_t>(quire::Routing::num_bytes(mixture, rows));
+    std::unique_ptr<char, Free> memory(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
+    const quire::Routing routing(memory.get(), mixture, rows);
+    for (int64_t row = 0; row < rows; ++row) {
+        const float* own = scores.data() + row * count;
+        quire::choose_experts(mixture, own, row, routing);
+        const auto counts = [&](int32_t expert) {
+            return mixture.is_sigmoid ? 1.0 / (1.0 + std::exp(-double{own[expert]})) : std::exp(double{own[expert]});
+        };
+        const auto wanted = [&](int32_t expert) {
+            if (mixture.choice_bias == nullptr) return own[expert];
+            return (mixture.is_sigmoid ? static_cast<float>(counts(expert)) : own[expert]) + bias[size_t(expert)];
+        };
+        std::vector<int32_t> order(static_cast<size_t>(count));
+        for (int32_t at = 0; at < count; ++at) order[size_t(at)] = at;
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int32_t one, int32_t other) { return wanted(one) > wanted(other); });
+        double total = mixture.least_total;
+        for (int64_t at = 0; at < (mixture.is_shared_by_all ? count : used); ++at) total += counts(order[size_t(at)]);
+        std::sort(order.begin(), order.begin() + used);
+        for (int64_t at = 0; at < used; ++at) {
+            const int32_t expert = order[size_t(at)];
+            const double scale = mixture.expert_scales == nullptr ? 1.0 : double{scales[size_t(expert)]};
+            const double weight = counts(expert) / total * mixture.scale * scale;
+            expect(routing.experts[row * used + at] == expert, "a choice of experts", "every build");
+            expect(std::abs(routing.weights[row * used + at] - weight) < 1e-4 * (1.0 + std::abs(weight)),
+                   "what an expert counts", "every build");
+        }
+    }
+}
 
 // A packed weight of some layer, and the bytes it lies in: plain numbers, or panels of some format.
 struct Packed {
@@ -391,7 +565,7 @@ struct Packed {
     // Codes by groups of 32, their scales given.
     void pack_panels(int64_t num_out, int64_t num_in, bool has_few_bits, int64_t arithmetic) {
         const auto format = has_few_bits ? quire::Format::int4 : quire::Format::q8_0;
-        PackedPanels made({format, num_out, num_in, 32});
+        PackedPanels made({format, num_out, num_in, 32}, true);
         bytes = std::move(made.panels);
         linear = {quire::kPanels, static_cast<int64_t>(format), arithmetic, 32, bytes.get(), nullptr, num_in, num_out};
     }
@@ -401,11 +575,13 @@ struct Packed {
 struct SomeLayer {
     std::vector<Packed> packed, experts;
     std::vector<quire::Linear> gate_up, down;
+    std::unique_ptr<SomeRecurrent> recurrent;  // instead of attention, or null
     quire::Layer layer = {};
 
-    // Of these sizes; `shares`: keys and values are those of the layer before.
+    // Of these sizes; `is_shared`: the second layer's keys and values are those of the first.
     SomeLayer(quire::Packing type, const quire::DecoderCall& call, int64_t kv_heads, int64_t head, int64_t wide,
-              const float* ones, bool shares, int64_t number) {
+              const float* ones, bool is_shared, int64_t number) {
+        const bool shares = is_shared && number == 1;
         const int64_t hidden = call.hidden_size, query = call.num_heads * head, kv = kv_heads * head;
         const auto some = [ones] { return pick(0, 1) ? ones : nullptr; };
         const bool has_mixture = pick(0, 1), has_dense = !has_mixture || pick(0, 1), has_values = pick(0, 2) > 0;
@@ -415,9 +591,17 @@ struct SomeLayer {
         };
         layer.input_norm = some(), layer.attention_norm = some(), layer.mlp_norm = some(), layer.after_norm = some();
         layer.query_norm = some(), layer.key_norm = some(), layer.value_norm = some(), layer.sinks = some();
-        layer.qkv[0] = linear(query, hidden);
-        if (!shares) layer.qkv[1] = linear((has_values ? 2 : 1) * kv, hidden);
-        layer.out = linear(hidden, query);
+        if (!is_shared && pick(0, 2) == 0) {
+            recurrent = std::make_unique<SomeRecurrent>(hidden, type == quire::kPanels ? 32 : 1);
+            layer.recurrent = recurrent->layer;
+            layer.qkv[0] = linear(layer.recurrent.in_size, hidden);
+            layer.out = linear(hidden, layer.recurrent.out_size);
+        } else {
+            layer.qkv[0] = linear(query, hidden);
+            if (!shares) layer.qkv[1] = linear((has_values ? 2 : 1) * kv, hidden);
+            if (pick(0, 1)) layer.has_gate = 1, layer.qkv[2] = linear(query, hidden);
+            layer.out = linear(hidden, query);
+        }
         if (has_dense) {
             layer.gate_up[0] = linear(wide, hidden), layer.gate_up[1] = linear(wide, hidden);
             layer.down = linear(hidden, wide);
@@ -444,7 +628,7 @@ struct SomeLayer {
             (at % 3 < 2 ? gate_up : down).push_back(experts[static_cast<size_t>(at)].linear);
         packed.emplace_back(quire::kFloat32, count, hidden);
         layer.mixture = {packed.back().linear, some(), some(), some(), some(), some(), gate_up.data(), down.data(),
-                         count, used, wide, pick(0, 1)};
+                         count, used, wide, pick(0, 1), pick(0, 1), some(), some(), 1e-6, 1.5};
     }
 };
 
@@ -465,8 +649,17 @@ void test_decoder() {
     std::vector<SomeLayer> some;
     std::vector<quire::Layer> layers;
     for (int64_t at = 0; at < 2; ++at)
-        some.emplace_back(type, call, kv_heads[at], head[at], wide, ones.data(), at == 1 && shares, at);
-    for (const SomeLayer& one : some) layers.push_back(one.layer);
+        some.emplace_back(type, call, kv_heads[at], head[at], wide, ones.data(), shares, at);
+    int64_t slot_size = 0, most_in = 2 * query + 2 * kv, most_out = query, most_channels = 0, most_heads = 0;
+    for (SomeLayer& one : some) {
+        quire::Recurrent& own = one.layer.recurrent;
+        if (one.recurrent) {
+            own.history_at += slot_size, own.state_at += slot_size, slot_size += one.recurrent->slot_size;
+            most_in = std::max(most_in, own.in_size), most_out = std::max(most_out, own.out_size);
+            most_channels = std::max(most_channels, own.num_channels), most_heads = std::max(most_heads, own.num_heads);
+        }
+        layers.push_back(one.layer);
+    }
     const int64_t vocabulary = pick(2, 50), num_wanted = pick(0, int(2 * rows)), num_sampled = pick(0, int(num_wanted));
     std::vector<Packed> packed;
     packed.emplace_back(type, vocabulary, hidden);
@@ -495,6 +688,12 @@ void test_decoder() {
     const bool is_every_needed = pick(0, 1);
     for (int64_t row = 0; row < rows; ++row)
         if (is_every_needed || pick(0, 3) == 0 || std::count(wanted.begin(), wanted.end(), row)) needed.push_back(row);
+    const int64_t border = pick(0, int(rows) - 1);  // between two sequences, if it is not the first row
+    std::vector<int64_t> run_rows = {0, rows};
+    const std::vector<int64_t> run_slots = {2, 1};
+    if (border > 0) run_rows.insert(run_rows.begin() + 1, border);
+    std::vector<float> states(static_cast<size_t>(3 * slot_size));
+    std::fill_n(states.begin(), slot_size, NAN);
     const int32_t table = 1, zero = 0, count = static_cast<int32_t>(rows);
     std::vector<quire::Member> members(static_cast<size_t>(rows));
     std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
@@ -507,11 +706,13 @@ void test_decoder() {
     std::vector<float> logits(static_cast<size_t>(num_wanted * vocabulary), NAN);
     std::vector<int64_t> likeliest(static_cast<size_t>(num_sampled), -1);
     std::vector<uint8_t> is_sound(static_cast<size_t>(num_sampled));
-    std::vector<float> queries = floats(rows * query), answers(queries.size()), qkv = floats(chunk * (query + 2 * kv));
+    std::vector<float> queries = floats(rows * query), answers(size_t(rows * most_out)), qkv = floats(chunk * most_in);
+    std::vector<float> gates = floats(rows * query), mixed = floats(chunk * most_channels);
+    std::vector<float> rates = floats(chunk * 2 * most_heads);
     std::vector<float> gate_up = floats(chunk * 2 * gated_size), gated = floats(chunk * gated_size);
     std::vector<float> query_scales = floats(rows), per_layers = floats(rows * 2 * per_layer);
     std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
-    std::vector<double> seconds(14);
+    std::vector<double> seconds(quire::kScan + 1);
     call.embedding = packed[0].linear, call.head = packed[1].linear;
     call.layers = layers.data(), call.stores = stores.data(), call.ropes = ropes.data();
     call.num_layers = call.num_all_layers = call.num_ropes = 2, call.norm = ones.data();
@@ -526,6 +727,9 @@ void test_decoder() {
     call.needed = needed.data(), call.num_needed = static_cast<int64_t>(needed.size());
     call.num_tiles = num_tiles, call.num_rows = rows, call.num_wanted = num_wanted, call.num_sampled = num_sampled;
     call.num_threads = 2;
+    call.states = states.data(), call.slot_size = slot_size, call.run_rows = run_rows.data();
+    call.run_slots = run_slots.data(), call.num_runs = static_cast<int64_t>(run_rows.size()) - 1;
+    call.gates = gates.data(), call.mixed = mixed.data(), call.rates = rates.data();
     call.hidden = out.data(), call.logits = logits.data(), call.likeliest = likeliest.data();
     call.is_sound = is_sound.data(), call.is_finite = is_finite.data();
     call.residual = residual.data(), call.added = added.data(), call.queries = queries.data();
@@ -595,6 +799,7 @@ void test_panels(const quire::Kernels& kernels, quire::Format format) {
 int main() {
     for (int round = 0; round < 60; ++round) {
         if (round % 4 == 0) test_draws();
+        test_choices();
         test_decoder();
     }
     std::printf("draws and layers: clean\n");
@@ -605,6 +810,7 @@ int main() {
             test_attention(*kernels);
             test_rope(*kernels);
             test_rows(*kernels);
+            for (int time = 0; time < 4; ++time) test_recurrent(*kernels);
             test_products(*kernels->float32, isa, kRounded32);
             test_products(*kernels->bfloat16, isa, kRounded16);
             for (int format = 0; format < static_cast<int>(quire::Format::count); ++format)

@@ -12,9 +12,9 @@ from typing import Any
 import gguf
 
 from benchmarks.record import ROOT
+from proofs import hybrids_parity, models_parity
 from proofs.llamacpp_converter import convert
 from proofs.llamacpp_source import PACKAGE, VERSION
-from proofs.models_parity import MODELS, NOT_IN_GGUF
 from tests.support import architectures
 
 TARGET = ROOT / "tests" / "data" / "gguf_headers.json"
@@ -38,8 +38,8 @@ if __name__ == "__main__":
     with TemporaryDirectory() as scratch:
         found = {
             name: header_of(convert(architectures.directory(name), Path(scratch) / f"{name}.gguf"))
-            for name in MODELS
-            if name not in NOT_IN_GGUF
+            for name in models_parity.MODELS | architectures.HYBRIDS
+            if name not in models_parity.NOT_IN_GGUF | hybrids_parity.NOT_IN_GGUF
         }
     TARGET.parent.mkdir(exist_ok=True)
     made_by = f"llama.cpp's converter in {PACKAGE} {VERSION}"

@@ -25,6 +25,7 @@ def convert(directory: Path, file: Path, file_type: str = "ALL_F32") -> Path:
         for path in directory.iterdir():
             (Path(scratch) / path.name).symlink_to(path)
         _write_tokenizer(Path(scratch))
+        _write_config(Path(scratch))
         given = (str(llamacpp_source()), scratch, str(file), file_type)
         words = [sys.executable, "-m", "proofs.llamacpp_converter", *given]
         done = subprocess.run(words, cwd=ROOT, env={**os.environ, "NO_LOCAL_GGUF": "1"}, capture_output=True, text=True)
@@ -44,6 +45,17 @@ def _write_tokenizer(folder: Path) -> None:
     num_tokens = json.loads((folder / "config.json").read_text())["vocab_size"]
     words = {letter: at for at, letter in enumerate([*_bytes_alphabet(num_tokens - 1), "ab"])}
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": words}, "added_tokens": []}))
+
+
+def _write_config(folder: Path) -> None:
+    """As makers wrote it: Granite's layers had names of their own before transformers gave all the same."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if config["model_type"] == "granitemoehybrid":
+        names = {"linear_attention": "mamba", "full_attention": "attention"}
+        config["layer_types"] = [names[kind] for kind in config["layer_types"]]
+        path.unlink()
+        path.write_text(json.dumps(config))
 
 
 def _run(source: Path, directory: Path, file: Path, file_type: str) -> None:
@@ -66,6 +78,7 @@ def _run(source: Path, directory: Path, file: Path, file_type: str) -> None:
         converter = made.get_model_class(name)
         for one in _subclasses(made.ModelBase):  # some hand over to another of them
             one.set_vocab = set_vocab
+        made.ModelBase.no_mtp = True  # these have no layers that guess tokens
         converter(directory, package.LlamaFileType[file_type], file).write()
 
 

@@ -21,6 +21,7 @@ from quire.core.digests import BlockHasher, Namespace
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
 from quire.core.prefix_tree import Divergence, MissReason
+from quire.core.state_slots import Keep
 from quire.errors import InvariantError, QuireError
 from tests.mutants import memory as memory_mutants
 from tests.support.machine import KVMemoryMachine
@@ -36,18 +37,24 @@ NUM_SEQUENCES_OF_A_SCALE_ROUND = 150
 
 @section("random operations")
 def random_operations(proof: Proof) -> None:
+    operate(proof, has_state=False)
+
+
+def operate(proof: Proof, *, has_state: bool) -> list["RandomRun"]:
+    """Random operations on pools of many sizes; with states, on memories that have slots for them."""
     num_ops = proof.sized(quick=200_000, full=20_000_000)
     jobs = []
     dice = SystemRandom()
     # Most operations meet in small pools; a share of them runs in pools of 10,000 and 100,000 blocks, where each full
     # check walks the whole pool.
     for num_blocks, block_size, share in ((100_000, 4, 0.005), (100_000, 32, 0.005), (10_000, 2, 0.02)):
-        jobs.append((dice.getrandbits(63), num_blocks, block_size, int(num_ops * share) + 1))
+        jobs.append((dice.getrandbits(63), num_blocks, block_size, int(num_ops * share) + 1, has_state))
     left = num_ops - sum(job[3] for job in jobs)
     chunk = proof.sized(quick=5_000, full=50_000)
     while left > 0:
         num_blocks = max(1, int(1000 ** dice.random()))
-        jobs.append((dice.getrandbits(63), num_blocks, dice.choice((1, 1, 2, 4, 8, 16, 32)), min(chunk, left)))
+        block_size = dice.choice((1, 1, 2, 4, 8, 16, 32))
+        jobs.append((dice.getrandbits(63), num_blocks, block_size, min(chunk, left), has_state))
         left -= chunk
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
         results = list(pool.map(one_random_run, jobs))
@@ -62,18 +69,21 @@ def random_operations(proof: Proof) -> None:
     proof.report("full_checks", checks)
     proof.equals("large_pools_without_evictions", calm, 0)
     proof.equals("violations", len(violations), 0)
+    return results
 
 
 class RandomRun(NamedTuple):
     num_ops: int
     num_checks: int
     num_evictions: int
+    num_slot_evictions: int
+    hit_tokens: int
     violation: str
 
 
-def one_random_run(job: tuple[int, int, int, int]) -> RandomRun:
-    number, num_blocks, block_size, num_ops = job
-    driver = RandomDriver(number, num_blocks, block_size, check_every=1000)
+def one_random_run(job: tuple[int, int, int, int, bool]) -> RandomRun:
+    number, num_blocks, block_size, num_ops, has_state = job
+    driver = RandomDriver(number, num_blocks, block_size, check_every=1000, has_state=has_state)
     try:
         if num_blocks > 1000:
             driver.fill()
@@ -81,8 +91,10 @@ def one_random_run(job: tuple[int, int, int, int]) -> RandomRun:
         driver.rest()
         violation = ""
     except (QuireError, AssertionError, IndexError, KeyError, ValueError) as error:
-        violation = f"RandomDriver{(number, num_blocks, block_size)}: {error!r}"
-    return RandomRun(driver.num_ops, driver.num_checks, driver.shadow.memory.stats().num_evictions, violation)
+        violation = f"RandomDriver{(number, num_blocks, block_size)}, has_state={has_state}: {error!r}"
+    stats = driver.shadow.memory.stats()
+    evictions = (stats.num_evictions, stats.num_slot_evictions)
+    return RandomRun(driver.num_ops, driver.num_checks, *evictions, stats.hit_tokens, violation)
 
 
 # -- machines and mutants ----------------------------------------------------------------------------------------------
@@ -345,6 +357,8 @@ def constructed_miss(reason: MissReason, random: Random) -> tuple[Divergence, Di
         cache(memory, namespace(size, "theirs"), prompt)
         cache(memory, space, [200 + random.randint(0, 9) for _ in range(size * 3)])
     cached = len(mine)
+    if reason is MissReason.STATE_MISSING:
+        return miss_for_want_of_a_state(space, prompt, random)
     if reason is MissReason.OTHER_NAMESPACE:
         others = (replace(space, model="m2"), replace(space, adapter="a2"), replace(space, kv_layout="l2"))
         other = random.choice(others)
@@ -376,6 +390,20 @@ def constructed_miss(reason: MissReason, random: Random) -> tuple[Divergence, Di
         memory.reserve(table, prompt, size)
         return memory.divergence(space, prompt), Divergence(cached, reason)
     return memory.divergence(space, prompt), Divergence(cached, reason)
+
+
+def miss_for_want_of_a_state(space: Namespace, prompt: list[int], random: Random) -> tuple[Divergence, Divergence]:
+    """All of the prompt's blocks are cached, and the state behind none of them or one that is not the last."""
+    memory = KVMemory(KVMemoryConfig(400, space.block_size, num_slots=3, num_running_slots=1), BlockHasher(KEY))
+    table, num_full = memory.open(space), len(prompt) // space.block_size
+    kept = random.randrange(num_full) * space.block_size
+    if kept:
+        memory.reserve(table, prompt, kept, keep=Keep.LASTING)
+        memory.commit(table, kept)
+    memory.reserve(table, prompt, len(prompt) - kept)
+    memory.commit(table, len(prompt) - kept)
+    memory.release(table)
+    return memory.divergence(space, prompt), Divergence(kept, MissReason.STATE_MISSING)
 
 
 # -- speed and scale ---------------------------------------------------------------------------------------------------

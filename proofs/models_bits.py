@@ -38,7 +38,7 @@ def same_bits(proof: Proof) -> None:
             other_ways(desk, pairs, one)
         for size in (2, len(known)):
             together(desk, pairs, proof.random.sample(known, size))
-        num_forks += _answers(proof.random, pairs, name, model, proof.sized(quick=3, full=8))
+        num_forks += answers_in_other_ways(proof.random, pairs, name, model, proof.sized(quick=3, full=8))
     proof.report("bitexact_forks", num_forks, "answers that began as copies of another")
     for kind in ("one_thread", "prefix_hit", "resumed"):
         proof.at_least(f"bitexact_{kind}", pairs.counts[kind], proof.sized(quick=1, full=100))
@@ -69,7 +69,7 @@ def _text(random: Random) -> list[int]:
     return [random.randrange(3, architectures.VOCABULARY_SIZE) for _ in range(random.randint(2, 6 * BLOCK))]
 
 
-def _answers(random: Random, pairs: Pairs, name: str, model: Decoder, count: int) -> int:
+def answers_in_other_ways(random: Random, pairs: Pairs, name: str, model: Decoder, count: int) -> int:
     """Sampled answers of a group of requests, alone and in three other ways; how many were forked."""
     runner = make_runner(model, make_store(model, NUM_BLOCKS))
     asks = []
@@ -79,10 +79,10 @@ def _answers(random: Random, pairs: Pairs, name: str, model: Decoder, count: int
     for ask in asks:
         Machine(runner).alone(ask)
     for one, other in mixed_ways(runner, random, asks):
-        pairs.judge(f"answers of {name}", _told(other), _told(one))
+        pairs.judge(f"answers of {name}", told_of(other), told_of(one))
     return 3 * sum(ask.n == FORKS for ask in asks)
 
 
-def _told(ask: Ask) -> list[bytes]:
+def told_of(ask: Ask) -> list[bytes]:
     """All that an ask was answered, one entry for each answer."""
     return [repr((ask.answers[at], ask.logprobs[at])).encode() for at in sorted(ask.answers)]

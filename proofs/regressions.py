@@ -43,6 +43,7 @@ MODULES: Mapping[str, str] = {
     "agents": "proofs.agents",
     "first": "proofs.first",
     "models": "proofs.models",
+    "hybrids": "proofs.hybrids",
 }
 KEPT = "PROOF_OUTCOMES"
 """The variable that names a folder for outcomes."""

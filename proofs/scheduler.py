@@ -49,15 +49,17 @@ class SimRun(NamedTuple):
     num_divergences: int
     log_digest: str
     story: str
+    hit_tokens: int = 0
+    num_slot_evictions: int = 0
 
 
-def simulate(number: int) -> SimRun:
-    config = configured("chaos", number)
+def simulate(number: int, scenario: str = "chaos") -> SimRun:
+    config = configured(scenario, number)
     simulation = Simulation(config)
     try:
         report = simulation.run()
     except (QuireError, AssertionError, IndexError, KeyError, ValueError) as error:
-        replay = f"quire sim --scenario chaos --seed {number} --requests {config.num_requests}"
+        replay = f"quire sim --scenario {scenario} --seed {number} --requests {config.num_requests}"
         return SimRun(config.num_requests, 0, 0, 0, False, 0, 1, "", f"{replay}: {error!r}")
     totals = report.totals
     lost = len(simulation.ledger.open)
@@ -73,6 +75,8 @@ def simulate(number: int) -> SimRun:
         wrong,
         report.log_digest,
         story,
+        totals.hit_tokens,
+        totals.num_slot_evictions,
     )
 
 

@@ -4,9 +4,19 @@ from tests.mutants.kill import Mutant
 
 TESTS = ("tests/unit/core", "tests/property/test_kv_memory.py")
 
-POOL, TABLE, DIGESTS, TREE, PINS, VIEW, MEMORY = (
+POOL, TABLE, DIGESTS, TREE, PINS, MEMORY, NAMES, FLIGHT, ANNOUNCER = (
     f"core/{name}.py"
-    for name in ("block_pool", "block_table", "digests", "prefix_tree", "pins", "memory_view", "kv_memory")
+    for name in (
+        "block_pool",
+        "block_table",
+        "digests",
+        "prefix_tree",
+        "pins",
+        "kv_memory",
+        "block_names",
+        "in_flight",
+        "kv_announcer",
+    )
 )
 
 MUTANTS = [
@@ -106,7 +116,7 @@ MUTANTS = [
         MEMORY,
         "        table.num_reserved = end\n",
         "        table.num_reserved = end\n"
-        "        self._name_blocks(table, table.num_computed // block_size, end // block_size)\n",
+        "        self.names.name(table, table.num_computed // block_size, end // block_size)\n",
     ),
     Mutant(
         "a failed row is named", MEMORY, "table.num_computed += num_tokens", "table.num_computed = table.num_reserved"
@@ -114,8 +124,8 @@ MUTANTS = [
     Mutant(
         "a hit is not held",
         MEMORY,
-        "            self.pool.retain(block)\n            table.blocks.append",
-        "            table.blocks.append",
+        "            self.pool.retain(block)\n        table.blocks += blocks\n",
+        "            pass\n        table.blocks += blocks\n",
     ),
     Mutant("a shared tail is written in place", MEMORY, "        if not offset:\n", "        if True:\n"),
     Mutant("a named block is written in place", MEMORY, " or self.pool.named[block] else None", " else None"),
@@ -131,8 +141,8 @@ MUTANTS = [
     Mutant(
         "released parents first", MEMORY, "self.pool.release(reversed(table.blocks))", "self.pool.release(table.blocks)"
     ),
-    Mutant("an adopted block is not held", MEMORY, "            self.pool.retain(named)\n", ""),
-    Mutant("the block given up is kept", MEMORY, "            self.pool.release((table.blocks[index],))\n", ""),
+    Mutant("an adopted block is not held", NAMES, "            self._pool.retain(named)\n", ""),
+    Mutant("the block given up is kept", NAMES, "            self._pool.release((table.blocks[index],))\n", ""),
     Mutant(
         "a fork does not hold its blocks",
         MEMORY,
@@ -148,29 +158,29 @@ MUTANTS = [
     Mutant(
         "a fork names below unnamed blocks", MEMORY, "child.is_naming = num_full == 0 or ", "child.is_naming = True or "
     ),
-    Mutant("naming goes on after a collision", MEMORY, "            table.is_naming = False\n", ""),
+    Mutant("naming goes on after a collision", NAMES, "            table.is_naming = False\n", ""),
     Mutant(
         "naming goes on after a clear",
         MEMORY,
         "            table.is_naming = table.is_naming and not table.blocks\n",
         "            pass\n",
     ),
-    Mutant("a digest stays in flight", MEMORY, "count = in_flight.pop(digest) - 1", "count = in_flight.pop(digest)"),
+    Mutant("a digest stays in flight", FLIGHT, "count = self.pop(digest) - 1", "count = self.pop(digest)"),
     Mutant(
         "tokens that changed keep their digests",
-        MEMORY,
+        NAMES,
         "        if len(table.digests) > num_full:\n",
         "        if False:\n",
     ),
     Mutant(
         "a failed match forgets what it holds",
-        MEMORY,
-        "            index += 1\n            table.num",
-        "            index += 1\n        table.num",
+        NAMES,
+        "            found.append(block)\n",
+        "            self._pool.retain(block)\n            found.append(block)\n",
     ),
     Mutant(
         "events name the wrong parent",
-        VIEW,
+        ANNOUNCER,
         "parent_digest=table.digests[first - 1] if",
         "parent_digest=table.digests[0] if",
     ),

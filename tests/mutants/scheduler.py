@@ -205,8 +205,8 @@ MUTANTS = [
     Mutant(
         "equal cold prompts are computed side by side",
         SCHEDULER,
-        "return 0 if is_waiting and self.memory.is_computing(table, tokens) else num_tokens",
-        "return num_tokens",
+        "if is_waiting and self.memory.is_computing(table, tokens):",
+        "if False:",
     ),
     Mutant(
         "the most urgent yields",
@@ -298,7 +298,7 @@ MUTANTS = [
     Mutant(
         "prompt logprobs read the cache",
         SCHEDULER,
-        "is_owed = request.params.prompt_logprobs is not None",
+        "is_owed = sequence.request.params.prompt_logprobs is not None",
         "is_owed = False",
     ),
     Mutant(
@@ -374,7 +374,7 @@ MUTANTS = [
     Mutant(
         "a clock that goes back lets newcomers pass",
         SCHEDULER,
-        "arrival_s = max(self._latest_arrival_s, request.arrival_s)",
+        "arrival_s = self._arrivals.at(request.arrival_s)",
         "arrival_s = request.arrival_s",
     ),
     Mutant(

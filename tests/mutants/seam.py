@@ -126,5 +126,10 @@ MUTANTS = [
     Mutant(
         "an adapter that is not there is served", POLICY, "if adapter := request.", "if adapter := False and request."
     ),
-    Mutant("items do not name their adapter", ROWS, ", (), request.namespace.adapter)", ")"),
+    Mutant(
+        "items do not name their adapter",
+        ROWS,
+        "adapter, state_slot = request.namespace.adapter,",
+        'adapter, state_slot = "",',
+    ),
 ]

@@ -9,15 +9,17 @@ from hypothesis.stateful import run_state_machine_as_test
 from quire.core.digests import BlockHasher
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from tests.support.machine import KVMemoryMachine
+from tests.support.machine import HybridMemoryMachine, KVMemoryMachine
 from tests.support.random_driver import RandomDriver
 from tests.support.reference_lru import ReferenceCache
 from tests.support.shadow import KEY, WeakHasher, namespace
+from tests.support.state_comparison import StateComparison
 
 
-def test_every_promise_holds_after_any_order_of_operations() -> None:
+@pytest.mark.parametrize("machine", [KVMemoryMachine, HybridMemoryMachine])
+def test_every_promise_holds_after_any_order_of_operations(machine: type[KVMemoryMachine]) -> None:
     run_state_machine_as_test(
-        KVMemoryMachine,
+        machine,
         settings=settings(
             max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
@@ -26,15 +28,18 @@ def test_every_promise_holds_after_any_order_of_operations() -> None:
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 5, 8, 21, 64, 300])
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16])
-def test_random_operations_never_break_a_promise(num_blocks: int, block_size: int) -> None:
-    driver = RandomDriver(num_blocks * 100 + block_size, num_blocks, block_size, check_every=100)
+@pytest.mark.parametrize("has_state", [False, True])
+def test_random_operations_never_break_a_promise(num_blocks: int, block_size: int, has_state: bool) -> None:
+    seed = num_blocks * 100 + block_size
+    driver = RandomDriver(seed, num_blocks, block_size, check_every=100, has_state=has_state)
     driver.run(1500)
     driver.rest()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_digest_of_eight_bits_never_serves_the_wrong_block(seed: int) -> None:
-    driver = RandomDriver(seed, 200, 2, hasher=WeakHasher(KEY), check_every=200)
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_digest_of_eight_bits_never_serves_the_wrong_block(seed: int, has_state: bool) -> None:
+    driver = RandomDriver(seed, 200, 2, hasher=WeakHasher(KEY), check_every=200, has_state=has_state)
     driver.vocabulary = 50
     driver.run(3000)
     driver.rest()
@@ -57,3 +62,14 @@ def test_hits_equal_those_of_a_dictionary_with_exact_leaf_lru(seed: int) -> None
         memory.release(table)
         reference.release(tokens)
     assert memory.stats().num_evictions > 1000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_hits_with_states_equal_those_of_token_tuples_with_exact_queues(seed: int) -> None:
+    comparison = StateComparison(seed)
+    comparison.run(1000)
+    assert comparison.num_mismatches == 0
+    assert comparison.reference.num_block_evictions > 300
+    assert comparison.reference.num_state_evictions > 300
+    assert comparison.num_hits > 100
+    assert comparison.num_states_missed > 100

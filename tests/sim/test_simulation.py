@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from quire.core.block_table import BlockTable
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.promises import Promises
-from quire.core.request import FinishReason, Request, ResolvedSampling
+from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
 from quire.core.scheduler import Scheduler
+from quire.core.state_slots import SlotCopy, StateSlots
 from quire.core.step import WorkItem
+from quire.core.table_states import TableStates
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import ConfigError, InvariantError
 from quire.sim.deliveries import Deliveries
@@ -50,6 +53,43 @@ def test_a_wrong_guess_that_is_taken_for_true_is_found_out(lie: str, monkeypatch
     else:
         monkeypatch.setattr("quire.backends.oracle.accepted", lambda drafts, chosen: (*drafts, list(chosen)[-1]))
     assert any(Simulation(configured("drafts", seed, 60)).run().violations for seed in range(6))
+
+
+def test_chaos_on_a_model_with_states_gives_every_client_what_it_would_have_got_alone() -> None:
+    reports = [Simulation(configured("hybrid", seed, 120)).run() for seed in range(12)]
+    assert [report.replay for report in reports if report.violations] == []
+    totals = [report.totals for report in reports]
+    assert sum(one.num_idle_steps for one in totals) == 0
+    assert sum(one.hit_tokens for one in totals) > 1000
+    assert sum(one.num_preemptions for one in totals) > 100
+    assert sum(one.num_slot_evictions for one in totals) > 300
+    assert sum(one.num_crashes for one in totals) > 5
+
+
+def test_slots_change_neither_the_server_nor_its_faults() -> None:
+    plain, hybrid = configured("chaos", 5), configured("hybrid", 5)
+    assert (plain.shape, plain.faults) == (replace(hybrid.shape, num_slots=0), hybrid.faults)
+    assert hybrid.shape.num_slots > hybrid.shape.max_running
+
+
+@pytest.mark.parametrize("lie", ["not copied", "not kept", "kept of a failed row", "copied backwards"])
+def test_a_state_that_is_not_what_it_should_be_is_found_out(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves, commit = StateSlots.take_moves, TableStates.commit
+
+    def wrong_moves(slots: StateSlots) -> tuple[tuple[SlotCopy, ...], tuple[SlotCopy, ...]]:
+        copies, keeps = moves(slots)
+        return {"not copied": (), "copied backwards": copies[::-1]}.get(lie, copies), () if lie == "not kept" else keeps
+
+    def wrong_commit(states: TableStates, table: BlockTable, *, is_whole: bool) -> bool:
+        return commit(states, table, is_whole=is_whole or bool(table.blocks and table.promised_slot))
+
+    if lie == "kept of a failed row":
+        monkeypatch.setattr(TableStates, "commit", wrong_commit)
+    else:
+        monkeypatch.setattr(StateSlots, "take_moves", wrong_moves)
+    servers = [configured("hybrid", seed, 120) for seed in (3, 8, 9, 17)]  # with slots to spare
+    failing = [replace(config, faults=FaultRates(error_per_row=0.1)) for config in servers]
+    assert any(Simulation(config).run().violations for config in failing)
 
 
 def slow(seed: int) -> SimConfig:
@@ -230,3 +270,19 @@ class TestLedger:
     def test_the_first_start_counts(self) -> None:
         assert self.complaint(Admitted("r", 0.0, 1.0, 0), Admitted("r", 0.0, 9.0, 0)) == ""
         assert self.ledger.entries["r"].first_wait_s == 1.0
+
+
+def test_what_is_left_of_a_request_that_was_answered_in_part_is_not_sent_away_after_a_crash() -> None:
+    books = Deliveries(vocabulary_size=8)
+    request = Request("r", (1, 2), namespace(4), 0.0, continuations=(Continuation(0), Continuation(1)))
+    books.add(request)
+    assert not books.unfinished()[0].is_promised, "it waits, and may have to make room"
+    books.take(Admitted("r", 0.0, 0.0, 0))
+    books.take(SequenceFinished("r", 0, FinishReason.LENGTH, 0, None))
+    (again,) = books.unfinished()
+    assert ([one.index for one in again.continuations], again.is_promised) == ([1], True)
+
+
+@pytest.mark.parametrize("scenario", ["chaos", "hybrid"])
+def test_times_that_were_told_are_kept_though_the_clock_goes_back(scenario: str) -> None:
+    assert not Simulation(configured(scenario, 672180277657)).run().violations

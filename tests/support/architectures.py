@@ -127,6 +127,74 @@ TODAY: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**_sizes(96, 6, 2, 32, 56), "num_local_experts": 5, "num_experts_per_tok": 2}),
 }  # fmt: skip
 """Families that came later, in shapes that the kernels take."""
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 40,
+    "linear_conv_kernel_dim": 4,
+    "num_hidden_layers": 5,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
+}
+_DELTA_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}}
+_CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-next": (
+        "qwen3_next",
+        {**_sizes(96, 4, 2, 64, 160), **_EXPERTS, **_DELTA, **_DELTA_ROPE, "shared_expert_intermediate_size": 56},
+    ),
+    "qwen3-next-mixed": (
+        "qwen3_next",
+        {**_sizes(80, 4, 1, 32, 96), **_EXPERTS, **_DELTA, **_DELTA_ROPE, "shared_expert_intermediate_size": 40,
+         "mlp_only_layers": [1], "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3},
+    ),
+    "qwen3.5": ("qwen3_5_text", {**_sizes(96, 4, 2, 64, 160), **_DELTA, **_DELTA_ROPE, "tie_word_embeddings": True}),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
+        {**_sizes(96, 4, 2, 64, 160), **_EXPERTS, **_DELTA, **_DELTA_ROPE, "shared_expert_intermediate_size": 56,
+         "linear_num_key_heads": 3},
+    ),
+    "lfm2": ("lfm2", {**_sizes(128, 4, 2, 32, 120), **_CONVOLUTIONS, "block_multiple_of": 8}),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {**_sizes(128, 4, 2, 32, 120), **_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1},
+    ),
+    "lfm2-moe-scaled": (
+        "lfm2_moe",
+        {**_sizes(96, 3, 1, 32, 88), **_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 2, "routed_scaling_factor": 1.7,
+         "use_expert_bias": False},
+    ),
+    "granite4": (
+        "granitemoehybrid",
+        {**_sizes(96, 3, 1, 32, 72), "num_hidden_layers": 4, "layer_types": ["mamba", "mamba", "attention", "mamba"],
+         "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 56, "mamba_n_heads": 8,
+         "mamba_d_head": 24, "mamba_d_state": 20, "mamba_n_groups": 1, "embedding_multiplier": 3.0,
+         "attention_multiplier": 0.11, "residual_multiplier": 0.4, "logits_scaling": 2.0},
+    ),
+    "granite4-dense": (
+        "granitemoehybrid",
+        {**_sizes(128, 4, 2, 32, 72), "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"],
+         "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 88, "mamba_n_heads": 4,
+         "mamba_d_head": 64, "mamba_d_state": 16, "attention_multiplier": 0.2},
+    ),
+    "granite4-turned": (
+        "granitemoehybrid",
+        {**_sizes(128, 4, 2, 32, 72), "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"],
+         "num_local_experts": 4, "num_experts_per_tok": 1, "shared_intermediate_size": 88, "mamba_n_heads": 16,
+         "mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 2, "position_embedding_type": "rope",
+         "attention_multiplier": 0.2, "mamba_conv_bias": False, "mamba_proj_bias": True},
+    ),
+}  # fmt: skip
+"""Families with recurrent layers."""
+WIDE_HYBRID = {
+    "hybrid-wide": (
+        "qwen3_5_text",
+        {**_sizes(256, 4, 2, 64, 320), **_DELTA, **_DELTA_ROPE, "linear_num_key_heads": 4, "linear_num_value_heads": 16,
+         "linear_key_head_dim": 64, "linear_value_head_dim": 64, "vocab_size": 4096, "num_hidden_layers": 12,
+         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 3},
+    ),
+}  # fmt: skip
+"""One whose states take a share of the memory: 2.5 MB each."""
 FAST |= NATIVE
 ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
@@ -135,7 +203,7 @@ ADAPTED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral-adapted": ("mixtral", {**_sizes(48, 6, 2, 8, 56), "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
-MODELS = FAST | ADAPTED | TODAY
+MODELS = FAST | ADAPTED | TODAY | HYBRIDS | WIDE_HYBRID
 
 
 @cache
@@ -163,6 +231,9 @@ def _spread(model: PreTrainedModel) -> None:
     """Biases and norms start at 0 and 1: a mix-up of them would not show."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            if "expert_bias" in name:
+                value.copy_(torch.rand(value.shape, generator=generator))
         for name, value in model.named_parameters():
             if value.dim() == 1:
                 value.add_(torch.randn(value.shape, generator=generator) * (0.1 if "norm" in name else 0.2))

@@ -1,5 +1,6 @@
 """The hypothesis state machine of the KV memory: any verb in any order, every promise after every step."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.core import invariants
 from quire.core.kv_config import KVMemoryConfig
+from quire.core.state_slots import Keep
 from quire.errors import PinBudgetError
 from tests.support.shadow import Shadowed, ShadowedMemory, namespace
 
@@ -18,20 +20,28 @@ class KVMemoryMachine(RuleBasedStateMachine):
     """Pools of 1 to 64 blocks, blocks of 1 to 16 tokens, a vocabulary of two: everything meets everything."""
 
     num_steps: ClassVar[int] = 0
+    max_live: ClassVar[int] = 1_000_000
 
-    @initialize(num_blocks=st.integers(1, 64), block_bits=st.integers(0, 4))
-    def start(self, num_blocks: int, block_bits: int) -> None:
+    @initialize(num_blocks=st.integers(1, 64), block_bits=st.integers(0, 4), num_spare_slots=st.integers(0, 9))
+    def start(self, num_blocks: int, block_bits: int, num_spare_slots: int) -> None:
         self.size = 1 << block_bits
         config = KVMemoryConfig(num_blocks, self.size, 0.25, max_pin_s=8.0, num_evictions_remembered=4)
-        self.shadow = ShadowedMemory(config)
+        self.shadow = ShadowedMemory(self.configured(config, num_spare_slots))
         self.spaces = [namespace(self.size), namespace(self.size, "other")]
         self.live: list[Shadowed] = []
         self.now_s = 0.0
         self.is_under_way = False  # the check after this very rule counts as no step
 
+    def configured(self, config: KVMemoryConfig, num_spare_slots: int) -> KVMemoryConfig:
+        return config
+
+    def is_open_for_more(self) -> bool:
+        return len(self.live) < self.max_live
+
     def resting(self) -> list[Shadowed]:
         return [sequence for sequence in self.live if not sequence.table.is_in_flight]
 
+    @precondition(is_open_for_more)
     @rule(space=PICK, blocks=st.lists(TOKEN, max_size=5), tail=st.lists(TOKEN, min_size=1, max_size=5))
     def begin(self, space: int, blocks: list[int], tail: list[int]) -> None:
         """A few blocks of one repeated token, then a tail: prefixes that others are likely to have, too."""
@@ -45,12 +55,17 @@ class KVMemoryMachine(RuleBasedStateMachine):
         sequence.append(token)
 
     @precondition(lambda self: self.resting())
-    @rule(pick=PICK, num_tokens=st.integers(1, 40), drafts=st.lists(TOKEN, max_size=6))
-    def reserve(self, pick: int, num_tokens: int, drafts: list[int]) -> None:
+    @rule(pick=PICK, num_tokens=st.integers(1, 40), drafts=st.lists(TOKEN, max_size=6), keep=st.sampled_from(Keep))
+    def reserve(self, pick: int, num_tokens: int, drafts: list[int], keep: Keep) -> None:
         sequence = self.resting()[pick % len(self.resting())]
         if sequence.num_uncomputed:
-            reaches_the_end = num_tokens >= sequence.num_uncomputed
-            self.shadow.reserve(sequence, min(num_tokens, sequence.num_uncomputed), drafts if reaches_the_end else [])
+            num_tokens = min(num_tokens, sequence.num_uncomputed)
+            has_state = self.shadow.config.num_slots > 0
+            is_on_border = (sequence.table.num_computed + num_tokens) % self.size == 0
+            may_draft = num_tokens == sequence.num_uncomputed and not has_state
+            self.shadow.reserve(
+                sequence, num_tokens, drafts if may_draft else [], keep if has_state and is_on_border else None
+            )
 
     @precondition(lambda self: self.shadow.in_flight)
     @rule(pick=PICK, short=st.integers(0, 6), dies=st.booleans())
@@ -73,11 +88,15 @@ class KVMemoryMachine(RuleBasedStateMachine):
     def match_again(self, pick: int) -> None:
         self.shadow.match(self.resting()[pick % len(self.resting())])
 
-    @precondition(lambda self: self.resting())
+    @precondition(lambda self: self.resting() and self.is_open_for_more())
     @rule(pick=PICK, at=PICK)
     def fork(self, pick: int, at: int) -> None:
         sequence = self.resting()[pick % len(self.resting())]
-        self.live.append(self.shadow.fork(sequence, at % (sequence.table.num_computed + 1)))
+        num_computed = sequence.table.num_computed
+        if self.shadow.config.num_slots:
+            self.live.append(self.shadow.fork(sequence, num_computed if at % 8 else 0))
+        else:
+            self.live.append(self.shadow.fork(sequence, at % (num_computed + 1)))
 
     @precondition(lambda self: self.resting())
     @rule(pick=PICK)
@@ -129,3 +148,12 @@ class KVMemoryMachine(RuleBasedStateMachine):
         self.shadow.memory.advance(self.now_s + 1e6)
         invariants.check_at_rest(self.shadow.memory)
         assert not self.shadow.memory.pool.num_referenced
+
+
+class HybridMemoryMachine(KVMemoryMachine):
+    """The same with state slots: for at most six sequences, and none to nine to keep states in."""
+
+    max_live: ClassVar[int] = 6
+
+    def configured(self, config: KVMemoryConfig, num_spare_slots: int) -> KVMemoryConfig:
+        return replace(config, num_slots=self.max_live + num_spare_slots, num_running_slots=self.max_live)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from quire.backends.cpu.kv_store import KVStore
 from quire.backends.cpu.runner import CpuRunner
+from quire.backends.cpu.state_store import StateStore
 from quire.backends.load import load_backend
 from quire.backends.protocol import PendingStep, Runner
 from quire.checkpoints import resolve
@@ -33,7 +34,12 @@ def runners_of(model: str | Path, **settings: object) -> Callable[[], Runner]:
     if isinstance(first, CpuRunner):
         decoder, blocks = first._opened()
         shape = (capacity.num_blocks, capacity.block_size, blocks.dtype)
-        return lambda: CpuRunner(decoder, KVStore(decoder.kv_shapes, *shape), capacity)
+
+        def made() -> Runner:
+            states = StateStore(decoder.slot_size, capacity.num_slots) if capacity.num_slots else None
+            return CpuRunner(decoder, KVStore(decoder.kv_shapes, *shape), capacity, states)
+
+        return made
     return _torch_runners(first)
 
 

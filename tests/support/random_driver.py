@@ -10,6 +10,7 @@ from random import Random
 from quire.core import invariants
 from quire.core.digests import BlockHasher
 from quire.core.kv_config import KVMemoryConfig
+from quire.core.state_slots import Keep
 from quire.errors import PinBudgetError
 from tests.support.shadow import Shadowed, ShadowedMemory, namespace
 
@@ -25,15 +26,25 @@ class RandomDriver:
         *,
         hasher: BlockHasher | None = None,
         check_every: int = 1000,
-        max_sequences: int = 64,
+        has_state: bool = False,
     ) -> None:
         self.random = Random(seed)
-        config = KVMemoryConfig(num_blocks, block_size, 0.25, max_pin_s=50.0, num_evictions_remembered=256)
+        self.has_state = has_state
+        self.max_sequences = min(64, max(2, num_blocks // 2))
+        num_slots = self.max_sequences + self.random.choice((0, 1, 4, 4 * self.max_sequences)) if has_state else 0
+        config = KVMemoryConfig(
+            num_blocks,
+            block_size,
+            0.25,
+            max_pin_s=50.0,
+            num_evictions_remembered=256,
+            num_slots=num_slots,
+            num_running_slots=self.max_sequences if has_state else 0,
+        )
         self.shadow = ShadowedMemory(config, hasher=hasher, listen=self.random.random() < 0.5)
         self.namespaces = [namespace(block_size), namespace(block_size, "other"), namespace(block_size, adapter="a")]
         self.vocabulary = self.random.choice((2, 2, 3, 50))
         self.max_tokens = min(2048, max(2, self.random.choice((1, 2, 3)) * num_blocks * block_size // 2))
-        self.max_sequences = min(max_sequences, max(2, num_blocks // 2))
         self.check_every = check_every
         self.ops: Counter[str] = Counter()
         self.num_checks = 0
@@ -112,10 +123,19 @@ class RandomDriver:
                 self.shadow.memory.is_computing(sequence.table, sequence.tokens)
                 self.ops["hit"] += 1
             chunk = self.random.choice((1, self.shadow.config.block_size, sequence.num_uncomputed))
-            drafts = self._drafts() if chunk >= sequence.num_uncomputed else []
+            chunk = min(chunk, sequence.num_uncomputed)
+            drafts = self._drafts() if chunk == sequence.num_uncomputed and not self.has_state else []
             self.ops["allocate"] += 1
-            if not self.shadow.reserve(sequence, min(chunk, sequence.num_uncomputed), drafts):
+            if not self.shadow.reserve(sequence, chunk, drafts, self._keep(sequence, chunk)):
                 self.random.choice((self.preempt, self.cancel))()
+
+    def _keep(self, sequence: Shadowed, num_tokens: int) -> Keep | None:
+        """On a border a state is kept, as a rule: whatever for."""
+        is_on_border = (sequence.table.num_computed + num_tokens) % self.shadow.config.block_size == 0
+        if not self.has_state or not is_on_border:
+            return None
+        wanted: Keep | None = self.random.choice((None, *Keep))
+        return wanted
 
     def _drafts(self) -> list[int]:
         """Guesses, now and then: a few, or enough for blocks of them."""
@@ -159,6 +179,8 @@ class RandomDriver:
             sequence = self.random.choice(resting)
             computed = sequence.table.num_computed
             at = self.random.choice((computed, max(0, computed - 1), self.random.randint(0, computed)))
+            if self.has_state:
+                at = computed if at else 0
             self.live.append(self.shadow.fork(sequence, at))
             self.ops["fork"] += 1
 

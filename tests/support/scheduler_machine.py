@@ -1,6 +1,6 @@
 """The hypothesis state machine of the scheduler: anything in any order, every promise after every step."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -29,19 +29,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_running=st.integers(1, 5),
         extra=st.integers(0, 20),
         guesser=st.none() | GUESSER,
+        num_kept=st.integers(0, 12),
     )
-    def start(self, num_blocks: int, block_bits: int, max_running: int, extra: int, guesser: Guesser | None) -> None:
+    def start(
+        self, num_blocks: int, block_bits: int, max_running: int, extra: int, guesser: Guesser | None, num_kept: int
+    ) -> None:
         size = 1 << block_bits
-        self.guesser = guesser
-        self.settings = {"max_running": max_running, "max_step_tokens": max_running + size + extra}
+        sizes = {"max_running": max_running, "max_step_tokens": max_running + size + extra}
+        self.settings = sizes | self.configured(guesser, num_kept)
         self.shape = (num_blocks, size)
         self.server = self.new_server()
         self.plan: StepPlan | None = None
         self.is_under_way = False
 
+    def configured(self, guesser: Guesser | None, num_kept: int) -> dict[str, Any]:
+        return {"propose": guesser}
+
     def new_server(self) -> Server:
         queue = QueueConfig(max_requests=12, tenant_weights={"a": 1.0, "b": 2.0})
-        return Server(*self.shape, propose=self.guesser, queue=queue, **self.settings)
+        return Server(*self.shape, queue=queue, **self.settings)
 
     @rule(
         prompt=st.lists(TOKEN, min_size=1, max_size=24),
@@ -142,3 +148,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.server.ledger.open
         self.server.memory.advance(self.server.now_s + 1e6)
         invariants.check_at_rest(self.server.memory)
+
+
+class HybridSchedulerMachine(SchedulerMachine):
+    """The same of a model with recurrent layers: few slots for states, or none, and nobody who guesses."""
+
+    def configured(self, guesser: Guesser | None, num_kept: int) -> dict[str, Any]:
+        return {"num_kept": num_kept}

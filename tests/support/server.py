@@ -25,15 +25,26 @@ class Server:
     """One step takes one second. Every event is checked against what the request would get alone."""
 
     def __init__(
-        self, num_blocks: int = 64, block_size: int = 4, *, propose: Propose | None = None, **settings: object
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        *,
+        num_kept: int | None = None,
+        propose: Propose | None = None,
+        **settings: object,
     ) -> None:
+        """With `num_kept` the model has recurrent layers, and so many slots beside those of who runs."""
         config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 8, **settings})  # type: ignore[arg-type]
         self.namespace = Namespace(1, "oracle", "", "slots", block_size, "group")
-        self.memory = KVMemory(KVMemoryConfig(num_blocks, block_size, PIN_SHARE), BlockHasher(bytes(32)))
+        num_running = 0 if num_kept is None else config.max_running + 1
+        num_slots = num_running + (num_kept or 0)
+        memory = KVMemoryConfig(num_blocks, block_size, PIN_SHARE, num_slots=num_slots, num_running_slots=num_running)
+        self.memory = KVMemory(memory, BlockHasher(bytes(32)))
         self.scheduler = Scheduler(config, self.memory, propose)
-        capacity = Capacity(num_blocks, block_size, 1 << 30, config.max_step_tokens, VOCABULARY, 8 * block_size)
-        self.runner = OracleRunner(capacity)
-        self.ledger = Deliveries(VOCABULARY)
+        self.runner = OracleRunner(
+            Capacity(num_blocks, block_size, 1 << 30, config.max_step_tokens, VOCABULARY, 8 * block_size, num_slots)
+        )
+        self.ledger = Deliveries(VOCABULARY, has_state=num_slots > 0)
         self.now_s = 0.0
         self.log: list[RequestEvent] = []
         self.plans: list[StepPlan] = []

@@ -2,8 +2,9 @@
 
 Every slot of the pretended device holds a hash of the namespace and of all tokens up to its position. So a block that
 is stale, foreign, unwritten or written twice differs at once from what its sequence expects, and each promise of the
-memory becomes an equality. A second shadow is built from the KV events alone: the set of prefixes that a router
-listening to them would believe in.
+memory becomes an equality. With recurrent layers the pretended device has state slots as well, each with the hash of
+all tokens it has seen: copies are made when the next row is reserved, states are kept when a row returns. A second
+shadow is built from the KV events alone: the set of prefixes that a router listening to them would believe in.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEve
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
 from quire.core.pins import Pin
+from quire.core.state_slots import Keep
 from quire.errors import OutOfBlocksError
 
 KEY = bytes(range(32))
@@ -106,6 +108,10 @@ class ShadowedMemory:
         self.in_flight: list[Shadowed] = []
         self.pins: list[Pin] = []
         self._garbage = count(1)
+        self.states: dict[int, int | None] = {0: None}
+        """What each state slot holds; None is the state before the first token."""
+        self._promised: dict[int, int] = {}
+        """Slots that states in flight go to -> from which."""
 
     def begin(self, namespace: Namespace, tokens: Sequence[int]) -> Shadowed:
         sequence = Shadowed(namespace, self.memory.open(namespace), tokens)
@@ -120,14 +126,16 @@ class ShadowedMemory:
         self.verify(sequence)
         return hit
 
-    def reserve(self, sequence: Shadowed, num_tokens: int, drafts: Sequence[int] = ()) -> bool:
+    def reserve(
+        self, sequence: Shadowed, num_tokens: int, drafts: Sequence[int] = (), keep: Keep | None = None
+    ) -> bool:
         """False when the pool is short; the memory must then be as before."""
         table, block_size = sequence.table, self.config.block_size
         before = (list(table.blocks), self.memory.num_free_blocks)
         needed = self.memory.num_blocks_needed(table, num_tokens + len(drafts))
         copy, shortage = None, None
         try:
-            copy = self.memory.reserve(table, sequence.tokens, num_tokens, drafts)
+            copy = self.memory.reserve(table, sequence.tokens, num_tokens, drafts, keep)
         except OutOfBlocksError as error:
             shortage = error
         if shortage is not None:
@@ -145,7 +153,28 @@ class ShadowedMemory:
             self.device[block] = [-next(self._garbage)] * block_size
         sequence.drafts = list(drafts)
         self.in_flight.append(sequence)
+        self._move_states(sequence)
         return True
+
+    def _move_states(self, sequence: Shadowed) -> None:
+        """A step begins: copies are made in order, and the row finds the state that belongs before its tokens."""
+        copies, keeps = self.memory.slots.take_moves()
+        for copy in copies:
+            self.states[copy.dst] = self.states[copy.src]
+        self._promised |= {keep.dst: keep.src for keep in keeps}
+        if (slot := sequence.table.state_slot) is not None:
+            start = sequence.table.num_computed
+            before = sequence.contents[start - 1] if start else None
+            assert self.states[slot] == before, f"table {sequence.table.table_id}: wrong state at {start}"
+
+    def _write_state(self, sequence: Shadowed, *, is_whole: bool) -> None:
+        """The row has run: its slot holds the state after all its tokens, or garbage; a promised one has a copy."""
+        table = sequence.table
+        if table.state_slot is not None:
+            last = sequence.contents[table.num_reserved - 1] if is_whole else -next(self._garbage)
+            self.states[table.state_slot] = last
+        if (slot := table.promised_slot) is not None:
+            self.states[slot] = self.states[self._promised.pop(slot)]
 
     def finish_step(self, failed: Sequence[int] = ()) -> None:
         """The device runs what is in flight; rows whose index is in `failed` fail, and their sequences end."""
@@ -165,6 +194,7 @@ class ShadowedMemory:
         sequence.drafts = []
         garbage = [-next(self._garbage) for _ in range(end - start - num_tokens)]
         self._write(table, start, sequence.contents[start : start + num_tokens] + garbage)
+        self._write_state(sequence, is_whole=start + num_tokens == end)
         self.memory.commit(table, num_tokens)
         self.in_flight.remove(sequence)
         self.verify(sequence)
@@ -187,6 +217,18 @@ class ShadowedMemory:
             expected = sequence.contents[index : min(index + block_size, table.num_computed)]
             held = self.device[table.blocks[index // block_size]][: len(expected)]
             assert held == expected, f"table {table.table_id}: wrong KV at {index}"
+        if self.config.num_slots and table.num_computed and not table.is_in_flight:
+            states = self._states_to_be()
+            assert table.state_slot is not None
+            expected_state = sequence.contents[table.num_computed - 1]
+            assert states[table.state_slot] == expected_state, f"table {table.table_id}: wrong state"
+
+    def _states_to_be(self) -> dict[int, int | None]:
+        """What the slots will hold once the copies that are written down have been made."""
+        states = dict(self.states)
+        for copy in self.memory.slots.pending_copies:
+            states[copy.dst] = states[copy.src]
+        return states
 
     def verify_all(self) -> None:
         """The promises, every live sequence, and what the events led a router to believe."""
@@ -199,7 +241,10 @@ class ShadowedMemory:
     def _verify_listener(self, listener: Listener) -> None:
         """A router that heard every event believes in exactly the named blocks, each after its true prefix."""
         tree, size = self.memory.tree, self.config.block_size
-        assert len(listener.prefixes) == self.memory.pool.num_named
+        if not self.config.num_slots:
+            assert len(listener.prefixes) == self.memory.pool.num_named
+        for block in self.memory.slots.cached():
+            assert tree.digest_of(block) in listener.prefixes, "a state that nobody was told of"
         believed = {prefix: digest for digest, prefix in listener.prefixes.items()}
         for digest, (adapter, group, tokens) in listener.prefixes.items():
             parent = believed.get((adapter, group, tokens[:-size]))

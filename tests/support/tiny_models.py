@@ -158,7 +158,7 @@ def write_gguf(path: Path, tiny: Tiny = TINY) -> Path:
     metadata = all_metadata(tiny)
     writer = GGUFWriter(path, str(metadata.pop("general.architecture", tiny.arch)))
     for key, value in metadata.items():
-        _add(writer, key, value)
+        add_field(writer, key, value)
     dice = np.random.default_rng(tiny.seed)
     for name, shape in tensor_shapes(tiny, len(metadata["tokenizer.ggml.tokens"])).items():
         if name in tiny.tensors:
@@ -175,7 +175,8 @@ def write_gguf(path: Path, tiny: Tiny = TINY) -> Path:
     return path
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+def add_field(writer: GGUFWriter, key: str, value: Any) -> None:
+    """A field of the header, by the type of its value."""
     match value:
         case bool():
             writer.add_bool(key, value)

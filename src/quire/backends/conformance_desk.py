@@ -38,8 +38,13 @@ class Desk:
         self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = (), masks: Masks = NO_MASKS
     ) -> dict[int, RowResult]:
         """One step; the answer must be to this plan and to all of it."""
+        return self.run_plan(StepPlan(0, tuple(copies), tuple(items)), masks)
+
+    def run_plan(self, plan: StepPlan, masks: Masks = NO_MASKS) -> dict[int, RowResult]:
+        """A whole plan, but for its number."""
         self._step += 1
-        result = self.runner.start(StepPlan(self._step, tuple(copies), tuple(items))).wait(masks)
+        items = plan.items
+        result = self.runner.start(plan._replace(step=self._step)).wait(masks)
         require(result.step == self._step, f"step {self._step} was answered as step {result.step}")
         require(result.rows.keys() == {item.sequence_id for item in items}, "rows and items differ")
         return result.rows

@@ -6,6 +6,7 @@ from dataclasses import replace
 from quire.backends.loaded import LoadedRunner, OnRead
 from quire.backends.roof import Roof
 from quire.checkpoints import Checkpoint
+from quire.checkpoints.families import is_decoder, read_shape
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 
@@ -32,6 +33,12 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
 
 
 def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead, reason: str) -> LoadedRunner:
+    if is_decoder(checkpoint.config) and read_shape(checkpoint.config).recurrent is not None:
+        raise ConfigError(
+            f"{reason}; models whose layers keep a state run on the CPU backend alone: change that, or take another "
+            "model",
+            ("backend",),
+        )
     try:
         from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
     except ImportError as error:

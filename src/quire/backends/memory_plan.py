@@ -1,9 +1,10 @@
 """How much fits in how many bytes, decided before the first request and never again.
 
-    budget  =  what the process holds once the model is loaded  +  the most a step takes  +  the KV pool
+    budget  =  what the process holds once the model is loaded  +  the most a step takes  +  the KV pool  +  state slots
 
-The first is read from the system, the second measured by running the worst step the settings allow, the third is what
-is left. All of it is resident memory of the whole process, libraries included.
+The first is read from the system, the second measured by running the worst step the settings allow, the others are what
+is left. All of it is resident memory of the whole process, libraries included. State slots are for models with
+recurrent layers: one for each sequence that runs, and as many as make sense to keep states in.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,28 @@ MARGIN_BYTES = 32 << 20
 LIBRARY_BYTES = 64 << 20
 """What threads and prepared code of the libraries take at least once products run."""
 GIB = 1 << 30
+LEAST_SLOTS = 3
+"""One that runs, one for the next, one to keep."""
+KEPT_PER_RUNNING = 4
+"""States worth keeping for each sequence that may run: of its conversation, its prompt, and what others share."""
+STATE_SHARE = 0.5
+"""Of what is left, states may have as much, and more only if blocks have no use for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBytes:
+    """What is taken before the pools are."""
+
+    loaded: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBytes:
+    """What one block takes, and one state slot; 0: the model has none."""
+
+    block: int
+    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +56,20 @@ class MemoryPlan:
     block_size: int
     max_sequence_tokens: int
     max_running: int
+    """As was asked for, or as many as there are state slots for."""
+    num_slots: int = 0
+    slot_bytes: int = 0
+
+    @property
+    def states(self) -> str:
+        """How many state slots there are and what for, behind a comma; nothing where there are none."""
+        if not self.num_slots:
+            return ""
+        num_kept = self.num_slots - self.max_running - 1
+        return (
+            f", states {_gib(self.num_slots * self.slot_bytes)} = {self.max_running} running and {num_kept} kept of "
+            f"{self.slot_bytes / (1 << 20):.1f} MiB"
+        )
 
     @property
     def line(self) -> str:
@@ -44,7 +81,7 @@ class MemoryPlan:
             f"memory {_gib(self.budget_bytes)}: model and libraries {_gib(self.loaded_bytes)}, steps "
             f"{_gib(self.step_bytes)}, KV {_gib(self.num_blocks * self.block_bytes)} = {self.num_blocks:,} blocks of "
             f"{self.block_size} = {num_tokens:,} tokens: {min(longest, self.max_running)} sequences of "
-            f"{self.max_sequence_tokens:,} or {self.max_running} of {each:,}"
+            f"{self.max_sequence_tokens:,} or {self.max_running} of {each:,}{self.states}"
         )
 
 
@@ -67,27 +104,54 @@ def check_weights_fit(budget_bytes: int, weight_bytes: int, largest_bytes: int, 
 
 
 def decide(
-    settings: ModelSettings, budget_bytes: int, loaded_bytes: int, step_bytes: int, block_bytes: int, model_tokens: int
+    settings: ModelSettings, budget_bytes: int, held: HeldBytes, each: PoolBytes, model_tokens: int
 ) -> MemoryPlan:
-    """As many blocks as the rest of the budget holds, and no more than all running sequences could ever use."""
-    rest = int(budget_bytes * (1 - MARGIN_SHARE)) - MARGIN_BYTES - loaded_bytes - step_bytes
+    """As many blocks as the rest of the budget holds, and no more than all running sequences could ever use; before
+    that, state slots."""
+    rest = int(budget_bytes * (1 - MARGIN_SHARE)) - MARGIN_BYTES - held.loaded - held.step
     wanted_tokens = min(settings.max_sequence_tokens or model_tokens, model_tokens)
     useful = settings.max_running * -(-wanted_tokens // settings.block_size)
-    # The null block takes a place too.
-    num_blocks = min(rest // block_bytes - 1, useful)
     least = max(2, -(-(settings.max_sequence_tokens or 1) // settings.block_size))
-    if num_blocks < least:
-        needed = loaded_bytes + step_bytes + (least + 1) * block_bytes
+    num_slots = slots_within(rest, each, settings.max_running, useful, least)
+    max_running = _running_with(num_slots, settings.max_running) if each.slot else settings.max_running
+    rest -= (num_slots + 1) * each.slot
+    # The null block takes a place too.
+    num_blocks = min(rest // each.block - 1, useful)
+    if num_blocks < least or (each.slot and num_slots < LEAST_SLOTS):
+        needed = held.loaded + held.step + (least + 1) * each.block + (LEAST_SLOTS + 1) * each.slot
         raise ConfigError(
-            f"the memory budget must hold model, steps and {least} blocks, {_gib(needed)} in all, "
+            f"the memory budget must hold model, steps and {least} blocks{_and_slots(each)}, {_gib(needed)} in all, "
             f"{_gib(budget_bytes)} given; raise it to {_gib(int(needed * 1.1) + MARGIN_BYTES)}, "
             "or lower max_step_tokens or max_sequence_tokens"
         )
     longest = min(wanted_tokens, num_blocks * settings.block_size)
     return MemoryPlan(
-        budget_bytes, loaded_bytes, step_bytes, num_blocks, block_bytes, settings.block_size, longest,
-        settings.max_running,
+        budget_bytes, held.loaded, held.step, num_blocks, each.block, settings.block_size, longest, max_running,
+        num_slots, each.slot,
     )  # fmt: skip
+
+
+def slots_within(rest: int, each: PoolBytes, max_running: int, useful: int, least: int) -> int:
+    """How many state slots, slot 0 not counted, where blocks have a use for `useful` and cannot do with fewer than
+    `least`."""
+    if not each.slot:
+        return 0
+
+    def beside(num_blocks: int) -> int:
+        return (rest - (num_blocks + 1) * each.block) // each.slot - 1
+
+    room = max(int(rest * STATE_SHARE) // each.slot - 1, beside(useful), LEAST_SLOTS)
+    return max(0, min(room, beside(least), (1 + KEPT_PER_RUNNING) * max_running + 1))
+
+
+def _running_with(num_slots: int, max_running: int) -> int:
+    """Half of the slots are for keeping, if they are few: a sequence whose state was never kept computes everything
+    again."""
+    return max(1, min(max_running, (num_slots - 1) // 2))
+
+
+def _and_slots(each: PoolBytes) -> str:
+    return f" and {LEAST_SLOTS} state slots of {_gib(each.slot)}" if each.slot else ""
 
 
 def resident_bytes() -> int:

@@ -5,6 +5,9 @@ block table*. The next token is a hash of every slot before it, read the same wa
 block that is stale, aliased, unwritten or foreign, a position off by one, a wrong seed or a lost penalty changes the
 text at once, and what a real model would show by luck is shown by equality.
 
+With recurrent layers it has a state as well, a value folded over all tokens fed, which lives in a slot and is hashed
+into the next token: a wrong slot is a wrong token.
+
 `answer_alone` is the same model without blocks, batches or caches: what every request must get.
 """
 
@@ -43,6 +46,11 @@ def slot_value(before: int, token_id: int, position: int) -> int:
     return mixed ^ mixed >> 32
 
 
+def state_value(before: int, token_id: int, position: int) -> int:
+    """The recurrent state after one more token: of the same kind, and never equal to what a slot of KV holds."""
+    return slot_value(before ^ 0x5DEECE66D1CE4E5B, token_id, position)
+
+
 @lru_cache(maxsize=4096)
 def _encoded(params: ResolvedSampling) -> bytes:
     # Greedy by temperature and greedy by top-k are one thing.
@@ -73,23 +81,32 @@ def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int, mask: byt
 
 
 def answer_alone(
-    prompt: Sequence[int], params: ResolvedSampling, seed: int, vocabulary_size: int, sequence_index: int = 0
+    prompt: Sequence[int],
+    params: ResolvedSampling,
+    seed: int,
+    vocabulary_size: int,
+    sequence_index: int = 0,
+    *,
+    has_state: bool = False,
 ) -> list[int]:
     """What the oracle answers with nobody else around: no blocks, no chunks, no cache."""
-    slots, tokens, value = array("Q"), list(prompt), 0
+    slots, tokens, value, state = array("Q"), list(prompt), 0, 0
     for position, known_id in enumerate(tokens):
         value = slot_value(value, known_id, position)
+        state = state_value(state, known_id, position)
         slots.append(value)
     while len(tokens) - len(prompt) < params.max_tokens:
         known = tuple(tokens) if params.needs_known_tokens else None
         sampling = Sampling(params, seed, sequence_index, len(tokens), len(prompt), known)
-        token_id = next_token(slots.tobytes(), sampling, vocabulary_size)
+        seen = slots.tobytes() + (state.to_bytes(SLOT_BYTES, "little") if has_state else b"")
+        token_id = next_token(seen, sampling, vocabulary_size)
         if token_id is None:
             break
         tokens.append(token_id)
         if len(tokens) - len(prompt) > params.min_tokens and token_id in params.stop_token_ids:
             break
         value = slot_value(value, token_id, len(tokens) - 1)
+        state = state_value(state, token_id, len(tokens) - 1)
         slots.append(value)
     return tokens[len(prompt) :]
 
@@ -104,6 +121,10 @@ class OracleRunner:
             array("Q", [slot_value(0xDEAD, block, offset) for offset in range(size)])
             for block in range(capacity.num_blocks + 1)
         ]
+        self.states = [0, *(slot_value(0xBAD, slot, 0) for slot in range(1, capacity.num_slots + 1))]
+        """What each state slot holds; whoever breaks things on purpose writes here."""
+        self._states_after: dict[int, list[int]] = {}
+        """Sequence id -> the state after each token it fed in this step."""
         self._is_closed = False
 
     @property
@@ -116,7 +137,7 @@ class OracleRunner:
         return _OracleStep(self, plan)
 
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
-        """Copies first, then every row."""
+        """Copies first, then every row, then the states to keep."""
         if self._is_closed:
             raise InvariantError("the runner is closed")
         num_tokens = sum(len(item.token_ids) for item in plan.items)
@@ -125,8 +146,14 @@ class OracleRunner:
         self._check_writes(plan)
         for copy in plan.copies:
             self._blocks[copy.dst] = self._blocks[copy.src][:]
+        for slot_copy in plan.slot_copies:
+            self.states[slot_copy.dst] = self.states[slot_copy.src]
         for item in plan.items:
             self._write(item)
+        if self._capacity.num_slots:
+            self._states_after = {item.sequence_id: self._fold(item) for item in plan.items}
+        for keep in plan.keeps:
+            self.states[keep.dst] = self.states[keep.src]
         return StepResult(plan.step, {item.sequence_id: self._row(item, masks) for item in plan.items})
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
@@ -166,6 +193,17 @@ class OracleRunner:
             blocks[table[position // size]][position % size] = value
             position += 1
 
+    def _fold(self, item: WorkItem) -> list[int]:
+        """The state after each token fed, the last of which the slot holds from now on."""
+        if not 0 < item.state_slot <= self._capacity.num_slots:
+            raise InvariantError(f"sequence {item.sequence_id} has no state slot of 1 to {self._capacity.num_slots}")
+        state, states = self.states[item.state_slot], []
+        for position, token_id in enumerate(item.token_ids, item.first_position):
+            state = state_value(state, token_id, position)
+            states.append(state)
+        self.states[item.state_slot] = state
+        return states
+
     def _row(self, item: WorkItem, masks: Masks) -> RowResult:
         hidden = tuple(self._hidden(item, position) for position in item.hidden_positions)
         if item.sampling is None:
@@ -192,9 +230,11 @@ class OracleRunner:
         if scoring is None:
             return ()
         first, token_ids = scoring.first_position, scoring.token_ids
-        slots = self._slots(item, first + len(token_ids) - 1)
+        slots = self._kv(item, first + len(token_ids) - 1)
         return tuple(
-            self._logprobs(slots[: SLOT_BYTES * (first + at)], token_id, scoring.num_alternatives)
+            self._logprobs(
+                slots[: SLOT_BYTES * (first + at)] + self._state(item, first + at), token_id, scoring.num_alternatives
+            )
             for at, token_id in enumerate(token_ids)
         )
 
@@ -202,10 +242,20 @@ class OracleRunner:
         return blake2b(self._slots(item, position + 1), digest_size=HIDDEN_BYTES).digest()
 
     def _slots(self, item: WorkItem, length: int) -> bytes:
+        """All that the token at this position may depend on."""
+        return self._kv(item, length) + self._state(item, length)
+
+    def _kv(self, item: WorkItem, length: int) -> bytes:
         """Every slot of the sequence below this length, through its block table and never beyond."""
         num_blocks = -(-length // self._capacity.block_size)
         joined = b"".join([self._blocks[block].tobytes() for block in item.block_ids[:num_blocks]])
         return joined[: length * SLOT_BYTES]
+
+    def _state(self, item: WorkItem, length: int) -> bytes:
+        """The recurrent state after so many tokens; nothing of a model without."""
+        if not self._capacity.num_slots:
+            return b""
+        return self._states_after[item.sequence_id][length - 1 - item.first_position].to_bytes(SLOT_BYTES, "little")
 
     def _logprobs(self, slots: bytes, token_id: int, num_alternatives: int) -> TokenLogprobs:
         digest = blake2b(slots, digest_size=8, salt=token_id.to_bytes(8, "little")).digest()

@@ -24,6 +24,9 @@ class Capacity:
     vocabulary_size: int
     num_kv_bytes: int
     """Size of one block in the byte layout of `read_blocks`."""
+    num_slots: int = 0
+    """Slots for recurrent state that can be handed out: ids 1 to this; none of a model without recurrent layers. Slot 0
+    comes on top: the state before the first token, which nothing is written to."""
 
 
 class PendingStep(Protocol):
@@ -49,7 +52,8 @@ class Runner(Protocol):
         ...
 
     def start(self, plan: StepPlan) -> PendingStep:
-        """Begin a step: first all copies, in their order, each of a whole block; then the items."""
+        """Begin a step: first all copies, in their order, each of a whole block or a whole state slot; then the items;
+        and when all of them are done, the states to keep."""
         ...
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:

@@ -10,6 +10,7 @@ from typing import Any
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.families import check_shapes
 from quire.checkpoints.quantisation import read_quantisation, with_joined_parts
+from quire.checkpoints.stored_names import decoder_names
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
 from quire.checkpoints.text_part import text_config, text_tensors
@@ -62,7 +63,7 @@ def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
         for file in files
     ]
     stored = {name: tensor for file in files for name, tensor in _stored(file)}
-    tensors = with_joined_parts(text_tensors(config, stored), read_quantisation(config))
+    tensors = with_joined_parts(decoder_names(config, text_tensors(config, stored)), read_quantisation(config))
     check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
     return Weights(directory, tuple(file.path for file in files), tensors, headers)
 

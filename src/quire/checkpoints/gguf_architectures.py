@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.checkpoints.families import FAMILIES
-from quire.checkpoints.families.family import Family
+from quire.checkpoints.families.family import Family, RecurrentKind
+from quire.checkpoints.families.recurrent_tensors import PLACES
+from quire.checkpoints.families.shape import TILED
 
 SCALES = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
@@ -17,8 +19,16 @@ SCALES = {
 }  # fmt: skip
 CAPS = {"final_logit_softcapping": "final_logit_softcapping"}
 EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+EXPERT_SIZES = {**EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"}
+DELTA = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval", "nextn_predict_layers": "num_nextn_predict_layers",
+}  # fmt: skip
+SHARED_EXPERT = {**EXPERT_SIZES, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
+    "token_embd_norm.weight": "model.norm.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
@@ -47,7 +57,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(model_type="qwen3"),
     "qwen3moe": Architecture(
         model_type="qwen3_moe",
-        counts={**EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+        counts=EXPERT_SIZES,
         fixed={"norm_topk_prob": True},
     ),
     "gpt-oss": Architecture(model_type="gpt_oss", counts=EXPERTS),
@@ -67,6 +77,31 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture(model_type="glm4"),
     "granite": Architecture(model_type="granite", is_permuted=True, numbers=SCALES),
     "olmo2": Architecture(model_type="olmo3"),
+    "qwen3next": Architecture(model_type="qwen3_next", counts={**DELTA, **SHARED_EXPERT}),
+    "qwen35": Architecture(model_type="qwen3_5_text", counts=DELTA, fixed={TILED: True}),
+    "qwen35moe": Architecture(
+        model_type="qwen3_5_moe_text", counts={**DELTA, **SHARED_EXPERT}, fixed={TILED: True}
+    ),
+    "lfm2": Architecture(
+        model_type="lfm2", counts={"shortconv.l_cache": "conv_L_cache"}, fixed={"block_auto_adjust_ff_dim": False}
+    ),
+    "lfm2moe": Architecture(
+        model_type="lfm2_moe",
+        counts={
+            **EXPERT_SIZES, "shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers",
+        },
+    ),
+    "granitehybrid": Architecture(
+        model_type="granitemoehybrid",
+        is_permuted=True,
+        numbers=SCALES,
+        counts={
+            "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
+            "expert_shared_feed_forward_length": "shared_intermediate_size", "ssm.conv_kernel": "mamba_d_conv",
+            "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
+            "ssm.time_step_rank": "mamba_n_heads",
+        },
+    ),
 }  # fmt: skip
 MIXTRAL = Architecture(model_type="mixtral", is_permuted=True, counts=EXPERTS, fixed={"norm_topk_prob": True})
 """What calls itself llama and has experts."""
@@ -106,8 +141,18 @@ def _layer_names(family: Family) -> dict[str, str]:
         "ffn_up": "mlp.gate_up_proj" if family.is_fused or family.has_fused_gate else "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
     }  # fmt: skip
+    if family.recurrent is not None:
+        found |= _recurrent_names(family.recurrent, PLACES[family.recurrent])
+        products.pop("attn_qkv")
+    if family.is_split_in_gguf:
+        products["ffn_up"] = "mlp.up_proj"
     if family.experts is not None:
         products |= {"ffn_gate_inp": family.experts.router}
+        if family.experts.shared_size:
+            products |= {f"ffn_{kind}_shexp": f"mlp.{kind}_proj" for kind in ("gate", "up", "down")}
+            found["ffn_gate_inp_shexp.weight"] = family.experts.dense_gate
+        if family.experts.choice_bias:
+            found["exp_probs_b.bias"] = family.experts.choice_bias
         products |= {f"ffn_{kind}_exps": f"mlp.experts.{kind}_proj" for kind in ("gate", "up", "down")}
         if family.experts.is_beside_mlp:
             found |= {
@@ -121,3 +166,18 @@ def _layer_names(family: Family) -> dict[str, str]:
         for kind in ("weight", "bias"):
             found.setdefault(f"{name}.{kind}", f"{own}.{kind}")
     return found
+
+
+def _recurrent_names(kind: RecurrentKind, place: str) -> dict[str, str]:
+    if kind is RecurrentKind.CONVOLUTION:
+        return {f"shortconv.{name}.weight": f"{place}{name}.weight" for name in ("in_proj", "conv", "out_proj")}
+    inputs = {
+        "ssm_in": "in_proj", "attn_qkv": "in_proj_qkv", "attn_gate": "in_proj_z", "ssm_ba": "in_proj_ba",
+        "ssm_beta": "in_proj_b", "ssm_alpha": "in_proj_a", "ssm_out": "out_proj", "ssm_conv1d": "conv1d",
+        "ssm_norm": "norm",
+    }  # fmt: skip
+    found = {f"{name}.weight": f"{place}{own}.weight" for name, own in inputs.items()}
+    return found | {
+        "ssm_conv1d.bias": f"{place}conv1d.bias", "ssm_dt.bias": f"{place}dt_bias", "ssm_a": f"{place}A_log",
+        "ssm_d": f"{place}D",
+    }  # fmt: skip

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.checkpoints.families import FAMILIES, MAX_SIZE
+from quire.checkpoints.families.family import RecurrentKind
 from quire.checkpoints.families.layer_rules import FULL, SLIDING
+from quire.checkpoints.families.recurrent import RECURRENT_TYPES
 from quire.checkpoints.families.shape import LAYOUT
 from quire.checkpoints.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from quire.errors import CheckpointError
@@ -18,6 +20,9 @@ MODEL_CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM", "gemma4_text": "Gemma4ForCausalLM", "ministral3": "Ministral3ForCausalLM",
     "phi3": "Phi3ForCausalLM", "smollm3": "SmolLM3ForCausalLM", "glm4": "Glm4ForCausalLM",
     "granite": "GraniteForCausalLM", "olmo3": "Olmo3ForCausalLM", "mixtral": "MixtralForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
 }  # fmt: skip
 ROPE_SCALINGS = ("none", "linear", "yarn")
 CHANGES_ARITHMETIC = (
@@ -111,6 +116,8 @@ def config_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict
     _refuse_what_changes_arithmetic(metadata, arch, made)
     hidden, heads = metadata.count(f"{arch}.embedding_length"), metadata.count(f"{arch}.attention.head_count")
     num_layers = metadata.count(f"{arch}.block_count")
+    if "nextn_predict_layers" in made.counts:  # those that guess tokens stand behind the others
+        num_layers -= metadata.count(f"{arch}.nextn_predict_layers", 0, least=0)
     window = metadata.count(f"{arch}.attention.sliding_window", 0, least=0)
     model_type = "mistral" if made.model_type == "llama" and window else made.model_type
     key, activation = FAMILIES[model_type].activation
@@ -142,6 +149,7 @@ def config_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict
         if f"{arch}.{key}" in metadata.values
     }
     config |= _windows(metadata, arch, num_layers, window)
+    config |= _recurrent_fields(metadata, arch, made.model_type, num_layers)
     config |= _heads(metadata, arch, max(1, hidden // heads))
     if scaling := _rope_scaling(metadata, arch):
         config["rope_scaling"] = scaling
@@ -158,6 +166,28 @@ def _windows(metadata: Metadata, arch: str, num_layers: int, window: int) -> dic
     pattern = metadata.values.get(f"{arch}.attention.sliding_window_pattern")
     if isinstance(pattern, list) and window:
         found["layer_types"] = [SLIDING if one else FULL for one in pattern[:num_layers]]
+    return found
+
+
+def _recurrent_fields(metadata: Metadata, arch: str, model_type: str, num_layers: int) -> dict[str, Any]:
+    """Which layers are recurrent, where the file says so or by their number of KV heads; and what is told otherwise."""
+    kind = FAMILIES[model_type].recurrent
+    if kind is None:
+        return {}
+    found: dict[str, Any] = {}
+    heads = metadata.values.get(f"{arch}.attention.head_count_kv")
+    named = metadata.values.get(f"{arch}.attention.recurrent_layers")
+    is_recurrent = [not one for one in heads] if isinstance(heads, list) else []
+    is_recurrent = [bool(one) for one in named] if isinstance(named, list) else is_recurrent
+    if is_recurrent:
+        found["layer_types"] = [RECURRENT_TYPES[0] if one else FULL for one in is_recurrent[:num_layers]]
+    if kind is RecurrentKind.DELTA:
+        inner = metadata.count(f"{arch}.ssm.inner_size")
+        found["linear_value_head_dim"] = inner // metadata.count(f"{arch}.ssm.time_step_rank")
+    if kind is RecurrentKind.SPACE:
+        found["mamba_expand"] = metadata.count(f"{arch}.ssm.inner_size") // metadata.count(f"{arch}.embedding_length")
+        if metadata.flag(f"{arch}.rope.scaling.finetuned", True):
+            found["position_embedding_type"] = "rope"
     return found
 
 
@@ -297,9 +327,10 @@ def _each_layer(metadata: Metadata, key: str, num_layers: int, default: int | No
     given = metadata.values.get(key)
     if not isinstance(given, list):
         return [metadata.count(key, default)]
-    if len(given) < num_layers or not all(type(one) is int and 1 <= one <= MAX_SIZE for one in given):
+    # A recurrent layer has no KV heads.
+    if len(given) < num_layers or not all(type(one) is int and 0 <= one <= MAX_SIZE for one in given) or not any(given):
         raise _wrong(key, f"a whole number for each of {num_layers} layers", given)
-    return given[:num_layers]
+    return [one for one in given[:num_layers] if one]
 
 
 def _least(metadata: Metadata, key: str, num_layers: int, default: int | None = None) -> int:

@@ -70,15 +70,24 @@ def plan(file: GGUFParts) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     config = config_of(metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
     if ROPE_FACTORS in file.tensors:
         config = with_rope_factors(config, _small_tensor(file, ROPE_FACTORS))
-    stored = dict(_stored(file, tensor, config) for name, tensor in file.tensors.items() if name != ROPE_FACTORS)
+    tensors = [tensor for name, tensor in file.tensors.items() if not _is_passed_over(name, config)]
+    stored = dict(_stored(file, tensor, config) for tensor in tensors)
     check_shapes(config, {name: tensor.shape for name, tensor in stored.items()})
     needed = expected_shapes(read_shape(config))
-    for tensor in file.tensors.values():
-        if tensor.name != ROPE_FACTORS and tensor_name(config["model_type"], tensor.name) not in needed:
+    for tensor in tensors:
+        if tensor_name(config["model_type"], tensor.name) not in needed:
             raise _no_place(tensor.name, config["model_type"])
     types = {tensor.type for tensor in stored.values() if len(tensor.shape) > 1}
     config["dtype"] = HALF_TYPES.get(types.pop() if len(types) == 1 else "", "float32")
     return config, stored
+
+
+def _is_passed_over(name: str, config: dict[str, Any]) -> bool:
+    """RoPE's factors are in the config; layers behind the last, which guess tokens, are not needed."""
+    block, _, rest = name.partition(".")
+    index = rest.partition(".")[0]
+    is_behind = block == "blk" and index.isdecimal() and int(index[:9]) >= config["num_hidden_layers"]
+    return name == ROPE_FACTORS or (is_behind and bool(config.get("num_nextn_predict_layers")))
 
 
 def _stored(file: GGUFParts, tensor: GGUFTensor, config: dict[str, Any]) -> tuple[str, StoredTensor]:
@@ -91,7 +100,9 @@ def _stored(file: GGUFParts, tensor: GGUFTensor, config: dict[str, Any]) -> tupl
             heads = config["num_attention_heads"]
         elif ".k_proj." in name:
             heads = config["num_key_value_heads"]
-    place = (tensor.type.name, tensor.shape, tensor.offset, tensor.num_bytes)
+    # A matrix of one row may have lost a dimension.
+    shape = (1, *tensor.shape) if name.endswith("_gate.weight") and len(tensor.shape) == 1 else tensor.shape
+    place = (tensor.type.name, shape, tensor.offset, tensor.num_bytes)
     return name, StoredTensor(tensor.path, *place, rotated_heads=heads)
 
 

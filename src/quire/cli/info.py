@@ -72,6 +72,8 @@ class Facts:
     read_bytes_per_token: int | None
     """Of weights, by a step of one answer: what its speed hangs on."""
     kv_bytes_per_token: Mapping[str, int] | None
+    state_bytes_per_sequence: int | None
+    """Of layers that keep a state instead; 0: it has none."""
     has_chat_template: bool
     end_tokens: Mapping[int, str]
     """Texts by id; an empty text where there is no tokenizer."""
@@ -164,11 +166,12 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         weight_types=tuple(sorted({one.type for one in used.values()})),
         read_bytes_per_token=_read_bytes(shape, used, settings.dtype) if shape else None,
         kv_bytes_per_token={dtype: _kv_bytes(shape, dtype) for dtype in SHOWN_KV_DTYPES} if shape else None,
+        state_bytes_per_sequence=shape.state_bytes if shape else None,
         has_chat_template=checkpoint.chat_template is not None,
         end_tokens=_end_tokens(checkpoint),
         dtype=settings.dtype,
         kv_dtype=settings.kv_dtype,
-        fits=tuple(_fit(gib, shape, used, settings) for gib in BUDGETS_GIB) if shape else None,
+        fits=_fits(shape, used, settings, _count(config, "max_position_embeddings")) if shape else None,
         parts=(*_part_of(config), *(parts_of(shape) if shape else ())),
         not_supported=why_not_decoder(config),
     )
@@ -230,12 +233,22 @@ def _kv_bytes(shape: "DecoderShape", dtype: str) -> int:
     )
 
 
-def _fit(memory_gib: int, shape: "DecoderShape", used: "Tensors", settings: ModelSettings) -> Fit:
-    held_bytes = sum(_held_bytes(one, settings.dtype) for one in used.values())
-    left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_bytes
-    block_size = settings.block_size
-    num_blocks = max(0, left_bytes // (_kv_bytes(shape, settings.kv_dtype) * block_size))
-    return Fit(memory_gib, num_blocks * block_size)
+def _fits(
+    shape: "DecoderShape", used: "Tensors", settings: ModelSettings, context_tokens: int | None
+) -> tuple[Fit, ...]:
+    """As loading shares memory out: weights, state slots where there are any, and blocks."""
+    from quire.backends.memory_plan import PoolBytes, slots_within
+
+    held_bytes, size = sum(_held_bytes(one, settings.dtype) for one in used.values()), settings.block_size
+    each = PoolBytes(_kv_bytes(shape, settings.kv_dtype) * size, shape.state_bytes)
+    useful = settings.max_running * -(-(context_tokens or size) // size)
+    found = []
+    for memory_gib in BUDGETS_GIB:
+        left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_bytes
+        if each.slot:
+            left_bytes -= (slots_within(left_bytes, each, settings.max_running, useful, 2) + 1) * each.slot
+        found.append(Fit(memory_gib, max(0, left_bytes // each.block) * size))
+    return tuple(found)
 
 
 def _held_bytes(tensor: "StoredTensor", dtype: str) -> int:
@@ -266,7 +279,8 @@ def _print_tables(facts: Facts, speed: Speed) -> None:
         typer.echo(f"\nWhat fits is not estimated for the family {plain(facts.family)}: loading it will say.", err=True)
         return
     weights = "weights as the file has them" if facts.dtype == "auto" else f"{facts.dtype} weights"
-    assumed = f"{weights}, {facts.kv_dtype} KV, and 0.5 GiB for libraries and steps"
+    states = " and slots for states beside it" if facts.state_bytes_per_sequence else ""
+    assumed = f"{weights}, {facts.kv_dtype} KV{states}, and 0.5 GiB for libraries and steps"
     typer.echo(f"\nwhat fits (an estimate: {assumed}; loading measures it)\n")
     header = ("memory", "KV tokens", "sequences of full context")
     fits = [(f"{fit.memory_gib} GiB", *_fit_cells(fit, facts.context_tokens)) for fit in facts.fits]
@@ -291,6 +305,7 @@ def _rows(facts: Facts, speed: Speed) -> list[tuple[str, str | None]]:
         ("parameters", _number(facts.parameters)),
         ("weights", f"{facts.weight_bytes:,} bytes as {', '.join(facts.weight_types)}"),
         *((f"KV in {dtype}", f"{num_bytes:,} bytes per token") for dtype, num_bytes in kv.items()),
+        ("state", f"{states:,} bytes per sequence" if (states := facts.state_bytes_per_sequence) else None),
         ("one answer", _speed_words(facts, speed)),
         ("chat template", "yes" if facts.has_chat_template else "no"),
         ("end tokens", ", ".join(f"{token} {text}".strip() for token, text in facts.end_tokens.items()) or "none"),

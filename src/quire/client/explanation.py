@@ -74,6 +74,8 @@ _SENTENCES = {
     MissReason.COMPUTING: "the block from token {next} on is being computed by another request right now",
     MissReason.TOO_SHORT: "nothing is missing: only whole blocks are cached and the last token is always computed, "
     "{rest} tokens here",
+    MissReason.STATE_MISSING: "the blocks from token {next} on are cached, but not the recurrent state behind them, "
+    "which had to make room or was never kept",
     MissReason.EVICTED: "the block from token {next} on was cached and had to make room {ago} ago",
     MissReason.DIVERGED: "the prompt differs from what is cached at token {at}",
     MissReason.OTHER_NAMESPACE: "the same tokens are cached, but for another {what}{where}",

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from sys import byteorder
 from typing import NamedTuple
 
+from quire.core.state_slots import Keep
+
 
 class Slot(NamedTuple):
     """Where one token's KV lives."""
@@ -62,12 +64,17 @@ class BlockTable:
         "is_counted",
         "is_naming",
         "is_open",
+        "keep",
+        "last_kept",
         "num_computed",
+        "num_matched",
         "num_reserved",
         "packed_tokens",
+        "promised_slot",
         "query_hit_tokens",
         "query_tokens",
         "root",
+        "state_slot",
         "table_id",
     )
 
@@ -95,6 +102,16 @@ class BlockTable:
         self.query_tokens = 0
         self.query_hit_tokens = 0
         self.is_open = True
+        # Of models with recurrent layers (`state_slots`):
+        self.state_slot: int | None = None
+        """Its running slot: the state after its last computed token. It has one once it has computed or reserved."""
+        self.promised_slot: int | None = None
+        """Where the step in flight puts the state to be kept, and what for."""
+        self.keep = Keep.PASSING
+        self.last_kept: int | None = None
+        """The block whose state it kept last."""
+        self.num_matched = 0
+        """How many blocks it found when it last asked, those behind the last state among them."""
 
     @property
     def is_in_flight(self) -> bool:

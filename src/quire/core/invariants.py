@@ -22,6 +22,7 @@ def check(memory: KVMemory) -> None:
     for table in memory.tables.values():
         _check_table(memory, table)
     _check_pins(memory)
+    _check_slots(memory)
 
 
 def check_at_rest(memory: KVMemory) -> None:
@@ -33,6 +34,8 @@ def check_at_rest(memory: KVMemory) -> None:
         memory.pool.num_referenced == memory.pins.num_pinned_blocks,
         f"at rest: {memory.pool.num_referenced} blocks are referenced, {memory.pins.num_pinned_blocks} pinned",
     )
+    num_free = len(memory.slots.blank) + memory.slots.num_cached
+    _require(num_free == memory.slots.num_slots, f"at rest: {memory.slots.num_slots - num_free} slots are in use")
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
@@ -219,3 +222,32 @@ def _check_pins(memory: KVMemory) -> None:
     _require(set(memory.pins.tables) <= set(memory.tables), "a pin has no open table")
     in_flight = Counter(digest for table in memory.tables.values() for digest in table.in_flight_digests)
     _require(in_flight == Counter(memory.in_flight), "the digests in flight are not those the tables are computing")
+
+
+def _check_slots(memory: KVMemory) -> None:
+    """Every state slot is blank, one table's own, promised to one table, or carried by one named block."""
+    slots, cached = memory.slots, memory.slots.cached()
+    running = [table.state_slot for table in memory.tables.values() if table.state_slot is not None]
+    promised = [table.promised_slot for table in memory.tables.values() if table.promised_slot is not None]
+    everywhere = Counter([*slots.blank, *running, *promised, *cached.values()])
+    expected = Counter(range(1, slots.num_slots + 1))
+    _require(everywhere == expected, f"state slots: {everywhere - expected} too many, {expected - everywhere} missing")
+    num_promised, num_fixed = slots.num_promised, slots.num_promised + slots.num_pinned
+    _require(num_promised == len(promised), f"state slots: {num_promised} promised, {len(promised)} counted")
+    most = memory.config.num_slots - memory.config.num_running_slots
+    _require(num_fixed <= most, f"state slots: {num_fixed} are promised or pinned, {most} may be")
+    for block, slot in cached.items():
+        _require(bool(memory.pool.named[block]), f"state slot {slot} outlives its block {block}")
+        pinned = memory.pins.pin_count[block] > 0
+        _require(pinned or not slots.is_pinned(block), f"state slot {slot} is held by a pin that is gone")
+        _require(not (slots.is_pinned(block) and slots.is_passing(block)), f"block {block} is pinned in passing")
+    _require(sum(map(slots.is_passing, cached)) == slots.num_passing, "state slots: one is passing that is not cached")
+    for table in memory.tables.values():
+        name, is_pin = f"table {table.table_id}", table.table_id in memory.pins.tables
+        has_slot = table.state_slot is not None
+        _require(not (is_pin and has_slot), f"{name}: a pin has a running slot")
+        if memory.states is not None and not is_pin:
+            _require(has_slot or not table.num_reserved, f"{name}: computed {table.num_computed} tokens, has no state")
+            _require(table.is_in_flight or table.promised_slot is None, f"{name}: a state is promised at rest")
+            is_on_border = table.num_reserved % memory.config.block_size == 0
+            _require(table.promised_slot is None or is_on_border, f"{name}: a state is kept beside a border")

@@ -24,6 +24,12 @@ class KVMemoryConfig:
     num_evictions_remembered: int = 16_384
     """How many evicted blocks can still be told from blocks never seen."""
 
+    num_slots: int = 0
+    """Slots for recurrent state that can be handed out; none for a model without such layers. The runner has one more:
+    slot 0, the state before the first token."""
+    num_running_slots: int = 0
+    """Of those, how many no pin and no kept state may take: one for each sequence that runs, and one for the next."""
+
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
             raise ConfigError(f"num_blocks must be at least 1, {self.num_blocks} given; raise the memory budget")
@@ -37,6 +43,11 @@ class KVMemoryConfig:
             raise ConfigError(f"max_pins must be at least 0, {self.max_pins} given; 0 forbids pins")
         if self.num_evictions_remembered < 1:
             raise ConfigError(f"num_evictions_remembered must be at least 1, {self.num_evictions_remembered} given")
+        if not min(1, max(0, self.num_slots)) <= self.num_running_slots <= self.num_slots:
+            raise ConfigError(
+                f"of {self.num_slots} state slots at least 1 and at most all must be for running sequences, "
+                f"{self.num_running_slots} given"
+            )
 
     @property
     def pin_budget_blocks(self) -> int:
@@ -74,6 +85,10 @@ class MemoryStats:
     num_evictions: int
     num_block_copies: int
     num_collisions: int
+    num_slots: int
+    num_cached_slots: int
+    """Slots whose states can be hit; of the others some are running, some blank."""
+    num_slot_evictions: int
     usage: float
     """Share of the pool that is referenced, 0 to 1."""
     fragmentation: float

@@ -10,20 +10,28 @@ names, so a block is visible only when it is true, and blocks that came to nothi
 everything back, last block first. Nothing here touches KV data: where a shared block must be written, `reserve` plans
 the copy and the runner makes it.
 
+With recurrent layers a table has a state slot as well, and a hit is the deepest cached block that carries a state
+(`state_slots`): the blocks behind it are computed again, and given up for the equal ones when they are full.
+
 Time is handed in by `advance`, never read.
 """
 
 from collections.abc import Callable, Sequence
 
+from quire.core.block_names import BlockNames
 from quire.core.block_pool import BlockPool
 from quire.core.block_table import BlockTable, hit_cap, num_blocks_for
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.events import AllBlocksCleared, BlockRemoved, KVEvent
+from quire.core.events import KVEvent
+from quire.core.in_flight import InFlight
+from quire.core.kv_announcer import KVAnnouncer
 from quire.core.kv_config import Block, KVMemoryConfig, MemoryStats
-from quire.core.memory_view import MemoryCounters, block_view, memory_stats, stored_event
+from quire.core.memory_view import MemoryCounters, block_view, memory_stats
 from quire.core.pins import Pin, Pins
 from quire.core.prefix_tree import Divergence, PrefixTree
+from quire.core.state_slots import Keep, StateSlots
 from quire.core.step import BlockCopy
+from quire.core.table_states import TableStates
 from quire.errors import InvariantError
 
 
@@ -37,15 +45,23 @@ class KVMemory:
         self.now_s = 0.0
         self.pool = BlockPool(config.num_blocks)
         self.tree = PrefixTree(config.num_blocks, config.block_size, hasher, config.num_evictions_remembered)
+        self.slots = StateSlots(config.num_slots, config.num_running_slots)
         self.tables: dict[int, BlockTable] = {}
         """Open tables by id; those of pins among them."""
-        self.in_flight: dict[bytes, int] = {}
+        self.in_flight = InFlight()
         """Digests that the step in flight completes, and by how many tables."""
         self.pins = Pins(config.num_blocks, config.pin_budget_blocks, config.max_pins)
-        self._emit = emit
-        """Called in the middle of operations: it must neither raise nor call back. Appending to a list is right."""
         self._next_id = 1
         self._counters = MemoryCounters()
+        self.states = None
+        """How tables use slots; None for a model without recurrent layers."""
+        if config.num_slots:
+            self.states = TableStates(self.slots, self.pool, config.pin_share)
+        announcer = None
+        if emit is not None:
+            has_state = self.states is not None
+            announcer = KVAnnouncer(emit, config.num_blocks, config.block_size, has_state=has_state)
+        self.names = BlockNames(self.pool, self.tree, self.slots, self._counters, announcer)
 
     @property
     def num_free_blocks(self) -> int:
@@ -57,6 +73,7 @@ class KVMemory:
         self.now_s = now_s
         self.tree.sweep()
         for table, blocks in self.pins.take_expired(now_s):
+            self.slots.unpin_states(self.pins.unpinned(blocks))
             self.pool.release(blocks)
             if not table.blocks:
                 self.release(table)
@@ -81,6 +98,8 @@ class KVMemory:
         """
         cap = hit_cap(len(tokens), self.config.block_size)
         num_hit_tokens = self._match(table, tokens, cap)
+        if num_hit_tokens and self.states is not None:
+            self.states.match(table)
         if table.is_counted:
             table.query_tokens += 0 if table.has_queried else len(tokens)
             table.query_hit_tokens += num_hit_tokens
@@ -95,8 +114,8 @@ class KVMemory:
             return False
         if index >= hit_cap(len(tokens), self.config.block_size):
             return False
-        self._forget_guesses(table)
-        self._extend_digests(table, tokens, index + 1)
+        self.names.forget_guesses(table)
+        self.names.extend_digests(table, tokens, index + 1)
         return table.digests[index] in self.in_flight
 
     def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
@@ -106,10 +125,15 @@ class KVMemory:
         return max(0, end - len(table.blocks)) + (self._block_to_copy(table) is not None)
 
     def reserve(
-        self, table: BlockTable, tokens: Sequence[int], num_tokens: int, drafts: Sequence[int] = ()
+        self,
+        table: BlockTable,
+        tokens: Sequence[int],
+        num_tokens: int,
+        drafts: Sequence[int] = (),
+        keep: Keep | None = None,
     ) -> BlockCopy | None:
         """Get blocks for the next `num_tokens` of the known `tokens`, and for `drafts` behind the last of them; returns
-        the copy to make first, if any.
+        the copy to make first, if any. With `keep`, the state behind the last token is kept, if there is a slot for it.
 
         The table is in flight until `commit`. Raises OutOfBlocksError, with nothing changed, if the pool is short.
         """
@@ -122,10 +146,14 @@ class KVMemory:
                 f"known tokens, and {len(drafts)} drafts behind the last of them"
             )
         end = known_end + len(drafts)
+        if keep is not None and (end % block_size or self.states is None):
+            raise InvariantError(f"reserve: a state is kept on a block border of a model that has one, not at {end}")
+        if drafts and self.states is not None:
+            raise InvariantError(f"reserve: {len(drafts)} drafts given; a wrong one could not be taken out of a state")
         first_full, num_certain, num_full = start // block_size, known_end // block_size, end // block_size
-        self._forget_guesses(table)
+        self.names.forget_guesses(table)
         if table.is_naming and num_full > first_full:
-            self._extend_digests(table, [*tokens, *drafts] if drafts else tokens, num_full)
+            self.names.extend_digests(table, [*tokens, *drafts] if drafts else tokens, num_full)
         source = self._block_to_copy(table)
         num_taken = max(0, num_blocks_for(end, block_size) - len(table.blocks)) + (source is not None)
         taken = self._take(num_taken) if num_taken else []
@@ -139,8 +167,11 @@ class KVMemory:
         table.blocks += taken
         if table.is_naming and num_certain > first_full:
             # A block that holds drafts may come to nothing: nobody is told to wait for it.
-            self._enter_flight(table, table.digests[first_full:num_certain])
+            table.in_flight_digests = table.digests[first_full:num_certain]
+            self.in_flight.enter(table.in_flight_digests)
         table.num_reserved = end
+        if self.states is not None:
+            self.states.reserve(table, keep)
         # A query counts once the sequence goes on with what it found; one that did not fit will ask again.
         self._counters.query_tokens += table.query_tokens
         self._counters.hit_tokens += table.query_hit_tokens
@@ -163,7 +194,8 @@ class KVMemory:
             )
         self._check_exclusive(table)
         if table.in_flight_digests:
-            self._leave_flight(table)
+            self.in_flight.leave(table.in_flight_digests)
+            table.in_flight_digests = []
         first_full = table.num_computed // self.config.block_size
         table.num_computed += num_tokens
         table.num_reserved = table.num_computed
@@ -172,20 +204,24 @@ class KVMemory:
             table.copy_source = None
         num_full = table.num_computed // self.config.block_size
         if table.is_naming and num_full > first_full:
-            self._name_blocks(table, first_full, num_full)
+            self.names.name(table, first_full, num_full)
         if num_tokens < num_in_flight:
             self._give_back_unused(table)
+        if self.states is not None and self.states.commit(table, is_whole=num_tokens == num_in_flight):
+            self.names.kept(table)
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """A second table over the first `num_tokens` computed tokens: every block shared, none copied.
 
-        Whoever first writes into a shared partial tail gets a copy of it from `reserve`.
+        Whoever first writes into a shared partial tail gets a copy of it from `reserve`. A state is copied at once, so
+        with one `num_tokens` are all that are computed, or none.
         """
         self._check_open(table)
-        if table.is_in_flight or not 0 <= num_tokens <= table.num_computed:
+        least = table.num_computed if self.states is not None and num_tokens else 0
+        if table.is_in_flight or not least <= num_tokens <= table.num_computed:
             raise InvariantError(
-                f"fork: table {table.table_id} must be at rest with {num_tokens} tokens computed, it has "
-                f"{table.num_computed}"
+                f"fork: table {table.table_id} must be at rest with {num_tokens} tokens computed, and no more if it "
+                f"has a state; it has {table.num_computed}"
             )
         self.tree.share_root(table.root)
         child = self._register(table.root)
@@ -197,6 +233,8 @@ class KVMemory:
         child.is_naming = num_full == 0 or bool(self.pool.named[child.blocks[num_full - 1]])
         child.digests = table.digests[:num_full]
         child.packed_tokens = table.packed_tokens[: num_full * 4 * self.config.block_size]
+        if self.states is not None and num_tokens:
+            self.states.fork(table, child)
         return child
 
     def release(self, table: BlockTable) -> None:
@@ -208,6 +246,8 @@ class KVMemory:
             raise InvariantError(f"release: table {table.table_id} is being written by the step in flight")
         self.pool.release(reversed(table.blocks))
         self.tree.close_root(table.root)
+        if self.states is not None:
+            self.states.release(table)
         del self.tables[table.table_id]
         table.blocks = []
         table.is_open = False
@@ -222,7 +262,10 @@ class KVMemory:
         try:
             num_tokens = self._match(table, tokens, len(tokens) // self.config.block_size)
             if num_tokens:
+                if self.states is not None:
+                    self.states.check_pin(table.blocks[-1])
                 self.pins.hold(table, expires_s)
+                self.slots.pin_state(table.blocks[-1])
         finally:
             if table.table_id not in self.pins.tables:
                 self.release(table)
@@ -232,13 +275,14 @@ class KVMemory:
         """Let go before the time. Doing it twice, or after the time, does nothing."""
         table = self.pins.drop(pin.pin_id)
         if table is not None:
+            self.slots.unpin_states(self.pins.unpinned(table.blocks))
             self.release(table)
 
     def evict(self, num_blocks: int) -> int:
         """Forget up to this many least recently used cached blocks; returns how many there were to forget."""
         taken = self.pool.take_cached(num_blocks)
         if taken:
-            self._forget(taken)
+            self.names.forget(taken, self.now_s)
             self.pool.release(taken)
         return len(taken)
 
@@ -248,14 +292,12 @@ class KVMemory:
             self.release(table)
         for table in self.tables.values():
             table.is_naming = table.is_naming and not table.blocks
-        self.pool.unname_all()
-        self.tree.clear()
-        if self._emit is not None:
-            self._emit(AllBlocksCleared())
+        self.names.clear()
 
     def divergence(self, namespace: Namespace, tokens: Sequence[int]) -> Divergence:
         """Why the next token of this prompt would not be reused. Changes nothing."""
-        return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s)
+        slots = None if self.states is None else self.slots
+        return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s, slots)
 
     def block(self, block_id: int) -> Block:
         """What is known of one block."""
@@ -263,7 +305,9 @@ class KVMemory:
 
     def stats(self) -> MemoryStats:
         """Counters and shares; walks the open tables, not the pool."""
-        return memory_stats(self.pool, self.pins, self.tables.values(), self._counters, self.config.block_size)
+        return memory_stats(
+            self.pool, self.slots, self.pins, self.tables.values(), self._counters, self.config.block_size
+        )
 
     # -- leaves --------------------------------------------------------------------------------------------------------
 
@@ -284,20 +328,6 @@ class KVMemory:
         del table.blocks[num_used:]
         self.pool.release(reversed(unused))
 
-    def _enter_flight(self, table: BlockTable, digests: list[bytes]) -> None:
-        table.in_flight_digests = digests
-        in_flight = self.in_flight
-        for digest in digests:
-            in_flight[digest] = in_flight.get(digest, 0) + 1
-
-    def _leave_flight(self, table: BlockTable) -> None:
-        in_flight = self.in_flight
-        for digest in table.in_flight_digests:
-            count = in_flight.pop(digest) - 1
-            if count:
-                in_flight[digest] = count
-        table.in_flight_digests = []
-
     def _check_exclusive(self, table: BlockTable) -> None:
         """No block the step wrote is shared or named: promise 7, at the moment it would have been broken."""
         block_size, ref_count, named = self.config.block_size, self.pool.ref_count, self.pool.named
@@ -311,30 +341,17 @@ class KVMemory:
 
     def _match(self, table: BlockTable, tokens: Sequence[int], cap: int) -> int:
         self._check_open(table)
-        index = first = len(table.blocks)
-        if table.is_in_flight or table.num_computed != index * self.config.block_size:
+        first = len(table.blocks)
+        if table.is_in_flight or table.num_computed != first * self.config.block_size:
             return 0
-        self._forget_guesses(table)
-        while index < cap:
-            self._extend_digests(table, tokens, index + 1)
-            block = self.tree.find(table.digests[index], table.tokens_of(index), table.parent_of(index))
-            if block is None:
-                break
+        blocks = self.names.found(table, tokens, cap)
+        if self.states is not None:
+            blocks = self.states.usable(table, blocks)
+        for block in blocks:
             self.pool.retain(block)
-            table.blocks.append(block)
-            index += 1
-            table.num_computed = table.num_reserved = index * self.config.block_size
-        return (index - first) * self.config.block_size
-
-    def _extend_digests(self, table: BlockTable, tokens: Sequence[int], num_blocks: int) -> None:
-        """Let the table's digest chain reach over its first `num_blocks` full blocks."""
-        table.extend_digests(tokens, num_blocks, self.tree.digest_of(table.root), self.tree.hasher.child)
-
-    def _forget_guesses(self, table: BlockTable) -> None:
-        """Names beyond what is computed were made from tokens that may have changed since: make them anew."""
-        num_full = table.num_computed // self.config.block_size
-        if len(table.digests) > num_full:
-            table.cut_digests(num_full)
+        table.blocks += blocks
+        table.num_computed = table.num_reserved = len(table.blocks) * self.config.block_size
+        return len(blocks) * self.config.block_size
 
     def _block_to_copy(self, table: BlockTable) -> int | None:
         """The block the next token falls in, if it is partly filled and may not be written in place."""
@@ -347,46 +364,5 @@ class KVMemory:
     def _take(self, count: int) -> list[int]:
         allocation = self.pool.allocate(count)
         if allocation.evicted:
-            self._forget(allocation.evicted)
+            self.names.forget(allocation.evicted, self.now_s)
         return allocation.blocks
-
-    def _forget(self, blocks: Sequence[int]) -> None:
-        """The tree forgets these cached blocks, which have just been taken: leaves come first."""
-        digests = self.tree.forget(blocks, self.now_s)
-        self.pool.unname(blocks)
-        self._counters.num_evictions += len(digests)
-        if self._emit is not None:
-            self._emit(BlockRemoved(tuple(digests)))
-
-    def _name_blocks(self, table: BlockTable, first: int, last: int) -> None:
-        """Name the full blocks `first` to `last` of a table whose earlier ones are named."""
-        first = self._adopt_named(table, first, last)
-        if first == last:
-            return
-        width = 4 * self.config.block_size
-        blocks, digests = table.blocks[first:last], table.digests[first:last]
-        packed = bytes(table.packed_tokens[first * width : last * width])
-        num_named = self.tree.name(blocks, digests, packed, table.parent_of(first))
-        self.pool.name(blocks[:num_named])
-        if num_named < len(blocks):
-            self._counters.num_collisions += 1
-            table.is_naming = False
-        if self._emit is not None and num_named:
-            namespace = self.tree.namespace_of(table.root)
-            self._emit(stored_event(table, first, first + num_named, namespace, self.config.block_size))
-
-    def _adopt_named(self, table: BlockTable, index: int, last: int) -> int:
-        """Where an equal block is named already, take it and give up the own one; returns the first index without.
-
-        Equal tokens after an equal prefix are equal KV, bit for bit: one copy is enough. Below a block that is new
-        nothing can have been named before, so the equal ones come first.
-        """
-        while index < last:
-            named = self.tree.find(table.digests[index], table.tokens_of(index), table.parent_of(index))
-            if named is None:
-                break
-            self.pool.retain(named)
-            self.pool.release((table.blocks[index],))
-            table.blocks[index] = named
-            index += 1
-        return index

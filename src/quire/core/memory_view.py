@@ -1,15 +1,14 @@
-"""What the KV memory says of itself: its counters and shares, one block, and the event of newly named blocks."""
+"""What the KV memory says of itself: its counters and shares, and one block."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from quire.core.block_pool import BlockPool
 from quire.core.block_table import BlockTable, unpack_tokens
-from quire.core.digests import Namespace
-from quire.core.events import BlockStored
 from quire.core.kv_config import Block, MemoryStats
 from quire.core.pins import Pins
 from quire.core.prefix_tree import PrefixTree
+from quire.core.state_slots import StateSlots
 
 
 @dataclass(slots=True)
@@ -24,7 +23,12 @@ class MemoryCounters:
 
 
 def memory_stats(
-    pool: BlockPool, pins: Pins, tables: Collection[BlockTable], counters: MemoryCounters, block_size: int
+    pool: BlockPool,
+    slots: StateSlots,
+    pins: Pins,
+    tables: Collection[BlockTable],
+    counters: MemoryCounters,
+    block_size: int,
 ) -> MemoryStats:
     """Walks the open tables, not the pool."""
     num_slots = pool.num_referenced * block_size
@@ -41,6 +45,9 @@ def memory_stats(
         num_evictions=counters.num_evictions,
         num_block_copies=counters.num_block_copies,
         num_collisions=counters.num_collisions,
+        num_slots=slots.num_slots,
+        num_cached_slots=slots.num_cached,
+        num_slot_evictions=slots.num_evictions,
         usage=pool.num_referenced / pool.num_blocks,
         fragmentation=_num_empty_slots(pool, tables, block_size) / num_slots if num_slots else 0.0,
     )
@@ -56,19 +63,6 @@ def block_view(block_id: int, pool: BlockPool, pins: Pins, tree: PrefixTree) -> 
         digest=tree.digest_of(block_id) if parent else None,
         token_ids=unpack_tokens(tree.tokens_of(block_id)) if parent else (),
         parent_id=parent if parent > 0 else None,
-    )
-
-
-def stored_event(table: BlockTable, first: int, last: int, namespace: Namespace, block_size: int) -> BlockStored:
-    """The full blocks `first` to `last` of this table have been named."""
-    packed = table.packed_tokens[first * 4 * block_size : last * 4 * block_size]
-    return BlockStored(
-        digests=tuple(table.digests[first:last]),
-        parent_digest=table.digests[first - 1] if first else None,
-        token_ids=unpack_tokens(bytes(packed)),
-        block_size=block_size,
-        adapter=namespace.adapter,
-        cache_group=namespace.cache_group,
     )
 
 

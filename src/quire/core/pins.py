@@ -96,6 +96,10 @@ class Pins:
         self.num_pinned_blocks = 0
         return tables
 
+    def unpinned(self, blocks: list[int]) -> list[int]:
+        """Those of these blocks that no pin holds."""
+        return [block for block in blocks if not self.pin_count[block]]
+
     def _uncount(self, blocks: list[int]) -> None:
         for block in blocks:
             self.pin_count[block] -= 1

@@ -10,6 +10,7 @@ from quire.core.block_table import num_blocks_for
 from quire.core.digests import Namespace
 from quire.core.kv_memory import KVMemory
 from quire.core.policy import may_displace, will_compute
+from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import Sequence, SequenceStatus, table_of
 from quire.core.scheduler_config import Blocked, Needs, SchedulerConfig
 from quire.errors import InvariantError
@@ -114,9 +115,15 @@ class Placement:
             num_blocks += sum(num_blocks_for(len(one.tokens), block_size) - num_shared for one in sequence.siblings)
         return num_blocks
 
-    def will_compute(self, namespace: Namespace, tokens: list[int], besides: Sequence | None) -> bool:
-        """Whether somebody who runs, `besides` aside, knows these tokens and has not computed all of them yet."""
-        return any(will_compute(one, namespace, tokens) for one in self.running if one is not besides)
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], besides: Sequence | None) -> Divergence:
+        """Why the next token of this prompt is not in the cache: because somebody who runs, `besides` aside, knows it
+        and has not computed it yet, or as the memory says."""
+        found = self._memory.divergence(namespace, prompt)
+        if found.reason is MissReason.TOO_SHORT:
+            return found
+        tokens = list(prompt[: found.num_cached_tokens + self._memory.config.block_size])
+        is_computing = any(will_compute(one, namespace, tokens) for one in self.running if one is not besides)
+        return Divergence(found.num_cached_tokens, MissReason.COMPUTING) if is_computing else found
 
     def _num_freed_by(self, victims: list[Sequence]) -> int:
         """Blocks that nobody holds once all of these have let go."""

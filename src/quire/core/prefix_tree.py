@@ -15,6 +15,7 @@ from itertools import islice
 
 from quire.core.block_table import hit_cap, pack_tokens, unpack_tokens
 from quire.core.digests import DIGEST_BYTES, BlockHasher, Namespace
+from quire.core.state_slots import StateSlots
 from quire.errors import InvariantError
 
 BLOCKS_PER_SHARD = 1024
@@ -38,6 +39,8 @@ class MissReason(Enum):
 
     COMPUTING = "computing"
     TOO_SHORT = "too_short"
+    STATE_MISSING = "state_missing"
+    """The blocks are there; the recurrent state behind the last of them is not."""
     EVICTED = "evicted"
     DIVERGED = "diverged"
     OTHER_NAMESPACE = "other_namespace"
@@ -326,16 +329,24 @@ class PrefixTree:
     # -- why a prefix was not found ------------------------------------------------------------------------------------
 
     def divergence(
-        self, namespace: Namespace, tokens: Sequence[int], in_flight: Container[bytes], now_s: float
+        self,
+        namespace: Namespace,
+        tokens: Sequence[int],
+        in_flight: Container[bytes],
+        now_s: float,
+        slots: StateSlots | None = None,
     ) -> Divergence:
-        """How far these tokens are cached, and the first reason of `MissReason` that holds for the next block."""
+        """How far these tokens are cached, and the first reason of `MissReason` that holds for the next block.
+
+        `slots` are those of a model with recurrent layers: the deepest block with a state is as far as a hit goes.
+        """
         packed = pack_tokens(tokens)
         cap = hit_cap(len(tokens), self.block_size)
         slot = self._slot_of.get(namespace)
         node = None if slot is None else ~slot
         digest = self.hasher.root(namespace)
-        num_hits = 0
-        next_tokens = b""
+        num_hits = num_usable = 0
+        next_tokens = first_unusable = b""
         while num_hits < cap:
             next_tokens = packed[num_hits * self._width : (num_hits + 1) * self._width]
             digest = self.hasher.child(digest, next_tokens)
@@ -343,8 +354,15 @@ class PrefixTree:
             if block is None:
                 break
             node, num_hits = block, num_hits + 1
+            if slots is None or slots.slot_of(block) is not None:
+                num_usable, first_unusable = num_hits, b""
+            else:
+                first_unusable = first_unusable or digest
 
         num_cached = num_hits * self.block_size
+        if first_unusable:
+            reason = MissReason.COMPUTING if first_unusable in in_flight else MissReason.STATE_MISSING
+            return Divergence(num_usable * self.block_size, reason)
         if num_hits >= cap:
             return Divergence(num_cached, MissReason.TOO_SHORT)
         if digest in in_flight:

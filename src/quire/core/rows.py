@@ -27,7 +27,8 @@ def work_item(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], *, r
     if not reads_cache and (targets := request.prompt[first + 1 : end + 1]):
         scoring = Scoring(first + 1, targets, params.prompt_logprobs or 0)
     fed, blocks = tuple(tokens[first:end]) + drafts, tuple(table.blocks)
-    return WorkItem(sequence.sequence_id, fed, first, blocks, sampling, scoring, (), request.namespace.adapter)
+    adapter, state_slot = request.namespace.adapter, table.state_slot or 0
+    return WorkItem(sequence.sequence_id, fed, first, blocks, sampling, scoring, (), adapter, state_slot)
 
 
 def taken_tokens(

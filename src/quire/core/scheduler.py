@@ -18,10 +18,12 @@ from quire.core.deadlines import Deadlines
 from quire.core.digests import Namespace
 from quire.core.drafts import Ended, Propose, draft_room, unheard
 from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
+from quire.core.kept_borders import keep_behind, run_to_border
 from quire.core.kv_memory import KVMemory
+from quire.core.own_clock import OwnClock
 from quire.core.placement import Placement
 from quire.core.policy import RequestLimits, check_request, chunk_length, victims_for, within_budget
-from quire.core.prefix_tree import Divergence, MissReason
+from quire.core.prefix_tree import Divergence
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus, table_of
 from quire.core.scheduler_config import Live, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, StepPlan, StepResult, WorkItem
@@ -35,7 +37,7 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None, ended: Ended = unheard
     ) -> None:
-        config.check(memory.config.block_size)
+        config.check(memory.config)
         self.config = config
         self.memory = memory
         self.limits = RequestLimits.of(config, memory.config)
@@ -54,7 +56,7 @@ class Scheduler:
         """Request and index of what ends when the step in flight has returned, in the order it was said."""
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
-        self._latest_arrival_s = float("-inf")
+        self._arrivals = OwnClock()
         self._next_sequence_id = 1
 
     # -- requests come and go ------------------------------------------------------------------------------------------
@@ -62,10 +64,9 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request, perhaps in the place of one that waits, or raise RequestError or CapacityError."""
         self._check(request)
-        # A clock that goes back must not let newcomers pass those who wait.
-        arrival_s = max(self._latest_arrival_s, request.arrival_s)
+        # A clock that goes back must not let newcomers pass those who wait, nor stop the time that others were told.
+        arrival_s = self._arrivals.at(request.arrival_s)
         room = self.queue.ask(request, arrival_s)
-        self._latest_arrival_s = arrival_s
         if room.gives_up is not None:
             self._displace(self.live[room.gives_up], arrival_s)
         self._enter(request, arrival_s, is_promised=room.is_promised)
@@ -115,15 +116,8 @@ class Scheduler:
             self._end_cancelled()
 
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], besides: Sequence | None = None) -> Divergence:
-        """Why the next token of this prompt is not in the cache. What somebody who runs will compute is being computed,
-        in whichever step; `besides` is the one who asks. Changes nothing.
-        """
-        found = self.memory.divergence(namespace, prompt)
-        end = found.num_cached_tokens + self.memory.config.block_size
-        if found.reason is MissReason.TOO_SHORT:
-            return found
-        is_computing = self.placement.will_compute(namespace, list(prompt[:end]), besides)
-        return Divergence(found.num_cached_tokens, MissReason.COMPUTING) if is_computing else found
+        """Why the next token of this prompt is not in the cache; `besides` is the one who asks. Changes nothing."""
+        return self.placement.explain(namespace, prompt, besides)
 
     def preempt_latest(self) -> None:
         """Make the least urgent running sequence yield, if any: for tests and operators, never needed to get on."""
@@ -170,7 +164,8 @@ class Scheduler:
             items.append(rows.work_item(sequence, num_tokens, drafts, reads_cache=self._reads_cache(sequence)))
             planned.append(sequence)
 
-        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items))
+        slot_copies, keeps = self.memory.slots.take_moves() if items else ((), ())
+        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), slot_copies, keeps)
         if items:
             self.stats.num_steps += 1
             self.in_flight, self.planned = plan, planned
@@ -239,8 +234,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.stats.num_preemptions += 1
         self.queue.put_back(sequence)
-        request = sequence.request
-        self._events.append(Preempted(request.request_id, sequence.index, epoch=request.epoch))
+        self._events.append(Preempted(sequence.request.request_id, sequence.index, epoch=sequence.request.epoch))
 
     def _stop_running(self, sequence: Sequence) -> None:
         self.placement.remove(sequence)
@@ -252,19 +246,24 @@ class Scheduler:
     def _num_tokens_for(self, sequence: Sequence, budget: int, num_decoding: int) -> int:
         if sequence.table is None:
             return 0  # it yielded to someone more urgent in this very plan
-        if num_decoding:
-            return num_decoding
-        self._match(sequence)
         table, tokens, block_size = sequence.table, sequence.tokens, self.memory.config.block_size
-        num_tokens = chunk_length(table.num_computed, len(tokens), budget, block_size, sequence.fork_point)
-        is_waiting = sequence.num_uncomputed > 1 and self._reads_cache(sequence)
-        return 0 if is_waiting and self.memory.is_computing(table, tokens) else num_tokens
+        num_tokens = num_decoding
+        if not num_decoding:
+            self._match(sequence)
+            if self.memory.states is not None:
+                self.placement.fork_if_due(sequence)  # siblings take the state that is there now, not a later one
+            num_tokens = chunk_length(table.num_computed, len(tokens), budget, block_size, sequence.fork_point)
+            is_waiting = sequence.num_uncomputed > 1 and self._reads_cache(sequence)
+            if is_waiting and self.memory.is_computing(table, tokens):
+                return 0
+        return num_tokens if self.memory.states is None else run_to_border(sequence, num_tokens)
 
     def _reserve(self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], copies: list[BlockCopy]) -> bool:
         """Get blocks; while there are none the latest key yields. False if that is the sequence itself."""
-        while sequence.table is not None:
+        while (table := sequence.table) is not None:
+            keep = None if self.memory.states is None else keep_behind(sequence, num_tokens)
             try:
-                copy = self.memory.reserve(sequence.table, sequence.tokens, num_tokens, drafts)
+                copy = self.memory.reserve(table, sequence.tokens, num_tokens, drafts, keep)
             except OutOfBlocksError:
                 # In order of urgency the latest key has not been planned yet: nothing in flight is touched.
                 self._preempt(self.running[-1])
@@ -280,6 +279,8 @@ class Scheduler:
         if not self._reads_cache(sequence):
             # What it owes its client must be computed; what it has reported may be found.
             tokens = tokens[: self.live[sequence.request.request_id].num_prompt_reported]
+        if self.memory.states is not None and (point := sequence.fork_point) is not None:
+            tokens = tokens[: point + 1]  # a hit must not go beyond that point
         before = table.num_computed
         if self.memory.match(table, tokens) and sequence.num_preemptions == 0:
             num_prompt = sequence.num_prompt_tokens
@@ -287,9 +288,8 @@ class Scheduler:
 
     def _reads_cache(self, sequence: Sequence) -> bool:
         """Not while it owes its client the log-probabilities of prompt tokens: those need every row computed."""
-        request = sequence.request
-        is_owed = request.params.prompt_logprobs is not None
-        return not is_owed or self.live[request.request_id].num_prompt_reported >= len(request.prompt)
+        is_owed = sequence.request.params.prompt_logprobs is not None
+        return not is_owed or self.live[sequence.request.request_id].num_prompt_reported >= sequence.num_prompt_tokens
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from quire.core.kv_config import KVMemoryConfig
 from quire.core.request import Request, Sequence
 from quire.core.step_cost import StepCost
 from quire.core.waiting_queue import QueueConfig
@@ -26,13 +27,18 @@ class SchedulerConfig:
     step_cost: StepCost | None = None
     """By which it is decided what guesses pay. None: all that there is room for."""
 
-    def check(self, block_size: int) -> None:
-        """Refuse a token budget with which a step could fail to make progress."""
-        needed = self.max_running + block_size
+    def check(self, memory: KVMemoryConfig) -> None:
+        """Refuse a token budget with which a step could fail to make progress, and too few state slots."""
+        needed = self.max_running + memory.block_size
         if self.max_step_tokens < needed:
             raise ConfigError(
                 f"max_step_tokens must be at least max_running + block size = {needed}, {self.max_step_tokens} given; "
                 "raise it, or lower max_running"
+            )
+        if memory.num_slots and memory.num_running_slots <= self.max_running:
+            raise ConfigError(
+                f"there must be state slots for max_running sequences and the next, {self.max_running + 1}; "
+                f"{memory.num_running_slots} of {memory.num_slots} are for those who run; lower max_running"
             )
         if self.max_running < 1 or not 0.0 <= self.watermark < 1.0 or self.max_sequence_tokens < 2:
             raise ConfigError(

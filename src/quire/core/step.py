@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from quire.core.request import ResolvedSampling
+from quire.core.state_slots import SlotCopy
 
 
 class BlockCopy(NamedTuple):
@@ -76,6 +77,8 @@ class WorkItem(NamedTuple):
     """Fed positions whose last hidden state is wanted."""
     adapter: str = ""
     """The LoRA to compute with; empty is the model itself."""
+    state_slot: int = 0
+    """Where the recurrent layers' state is before the first token fed and after the last; 0 of a model without."""
 
     @property
     def num_drafts(self) -> int:
@@ -105,11 +108,16 @@ class WorkItem(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """What one step computes. Copies first, then all items, in any order and all at once."""
+    """What one step computes. Copies first, then all items, in any order and all at once; then states are kept."""
 
     step: int
     copies: tuple[BlockCopy, ...]
     items: tuple[WorkItem, ...]
+    slot_copies: tuple[SlotCopy, ...] = ()
+    """To make before the items, in this order: one may read what another has written. Slot 0 is the state before the
+    first token."""
+    keeps: tuple[SlotCopy, ...] = ()
+    """To make when all items are done, from running slots to others that no item has."""
 
 
 Masks = Mapping[int, Sequence[bytes]]

@@ -78,8 +78,12 @@ class Engine:
         self.runner = runner
         self.guides = guides
         """None: a model without a tokenizer has no grammars."""
-        self.memory = KVMemory(KVMemoryConfig(capacity.num_blocks, capacity.block_size), BlockHasher(key), emit)
-        if config.step_cost is None:
+        num_running = config.max_running + 1 if capacity.num_slots else 0  # the next is looked at while all run
+        memory_config = KVMemoryConfig(
+            capacity.num_blocks, capacity.block_size, num_slots=capacity.num_slots, num_running_slots=num_running
+        )
+        self.memory = KVMemory(memory_config, BlockHasher(key), emit)
+        if config.step_cost is None or self.memory.states is not None:
             self.scheduler = Scheduler(config, self.memory)
         else:  # who knows what a guess costs lets sequences guess
             guesses = Ngrams()
@@ -142,9 +146,15 @@ class Engine:
             # Torn in the middle: what the step wrote cannot be trusted, and nothing may wait for it for ever.
             rows = {item.sequence_id: RowResult(error=f"the step was broken off: {error!r}") for item in plan.items}
             self.scheduler.apply(StepResult(plan.step, rows), clock())
+            self._give_up_states()
             raise
         self._check_tokens(result)
         return self._told(self.scheduler.apply(result, clock()))
+
+    def _give_up_states(self) -> None:
+        """Nobody knows which copies of states a broken step has made: whoever runs begins again from a kept one."""
+        while self.memory.states is not None and self.scheduler.running:
+            self.scheduler.preempt_latest()
 
     def _told(self, events: list[RequestEvent]) -> list[RequestEvent]:
         if self.guides is not None:

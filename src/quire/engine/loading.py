@@ -44,7 +44,7 @@ def open_engine(
         )
     config = SchedulerConfig(
         max_step_tokens=capacity.max_step_tokens,
-        max_running=settings.max_running,
+        max_running=loaded.plan.max_running,
         max_sequence_tokens=longest,
         queue=queue,
         step_cost=loaded.step_cost,

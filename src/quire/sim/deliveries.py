@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from quire.backends.oracle import answer_alone
 from quire.core.events import Admitted, Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, Request
@@ -30,7 +32,7 @@ class DeliveryRecord:
 class Deliveries:
     """Collects events and complaints."""
 
-    def __init__(self, vocabulary_size: int) -> None:
+    def __init__(self, vocabulary_size: int, *, has_state: bool = False) -> None:
         self.entries: dict[str, DeliveryRecord] = {}
         self.open: dict[str, DeliveryRecord] = {}
         """Those without their last event."""
@@ -38,6 +40,7 @@ class Deliveries:
         self.planned_s = 0.0
         """When the step was planned that is now told of: ends by deadline are decided then."""
         self._vocabulary_size = vocabulary_size
+        self._has_state = has_state
 
     def add(self, request: Request) -> None:
         """A request was accepted."""
@@ -100,7 +103,9 @@ class Deliveries:
                 if one.index not in entry.reasons
             )
             entry.next_prompt_position = 1
-            again.append(_replaced(request, left))
+            # One that was told anything must not be sent away, though what is left of it has no tokens yet.
+            has_begun = bool(entry.reasons) or any(entry.tokens.values())
+            again.append(replace(request, continuations=left, is_promised=request.is_promised or has_begun))
         return again
 
     def _take_token(self, entry: DeliveryRecord, event: Token) -> None:
@@ -130,7 +135,9 @@ class Deliveries:
             self.complaints.append(f"{request.request_id}: ended with continuations {sorted(entry.reasons)} only")
         is_whole = False
         for index, reason in entry.reasons.items():
-            alone = answer_alone(request.prompt, request.params, request.seed, self._vocabulary_size, index)
+            alone = answer_alone(
+                request.prompt, request.params, request.seed, self._vocabulary_size, index, has_state=self._has_state
+            )
             got = entry.tokens[index]
             is_cut = reason not in (FinishReason.STOP, FinishReason.LENGTH)
             is_whole = is_whole or not is_cut
@@ -179,18 +186,3 @@ class Deliveries:
         )
         if not is_sound:
             self.complaints.append(f"{request.request_id}: {finished} for {num_output} tokens of output")
-
-
-def _replaced(request: Request, continuations: tuple[Continuation, ...]) -> Request:
-    return Request(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        namespace=request.namespace,
-        arrival_s=request.arrival_s,
-        params=request.params,
-        seed=request.seed,
-        tenant=request.tenant,
-        priority=request.priority,
-        continuations=continuations,
-        deadline_s=request.deadline_s,
-    )

@@ -1,9 +1,11 @@
 """What goes wrong, how often, and a runner that does it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 
 from quire.backends.oracle import OracleRunner
+from quire.core.state_slots import SlotCopy
 from quire.core.step import RowResult, StepPlan, StepResult, WorkItem
 from quire.errors import QuireError
 
@@ -66,8 +68,15 @@ class FaultyOracle:
         for item in plan.items:
             if self._random.random() < self._rates.error_per_row:
                 self._spoil(item)
+                self._spoil_state(item, plan.keeps)
                 rows[item.sequence_id] = RowResult(error="the row is not finite")
         return StepResult(result.step, rows)
+
+    def _spoil_state(self, item: WorkItem, keeps: Iterable[SlotCopy]) -> None:
+        if self._runner.capacity.num_slots:
+            self._garbage += 1
+            for slot in (item.state_slot, *(keep.dst for keep in keeps if keep.src == item.state_slot)):
+                self._runner.states[slot] = self._garbage
 
     def _spoil(self, item: WorkItem) -> None:
         """What a failed row has written is wrong: whoever reads it must show it."""

@@ -16,6 +16,8 @@ class Totals(SchedulerStats):
     query_tokens: int = 0
     hit_tokens: int = 0
     num_evictions: int = 0
+    num_slot_evictions: int = 0
+    """Cached states that had to make room."""
     num_refused: int = 0
     """Could never have been served."""
     num_turned_away: int = 0
@@ -41,6 +43,7 @@ class Totals(SchedulerStats):
         self.query_tokens += memory.query_tokens
         self.hit_tokens += memory.hit_tokens
         self.num_evictions += memory.num_evictions
+        self.num_slot_evictions += memory.num_slot_evictions
 
 
 @dataclass(frozen=True, slots=True)

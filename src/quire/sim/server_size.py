@@ -25,10 +25,19 @@ class ServerSize:
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     pin_share: float = 0.25
     """Clients of a simulated server pin prefixes now and then."""
+    num_slots: int = 0
+    """For the state of a model with recurrent layers, one more than `max_running` at least; 0: it has none."""
 
     def memory(self) -> KVMemoryConfig:
         """Settings of its KV memory."""
-        return KVMemoryConfig(self.num_blocks, self.block_size, self.pin_share)
+        num_running = self.max_running + 1 if self.num_slots else 0
+        return KVMemoryConfig(
+            self.num_blocks,
+            self.block_size,
+            self.pin_share,
+            num_slots=self.num_slots,
+            num_running_slots=num_running,
+        )
 
     def scheduler(self) -> SchedulerConfig:
         """Settings of its scheduler."""
@@ -44,6 +53,7 @@ class ServerSize:
             max_step_tokens=self.max_step_tokens,
             vocabulary_size=self.vocabulary_size,
             num_kv_bytes=8 * self.block_size,
+            num_slots=self.num_slots,
         )
 
     def duration_s(self, num_tokens: int) -> float:

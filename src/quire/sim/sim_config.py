@@ -9,7 +9,7 @@ from quire.sim.guesses import Guesser
 from quire.sim.server_size import ServerSize, small_shape
 from quire.workload.scenarios import SCENARIOS
 
-CHAOTIC = ("chaos", "drafts")
+CHAOTIC = ("chaos", "drafts", "hybrid")
 """Scenarios in which everything is drawn and everything goes wrong."""
 
 
@@ -28,7 +28,7 @@ class SimConfig:
 
 def configured(scenario: str, seed: int, num_requests: int | None = None) -> SimConfig:
     """The simulation a name and a seed stand for. Chaos draws its server and its faults, `drafts` somebody who guesses
-    as well; others are as they are.
+    as well, `hybrid` slots for recurrent state; others are as they are.
     """
     if scenario not in SCENARIOS:
         raise ConfigError(f"there is no scenario {scenario!r}; choose one of {', '.join(SCENARIOS)}")
@@ -40,6 +40,9 @@ def configured(scenario: str, seed: int, num_requests: int | None = None) -> Sim
     config = SimConfig(scenario, seed, num_requests or drawn, shape, faults)
     if scenario == "chaos":
         return config
+    if scenario == "hybrid":
+        num_kept = Random(f"slots {seed}").choice((0, 1, shape.max_running, 4 * shape.max_running))
+        return replace(config, shape=replace(shape, num_slots=shape.max_running + 1 + num_kept))
     # Most of these servers have no room in a step for guesses: half of them get some.
     wider = replace(shape, max_step_tokens=shape.max_step_tokens + Random(f"room {seed}").choice((0, 64)))
     return replace(config, shape=wider, guesser=Guesser.drawn(seed, shape.vocabulary_size))

@@ -65,7 +65,7 @@ class Simulation:
 
     def __init__(self, config: SimConfig) -> None:
         self.config = config
-        self.ledger = Deliveries(config.shape.vocabulary_size)
+        self.ledger = Deliveries(config.shape.vocabulary_size, has_state=config.shape.num_slots > 0)
         self.totals = Totals()
         self.now_s = 0.0
         self._random = Random(f"faults {config.seed}")

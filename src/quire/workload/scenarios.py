@@ -81,6 +81,7 @@ SCENARIOS = {
     for scenario in (
         Scenario("chaos", "every kind of request and every fault: what the proof runs", chaos),
         Scenario("drafts", "the same on a server that guesses what comes next, right or wrong", chaos),
+        Scenario("hybrid", "the same on a server whose model has recurrent layers, with few slots for states", chaos),
         Scenario("chat", "conversations that grow under a few system prompts", chat_scenario),
         Scenario("agents", "bursts of agents with the same cold prompt", agent_scenario),
         Scenario("flood", "urgent requests beyond capacity, and others that must not starve", flood),

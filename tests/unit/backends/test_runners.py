@@ -1,6 +1,7 @@
 """Both runners with small models of every architecture: parity with transformers, failing rows, what is refused.
 
-Which backend runs a model is the registry's choice: the CPU backend those of `architectures.NATIVE`, torch all others.
+Which backend runs a model is the registry's choice: the CPU backend those of `architectures.NATIVE` and of families
+that came later, torch all others.
 """
 
 import json
@@ -41,7 +42,8 @@ SETTINGS = ModelSettings(memory_bytes=8 << 30, block_size=8, max_step_tokens=64,
 @cache
 def runner_of(name: str) -> Runner:
     # Blocks of 16 where the CPU backend can run, of 8 where torch must.
-    settings = replace(SETTINGS, block_size=16) if name in architectures.NATIVE | architectures.TODAY else SETTINGS
+    is_native = name in architectures.NATIVE | architectures.TODAY | architectures.HYBRIDS | architectures.WIDE_HYBRID
+    settings = replace(SETTINGS, block_size=16) if is_native else SETTINGS
     return load_backend(resolve(str(architectures.directory(name))), settings).runner
 
 

@@ -1,6 +1,7 @@
 """The checker itself: each promise is broken by hand, and the check must say so."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from quire.core import invariants
 from quire.core.digests import BlockHasher
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
+from quire.core.state_slots import Keep
 from quire.errors import InvariantError
 from tests.support.shadow import KEY, namespace
 
@@ -83,6 +85,83 @@ def test_a_broken_promise_is_noticed(complaint: str) -> None:
     BREAKS[complaint](memory)
     with pytest.raises(InvariantError, match=complaint):
         invariants.check(memory)
+
+
+def memory_with_states() -> KVMemory:
+    """Table 1 is in flight in slot 1, slot 2 is promised; block 2 carries a state in passing, block 3 a pinned one."""
+    config = KVMemoryConfig(12, 2, pin_share=0.5, num_slots=8, num_running_slots=3)
+    memory = KVMemory(config, BlockHasher(KEY))
+    running = memory.open(SPACE)
+    memory.reserve(running, [1, 1], 2, keep=Keep.LASTING)
+    for token, keep in ((8, Keep.PASSING), (9, Keep.LASTING)):
+        cached = memory.open(SPACE)
+        memory.reserve(cached, [token] * 2, 2, keep=keep)
+        memory.commit(cached, 2)
+        memory.release(cached)
+    memory.pin(SPACE, [9, 9], 100.0)
+    invariants.check(memory)
+    return memory
+
+
+def carried_by_a_block_without_a_name(memory: KVMemory) -> None:
+    memory.slots._cached[7] = memory.slots._blank.pop()
+
+
+def kept_for_a_pin_that_is_gone(memory: KVMemory) -> None:
+    memory.slots._pinned[2] = memory.slots._cached.pop(2)
+
+
+def promised_at_rest(memory: KVMemory) -> None:
+    memory.tables[4].promised_slot, memory.tables[1].promised_slot = memory.tables[1].promised_slot, None
+    memory.pins.tables.pop(4)
+    memory.pins.pin_count[3] = memory.pins.num_pinned_blocks = 0
+    memory.slots.unpin_states([3])
+    memory.tables[4].state_slot = memory.slots._blank.pop()
+
+
+def running_without_a_slot(memory: KVMemory) -> None:
+    slot = memory.tables[1].state_slot
+    assert slot is not None
+    memory.slots._blank.append(slot)
+    memory.tables[1].state_slot = None
+
+
+def a_pin_that_runs(memory: KVMemory) -> None:
+    memory.tables[4].state_slot = memory.slots._blank.pop()
+
+
+STATE_BREAKS: dict[str, Callable[[KVMemory], object]] = {
+    r"Counter\(\{3: 1\}\) missing": lambda m: m.slots._blank.pop(),
+    r"Counter\(\{2: 1\}\) too many": lambda m: m.slots._blank.append(2),
+    "2 promised, 1 counted": lambda m: setattr(m.slots, "_num_promised", 2),
+    "2 are promised or pinned, 1 may be": lambda m: setattr(m, "config", replace(m.config, num_running_slots=7)),
+    "outlives its block 7": carried_by_a_block_without_a_name,
+    "held by a pin that is gone": kept_for_a_pin_that_is_gone,
+    "block 3 is pinned in passing": lambda m: m.slots._passing.add(3),
+    "one is passing that is not cached": lambda m: m.slots._passing.add(7),
+    "a pin has a running slot": a_pin_that_runs,
+    "computed 0 tokens, has no state": running_without_a_slot,
+    "a state is promised at rest": promised_at_rest,
+    "a state is kept beside a border": lambda m: setattr(m.tables[1], "num_reserved", 1),
+}
+
+
+@pytest.mark.parametrize("complaint", STATE_BREAKS)
+def test_a_broken_promise_about_states_is_noticed(complaint: str) -> None:
+    memory = memory_with_states()
+    STATE_BREAKS[complaint](memory)
+    with pytest.raises(InvariantError, match=complaint):
+        invariants.check(memory)
+
+
+def test_cached_states_may_remain_at_rest_and_running_ones_may_not() -> None:
+    memory = memory_with_states()
+    with pytest.raises(InvariantError, match=r"tables \[1, 4\] are still open"):
+        invariants.check_at_rest(memory)
+    memory.commit(memory.tables[1], 2)
+    memory.release(memory.tables[1])
+    invariants.check_at_rest(memory)
+    assert memory.slots.num_cached == 3
 
 
 def test_an_open_table_is_not_at_rest() -> None:

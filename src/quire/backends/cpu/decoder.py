@@ -13,6 +13,7 @@ from quire.backends.cpu.kv_store import KV_TYPES, KVStore
 from quire.backends.cpu.layer_weights import LayerWeights
 from quire.backends.cpu.layers import CALL, CHUNK_ROWS, GATES, LAYER, PARTS, ROPE, STORE, Buffers, Call, check_layout
 from quire.backends.cpu.linear import Packer
+from quire.backends.cpu.state_store import StateStore, no_runs
 from quire.backends.cpu.tiles import StepTiles
 from quire.backends.cpu.weight_reader import WeightReader
 from quire.backends.host.batch import Batch
@@ -47,7 +48,13 @@ class Decoder:
         self._store: KVStore | None = None
         """Whom the call was told of."""
         self._seconds: NDArray[np.float64] | None = None
+        self._states: StateStore | None = None
         _refuse_unread(reader)
+
+    @property
+    def slot_size(self) -> int:
+        """Numbers of a sequence's recurrent state; 0: it has none."""
+        return self._weights.slot_size
 
     @property
     def kv_shapes(self) -> tuple[LayerShape, ...]:
@@ -74,14 +81,21 @@ class Decoder:
         kinds: dict[object, int] = {}
         for layer in self.shape.layers:
             mixture, rest = layer.mixture, (layer.num_kv_heads, layer.head_size, layer.intermediate_size, layer.window)
-            kinds.setdefault((mixture, rest, layer.has_kv), layer.number)
+            kinds.setdefault((mixture, rest, layer.has_kv, layer.recurrent), layer.number)
         other._numbers = sorted(kinds.values())
         other._layers = self._layers[other._numbers]
         other._call = Call(self._call.fields.copy())
         other._call.fields["layers"] = other._layers.ctypes.data
         other._call.fields["num_layers"] = len(other._numbers)
-        other._buffers, other._store = self._make_buffers(0, 0), None
+        other._buffers, other._store, other._states = self._make_buffers(0, 0), None, None
         return other
+
+    def touch(self, states: StateStore) -> None:
+        """Write zeros where a step's layers will write, so that what slots take is not counted as the step's."""
+        for number, fields in zip(self._numbers, self._layers["recurrent"], strict=True):
+            if (layer := self.shape.layers[number].recurrent) is not None:
+                first, end = int(fields["history_at"]), int(fields["state_at"]) + layer.state_size
+                states.numbers[1:, first:end] = 0.0
 
     def compute(
         self,
@@ -90,6 +104,7 @@ class Decoder:
         wanted: NDArray[np.int64],
         num_sampled: int = 0,
         needed: NDArray[np.int64] | None = None,
+        states: StateStore | None = None,
     ) -> Computed:
         """Write the rows' KV, and return the last hidden states, the logits of the wanted rows, and the likeliest token
         of the first `num_sampled` of these.
@@ -108,11 +123,17 @@ class Decoder:
             raise InvariantError(f"block {tiles.max_block} is not in a store of {store.num_blocks}")
         if store is not self._store:
             self._tell_store(store)
+        runs = no_runs() if states is None else states.runs(batch)
+        if states is not self._states:
+            self._states = states
+            address = 0 if states is None else states.numbers.ctypes.data
+            call.fields["states"], call.fields["slot_size"] = address, self.slot_size
         first, stride = batch.rows.ctypes.data, batch.rows.strides[0]
         call.tell_step(
             first, first + stride, first + 2 * stride, first + 3 * stride, *tiles.addresses, wanted.ctypes.data,
-            0 if needed is None else needed.ctypes.data, tiles.num_tiles, num_rows, num_wanted,
-            num_rows if needed is None else len(needed), num_sampled, num_threads(),
+            0 if needed is None else needed.ctypes.data, runs.rows.ctypes.data, runs.slots.ctypes.data,
+            tiles.num_tiles, num_rows, num_wanted,
+            num_rows if needed is None else len(needed), num_sampled, num_threads(), len(runs.slots),
         )  # fmt: skip
         try:
             kernels().compute_step(call.address)
@@ -154,7 +175,11 @@ class Decoder:
         own = [layer.number for layer in self.shape.layers if layer.has_kv]
         rows = []
         for number in self._numbers:
-            at = own.index(self.shape.layers[number].kv_layer)
+            layer = self.shape.layers[number]
+            if layer.recurrent is not None:
+                rows.append((0, 0, 0, 0))
+                continue
+            at = own.index(layer.kv_layer)
             keys, values = store.keys[at], store.values[at]
             rows.append((keys.ctypes.data, values.ctypes.data, keys[0].size, values[0].size))
         self._stores = np.array(rows, STORE)

@@ -9,9 +9,11 @@ import numpy as np
 from quire.backends.cpu.balanced_keys import factors_of, sizes_of_outputs
 from quire.backends.cpu.layers import LINEAR, NO_LINEAR
 from quire.backends.cpu.linear import Linear, Packer, Reference
-from quire.backends.cpu.weight_reader import WeightReader
+from quire.backends.cpu.state_weights import NO_RECURRENT, StateWeights
+from quire.backends.cpu.weight_reader import WeightReader, numbers_in_order
 from quire.backends.kernels.arrays import Floats
 from quire.checkpoints.families import DecoderShape
+from quire.checkpoints.families.matrix import Matrix
 from quire.checkpoints.families.shape import DecoderLayer, MixtureShape
 from quire.checkpoints.families.tensors import (
     EMBEDDING,
@@ -22,13 +24,14 @@ from quire.checkpoints.families.tensors import (
     PER_LAYER_PROJECTION,
     ExpertMatrices,
     LayerMatrices,
-    Matrix,
     expected_shapes,
     matrices_of,
     vectors_of,
 )
 
-NO_MIXTURE = (NO_LINEAR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_MIXTURE = (NO_LINEAR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 1.0)
+SHARE_EPS = 1e-6
+"""Added to a sum of sigmoids before shares of it are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,12 @@ class LayerWeights:
         self._reader = reader
         self._packer = packer
         self._held: list[object] = []
+        self._states = StateWeights(shape, reader, self._keep)
+
+    @property
+    def slot_size(self) -> int:
+        """Numbers of a slot, once all layers are read."""
+        return self._states.slot_size
 
     def outer(self) -> dict[str, Any]:
         """What stands before and behind the layers, as fields of the call."""
@@ -83,7 +92,9 @@ class LayerWeights:
             family.norms.input, family.norms.attention, family.norms.mlp, family.norms.after
         )]  # fmt: skip
         qkv = self._products(matrices.qkv)
-        of_heads = self._head_norms(layer, vectors, prefix, qkv)
+        of_heads = _HeadNorms(0, 0, 0, 0)
+        if layer.recurrent is None:
+            of_heads = self._head_norms(layer, vectors, prefix, qkv)
         ones = self._keep(np.ones(layer.head_size, np.float32)) if family.has_value_norm else 0
         sinks = self._plain(f"{prefix}self_attn.sinks", (shape.num_heads,)) if family.has_sinks else 0
         scale = self._reader.vector(f"{prefix}layer_scalar", (1,))[0] if f"{prefix}layer_scalar" in vectors else 1.0
@@ -91,13 +102,15 @@ class LayerWeights:
         down = self._products(matrices.down)
         return (
             *norms, of_heads.query, of_heads.key, ones, sinks,
-            _padded(qkv, 3), out[0].reference, _padded(self._products(matrices.gate_up), 2), *_padded(down, 1),
+            _padded(qkv, 4), out[0].reference, _padded(self._products(matrices.gate_up), 2), *_padded(down, 1),
             NO_MIXTURE if layer.mixture is None or matrices.experts is None
             else self._mixture(layer.mixture, matrices.experts, vectors, prefix),
             self._per_layer(matrices, vectors, prefix),
+            NO_RECURRENT if layer.recurrent is None else self._states.fields(layer.recurrent, vectors, prefix),
             -1 if layer.window is None else layer.window,
             layer.num_kv_heads, layer.head_size, layer.intermediate_size,
-            layer.has_kv, layer.has_values, of_heads.query_span, of_heads.key_span, rope, layer.number, float(scale),
+            layer.has_kv, layer.has_values, family.has_output_gate and layer.recurrent is None,
+            of_heads.query_span, of_heads.key_span, rope, layer.number, float(scale),
         )  # fmt: skip
 
     def _head_norms(
@@ -106,6 +119,10 @@ class LayerWeights:
         """What queries and keys are normed and multiplied with."""
         names = [f"{prefix}self_attn.{name}_norm.weight" for name in "qk"]
         query, key = (self._normed(name, vectors[name]) if name in vectors else None for name in names)
+        order = matrices_of(self._shape, layer).qkv[0].order
+        if order is not None:  # a head's numbers stand in another order, and so must what they are multiplied with
+            at = numbers_in_order(order, layer.head_size)
+            query, key = (None if one is None else _in_order(one, at) for one in (query, key))
         spans = 0 if query is None else len(query), 0 if key is None else len(key)
         if self._has_balanced_keys:
             if layer.has_kv:
@@ -150,9 +167,15 @@ class LayerWeights:
                 self._named(vectors, prefix, "post_feedforward_layernorm_2"),
                 self._plain(f"{prefix}router.per_expert_scale", (mixture.num_experts,)),
             ]
+        names = mixture.names
+        choice_bias, dense_gate = (
+            self._plain(name, vectors[name]) if (name := prefix + own_name) in vectors else 0
+            for own_name in (names.choice_bias, names.dense_gate)
+        )
         return (
             router, *own, self._keep(np.array(gate_up, LINEAR)), self._keep(np.array(down, LINEAR)),
             mixture.num_experts, mixture.num_used, mixture.intermediate_size, mixture.is_shared_by_all,
+            names.is_sigmoid, choice_bias, dense_gate, SHARE_EPS if names.is_sigmoid else 0.0, mixture.scale,
         )  # fmt: skip
 
     def _per_layer(
@@ -213,6 +236,11 @@ class LayerWeights:
 
 def _padded(weights: Sequence[Linear], count: int) -> list[Reference]:
     return [one.reference for one in weights] + [NO_LINEAR] * (count - len(weights))
+
+
+def _in_order(norm: Floats, at: "np.ndarray[Any, Any]") -> Floats:
+    """A norm's weight of one head, or of several, with the numbers of each in this order."""
+    return norm.reshape(-1, len(at))[:, at].reshape(-1)
 
 
 def _times(norm: Floats | None, factors: Floats) -> Floats:

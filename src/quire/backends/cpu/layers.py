@@ -17,7 +17,7 @@ from quire.errors import InvariantError
 
 PARTS = (
     "qkv", "out", "gate_up", "down", "attention", "rope_write", "add_rms_norm", "gated", "embed", "head", "argmax",
-    "router", "experts", "per_layer",
+    "router", "experts", "per_layer", "mix", "scan",
 )  # fmt: skip
 """What a call can be asked to time, in the order of its seconds."""
 CHUNK_ROWS = 256
@@ -33,16 +33,26 @@ MIXTURE = np.dtype([
     ("router", LINEAR),
     *((name, "u8") for name in ("router_norm", "input_norm", "dense_norm", "after_norm", "expert_scales")),
     *((name, "u8") for name in ("gate_up", "down")),
-    *((name, "i8") for name in ("num_experts", "num_used", "intermediate_size", "is_shared_by_all")),
+    *((name, "i8") for name in ("num_experts", "num_used", "intermediate_size", "is_shared_by_all", "is_sigmoid")),
+    ("choice_bias", "u8"), ("dense_gate", "u8"), ("least_total", "f8"), ("scale", "f8"),
 ])  # fmt: skip
 PER_LAYER = np.dtype([("gate", LINEAR), ("project", LINEAR), ("after_norm", "u8")])
+RECURRENT = np.dtype([
+    ("kind", "i8"),
+    *((name, "u8") for name in ("taps", "tap_bias", "log_decay", "step_bias", "skip", "norm")),
+    *((name, "i8") for name in ("num_taps", "num_channels", "num_key_heads", "num_heads", "key_size", "value_size")),
+    *((name, "i8") for name in ("is_tiled", "mixed_at", "gate_at", "rate_at", "step_at")),
+    *((name, "i8") for name in ("query_at", "key_at", "value_at", "in_size", "out_size", "norm_span")),
+    *((name, "i8") for name in ("is_gated_first", "history_at", "state_at")),
+    ("least_step", "f8"), ("most_step", "f8"),
+])  # fmt: skip
 LAYER = np.dtype([
     *((name, "u8") for name in ("input_norm", "attention_norm", "mlp_norm", "after_norm")),
     *((name, "u8") for name in ("query_norm", "key_norm", "value_norm", "sinks")),
-    ("qkv", LINEAR, 3), ("out", LINEAR), ("gate_up", LINEAR, 2), ("down", LINEAR),
-    ("mixture", MIXTURE), ("per_layer", PER_LAYER),
+    ("qkv", LINEAR, 4), ("out", LINEAR), ("gate_up", LINEAR, 2), ("down", LINEAR),
+    ("mixture", MIXTURE), ("per_layer", PER_LAYER), ("recurrent", RECURRENT),
     *((name, "i8") for name in ("window", "num_kv_heads", "head_size", "intermediate_size")),
-    *((name, "i8") for name in ("has_kv", "has_values", "query_span", "key_span", "rope", "number")),
+    *((name, "i8") for name in ("has_kv", "has_values", "has_gate", "query_span", "key_span", "rope", "number")),
     ("scale", "f8"),
 ])  # fmt: skip
 ROPE = np.dtype([("frequencies", "u8"), ("scaling", "f8"), ("head_size", "i8"), ("first", "i8")])
@@ -54,7 +64,7 @@ CALL = np.dtype([
     ("embedding", LINEAR), ("head", LINEAR), ("per_layer_embedding", LINEAR), ("per_layer_projection", LINEAR),
     ("per_layer_norm", "u8"), ("per_layer_size", "i8"),
     *((name, "f8") for name in ("per_layer_scale", "projection_scale", "per_layer_sum_scale")),
-    *((name, "u8") for name in ("layers", "stores", "ropes")),
+    *((name, "u8") for name in ("layers", "stores", "states")), ("slot_size", "i8"), ("ropes", "u8"),
     *((name, "i8") for name in ("num_layers", "num_all_layers", "num_ropes")),
     ("norm", "u8"),
     *((name, "f8") for name in ("eps", "scale", "softcap")),
@@ -63,23 +73,25 @@ CALL = np.dtype([
     *((name, "i8") for name in ("num_heads", "hidden_size", "gate", "angles_size", "most_head_size", "most_group")),
     *((name, "i8") for name in ("kv_type", "block_size")),
     *((name, "u8") for name in ("tokens", "positions", "blocks", "slots", "tables", "members", "tiles")),
-    *((name, "u8") for name in ("wanted", "needed")),
+    *((name, "u8") for name in ("wanted", "needed", "run_rows", "run_slots")),
     *((name, "i8") for name in ("num_tiles", "num_rows", "num_wanted", "num_needed", "num_sampled", "num_threads")),
+    ("num_runs", "i8"),
     *((name, "u8") for name in ("hidden", "logits", "likeliest", "is_sound", "is_finite")),
     *((name, "u8") for name in ("residual", "added", "queries", "answers", "cos", "sin")),
-    *((name, "u8") for name in ("query_scales", "per_layer", "picked", "qkv", "gate_up", "gated")),
+    *((name, "u8") for name in ("query_scales", "per_layer", "picked", "gates", "qkv", "mixed", "rates")),
+    *((name, "u8") for name in ("gate_up", "gated")),
     ("chunk_rows", "i8"), ("seconds", "u8"),
 ])  # fmt: skip
 STEP = (
-    "tokens", "positions", "blocks", "slots", "tables", "members", "tiles", "wanted", "needed",
-    "num_tiles", "num_rows", "num_wanted", "num_needed", "num_sampled", "num_threads",
+    "tokens", "positions", "blocks", "slots", "tables", "members", "tiles", "wanted", "needed", "run_rows", "run_slots",
+    "num_tiles", "num_rows", "num_wanted", "num_needed", "num_sampled", "num_threads", "num_runs",
 )  # fmt: skip
 """Neighbours in CALL: what is another in every step."""
 COMPUTED = ("hidden", "logits", "likeliest", "is_sound", "is_finite")
 """Of buffers: what a step comes to."""
 BETWEEN = (
-    "residual", "added", "queries", "answers", "cos", "sin", "query_scales", "per_layer", "picked", "qkv", "gate_up",
-    "gated",
+    "residual", "added", "queries", "answers", "cos", "sin", "query_scales", "per_layer", "picked", "gates", "qkv",
+    "mixed", "rates", "gate_up", "gated",
 )  # fmt: skip
 
 
@@ -122,12 +134,17 @@ class Buffers:
         self.added = np.empty_like(self.residual)
         self.is_finite = np.empty(num_rows, np.bool_)
         self.queries = np.empty((num_rows, shape.query_size), np.float32)
-        self.answers = np.empty_like(self.queries)
+        recurrent = shape.recurrent
+        self.answers = np.empty((num_rows, max(shape.query_size, recurrent.out_size if recurrent else 0)), np.float32)
+        self.gates = np.empty((num_rows, shape.query_size if shape.family.has_output_gate else 0), np.float32)
         self.cos = np.empty((num_rows, angles_size), np.float32)
         self.sin = np.empty_like(self.cos)
         self.query_scales = np.empty(num_rows, np.float32)
         self.per_layer = np.empty((num_rows, shape.num_layers * shape.per_layer_size), np.float32)
-        self.qkv = np.empty((chunk, shape.query_size + 2 * shape.kv_size), np.float32)
+        attending = shape.query_size * (1 + shape.family.has_output_gate) + 2 * shape.kv_size
+        self.qkv = np.empty((chunk, max(attending, recurrent.in_size if recurrent else 0)), np.float32)
+        self.mixed = np.empty((chunk, recurrent.num_channels if recurrent else 0), np.float32)
+        self.rates = np.empty((chunk, 2 * recurrent.num_heads if recurrent else 0), np.float32)
         wide = max(shape.intermediate_size, shape.per_layer_size)
         self.gate_up = np.empty((chunk, 2 * wide), np.float32)
         self.gated = np.empty((chunk, wide), np.float32)

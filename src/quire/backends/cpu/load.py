@@ -1,11 +1,14 @@
 """From a checkpoint on disk to a runner: weights in, memory decided, one line that says what fits."""
 
+from collections.abc import Iterator
+
 from quire.backends import memory_plan
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.formats import Arithmetic
 from quire.backends.cpu.kv_store import HELD_AS, KVStore, block_bytes
 from quire.backends.cpu.linear import Packer
 from quire.backends.cpu.runner import CpuRunner
+from quire.backends.cpu.state_store import StateStore, slot_bytes
 from quire.backends.cpu.tiles import most_record_bytes
 from quire.backends.cpu.weight_reader import WeightReader, format_of
 from quire.backends.host.kv_shape import model_tokens
@@ -63,12 +66,24 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         max_step_tokens=settings.max_step_tokens,
         vocabulary_size=model.vocabulary_size,
         num_kv_bytes=store.num_block_bytes,
+        num_slots=plan.num_slots,
     )
-    runner = CpuRunner(model, store, capacity)
-    cost = None if settings.speculation == "off" else measured_cost(runner.run, capacity)
-    windows = kept_whole(model.shape)
-    notes = () if windows is None else (windows,)
-    return LoadedRunner(runner, plan, load_peak_bytes, f"cpu {kv_dtype}", notes, cost)
+    runner = CpuRunner(model, store, capacity, StateStore(model.slot_size, plan.num_slots) if plan.num_slots else None)
+    # A wrong guess could not be taken out of a recurrent state: such models do not guess.
+    is_guessing = settings.speculation != "off" and not plan.num_slots
+    cost = measured_cost(runner.run, capacity) if is_guessing else None
+    return LoadedRunner(runner, plan, load_peak_bytes, f"cpu {kv_dtype}", tuple(_notes(model, settings, plan)), cost)
+
+
+def _notes(model: Decoder, settings: ModelSettings, plan: memory_plan.MemoryPlan) -> Iterator[str]:
+    """What the person who loads it should know."""
+    if (windows := kept_whole(model.shape)) is not None:
+        yield windows
+    if plan.max_running < settings.max_running:
+        yield (
+            f"{plan.max_running} sequences run at once, not {settings.max_running}: {plan.num_slots} state slots fit "
+            "in the memory, and each sequence needs two, one to run and one to keep; give more memory for more"
+        )
 
 
 def _check_arithmetic(checkpoint: Checkpoint, settings: ModelSettings) -> None:
@@ -117,8 +132,9 @@ def _decide(
     longest = min(settings.max_sequence_tokens or most, most)
     step_bytes = measure_step(model, settings, longest)
     each_bytes = block_bytes(model.kv_shapes, settings.block_size, settings.kv_dtype)
-    held_bytes = memory_plan.resident_bytes()
-    return memory_plan.decide(settings, budget_bytes, held_bytes, step_bytes, each_bytes, most)
+    held = memory_plan.HeldBytes(memory_plan.resident_bytes(), step_bytes)
+    each = memory_plan.PoolBytes(each_bytes, slot_bytes(model.slot_size))
+    return memory_plan.decide(settings, budget_bytes, held, each, most)
 
 
 def measure_step(model: Decoder, settings: ModelSettings, longest: int) -> int:
@@ -127,7 +143,11 @@ def measure_step(model: Decoder, settings: ModelSettings, longest: int) -> int:
     Attention goes through a sequence block by block; longer ones take no more but for records of their segments."""
     size = settings.block_size
     store = KVStore(model.kv_shapes, 1, size, settings.kv_dtype)
+    states = StateStore(model.slot_size, settings.max_running) if model.slot_size else None
     capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
-    runner = CpuRunner(model.shallow(), store, capacity)
+    shallow = model.shallow()
+    if states is not None:
+        shallow.touch(states)
+    runner = CpuRunner(shallow, store, capacity, states)
     measured = measured_bytes(runner.run, worst_plans(settings, min(longest, settings.max_step_tokens), 2 * size))
     return measured + most_record_bytes(model.shape, longest)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.kv_store import KVStore
+from quire.backends.cpu.state_store import StateStore
 from quire.backends.host.batch import make_batch
 from quire.backends.host.token_lists import KeptLists
 from quire.backends.host.wanted import Wanted
@@ -19,9 +20,11 @@ from quire.errors import InvariantError
 class CpuRunner:
     """Runs one model over one store of blocks."""
 
-    def __init__(self, model: Decoder, store: KVStore, capacity: Capacity) -> None:
+    def __init__(self, model: Decoder, store: KVStore, capacity: Capacity, states: StateStore | None = None) -> None:
         self._model: Decoder | None = model
         self._store: KVStore | None = store
+        self._states = states
+        """Of a model with recurrent layers."""
         self._capacity = capacity
         self._lists = KeptLists(capacity.vocabulary_size)
 
@@ -44,21 +47,26 @@ class CpuRunner:
 
     def close(self) -> None:
         """Give model and blocks back."""
-        self._model = self._store = None
+        self._model = self._store = self._states = None
 
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
-        """Copies first, then every row at once."""
+        """Copies first, then every row at once, then the states to keep."""
         model, store = self._opened()
         num_tokens = sum(len(item.token_ids) for item in plan.items)
         if num_tokens > self._capacity.max_step_tokens:
             raise InvariantError(f"a step may feed {self._capacity.max_step_tokens} tokens, {num_tokens} given")
         store.copy(plan.copies)
+        states = self._states
+        if states is not None:
+            states.copy(plan.slot_copies)
         if not plan.items:
             return StepResult(plan.step, {})
         batch = make_batch(plan.items, store.block_size)
         wanted = Wanted(plan.items, batch)
         needed = wanted.needed_rows(len(batch.tokens))
-        computed = model.compute(batch, store, wanted.rows, wanted.num_sampled, needed)
+        computed = model.compute(batch, store, wanted.rows, wanted.num_sampled, needed, states)
+        if states is not None:
+            states.copy(plan.keeps)
         return StepResult(plan.step, wanted.results(computed, self._lists.of(plan.items), masks))
 
     def _opened(self) -> tuple[Decoder, KVStore]:

@@ -28,7 +28,7 @@ from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import rounded_bf16
 from quire.backends.kernels.threads import num_threads
 from quire.checkpoints import Checkpoint
-from quire.checkpoints.families.tensors import Matrix
+from quire.checkpoints.families.matrix import HeadOrder, Matrix
 from quire.checkpoints.quantisation import MXFP4_GROUP, Quantisation, read_quantisation
 from quire.checkpoints.stored_tensors import FLOAT_BYTES, StoredTensor, numbers_of, opened_weights, read_rows
 from quire.errors import CheckpointError
@@ -192,12 +192,19 @@ def row_order(matrix: Matrix) -> NDArray[np.int64]:
         turning 0 1 2 3, still 4 5   ->   0 1 4  2 3 5        interleaved: 0 2 4  1 3 5
     """
     rows = matrix.first + matrix.step * np.arange(matrix.num_out)
+    if matrix.every:
+        groups, at = np.divmod(np.arange(matrix.num_out), matrix.each)
+        rows = matrix.first + groups * matrix.every + at
     if matrix.order is None:
         return rows
-    turning, still = np.split(np.arange(matrix.head_size), [matrix.order.num_rotated])
-    pairs = turning.reshape(-1, 2).T if matrix.order.is_interleaved else turning.reshape(2, -1)
-    of_head = np.concatenate([pairs, still.reshape(2, -1)], axis=1).reshape(-1)
-    return rows.reshape(-1, matrix.head_size)[:, of_head].reshape(-1)
+    return rows.reshape(-1, matrix.head_size)[:, numbers_in_order(matrix.order, matrix.head_size)].reshape(-1)
+
+
+def numbers_in_order(order: HeadOrder, head_size: int) -> NDArray[np.int64]:
+    """Which number of a head goes where."""
+    turning, still = np.split(np.arange(head_size), [order.num_rotated])
+    pairs = turning.reshape(-1, 2).T if order.is_interleaved else turning.reshape(2, -1)
+    return np.concatenate([pairs, still.reshape(2, -1)], axis=1).reshape(-1)
 
 
 def _selected(source: Source, order: NDArray[np.int64]) -> Source:

@@ -19,11 +19,20 @@ def worst_plans(settings: ModelSettings, longest: int, decode_tokens: int) -> tu
     prompts = [_scored(0, num_fed, 0, table)]
     if num_fed > tail:
         prompts = [_scored(0, num_fed - tail, 0, table), _scored(1, tail, longest - tail, table)]
+    if settings.max_running == 1:
+        prompts = prompts[:1]  # there may be one state slot and no more
     params = ResolvedSampling(
         top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5
     )
     decoding = [
-        WorkItem(at, (1,), position, table, Sampling(params, 1, 0, position + 1, 1, (1,) * (position + 1)))
+        WorkItem(
+            at,
+            (1,),
+            position,
+            table,
+            Sampling(params, 1, 0, position + 1, 1, (1,) * (position + 1)),
+            state_slot=at + 1,
+        )
         for at in range(settings.max_running)
         for position in [longest - 1 if at == 0 else min(longest, decode_tokens) - 1]
     ]
@@ -42,4 +51,5 @@ def measured_bytes(run: Callable[[StepPlan], object], plans: tuple[StepPlan, ...
 def _scored(sequence_id: int, num_tokens: int, first: int, table: tuple[int, ...]) -> WorkItem:
     """An item of which all is wanted that can be of a prompt."""
     tokens = (1,) * num_tokens
-    return WorkItem(sequence_id, tokens, first, table, scoring=Scoring(first + 1, tokens, 5))
+    scoring = Scoring(first + 1, tokens, 5)
+    return WorkItem(sequence_id, tokens, first, table, scoring=scoring, state_slot=sequence_id + 1)

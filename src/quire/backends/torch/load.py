@@ -75,7 +75,8 @@ def _decide(
     step_bytes = measure_step(model, settings, min(settings.max_sequence_tokens or most, most))
     block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, _kv_dtype(settings).itemsize)
     held_bytes = memory_plan.resident_bytes()
-    return memory_plan.decide(settings, budget_bytes, held_bytes, step_bytes, block_bytes, most)
+    held, each = memory_plan.HeldBytes(held_bytes, step_bytes), memory_plan.PoolBytes(block_bytes)
+    return memory_plan.decide(settings, budget_bytes, held, each, most)
 
 
 def _kv_dtype(settings: ModelSettings) -> torch.dtype:

@@ -3,8 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from quire.checkpoints.families.family import HeadNorms
+from quire.checkpoints.families.family import HeadNorms, RecurrentKind
 from quire.checkpoints.families.shape import DecoderShape
+
+KINDS = {
+    RecurrentKind.DELTA: "gated delta nets",
+    RecurrentKind.SPACE: "Mamba-2",
+    RecurrentKind.CONVOLUTION: "short convolutions",
+}
 
 
 def parts_of(shape: DecoderShape) -> tuple[str, ...]:
@@ -26,6 +32,10 @@ def kept_whole(shape: DecoderShape) -> str | None:
 
 def _parts(shape: DecoderShape) -> Iterator[str]:
     layers = shape.layers
+    if shape.recurrent is not None:
+        stored = f"{shape.state_bytes / 1e6:.2g}" if shape.state_bytes < 100e6 else f"{shape.state_bytes / 1e6:,.0f}"
+        kind = KINDS[shape.recurrent.kind]
+        yield f"{shape.num_recurrent} of {shape.num_layers} layers keep a state of {stored} MB ({kind})"
     mixtures = Counter(
         (layer.mixture.num_experts, layer.mixture.intermediate_size, layer.mixture.num_used)
         for layer in layers
@@ -36,14 +46,15 @@ def _parts(shape: DecoderShape) -> Iterator[str]:
     windows = Counter(layer.window for layer in layers if layer.window is not None)
     for window, count in windows.items():
         yield f"{count} layers look back {window:,} tokens"
-    sizes = sorted({layer.head_size for layer in layers})
+    attending = [layer for layer in layers if layer.recurrent is None]
+    sizes = sorted({layer.head_size for layer in attending})
     if len(sizes) > 1:
         yield f"heads of {' and '.join(map(str, sizes))}"
-    if shared := sum(not layer.has_kv for layer in layers):
+    if shared := sum(not layer.has_kv for layer in attending):
         yield f"{shared} layers use keys and values of an earlier one"
-    if plain := sum(not layer.rope.num_rotated for layer in layers):
+    if plain := sum(not layer.rope.num_rotated for layer in attending):
         yield f"{plain} layers without positions"
-    for kind in sorted({str(dict(layer.rope.parameters).get("rope_type", "default")) for layer in layers}):
+    for kind in sorted({str(dict(layer.rope.parameters).get("rope_type", "default")) for layer in attending}):
         if kind != "default":
             yield f"positions by {kind}"
     if shape.family.has_sinks:

@@ -14,6 +14,14 @@ class Gate(StrEnum):
     CLAMPED_SILU = "clamped_silu"
 
 
+class RecurrentKind(StrEnum):
+    """What layers do that keep a state instead of keys and values; see native/recurrent.hpp."""
+
+    DELTA = "delta"
+    SPACE = "space"
+    CONVOLUTION = "convolution"
+
+
 class HeadNorms(StrEnum):
     """Whether queries and keys are normed: each head by itself, or all heads together."""
 
@@ -58,7 +66,14 @@ class ExpertNames:
     num_used: str = "num_experts_per_tok"
     size: str = "moe_intermediate_size"
     is_beside_mlp: bool = False
-    """Whether layers have a dense part too."""
+    """Whether layers have a dense part too, with norms of its own."""
+    shared_size: str = ""
+    """The field that says how wide the dense part beside experts is, where there is one without such norms."""
+    dense_gate: str = ""
+    """A row's product with this tensor opens that part."""
+    is_sigmoid: bool = False
+    """Whether scores count by their sigmoids; a bias (`choice_bias`) decides with them who is chosen."""
+    choice_bias: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +103,23 @@ class Family:
     full_every: int = 0
     """Without layer_types: every so many layers one sees everything, the others a window; 0: as sliding_window says."""
     has_sinks: bool = False
+    has_output_gate: bool = False
+    """With queries come gates of what attention answers, head by head."""
+    recurrent: RecurrentKind | None = None
+    """Of layers that layer_types names so."""
+    has_grouped_inputs: bool = False
+    """What a recurrent layer makes of a row is stored key head by key head."""
+    turns_by: str = ""
+    """The field that must say `rope` for heads to turn at all."""
+    dense_size: str = "intermediate_size"
+    is_split_in_gguf: bool = False
+    """What is one tensor for gate and up is two in GGUF files."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of config fields."""
+    stored_names: Mapping[str, str] = field(default_factory=dict)
+    """Parts of tensors' names in safetensors that are others here."""
+    ignored: str = ""
+    """How the names of tensors begin that nobody needs."""
     experts: ExpertNames | None = None
     scales_embedding: bool = False
     """By the square root of its size."""

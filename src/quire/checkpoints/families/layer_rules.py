@@ -6,10 +6,13 @@ from typing import Any
 
 from quire.checkpoints.families.config_fields import AGAIN, layers_of, number_of, object_of, size_of
 from quire.checkpoints.families.family import Family, SlidingRope
+from quire.checkpoints.families.recurrent import RECURRENT_TYPES
 from quire.checkpoints.families.table import FAMILIES
 from quire.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+ATTENTION = "attention"
+"""Another word for full attention, where other layers are recurrent."""
 MIXED_WINDOWS = frozenset({"qwen2", "qwen3", "qwen3_moe", "smollm3"})
 """Families whose window counts only where use_sliding_window says so."""
 
@@ -36,11 +39,14 @@ def windows_of(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, 
         kinds = _layer_kinds(config, num_layers) if window is not None else [FULL] * num_layers
     if not isinstance(kinds, list) or len(kinds) != num_layers or not all(isinstance(kind, str) for kind in kinds):
         raise CheckpointError(f"layer_types of config.json must name a kind for each of {num_layers} layers; {AGAIN}")
-    strange = sorted(set(kinds) - {FULL, SLIDING})
+    family = FAMILIES.get(str(config.get("model_type")))
+    is_hybrid = family is not None and family.recurrent is not None
+    known = {FULL, SLIDING} | ({ATTENTION, *RECURRENT_TYPES} if is_hybrid else set())
+    strange = sorted(set(kinds) - known)
     if strange:
         raise CheckpointError(
-            f"layers must be of full or sliding attention, config.json also has {', '.join(strange)}: recurrent and "
-            "chunked layers cannot share a prefix cache; take another model"
+            f"layers must be of full or sliding attention, or recurrent in a family that quire computes by itself, "
+            f"config.json also has {', '.join(strange)}; take another model"
         )
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
@@ -58,7 +64,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def rope_of(family: Family, config: Mapping[str, Any], kind: str, at: int, head_size: int) -> RopeRule:
     """Of one layer, which is of some kind."""
-    if not _is_turned(config, at):
+    if not _is_turned(config, at) or (family.turns_by and config.get(family.turns_by) != "rope"):
         return RopeRule(head_size, 0, ())
     given = object_of(config, "rope_parameters")
     if FULL in given or SLIDING in given:

@@ -18,12 +18,17 @@ from quire.checkpoints.families.config_fields import (
 )
 from quire.checkpoints.families.family import ExpertNames, Family
 from quire.checkpoints.families.layer_rules import FULL, SLIDING, RopeRule, rope_of, windows_of
+from quire.checkpoints.families.recurrent import RecurrentShape, recurrent_layers, recurrent_shape
 from quire.checkpoints.families.table import FAMILIES
 from quire.errors import CheckpointError
 
 MAX_HEAD_SIZE = 1024
+FLOAT_BYTES = 4
+"""Of a number of a state."""
 LAYOUT = "quire_layout"
 """A field that quire writes into the config it makes of a GGUF file: whose layout tensors have."""
+TILED = "quire_tiled_heads"
+"""The same, of recurrent layers: how value heads share key heads."""
 NUM_EXPERTS = ("num_experts", "num_local_experts")
 """Either name is in use, for the same families too."""
 
@@ -38,6 +43,9 @@ class MixtureShape:
     intermediate_size: int
     is_shared_by_all: bool
     """Whether an expert's weight is a share of all experts' or of those that are used."""
+    has_choice_bias: bool = False
+    scale: float = 1.0
+    """What all weights are multiplied with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +65,13 @@ class DecoderLayer:
     """Whose keys and values it reads: its own number, or an earlier one's."""
     has_values: bool = True
     """False: values are what keys are before their norm."""
+    recurrent: RecurrentShape | None = None
+    """What it keeps instead of keys and values."""
 
     @property
     def has_kv(self) -> bool:
         """Whether it writes keys and values."""
-        return self.kv_layer == self.number
+        return self.kv_layer == self.number and self.recurrent is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,22 @@ class DecoderShape:
         """Of the widest dense part; of experts where there is none."""
         dense = max(layer.intermediate_size for layer in self.layers)
         return dense or max(layer.mixture.intermediate_size for layer in self.layers if layer.mixture)
+
+    @property
+    def recurrent(self) -> RecurrentShape | None:
+        """Of its recurrent layers, which are all alike; None: it has none."""
+        return next((layer.recurrent for layer in self.layers if layer.recurrent), None)
+
+    @property
+    def num_recurrent(self) -> int:
+        """How many layers keep a state."""
+        return sum(layer.recurrent is not None for layer in self.layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """What all of these keep of one sequence."""
+        layer = self.recurrent
+        return FLOAT_BYTES * self.num_recurrent * (layer.history_size + layer.state_size) if layer else 0
 
     @property
     def query_size(self) -> int:
@@ -207,7 +233,7 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
 
 
 def _with_defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    given = {key: value for key, value in config.items() if value is not None}
+    given = {family.aliases.get(key, key): value for key, value in config.items() if value is not None}
     if "rope_scaling" in given or "rope_theta" in given:  # an older config: the newer field's default is not meant
         given.setdefault("rope_parameters", {})
     return {**family.defaults, **given}
@@ -218,6 +244,12 @@ def _layers(family: Family, config: Mapping[str, Any], num_heads: int) -> tuple[
     if count > 10_000:
         raise CheckpointError(f"config.json: num_hidden_layers must be up to 10,000, it is {count:,}; {AGAIN}")
     windows = windows_of(config, count)
+    is_recurrent = recurrent_layers(family, config, count)
+    if all(is_recurrent):
+        raise CheckpointError(
+            f"config.json: a layer of attention must be among the layers, all {count} keep a state; take another model"
+        )
+    recurrent = recurrent_shape(family, config, is_tiled=flag_of(config, TILED)) if any(is_recurrent) else None
     kinds = [FULL if window is None else SLIDING for window in windows]
     num_shared = count_of(config, "num_kv_shared_layers")
     first_shared = count - num_shared if 0 < num_shared < count else count
@@ -226,8 +258,7 @@ def _layers(family: Family, config: Mapping[str, Any], num_heads: int) -> tuple[
         is_shared = at >= first_shared
         kv_heads, head_size = _heads(config, num_heads, kind, at)
         mixture = _mixture(family.experts, config, at) if family.experts else None
-        has_dense = mixture is None or (family.experts is not None and family.experts.is_beside_mlp)
-        wide = size_of(config, "intermediate_size") * (2 if is_shared and flag_of(config, "use_double_wide_mlp") else 1)
+        wide = _dense_size(family, config, mixture) * (2 if is_shared and flag_of(config, "use_double_wide_mlp") else 1)
         layers.append(
             DecoderLayer(
                 number=at,
@@ -235,13 +266,26 @@ def _layers(family: Family, config: Mapping[str, Any], num_heads: int) -> tuple[
                 head_size=head_size,
                 window=windows[at],
                 rope=rope_of(family, config, kind, at, head_size),
-                intermediate_size=wide if has_dense else 0,
+                intermediate_size=wide,
                 mixture=mixture,
                 kv_layer=_last_of(kinds[:first_shared], kind) if is_shared else at,
                 has_values=not (flag_of(config, "attention_k_eq_v") and kind == FULL),
+                recurrent=recurrent if is_recurrent[at] else None,
             )
         )
     return tuple(layers)
+
+
+def _dense_size(family: Family, config: Mapping[str, Any], mixture: MixtureShape | None) -> int:
+    """Of a layer's dense part; 0 where experts stand alone."""
+    if mixture is not None and not mixture.names.is_beside_mlp:
+        return size_of(config, mixture.names.shared_size) if mixture.names.shared_size else 0
+    size = size_of(config, family.dense_size)
+    if not flag_of(config, "block_auto_adjust_ff_dim"):
+        return size
+    size = int(number_of(config, "block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    multiple = size_of(config, "block_multiple_of", 1)
+    return -(-size // multiple) * multiple
 
 
 def _last_of(kinds: list[str], kind: str) -> int:
@@ -283,16 +327,24 @@ def _mixture(names: ExpertNames, config: Mapping[str, Any], at: int) -> MixtureS
         return None
     if config.get("mlp_only_layers") and at in config["mlp_only_layers"]:
         return None
-    if (at + 1) % size_of(config, "decoder_sparse_step", 1):
+    if (at + 1) % size_of(config, "decoder_sparse_step", 1) or at < count_of(config, "num_dense_layers"):
         return None
     num_experts = next((config[key] for key in NUM_EXPERTS if key in config), None)
+    if num_experts == 0 and names.shared_size:
+        return None
     num_experts, num_used = size_of({"num_experts": num_experts}, "num_experts"), size_of(config, names.num_used)
     if num_used > num_experts or num_experts > 65_536:
         raise CheckpointError(
             f"config.json: of up to 65,536 experts some are used, {num_used:,} of {num_experts:,} are given; {AGAIN}"
         )
     return MixtureShape(
-        names, num_experts, num_used, size_of(config, names.size), not flag_of(config, "norm_topk_prob")
+        names,
+        num_experts,
+        num_used,
+        size_of(config, names.size),
+        not flag_of(config, "norm_topk_prob"),
+        bool(names.choice_bias) and flag_of(config, "use_expert_bias"),
+        number_of(config, "routed_scaling_factor", 1.0),
     )
 
 

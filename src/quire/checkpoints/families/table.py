@@ -1,6 +1,16 @@
 """The families that quire computes by itself. A new one is a row here: see CONTRIBUTING, "Adding a family"."""
 
-from quire.checkpoints.families.family import ExpertNames, Family, Gate, HeadNorms, NormNames, SlidingRope
+from dataclasses import replace
+
+from quire.checkpoints.families.family import (
+    ExpertNames,
+    Family,
+    Gate,
+    HeadNorms,
+    NormNames,
+    RecurrentKind,
+    SlidingRope,
+)
 
 AROUND = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -8,6 +18,43 @@ AROUND = NormNames(
 BEHIND = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 GELU = ("hidden_activation", "gelu_pytorch_tanh")
 EACH_EXPERT = ExpertNames("mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
+SHARED_EXPERT = replace(
+    EACH_EXPERT, shared_size="shared_expert_intermediate_size", dense_gate="mlp.shared_expert_gate.weight"
+)
+GATED_DELTA = Family(
+    norm_offset=1.0,
+    head_norms=HeadNorms.HEAD,
+    has_output_gate=True,
+    recurrent=RecurrentKind.DELTA,
+    stored_names={"mlp.shared_expert.": "mlp."},
+    ignored="mtp.",
+    defaults={
+        "full_attention_interval": 4, "partial_rotary_factor": 0.25, "head_dim": 256, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "norm_topk_prob": True, "rms_norm_eps": 1e-6,
+    },
+)  # fmt: skip
+"""Qwen3-Next and those after it."""
+SHORT_CONVOLUTION = Family(
+    norms=NormNames("operator_norm", None, "ffn_norm"),
+    head_norms=HeadNorms.HEAD,
+    query_bias=False,
+    out_bias=False,
+    recurrent=RecurrentKind.CONVOLUTION,
+    aliases={"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size", "norm_eps": "rms_norm_eps"},
+    stored_names={
+        "model.embedding_norm.": "model.norm.", "self_attn.out_proj.": "self_attn.o_proj.",
+        "self_attn.q_layernorm.": "self_attn.q_norm.", "self_attn.k_layernorm.": "self_attn.k_norm.",
+        "feed_forward.w1.": "mlp.gate_proj.", "feed_forward.w3.": "mlp.up_proj.", "feed_forward.w2.": "mlp.down_proj.",
+    },
+    defaults={
+        "tie_word_embeddings": True, "num_key_value_heads": 8, "conv_L_cache": 3, "rope_theta": 1_000_000.0,
+        "rms_norm_eps": 1e-5, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+    },
+)  # fmt: skip
+"""LFM2."""
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(gguf="llama"),
@@ -130,6 +177,43 @@ FAMILIES: dict[str, Family] = {
         defaults={
             "num_experts_per_tok": 2, "norm_topk_prob": True, "num_key_value_heads": 8,
             "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5,
+        },
+    ),
+    "qwen3_next": replace(GATED_DELTA, gguf="qwen3next", experts=SHARED_EXPERT, has_grouped_inputs=True),
+    "qwen3_5_text": replace(GATED_DELTA, gguf="qwen35"),
+    "qwen3_5_moe_text": replace(GATED_DELTA, gguf="qwen35moe", experts=SHARED_EXPERT),
+    "lfm2": replace(SHORT_CONVOLUTION, gguf="lfm2"),
+    "lfm2_moe": replace(
+        SHORT_CONVOLUTION,
+        gguf="lfm2moe",
+        experts=ExpertNames(
+            "feed_forward.gate", "feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3",
+            "feed_forward.experts.{}.w2", is_sigmoid=True, choice_bias="feed_forward.expert_bias",
+        ),
+        defaults={
+            **SHORT_CONVOLUTION.defaults, "block_auto_adjust_ff_dim": False, "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1792, "num_dense_layers": 2, "norm_topk_prob": True, "use_expert_bias": True,
+        },
+    ),
+    "granitemoehybrid": Family(
+        gguf="granitehybrid",
+        recurrent=RecurrentKind.SPACE,
+        has_fused_gate=True,
+        is_split_in_gguf=True,
+        turns_by="position_embedding_type",
+        dense_size="shared_intermediate_size",
+        aliases={"layers_block_type": "layer_types"},
+        stored_names={"shared_mlp.input_linear.": "mlp.gate_up_proj.", "shared_mlp.output_linear.": "mlp.down_proj."},
+        experts=ExpertNames(
+            "block_sparse_moe.router.layer", gate_up="block_sparse_moe.input_linear.weight",
+            down="block_sparse_moe.output_linear.weight", size="intermediate_size",
+            shared_size="shared_intermediate_size",
+        ),
+        defaults={
+            "attention_multiplier": 1.0, "rms_norm_eps": 1e-6, "num_experts_per_tok": 2, "norm_topk_prob": True,
+            "num_local_experts": 8, "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
+            "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2,
+            "mamba_conv_bias": True,
         },
     ),
 }  # fmt: skip

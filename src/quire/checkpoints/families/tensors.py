@@ -5,44 +5,18 @@ through unchecked: the loader that builds them must compare for itself.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.checkpoints.families.matrix import HeadOrder, Matrix, Shape, plain_matrix
+from quire.checkpoints.families.recurrent_tensors import inputs_of, output_of, vectors_of_state
 from quire.checkpoints.families.shape import DecoderLayer, DecoderShape, MixtureShape, is_decoder, read_shape
 from quire.errors import CheckpointError
 
-Shape = tuple[int, ...]
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 PER_LAYER_EMBEDDING = "model.embed_tokens_per_layer.weight"
 PER_LAYER_PROJECTION = "model.per_layer_model_projection.weight"
 PER_LAYER_NORM = "model.per_layer_projection_norm.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class HeadOrder:
-    """Rows of heads that turn in part, or neighbour with neighbour: where each row goes so that all turn alike."""
-
-    num_rotated: int
-    is_interleaved: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Outputs of a product: rows of a tensor."""
-
-    name: str
-    shape: Shape
-    """Of the whole tensor; its rows are all dimensions but the last."""
-    num_out: int
-    first: int = 0
-    step: int = 1
-    is_transposed: bool = False
-    """The rows are inputs: the last dimension has the outputs."""
-    order: HeadOrder | None = None
-    head_size: int = 0
-    """Of the heads that `order` is about."""
-    bias: str | None = None
-    bias_shape: Shape = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +62,20 @@ def matrices_of(shape: DecoderShape, layer: DecoderLayer) -> LayerMatrices:
     prefix, hidden = f"model.layers.{layer.number}.", shape.hidden_size
     mixture = layer.mixture
     return LayerMatrices(
-        qkv=tuple(_qkv(shape, layer, prefix)),
-        out=_plain(f"{prefix}self_attn.o_proj", hidden, shape.num_heads * layer.head_size, shape.has_out_bias),
+        qkv=tuple(_qkv(shape, layer, prefix) if layer.recurrent is None else inputs_of(shape, layer.recurrent, prefix)),
+        out=plain_matrix(f"{prefix}self_attn.o_proj", hidden, shape.num_heads * layer.head_size, shape.has_out_bias)
+        if layer.recurrent is None
+        else output_of(shape, layer.recurrent, prefix),
         gate_up=tuple(_gate_up(shape, layer, prefix)) if layer.intermediate_size else (),
         down=(
-            (_plain(f"{prefix}mlp.down_proj", hidden, layer.intermediate_size, shape.has_mlp_bias),)
+            (plain_matrix(f"{prefix}mlp.down_proj", hidden, layer.intermediate_size, shape.has_mlp_bias),)
             if layer.intermediate_size
             else ()
         ),
         experts=_experts(shape, mixture, prefix) if mixture else None,
         per_layer=(
-            _plain(f"{prefix}per_layer_input_gate", shape.per_layer_size, hidden, False),
-            _plain(f"{prefix}per_layer_projection", hidden, shape.per_layer_size, False),
+            plain_matrix(f"{prefix}per_layer_input_gate", shape.per_layer_size, hidden, False),
+            plain_matrix(f"{prefix}per_layer_projection", hidden, shape.per_layer_size, False),
         )
         if shape.per_layer_size
         else (),
@@ -112,14 +88,20 @@ def vectors_of(shape: DecoderShape, layer: DecoderLayer) -> dict[str, Shape]:
     names = [family.norms.input, family.norms.attention, family.norms.mlp, family.norms.after]
     found: dict[str, Shape] = {f"{prefix}{name}.weight": (hidden,) for name in names if name}
     queries, keys = shape.num_heads * layer.head_size, layer.num_kv_heads * layer.head_size
-    if family.head_norms != "none":
+    if layer.recurrent is not None:
+        found |= vectors_of_state(shape, layer.recurrent, prefix)
+    elif family.head_norms != "none":
         is_whole = family.head_norms == "whole"
         found[f"{prefix}self_attn.q_norm.weight"] = (queries if is_whole else layer.head_size,)
         if layer.has_kv:
             found[f"{prefix}self_attn.k_norm.weight"] = (keys if is_whole else layer.head_size,)
+    if layer.mixture and layer.mixture.names.dense_gate:
+        found[f"{prefix}{layer.mixture.names.dense_gate}"] = (1, hidden)
+    if layer.mixture and layer.mixture.has_choice_bias:
+        found[f"{prefix}{layer.mixture.names.choice_bias}"] = (layer.mixture.num_experts,)
     if family.has_sinks:
         found[f"{prefix}self_attn.sinks"] = (shape.num_heads,)
-    if layer.mixture and layer.intermediate_size:
+    if layer.mixture and layer.mixture.names.is_beside_mlp:
         found |= {
             f"{prefix}{name}.weight": (hidden,)
             for name in ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
@@ -172,14 +154,6 @@ def check_shapes(config: Mapping[str, Any], found: Mapping[str, Shape]) -> None:
             )
 
 
-def _plain(
-    name: str, num_out: int, num_in: int, has_bias: bool, order: HeadOrder | None = None, head_size: int = 0
-) -> Matrix:
-    bias, shape = (f"{name}.bias", (num_out,)) if has_bias else (None, ())
-    return Matrix(f"{name}.weight", (num_out, num_in), num_out, order=order, head_size=head_size, bias=bias,
-                  bias_shape=shape)  # fmt: skip
-
-
 def _qkv(shape: DecoderShape, layer: DecoderLayer, prefix: str) -> Iterator[Matrix]:
     family, hidden, size = shape.family, shape.hidden_size, layer.head_size
     order = None
@@ -189,22 +163,31 @@ def _qkv(shape: DecoderShape, layer: DecoderLayer, prefix: str) -> Iterator[Matr
     if layer.has_kv:
         sizes |= {"k": layer.num_kv_heads * size} | ({"v": layer.num_kv_heads * size} if layer.has_values else {})
     first, whole = 0, (sum(sizes.values()), hidden)
+    gated = None
+    if family.has_output_gate:
+        both = plain_matrix(f"{prefix}self_attn.q_proj", 2 * sizes.pop("q"), hidden, shape.has_query_bias)
+        half = replace(both, num_out=both.num_out // 2, every=2 * size, each=size, head_size=size)
+        gated = replace(half, first=size)
+        yield replace(half, order=order)
     for name, num_out in sizes.items():
         own = None if name == "v" else order
         if family.is_fused:
             yield Matrix(f"{prefix}self_attn.qkv_proj.weight", whole, num_out, first, order=own, head_size=size)
         else:
-            yield _plain(f"{prefix}self_attn.{name}_proj", num_out, hidden, shape.has_query_bias, own, size)
+            yield plain_matrix(f"{prefix}self_attn.{name}_proj", num_out, hidden, shape.has_query_bias, own, size)
         first += num_out
+    if gated is not None:
+        yield gated
 
 
 def _gate_up(shape: DecoderShape, layer: DecoderLayer, prefix: str) -> Iterator[Matrix]:
     wide, hidden = layer.intermediate_size, shape.hidden_size
     for at, name in enumerate(("gate", "up")):
-        if shape.family.is_fused or shape.family.has_fused_gate:
+        is_split = shape.is_gguf and shape.family.is_split_in_gguf
+        if shape.family.is_fused or (shape.family.has_fused_gate and not is_split):
             yield Matrix(f"{prefix}mlp.gate_up_proj.weight", (2 * wide, hidden), wide, at * wide)
         else:
-            yield _plain(f"{prefix}mlp.{name}_proj", wide, hidden, shape.has_mlp_bias)
+            yield plain_matrix(f"{prefix}mlp.{name}_proj", wide, hidden, shape.has_mlp_bias)
 
 
 def _experts(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> ExpertMatrices:
@@ -214,7 +197,7 @@ def _experts(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> ExpertM
 
 def _router(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Matrix:
     names = mixture.names
-    return _plain(f"{prefix}{names.router}", mixture.num_experts, shape.hidden_size, names.is_transposed)
+    return plain_matrix(f"{prefix}{names.router}", mixture.num_experts, shape.hidden_size, names.is_transposed)
 
 
 def _expert_gate_up(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Iterator[tuple[Matrix, ...]]:
@@ -223,7 +206,9 @@ def _expert_gate_up(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> 
         if _is_stacked(shape, mixture):
             yield tuple(_stacked(shape, mixture, prefix, kind, expert) for kind in ("gate", "up"))
         elif not names.gate_up:
-            yield tuple(_plain(prefix + name.format(expert), wide, hidden, False) for name in (names.gate, names.up))
+            yield tuple(
+                plain_matrix(prefix + name.format(expert), wide, hidden, False) for name in (names.gate, names.up)
+            )
         elif names.is_transposed:
             name = f"{prefix}{names.gate_up}"
             yield tuple(
@@ -245,7 +230,7 @@ def _expert_down(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Ite
         if _is_stacked(shape, mixture):
             yield _stacked(shape, mixture, prefix, "down", expert)
         elif not names.gate_up:
-            yield _plain(prefix + names.down.format(expert), hidden, wide, False)
+            yield plain_matrix(prefix + names.down.format(expert), hidden, wide, False)
         elif names.is_transposed:
             yield Matrix(name, (count, wide, hidden), hidden, expert * hidden, 1, True, bias=f"{name}_bias",
                          bias_shape=(count, hidden))  # fmt: skip
@@ -254,7 +239,8 @@ def _expert_down(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Ite
 
 
 def _is_stacked(shape: DecoderShape, mixture: MixtureShape) -> bool:
-    return shape.is_gguf and (mixture.names.is_transposed or not mixture.names.gate_up)
+    is_split = mixture.names.is_transposed or not mixture.names.gate_up or shape.family.is_split_in_gguf
+    return shape.is_gguf and is_split
 
 
 def _stacked(shape: DecoderShape, mixture: MixtureShape, prefix: str, kind: str, expert: int) -> Matrix:

@@ -86,9 +86,9 @@ def weights_of(runner: object) -> tuple[list[int], list[int]]:
 
 
 def test_neighbours_of_one_format_are_one_weight_and_others_stand_beside_it(tmp_path: Path) -> None:
-    assert weights_of(loaded(tmp_path, MODELS["Q4_K"]).runner) == ([512, 0, 0], [Arithmetic.INTEGER] * 4)
+    assert weights_of(loaded(tmp_path, MODELS["Q4_K"]).runner) == ([512, 0, 0, 0], [Arithmetic.INTEGER] * 4)
     mixed = loaded(tmp_path, MIXED, arithmetic="float").runner
-    assert weights_of(mixed) == ([384, 128, 0], [Arithmetic.FLOAT] * 6)
+    assert weights_of(mixed) == ([384, 128, 0, 0], [Arithmetic.FLOAT] * 6)
 
 
 def test_the_arithmetics_differ_and_float_is_that_of_float32(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Where recurrent state lies: one row of numbers for each slot, in which every recurrent layer has its part.
+
+Slot 0 is the state before the first token: zeros, which nobody writes to.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.backends.host.batch import Batch
+from quire.backends.kernels import large_pages
+from quire.backends.kernels.arrays import Floats, Ids
+from quire.core.state_slots import SlotCopy
+from quire.errors import InvariantError
+
+FLOAT_BYTES = 4
+
+
+def slot_bytes(slot_size: int) -> int:
+    """Of a slot of so many numbers."""
+    return slot_size * FLOAT_BYTES
+
+
+class Runs(NamedTuple):
+    """Rows of one sequence after the other: where each begins, the end of all, and where its state is."""
+
+    rows: Ids
+    slots: Ids
+
+
+@cache
+def no_runs() -> Runs:
+    """Of a model without recurrent layers."""
+    return Runs(np.zeros(1, np.int64), np.zeros(0, np.int64))
+
+
+class StateStore:
+    """The data of a pool of slots. Decides nothing: it is told which slots."""
+
+    def __init__(self, slot_size: int, num_slots: int) -> None:
+        self.num_slots = num_slots
+        whole = large_pages.zeros(large_pages.whole_lines((num_slots + 1) * slot_size * FLOAT_BYTES))
+        self.numbers: Floats = whole[: (num_slots + 1) * slot_size * FLOAT_BYTES].view(np.float32)
+        self.numbers = self.numbers.reshape(num_slots + 1, slot_size)
+
+    def copy(self, copies: Iterable[SlotCopy]) -> None:
+        """Whole slots, in the order given: a later copy may read what an earlier one wrote."""
+        for src, dst in copies:
+            if not (0 <= src <= self.num_slots and 0 < dst <= self.num_slots):
+                raise InvariantError(f"state slots go from 1 to {self.num_slots}, a copy from {src} to {dst} given")
+            self.numbers[dst] = self.numbers[src]
+
+    def runs(self, batch: Batch) -> Runs:
+        """Each item's rows, and its slot, which no other item has."""
+        slots = np.array([item.state_slot for item in batch.items], np.int64)
+        if len(slots) and (slots.min() < 1 or slots.max() > self.num_slots or len(np.unique(slots)) < len(slots)):
+            raise InvariantError(f"every item needs a state slot of its own, from 1 to {self.num_slots}")
+        return Runs(np.array([*batch.first_rows, len(batch.tokens)], np.int64), slots)

@@ -1,0 +1,175 @@
+"""Layers that keep a state instead of keys and values: which layers of a model are such, and how large all of it is.
+
+What one product makes of a row, and what of that is mixed with earlier tokens, lies side by side; native/recurrent.hpp
+says what becomes of it:
+
+    delta         queries keys values │ gates │ rates │ steps     the first three are mixed
+    space         gates │ values keys queries │ steps             the second to the fourth are mixed
+    convolution   gates before │ gates behind │ values            values are mixed
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from quire.checkpoints.families.config_fields import AGAIN, flag_of, size_of
+from quire.checkpoints.families.family import Family, RecurrentKind
+from quire.errors import CheckpointError
+
+RECURRENT_TYPES = ("linear_attention", "conv", "mamba")
+"""How configs call them in layer_types; each family has one of these words."""
+COLUMNS = 32
+"""Of a state that lie together, see native/recurrent.hpp."""
+MAX_TAPS, MAX_KEY_SIZE = 8, 512
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """Of one layer; the layers of a model have the same."""
+
+    kind: RecurrentKind
+    num_taps: int
+    num_channels: int
+    """Numbers of a row that are mixed with those of earlier tokens."""
+    out_size: int
+    num_key_heads: int = 0
+    num_heads: int = 0
+    key_size: int = 0
+    value_size: int = 0
+    has_bias: bool = False
+    """Of the products."""
+    has_tap_bias: bool = False
+    norm_span: int = 0
+    is_tiled: bool = False
+    """Value heads h, h + key heads, ... share key head h; else neighbours do."""
+    least_step: float = 0.0
+    most_step: float = inf
+
+    @property
+    def in_size(self) -> int:
+        """Numbers of a row that the first product makes."""
+        match self.kind:
+            case RecurrentKind.DELTA:
+                return self.num_channels + self.out_size + 2 * self.num_heads
+            case RecurrentKind.SPACE:
+                return self.num_channels + self.out_size + self.num_heads
+            case RecurrentKind.CONVOLUTION:
+                return 3 * self.num_channels
+
+    @property
+    def history_size(self) -> int:
+        """Numbers of earlier tokens that a slot holds."""
+        return (self.num_taps - 1) * self.num_channels
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of the state itself, whose last columns are padded."""
+        return self.num_heads * -(-self.value_size // COLUMNS) * COLUMNS * self.key_size
+
+
+def recurrent_layers(family: Family, config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    """Which layers keep a state."""
+    if family.recurrent is None:
+        return (False,) * num_layers
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == num_layers:
+        return tuple(kind in RECURRENT_TYPES for kind in kinds)
+    if isinstance(chosen := config.get("full_attn_idxs"), list):
+        return tuple(at not in chosen for at in range(num_layers))
+    every = size_of(config, "full_attention_interval", 1)
+    return tuple((at + 1) % every != 0 for at in range(num_layers))
+
+
+def recurrent_shape(family: Family, config: Mapping[str, Any], *, is_tiled: bool) -> RecurrentShape:
+    """Of such a layer, every size checked."""
+    match family.recurrent:
+        case RecurrentKind.DELTA:
+            return _checked(_delta(config, is_tiled=is_tiled))
+        case RecurrentKind.SPACE:
+            return _checked(_space(config))
+        case _:
+            hidden = size_of(config, "hidden_size")
+            has_bias = flag_of(config, "conv_bias")
+            return _checked(
+                RecurrentShape(
+                    RecurrentKind.CONVOLUTION,
+                    size_of(config, "conv_L_cache", 3),
+                    hidden,
+                    hidden,
+                    has_bias=has_bias,
+                    has_tap_bias=has_bias,
+                )
+            )
+
+
+def _delta(config: Mapping[str, Any], *, is_tiled: bool) -> RecurrentShape:
+    key_heads, heads = size_of(config, "linear_num_key_heads"), size_of(config, "linear_num_value_heads")
+    key_size, value_size = size_of(config, "linear_key_head_dim"), size_of(config, "linear_value_head_dim")
+    return RecurrentShape(
+        RecurrentKind.DELTA,
+        size_of(config, "linear_conv_kernel_dim"),
+        2 * key_heads * key_size + heads * value_size,
+        heads * value_size,
+        key_heads,
+        heads,
+        key_size,
+        value_size,
+        norm_span=value_size,
+        is_tiled=is_tiled,
+    )
+
+
+def _space(config: Mapping[str, Any]) -> RecurrentShape:
+    heads, groups = size_of(config, "mamba_n_heads"), size_of(config, "mamba_n_groups")
+    inner = size_of(config, "mamba_expand") * size_of(config, "hidden_size")
+    value_size = config.get("mamba_d_head", "auto")
+    value_size = inner // heads if value_size == "auto" else size_of(config, "mamba_d_head")
+    if value_size * heads != inner:
+        raise CheckpointError(
+            f"config.json: mamba_n_heads x mamba_d_head must be mamba_expand x hidden_size, {heads} x {value_size} and "
+            f"{inner} given; {AGAIN}"
+        )
+    key_size, edges = size_of(config, "mamba_d_state"), (0.0, inf)
+    least, most = edges
+    limits = config.get("time_step_limit")
+    if isinstance(limits, list) and len(limits) == 2:
+        least, most = (
+            float(one) if type(one) in (int, float) else edge for one, edge in zip(limits, edges, strict=True)
+        )
+    return RecurrentShape(
+        RecurrentKind.SPACE,
+        size_of(config, "mamba_d_conv"),
+        inner + 2 * groups * key_size,
+        inner,
+        groups,
+        heads,
+        key_size,
+        value_size,
+        has_bias=flag_of(config, "mamba_proj_bias"),
+        has_tap_bias=flag_of(config, "mamba_conv_bias"),
+        norm_span=inner,
+        least_step=least,
+        most_step=most,
+    )
+
+
+def _checked(shape: RecurrentShape) -> RecurrentShape:
+    """Refuse what the kernels do not take: a config is a stranger's file."""
+    if not 2 <= shape.num_taps <= MAX_TAPS:
+        raise CheckpointError(
+            f"config.json: convolutions must be over 2 to {MAX_TAPS} tokens, it is {shape.num_taps}; take another model"
+        )
+    if shape.kind is RecurrentKind.CONVOLUTION:
+        return shape
+    if shape.num_heads % shape.num_key_heads:
+        raise CheckpointError(
+            f"config.json: value heads must be a multiple of key heads, {shape.num_heads} and {shape.num_key_heads} "
+            f"given; {AGAIN}"
+        )
+    if shape.key_size % 2 or shape.key_size > MAX_KEY_SIZE:
+        raise CheckpointError(
+            f"config.json: the state of a head must have an even number of rows up to {MAX_KEY_SIZE}, "
+            f"it is {shape.key_size}; take another model"
+        )
+    return shape

@@ -1,0 +1,58 @@
+"""The kit for state slots passes for the oracle and for hybrids on the CPU backend, and notices what is broken."""
+
+import pytest
+
+from quire.backends.conformance_desk import ConformanceError
+from quire.backends.conformance_states import CHECKS, check_states
+from quire.backends.kernels import extension
+from quire.backends.oracle import OracleRunner
+from quire.backends.protocol import Capacity, PendingStep
+from quire.core.step import StepPlan
+from tests.support import architectures
+from tests.support.models import WatchedRunner, runners_of
+
+CAPACITY = Capacity(48, 8, 1 << 20, 256, 50, 64, num_slots=4)
+pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+SETTINGS = {"memory_bytes": 2 << 30, "max_sequence_tokens": 256, "max_step_tokens": 64, "max_running": 8}
+
+
+class Broken(WatchedRunner):
+    """An oracle that is given another plan."""
+
+    def __init__(self, change: str) -> None:
+        super().__init__(OracleRunner(CAPACITY))
+        self._change = change
+
+    def start(self, plan: StepPlan) -> PendingStep:
+        match self._change:
+            case "no copies":
+                plan = plan._replace(slot_copies=())
+            case "copies in reverse":
+                plan = plan._replace(slot_copies=plan.slot_copies[::-1])
+            case "keeps first":
+                plan = plan._replace(slot_copies=(*plan.slot_copies, *plan.keeps), keeps=())
+            case "one slot":
+                items = tuple(item._replace(state_slot=1) for item in plan.items)
+                plan = plan._replace(items=items)
+        return super().start(plan)
+
+
+def test_the_oracle_passes() -> None:
+    assert len(check_states(lambda: OracleRunner(CAPACITY))) == len(CHECKS)
+
+
+@pytest.mark.parametrize("change", ["no copies", "copies in reverse", "keeps first", "one slot"])
+def test_a_runner_that_moves_states_otherwise_is_noticed(change: str) -> None:
+    with pytest.raises(ConformanceError):
+        check_states(lambda: Broken(change))
+
+
+def test_a_runner_without_slots_is_told_so() -> None:
+    with pytest.raises(ConformanceError, match="4 state slots"):
+        check_states(lambda: OracleRunner(Capacity(48, 8, 1 << 20, 256, 50, 64)))
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5", "lfm2-moe", "granite4"])
+def test_hybrids_on_the_cpu_backend_pass(name: str) -> None:
+    make = runners_of(architectures.directory(name), **SETTINGS)
+    assert len(check_states(make)) == len(CHECKS)

@@ -1,0 +1,227 @@
+"""Bugs of recurrent states: slots, the tables that use them, the borders they are kept at, and what is told of them."""
+
+from tests.mutants.kill import Mutant
+
+TESTS = (
+    "tests/unit/core/test_state_slots.py",
+    "tests/unit/core/test_table_states.py",
+    "tests/unit/core/test_state_limits.py",
+    "tests/unit/core/test_kept_borders.py",
+    "tests/unit/core/test_kv_announcer.py",
+    "tests/unit/core/test_hybrid_scheduler.py",
+    "tests/unit/engine/test_states.py",
+    "tests/property/test_kv_memory.py::test_hits_with_states_equal_those_of_token_tuples_with_exact_queues",
+)
+
+SLOTS, STATES, BORDERS, ANNOUNCER, NAMES = (
+    f"core/{name}.py" for name in ("state_slots", "table_states", "kept_borders", "kv_announcer", "block_names")
+)
+MEMORY, TREE, SCHEDULER, ROWS = (f"core/{name}.py" for name in ("kv_memory", "prefix_tree", "scheduler", "rows"))
+ENGINE = "engine/engine.py"
+
+MUTANTS = [
+    # -- a sequence's own slot --
+    Mutant("slot zero is handed out", SLOTS, "range(num_slots, 0, -1)", "range(num_slots - 1, -1, -1)"),
+    Mutant(
+        "a new sequence begins with a stranger's state",
+        SLOTS,
+        "        self._copies.append(SlotCopy(ZERO_SLOT, running))\n",
+        "",
+    ),
+    Mutant("a hit brings no state", SLOTS, "self._copies.append(SlotCopy(source, running))", "pass"),
+    Mutant("a fork runs in its parent's slot", SLOTS, "child = self._take()", "child = running"),
+    Mutant("a fork gets no state", SLOTS, "        self._copies.append(SlotCopy(running, child))\n", ""),
+    Mutant("a fork begins anew", STATES, "self.slots.fork(table.state_slot)", "self.slots.begin(None)"),
+    Mutant("copies are made backwards", SLOTS, "tuple(self._copies), tuple", "tuple(self._copies[::-1]), tuple"),
+    Mutant("copies are made again and again", SLOTS, "self._copies, self._keeps = [], []", "self._keeps = []"),
+    Mutant("a slot is never given back", STATES, "            self.slots.give_back(table.state_slot)\n", ""),
+    Mutant(
+        "who finds more takes a second slot",
+        STATES,
+        "begin_after(table.blocks[-1], table.state_slot)",
+        "begin_after(table.blocks[-1], None)",
+    ),
+    # -- what is kept --
+    Mutant("states are kept in slots that others run in", SLOTS, "len(self._pinned) >= self._max_fixed:", "0 < 0:"),
+    Mutant(
+        "pins take the slots of those who run",
+        SLOTS,
+        "if self._num_promised + len(self._pinned) >= self._max_fixed:",
+        "if self._num_promised >= self._max_fixed:",
+    ),
+    Mutant(
+        "a state that somebody used is given up",
+        SLOTS,
+        "last_kept is not None and last_kept in self._passing:",
+        "last_kept is not None and last_kept in self._cached:",
+    ),
+    Mutant(
+        "every state on the way stays",
+        SLOTS,
+        "if last_kept is not None and last_kept in self._passing:",
+        "if False and last_kept is not None:",
+    ),
+    Mutant("a state that was given up is still passing", SLOTS, "            self._passing.discard(last_kept)\n", ""),
+    Mutant("a kept state is never written", SLOTS, "        self._keeps.append(SlotCopy(running, slot))\n", ""),
+    Mutant("an equal state takes the place of the first", SLOTS, "if self.slot_of(block) is not None:", "if False:"),
+    Mutant("a state kept again is not renewed", SLOTS, "            self.use(block)\n", ""),
+    Mutant("what is passing lasts", SLOTS, "if keep is Keep.PASSING:", "if False:"),
+    Mutant("sparse states are as good as others", SLOTS, "move_to_end(block, last=False)", "move_to_end(block)"),
+    Mutant(
+        "broken promises stay counted",
+        SLOTS,
+        "        self._num_promised -= 1\n        self._blank.append(slot)\n",
+        "        self._blank.append(slot)\n",
+    ),
+    Mutant(
+        "a broken promise loses its slot",
+        SLOTS,
+        "        self._num_promised -= 1\n        self._blank.append(slot)\n",
+        "        self._num_promised -= 1\n",
+    ),
+    Mutant("a state of a failed row is kept", STATES, "is_kept = is_whole and bool(", "is_kept = bool("),
+    Mutant(
+        "a state hangs on a block without a name",
+        STATES,
+        "is_kept = is_whole and bool(self._pool.named[table.blocks[-1]])",
+        "is_kept = is_whole",
+    ),
+    Mutant("who failed goes on with a spoilt state", STATES, "        if not is_whole:\n", "        if False:\n"),
+    Mutant("who went back names nothing any more", STATES, "        table.is_naming = True\n", ""),
+    Mutant("who went back gives up a stranger's state", STATES, "if table.last_kept in behind:", "if False:"),
+    # -- what leaves --
+    Mutant("a use does not renew", SLOTS, "        self._cached.move_to_end(block)\n", ""),
+    Mutant(
+        "a use leaves a state passing",
+        SLOTS,
+        "        self._passing.discard(block)\n        if block in",
+        "        if block in",
+    ),
+    Mutant("the newest state leaves first", SLOTS, "popitem(last=False)", "popitem()"),
+    Mutant(
+        "what has left is still passing",
+        SLOTS,
+        "popitem(last=False)\n        self._passing.discard(block)\n",
+        "popitem(last=False)\n",
+    ),
+    Mutant("states that leave are not counted", SLOTS, "        self.num_evictions += 1\n", ""),
+    Mutant("a state outlives its block", NAMES, "if self._slots.num_slots:", "if False:"),
+    Mutant("a state outlives a clear", NAMES, "        self._slots.clear()\n", ""),
+    Mutant(
+        "a clear loses pinned slots", SLOTS, "[*self._cached.values(), *self._pinned.values()]", "self._cached.values()"
+    ),
+    # -- what is found --
+    Mutant("blocks without a state are a hit", STATES, "return found[: self.slots.num_usable(found)]", "return found"),
+    Mutant("the shallowest state is taken", SLOTS, "range(len(blocks), 0, -1)", "range(1, len(blocks) + 1)"),
+    Mutant("where prompts part is forgotten", STATES, "len(table.blocks) + len(found)", "len(table.blocks)"),
+    Mutant("a missing state is not told", TREE, "        if first_unusable:\n", "        if False:\n"),
+    Mutant(
+        "blocks behind the last state are told as cached",
+        TREE,
+        "return Divergence(num_usable * self.block_size, reason)",
+        "return Divergence(num_cached, reason)",
+    ),
+    # -- pins --
+    Mutant(
+        "a pinned state leaves with the others",
+        SLOTS,
+        "= self._cached.pop(block)\n            self._p",
+        "= self._cached[block]\n            self._p",
+    ),
+    Mutant(
+        "an unpinned state is lost", SLOTS, "self._cached[block] = self._pinned.pop(block)", "self._pinned.pop(block)"
+    ),
+    Mutant("pins have no budget of slots", STATES, "if not self.slots.may_pin(block, self._pin_share):", "if False:"),
+    Mutant(
+        "what was promised is pinned away",
+        SLOTS,
+        "            and len(self._pinned) + self._num_promised < self._max_fixed\n",
+        "",
+    ),
+    Mutant(
+        "a pin that runs out keeps its state",
+        MEMORY,
+        "            self.slots.unpin_states(self.pins.unpinned(blocks))\n",
+        "",
+    ),
+    Mutant("one of two pins takes the state with it", MEMORY, "self.pins.unpinned(table.blocks))", "table.blocks)"),
+    # -- the memory's verbs --
+    Mutant(
+        "a fork of fewer tokens than computed",
+        MEMORY,
+        "if self.states is not None and num_tokens else 0",
+        "if False else 0",
+    ),
+    Mutant("drafts enter a state", MEMORY, "if drafts and self.states is not None:", "if False:"),
+    Mutant(
+        "a state is kept beside a border", MEMORY, "(end % block_size or self.states is None)", "self.states is None"
+    ),
+    # -- borders --
+    Mutant("runs pass over borders", BORDERS, "if start < border < end:", "if False:"),
+    Mutant("a run ends on any border", BORDERS, "start < border < end:", "start < border < start + num_tokens:"),
+    Mutant(
+        "a state is kept where nobody can use it",
+        BORDERS,
+        "return (num_tokens - 1) // block_size * block_size",
+        "return num_tokens // block_size * block_size",
+    ),
+    Mutant(
+        "sparse borders do not thin out",
+        BORDERS,
+        "first << (position // first).bit_length()",
+        "first * (position // first + 1)",
+    ),
+    Mutant(
+        "the end of a prompt does not last",
+        BORDERS,
+        "if end in (_last_full(sequence.num_prompt_tokens, block_size), ",
+        "if end in (",
+    ),
+    Mutant(
+        "who comes back passes over the end of its prompt",
+        BORDERS,
+        "        _last_full(sequence.num_prompt_tokens, block_size),\n",
+        "",
+    ),
+    Mutant(
+        "a state that is made again is missing",
+        TREE,
+        "MissReason.COMPUTING if first_unusable in in_flight else MissReason.STATE_MISSING",
+        "MissReason.STATE_MISSING",
+    ),
+    Mutant("nothing is sparse", BORDERS, "return Keep.SPARSE if", "return Keep.PASSING if"),
+    # -- events --
+    Mutant("blocks that cannot be hit are told", ANNOUNCER, "        if self._told is None:\n", "        if True:\n"),
+    Mutant("blocks are told twice", ANNOUNCER, "while first and not told[table.blocks[first - 1]]:", "while first:"),
+    Mutant("what was not told is taken back", ANNOUNCER, "strict=True) if told[block]]", "strict=True)]"),
+    Mutant(
+        "what was taken back counts as told", ANNOUNCER, "                told[block] = 0\n", "                pass\n"
+    ),
+    Mutant("a clear leaves blocks told", ANNOUNCER, "self._told = bytearray(len(self._told))", "pass"),
+    Mutant("a kept state is not told", MEMORY, "            self.names.kept(table)\n", "            pass\n"),
+    # -- scheduler and engine --
+    Mutant(
+        "plans do not say what to keep", SCHEDULER, "tuple(items), slot_copies, keeps)", "tuple(items), slot_copies)"
+    ),
+    Mutant("plans do not say what to copy", SCHEDULER, "tuple(items), slot_copies, keeps)", "tuple(items), (), keeps)"),
+    Mutant("nothing is kept", SCHEDULER, "else keep_behind(sequence, num_tokens)", "else None"),
+    Mutant("prompts are run in one go", SCHEDULER, "else run_to_border(sequence, num_tokens)", "else num_tokens"),
+    Mutant(
+        "a hit goes beyond where siblings branch off", SCHEDULER, "tokens = tokens[: point + 1]", "tokens = tokens[:]"
+    ),
+    Mutant("siblings never start from a hit", SCHEDULER, "tokens = tokens[: point + 1]", "tokens = tokens[:point]"),
+    Mutant(
+        "who finds the whole prompt forgets its siblings",
+        SCHEDULER,
+        "            if self.memory.states is not None:\n",
+        "            if False:\n",
+    ),
+    Mutant("rows do not say which slot is theirs", ROWS, "table.state_slot or 0", "0"),
+    Mutant("slots of a torn step are relied on", ENGINE, "            self._give_up_states()\n", ""),
+    Mutant(
+        "a model with states guesses",
+        ENGINE,
+        "config.step_cost is None or self.memory.states is not None:",
+        "config.step_cost is None:",
+    ),
+]
