@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.steps import BLOCK, make_runner, make_store
 from proofs.cpu_loading import AUTO, FLOAT32, load_decoder
 from proofs.llamacpp_converter import convert
-from proofs.models_bits import answers_in_other_ways
+from proofs.models_bits import answers_in_other_ways, report_pairs
 from proofs.native_bits import Pairs, threads
 from proofs.proof import Proof, section
 from quire.backends.cpu.decoder import Decoder
@@ -28,7 +28,6 @@ from quire.core.step import WorkItem
 from tests.support import architectures
 from tests.support.models import Ask, Machine, random_params
 
-LEAST_PAIRS = 2_000
 NUM_BLOCKS, NUM_SLOTS = 256, 64
 LONGEST = 5 * BLOCK
 IN_EIGHT_BITS = ("qwen3-next", "qwen3.5", "granite4")
@@ -104,13 +103,9 @@ def same_bits(proof: Proof) -> None:
         _together(proof.random, desk, pairs, texts, known)
         num_forks += answers_in_other_ways(proof.random, pairs, name, model, proof.sized(quick=3, full=8))
         _after_a_kill(proof.random, pairs, model, proof.sized(quick=2, full=6))
-    proof.report("bitexact_forks", num_forks, "answers that began as copies of another")
     for kind in ("cut", "one_by_one", "border", "forked", "together", "killed"):
         proof.at_least(f"bitexact_{kind}", pairs.counts[kind], proof.sized(quick=1, full=60))
-    answers = sum(count for kind, count in pairs.counts.items() if kind.startswith("answers"))
-    proof.at_least("bitexact_answers", answers, proof.sized(quick=1, full=100), "chunked, preempted, on one thread")
-    proof.at_least("bitexact_pairs", pairs.counts.total(), proof.sized(quick=1, full=LEAST_PAIRS))
-    proof.equals("bitexact_mismatches", pairs.wrong, 0)
+    report_pairs(proof, pairs, num_forks)
 
 
 def _models(proof: Proof) -> Iterator[tuple[str, Decoder]]:

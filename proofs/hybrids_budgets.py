@@ -1,11 +1,8 @@
 """State slots within a memory budget, each in a process of its own, which says what it held at most."""
 
-import json
-import subprocess
-import sys
-
-from benchmarks.record import ROOT, say
+from benchmarks.record import say
 from benchmarks.steps import GIB
+from proofs.machinery import told_by_child
 from proofs.proof import Proof, section
 from tests.support import architectures
 
@@ -21,13 +18,10 @@ def budgets(proof: Proof) -> None:
     count = proof.sized(quick=3, full=40)
     for at in range(count):
         budget, max_running = int(proof.random.uniform(LEAST_GIB, MOST_GIB) * GIB), proof.random.choice((2, 8, 32))
-        words = [sys.executable, "-m", "tests.support.hybrid_loading", str(directory), str(budget), str(max_running)]
-        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=600)
-        if done.returncode:
+        told = told_by_child("tests.support.hybrid_loading", directory, budget, max_running)
+        if told is None:
             over += 1
-            say(f"  budget {budget}: exit code {done.returncode}: {done.stderr[-300:]}")
             continue
-        told = json.loads(done.stdout.splitlines()[-1])
         share = told["peak_bytes"] / budget
         if told["is_started"]:
             started += 1

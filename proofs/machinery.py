@@ -1,16 +1,19 @@
 """Parts that several proofs share: state machines on all cores, and mutants."""
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from random import SystemRandom
-from typing import Protocol
+from typing import Any, Protocol
 
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from benchmarks.record import say
+from benchmarks.record import ROOT, say
 from proofs.proof import Proof
 from tests.mutants.kill import Mutant, survivors
 
@@ -52,6 +55,17 @@ def _one_state_machine(machine: type[RuleBasedStateMachine], number: int) -> tup
         except Exception as error:
             return counting.num_steps - start, f"state machine, seed {number}: {error!r}"
     return counting.num_steps - start, ""
+
+
+def told_by_child(module: str, *words: object) -> dict[str, Any] | None:
+    """What a process of its own says in its last line; None, and why is said, if it did not come to its end."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    if done.returncode:
+        say(f"  {module} {' '.join(map(str, words))}: exit code {done.returncode}: {done.stderr[-300:]}")
+        return None
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
 
 
 def mutants(proof: Proof, chosen: Sequence[Mutant], tests: Sequence[str], at_least: int) -> None:

@@ -39,9 +39,14 @@ def same_bits(proof: Proof) -> None:
         for size in (2, len(known)):
             together(desk, pairs, proof.random.sample(known, size))
         num_forks += answers_in_other_ways(proof.random, pairs, name, model, proof.sized(quick=3, full=8))
-    proof.report("bitexact_forks", num_forks, "answers that began as copies of another")
     for kind in ("one_thread", "prefix_hit", "resumed"):
         proof.at_least(f"bitexact_{kind}", pairs.counts[kind], proof.sized(quick=1, full=100))
+    report_pairs(proof, pairs, num_forks)
+
+
+def report_pairs(proof: Proof, pairs: Pairs, num_forks: int) -> None:
+    """How many were compared, and how many were not the same."""
+    proof.report("bitexact_forks", num_forks, "answers that began as copies of another")
     answers = sum(count for kind, count in pairs.counts.items() if kind.startswith("answers"))
     proof.at_least("bitexact_answers", answers, proof.sized(quick=1, full=100), "chunked, preempted, on one thread")
     proof.at_least("bitexact_pairs", pairs.counts.total(), proof.sized(quick=1, full=LEAST_PAIRS))

@@ -4,7 +4,6 @@ The reference for greedy tokens is transformers' own `generate` in fp32; for sam
 Python; for everything else the same request asked alone of an empty cache.
 """
 
-import json
 import math
 import os
 import subprocess
@@ -25,6 +24,7 @@ from transformers.utils import logging
 from benchmarks.record import ROOT, say
 from benchmarks.steps import real_text
 from benchmarks.test_model import smollm2, smollm2_file
+from proofs.machinery import told_by_child
 from proofs.proof import Proof, run, section
 from quire.backends.conformance import check_all
 from quire.backends.protocol import Runner
@@ -374,13 +374,10 @@ def budgets(proof: Proof) -> None:
     count, over, started, refused, worst, worst_refused = proof.sized(quick=3, full=40), 0, 0, 0, 0.0, 0.0
     for at in range(count):
         budget = int(proof.random.uniform(0.95, 1.75) * GIB)
-        command = [sys.executable, "-m", "tests.support.torch_loading", str(smollm2().directory), str(budget)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
-        if done.returncode:
+        told = told_by_child("tests.support.torch_loading", smollm2().directory, budget)
+        if told is None:
             over += 1
-            say(f"  budget {budget}: exit code {done.returncode}: {done.stderr[-300:]}")
             continue
-        told = json.loads(done.stdout.splitlines()[-1])
         share = told["peak_bytes"] / budget
         started += told["is_started"]
         refused += not told["is_started"]
