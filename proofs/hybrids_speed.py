@@ -1,5 +1,4 @@
-"""A hybrid at the memory's speed: Qwen3-Next's shape in 4 bits, with as many layers as fit in 12 GiB; and what the same
-commits cost plain models."""
+"""A hybrid at the memory's speed: Qwen3-Next's shape in 4 bits, with as many layers as fit in 12 GiB."""
 
 import time
 from pathlib import Path
@@ -9,7 +8,6 @@ import numpy as np
 
 from benchmarks.bench_hybrid import bench_hybrid
 from benchmarks.bench_mixture import active_bytes
-from benchmarks.record import say
 from benchmarks.steps import (
     BLOCK,
     GIB,
@@ -21,11 +19,9 @@ from benchmarks.steps import (
     make_store,
     real_text,
 )
-from proofs.before import HERE, checked_out
 from proofs.cpu_loading import AUTO, load_decoder
 from proofs.proof import Proof, section
 from proofs.ratios import spread
-from proofs.regressions import outcome_of
 from quire.backends.cpu.layers import PARTS
 from quire.backends.cpu.measured_roof import read_sum
 from quire.core.request import ResolvedSampling
@@ -35,10 +31,7 @@ from tests.support.models import Ask
 NUM_LAYERS = 13
 """Of 48; the file has 11.7 GiB."""
 CONTEXT = 288
-LEAST_SPEED, MOST_SHARE, MOST_RATIO = 0.5, 0.25, 1.05
-BEFORE = "2b272de"
-"""The commit before blocks could carry states."""
-ROUNDS = 5
+LEAST_SPEED, MOST_SHARE = 0.5, 0.25
 
 
 def _file(proof: Proof) -> Path:
@@ -80,26 +73,3 @@ def memory_speed(proof: Proof) -> None:
     told = f"a prompt's step of {MAX_STEP_TOKENS} tokens, {1e3 * float(seconds.sum()):.0f} ms"
     proof.at_most("scan_share", median(scans), MOST_SHARE, told)
     proof.report("scan_share_spread", spread(scans))
-
-
-@section("plain models")
-def plain(proof: Proof) -> None:
-    """The memory's operations and the scheduler's steps of models without slots, turn about with the commit before."""
-    found: dict[str, list[tuple[float, float]]] = {"ops_per_s": [], "plan_apply_ms_256": []}
-    with checked_out(BEFORE) as before:
-        for _ in range(proof.sized(quick=1, full=ROUNDS)):
-            for name, section_of, key in (
-                ("memory", "speed and scale", "ops_per_s"),
-                ("scheduler", "speed", "plan_apply_ms_256"),
-            ):
-                pair = [outcome_of(name, "quick", one, (section_of,)).figures[key] for one in (before, HERE)]
-                found[key].append((float(pair[0]), float(pair[1])))
-                say(f"  {key}: {pair[0]:.4g} before, {pair[1]:.4g} here")
-    rates, times = found["ops_per_s"], found["plan_apply_ms_256"]
-    slower = [
-        median(old for old, _ in rates) / median(new for _, new in rates),
-        median(new for _, new in times) / median(old for old, _ in times),
-    ]
-    proof.report("plain_ops_ratio", slower[0], "before / here, operations a second")
-    proof.report("plain_plan_ratio", slower[1], "here / before, a plan and its apply")
-    proof.at_most("plain_ratio", max(slower), MOST_RATIO, "the worse of both")

@@ -151,7 +151,8 @@ class KVMemory:
         if drafts and self.states is not None:
             raise InvariantError(f"reserve: {len(drafts)} drafts given; a wrong one could not be taken out of a state")
         first_full, num_certain, num_full = start // block_size, known_end // block_size, end // block_size
-        self.names.forget_guesses(table)
+        if len(table.digests) > first_full:
+            self.names.forget_guesses(table)
         if table.is_naming and num_full > first_full:
             self.names.extend_digests(table, [*tokens, *drafts] if drafts else tokens, num_full)
         source = self._block_to_copy(table)
