@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.families import check_shapes
-from quire.checkpoints.quantisation import read_quantisation, with_joined_parts
+from quire.checkpoints.quantisation import is_quantised_by_mlx, read_quantisation, with_joined_parts
 from quire.checkpoints.stored_names import decoder_names
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
@@ -64,7 +64,8 @@ def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
     ]
     stored = {name: tensor for file in files for name, tensor in _stored(file)}
     tensors = with_joined_parts(decoder_names(config, text_tensors(config, stored)), read_quantisation(config))
-    check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
+    if not is_quantised_by_mlx(config):  # those have mlx-lm's names and shapes, which it checks
+        check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
     return Weights(directory, tuple(file.path for file in files), tensors, headers)
 
 
