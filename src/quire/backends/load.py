@@ -10,7 +10,6 @@ from quire.backends.loaded import LoadedRunner, OnRead
 from quire.backends.roof import Roof
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families import is_decoder, read_shape
-from quire.checkpoints.quantisation import is_quantised_by_mlx
 from quire.config import ModelSettings
 from quire.errors import CheckpointError, ConfigError
 
@@ -23,10 +22,10 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own pool: nothing here multiplies with it
     tell = on_read or (lambda _done, _total: None)
-    if settings.backend == "mlx":
+    if settings.backend == "mlx" or (settings.backend == "auto" and checkpoint.is_for_mlx):
         return _load_mlx(checkpoint, settings, tell)
     passed: list[str] = []
-    if settings.backend == "auto" and _is_for_mlx(checkpoint):
+    if settings.backend == "auto" and _is_on_apple_silicon() and find_spec("mlx_lm") is not None:
         try:
             return _load_mlx(checkpoint, settings, tell)
         except (ConfigError, CheckpointError) as error:
@@ -46,10 +45,8 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     return replace(loaded, notes=(*passed, f"torch and not the CPU backend: {reason}", *loaded.notes))
 
 
-def _is_for_mlx(checkpoint: Checkpoint) -> bool:
-    """On Apple silicon, if it is installed; and weights that MLX has quantised run nowhere else."""
-    is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
-    return is_quantised_by_mlx(checkpoint.config) or (is_apple and find_spec("mlx_lm") is not None)
+def _is_on_apple_silicon() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def _load_mlx(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead) -> LoadedRunner:
@@ -74,8 +71,8 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
             "model",
             ("backend",),
         )
-    if is_quantised_by_mlx(checkpoint.config):
-        raise ConfigError(f"{reason}; weights quantised by MLX run on the MLX backend alone: install the extra mlx")
+    if checkpoint.is_for_mlx:
+        raise ConfigError(f"{reason}; weights as mlx-lm writes them need the MLX backend: set backend to mlx")
     try:
         from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
     except ImportError as error:

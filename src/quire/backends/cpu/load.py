@@ -21,7 +21,6 @@ from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families import kept_whole, read_shape, why_not_decoder
-from quire.checkpoints.quantisation import is_quantised_by_mlx
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 
@@ -34,8 +33,8 @@ def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
     config = checkpoint.config
     if settings.device != "cpu":
         return f"the CPU backend runs on the device cpu, {settings.device} is asked for"
-    if is_quantised_by_mlx(config):
-        return "the CPU backend does not read weights that MLX has quantised"
+    if checkpoint.is_for_mlx:
+        return "the CPU backend does not read weights as mlx-lm writes them"
     if (reason := why_not_decoder(config)) is not None:
         return f"the CPU backend does not run this model: {reason}"
     if settings.dtype not in ("auto", *WEIGHT_TYPES):

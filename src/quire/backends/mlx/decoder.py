@@ -20,7 +20,7 @@ from quire.backends.host.batch import Batch, make_batch
 from quire.backends.host.kv_shape import LayerShape
 from quire.backends.host.wanted import Computed
 from quire.backends.mlx.kv_store import KV_TYPES, KVStore
-from quire.backends.mlx.layers import PagedLayer, Pass, replace_attention
+from quire.backends.mlx.layers import PagedLayer, Pass, attending, replace_attention
 from quire.backends.mlx.tiles import make_tiles
 from quire.config.model_settings import KVDtype
 from quire.core.step import WorkItem
@@ -50,16 +50,18 @@ class Computing:
 class Decoder:
     """A model, and what its layers keep of a token."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, windows: tuple[int | None, ...] | None = None) -> None:
+        """`windows` of all layers, if they are known; else those that mlx-lm's caches have."""
         replace_attention()
         self._model = model
         self._owner = _owner_of_layers(model)
         self._inner: Callable[..., mx.array] = self._owner.model
-        tokens = np.arange(PROBE_TOKENS) * 7
+        tokens = np.arange(PROBE_TOKENS) * 7 % PROBE_TOKENS  # small ones, which every vocabulary has
         caches = _make_caches(model)
         expected = self._own_logits(mx.array(tokens)[None], caches)
         self.vocabulary_size = int(expected.shape[-1])
-        self.windows = tuple(_window_of(cache) for cache in caches)
+        # Layers behind the last cache share another's.
+        self.windows = tuple(_window_of(cache) for cache in caches) if windows is None else windows[: len(caches)]
         self.kv_shapes = tuple(_shape_of(cache) for cache in caches)
         self.dtype: KVDtype = _name_of(caches[0].keys.dtype)
         """Of the keys and values that the model makes."""
@@ -69,20 +71,18 @@ class Decoder:
         """Write the rows' KV; the last hidden states, and the logits of the wanted rows. Nothing is computed yet."""
         tokens, positions, *places = (mx.array(one.astype(np.int32)) for one in batch.rows)
         tiles = {window: make_tiles(batch, store.block_size, window) for window in set(self.windows)}
-        going = Pass(store, positions, (places[0], places[1]), tiles)
+        going = Pass(store, positions, (places[0], places[1]), tiles, len(self._model.layers))
         layers = [PagedLayer(going, at, window) for at, window in enumerate(self.windows)]
         rows = mx.array((wanted if len(wanted) else np.zeros(1, np.int64)).astype(np.int32))
         inner = _WantedRows(self._inner, rows)
         self._owner.model = inner
         try:
-            logits = self._model(tokens[:, None], cache=layers)[:, 0][: len(wanted)]
+            with attending(going):
+                logits = self._model(tokens[:, None], cache=layers)[:, 0][: len(wanted)]
         finally:
             self._owner.model = self._inner
-        if inner.hidden is None or going.num_answered != len(layers) or len(going.are_finite) != len(layers):
-            raise CheckpointError(
-                f"every one of {len(layers)} layers must write its keys and values and attend through mlx-lm's shared "
-                f"function, {going.num_answered} do; take another model, or backend cpu if it runs this one"
-            )
+        if inner.hidden is None:
+            raise CheckpointError("the model does not call its layers by itself; take another model")
         are_finite = mx.isfinite(inner.hidden).all(axis=1)
         for one in going.are_finite:
             are_finite = are_finite & one

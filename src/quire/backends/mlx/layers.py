@@ -10,7 +10,8 @@ has its own position:
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ from quire.backends.mlx.tiles import Tile, Tiles
 from quire.errors import CheckpointError
 
 ATTENTION = "scaled_dot_product_attention"
+_GOING: "list[Pass]" = []
+"""The pass that goes on, if one does: models hand their attention no word of ours. One thread calls MLX."""
 
 
 @dataclass(slots=True)
@@ -33,10 +36,13 @@ class Pass:
     """Of each row its block and its slot."""
     tiles: dict[int | None, Tiles]
     """By window."""
+    num_layers: int
+    """That must attend."""
     are_finite: list[mx.array] = field(default_factory=list)
     """[row], of each layer that has written."""
     num_answered: int = 0
-    """Layers whose attention came here."""
+    writers: "dict[int, PagedLayer]" = field(default_factory=dict)
+    """Who wrote keys, by the identity of the array: a layer without a cache attends with those of another."""
 
 
 class PagedLayer:
@@ -46,6 +52,7 @@ class PagedLayer:
         self._pass = of
         self._at = at
         self._window = window
+        self._keys: mx.array | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -56,6 +63,8 @@ class PagedLayer:
         """Write; what is there is read by `attend`."""
         of = self._pass
         of.are_finite.append(of.store.write(self._at, of.places, keys[:, :, 0], values[:, :, 0]))
+        of.writers[id(keys)] = self
+        self._keys = keys  # so that the identity stays its own
         return keys, values
 
     def make_mask(self, *_: object, **__: object) -> None:
@@ -84,8 +93,23 @@ def _attend(
     return out.transpose(0, 2, 1, 3).flatten(0, 1)
 
 
+@contextmanager
+def attending(of: Pass) -> Iterator[None]:
+    """While a model runs: its attention is this pass's, and every layer of it must have attended."""
+    _GOING.append(of)
+    try:
+        yield
+    finally:
+        _GOING.pop()
+    if of.num_answered != of.num_layers or not of.are_finite:
+        raise CheckpointError(
+            f"every one of {of.num_layers} layers must attend through the function that mlx-lm's models share, "
+            f"{of.num_answered} do; take another model, or backend cpu if it runs this one"
+        )
+
+
 def replace_attention() -> None:
-    """Let every model of mlx-lm that has been imported call ours; for caches that are not ours it is mlx-lm's own."""
+    """Let every model of mlx-lm that has been imported call ours; outside our passes it is mlx-lm's own."""
     from mlx_lm.models import base  # noqa: PLC0415 - seconds of import, paid when used
 
     for name, module in list(sys.modules.items()):
@@ -95,16 +119,16 @@ def replace_attention() -> None:
 
 
 def _with_blocks(own: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """mlx-lm's function with another answer for caches of ours."""
+    """mlx-lm's function with another answer while a pass of ours goes on."""
     parameters = inspect.signature(own)
 
     def attention(*given: Any, **named: Any) -> mx.array:
-        asked = parameters.bind(*given, **named).arguments
-        cache = asked["cache"]
-        if not isinstance(cache, PagedLayer):
+        if not _GOING:
             return own(*given, **named)
-        if asked["mask"] is not None:
-            raise CheckpointError("the model masks its attention by itself; take another model")
-        return cache.attend(asked["queries"], asked["scale"], asked.get("sinks"))
+        asked = parameters.bind(*given, **named).arguments
+        layer = _GOING[-1].writers.get(id(asked["keys"]))
+        if layer is None or asked["mask"] is not None:
+            raise CheckpointError("the model changes keys or masks its attention by itself; take another model")
+        return layer.attend(asked["queries"], asked["scale"], asked.get("sinks"))
 
     return attention

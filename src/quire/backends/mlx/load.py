@@ -17,11 +17,13 @@ from quire.backends.host.worst_step import worst_plans
 from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
 from quire.backends.mlx.decoder import Decoder
 from quire.backends.mlx.kv_store import KV_TYPES, KVStore
+from quire.backends.mlx.older_config import older_fields
 from quire.backends.mlx.runner import MlxRunner, Owner
 from quire.backends.mlx.tiles import CALL_TOKENS
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families import is_decoder, read_shape
+from quire.checkpoints.strict_json import read_json_object
 from quire.config import ModelSettings
 from quire.errors import CheckpointError
 
@@ -63,7 +65,7 @@ def _load(owner: Owner, checkpoint: Checkpoint, settings: ModelSettings, on_read
     before_bytes = memory_plan.resident_bytes()
     owner.ask(lambda: _limit_memory(budget_bytes))
     with told_in_words(checkpoint.name):
-        model = owner.ask(lambda: Decoder(load_model(checkpoint, settings)))
+        model = owner.ask(lambda: Decoder(load_model(checkpoint, settings), _windows(checkpoint)))
         on_read(num_bytes, num_bytes)
         settings = _with_kv_of(model, settings)
         loaded_bytes = before_bytes + mx.get_active_memory()
@@ -92,7 +94,8 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings) -> Any:
     from mlx_lm.utils import load_model as read_model  # noqa: PLC0415 - seconds of import, paid when used
 
     try:
-        model, _ = read_model(checkpoint.directory, lazy=True, strict=True, trust_remote_code=False)
+        older = older_fields(read_json_object(checkpoint.directory / "config.json"))
+        model, _ = read_model(checkpoint.directory, lazy=True, strict=True, model_config=older, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
         told = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(
@@ -103,6 +106,13 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings) -> Any:
         model.set_dtype(getattr(mx, settings.dtype))
     mx.eval(model.parameters())
     return model
+
+
+def _windows(checkpoint: Checkpoint) -> tuple[int | None, ...] | None:
+    """How far back each layer sees by its config, where we know the family: some of mlx-lm's models see everything."""
+    if not is_decoder(checkpoint.config):
+        return None
+    return tuple(layer.window for layer in read_shape(checkpoint.config).layers)
 
 
 def measure_step(owner: Owner, model: Decoder, settings: ModelSettings, longest: int) -> int:
