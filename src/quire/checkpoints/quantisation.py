@@ -21,6 +21,7 @@ from quire.errors import CheckpointError
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 MAX_GROUP = 1 << 20
 MXFP4_GROUP = 32
+MLX_BITS = (2, 3, 4, 5, 6, 8)
 MAIN_PARTS = {"gptq": "qweight", "awq": "qweight", "pack-quantized": "weight_packed", "fp8": "weight"}
 """The part that has the codes."""
 OTHER_PARTS = {
@@ -57,7 +58,7 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
     """What config.json says, None if the weights are plain; refuses what no kernel here computes."""
     if is_quantised_by_mlx(config):
         given = config["quantization"]
-        return Quantisation("mlx", _bits(given, "bits", (2, 3, 4, 5, 6, 8)), _group(given))
+        return Quantisation("mlx", _bits(given, "bits", MLX_BITS), _group(given))
     given = config.get("quantization_config")
     if given is None:
         return None
@@ -91,7 +92,7 @@ def with_joined_parts(
     if quantisation.scheme == "mxfp4":
         return _with_joined_blocks(tensors)
     if quantisation.scheme == "mlx":
-        return _with_joined_words(tensors)
+        return _with_joined_words(tensors, quantisation)
     main, others = MAIN_PARTS[quantisation.scheme], OTHER_PARTS[quantisation.scheme]
     found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in UNUSED_PARTS}
     for name in list(found):
@@ -121,18 +122,25 @@ def _with_joined_blocks(tensors: Mapping[str, StoredTensor]) -> dict[str, Stored
     return found
 
 
-def _with_joined_words(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Weights as MLX writes them. A word holds codes of several inputs, and a group of inputs has a scale; how many
-    bits each code has differs between layers, so the number of inputs is not known here: mlx-lm checks it."""
+def _with_joined_words(tensors: Mapping[str, StoredTensor], quantisation: Quantisation) -> dict[str, StoredTensor]:
+    """Weights as MLX writes them: a word of 32 bits holds the codes of several inputs, and a group of inputs has a
+    scale. Bits may differ from layer to layer; mlx-lm checks them against the model."""
     found = dict(tensors)
     for name in [name for name, tensor in tensors.items() if name.endswith(".weight") and tensor.type == "U32"]:
         base = name.removesuffix(".weight")
         parts = [part for part in ("weight", "scales", "biases") if f"{base}.{part}" in found]
         named = {part: found.pop(f"{base}.{part}") for part in parts}
-        if "scales" not in named:
-            raise CheckpointError(f"the quantised weight {base[:100]!r} must have scales, it has none; get it again")
-        num_bytes = sum(part.num_bytes for part in named.values())
-        found[name] = replace(named["weight"], type="MLX", num_bytes=num_bytes, parts=tuple(named.items()))
+        codes = named["weight"]
+        if "scales" not in named or len(named["scales"].shape) != len(codes.shape):
+            raise CheckpointError(
+                f"the quantised weight {base[:100]!r} must have scales beside it; get the model again"
+            )
+        num_code_bits, num_inputs = codes.shape[-1] * 32, named["scales"].shape[-1] * (quantisation.group_size or 0)
+        if not num_inputs or num_code_bits / num_inputs not in MLX_BITS:  # this layer has groups of its own
+            num_inputs = num_code_bits // quantisation.num_bits
+        shape, num_bytes = (*codes.shape[:-1], num_inputs), sum(part.num_bytes for part in named.values())
+        kind = f"MLX{num_code_bits // max(1, num_inputs)}"
+        found[name] = replace(codes, type=kind, shape=shape, num_bytes=num_bytes, parts=tuple(named.items()))
     return found
 
 
