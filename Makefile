@@ -8,7 +8,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids
+.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids proof-mlx
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -16,7 +16,7 @@ help:  ## this list
 setup:  ## make .venv and install quire with what developers need, in CI's versions
 	python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[dev,torch]'
+	.venv/bin/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[dev,torch,mlx]'
 
 lock:  ## write what is installed here to .ci/constraints.txt, which CI installs
 	mkdir -p build; { sed -n '/^#/p' .ci/constraints.txt; $(PYTHON) -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\).*/\1/'; } > build/constraints.txt
@@ -123,6 +123,9 @@ proof-models:  ## families of models: parity, real weights, bits, templates, mix
 
 proof-hybrids:  ## recurrent state beside the blocks: slots, parity, bits, budgets, speed; SCALE=quick|full
 	$(PYTHON) -m proofs.hybrids $(PROVE)
+
+proof-mlx:  ## models of mlx-lm over quire's blocks: contract, parity, allocation, kills; SCALE=quick|full
+	$(PYTHON) -m proofs.mlx $(PROVE)
 
 proof-steps:  ## grammars, forced tokens, the sampler, exact speculation; SCALE=quick|full
 	$(PYTHON) -m proofs.steps $(PROVE)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -14,7 +15,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 PROOF_RESULTS = ROOT / "proofs" / "results"
 ABILITIES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp")
 """Instructions that decide what arithmetic costs: figures of machines that differ in them cannot be compared."""
-VERSIONS = ("quire", "torch", "numpy", "transformers", "tokenizers", "aiohttp", "uvicorn", "uvloop", "hypothesis")
+VERSIONS = (
+    "quire", "torch", "numpy", "transformers", "tokenizers", "aiohttp", "uvicorn", "uvloop", "hypothesis", "mlx",
+    "mlx-lm",
+)  # fmt: skip
+"""Of those that are installed."""
 SOURCES = ("src", "tests", "native", "benchmarks/*.py", "proofs/*.py")
 
 
@@ -30,7 +35,7 @@ def circumstances() -> dict[str, object]:
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", *SOURCES)),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": {
-            "processor": _cpu_line("model name") or platform.machine(),
+            "processor": _cpu_line("model name") or _apple_chip() or platform.machine(),
             "abilities": abilities(),
             "cores": os.cpu_count(),
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -38,6 +43,14 @@ def circumstances() -> dict[str, object]:
         },
         "versions": {"python": platform.python_version(), **_versions(*VERSIONS)},
     }
+
+
+def _apple_chip() -> str:
+    """Apple M3 Pro, or whatever this Mac says; nothing elsewhere."""
+    if sys.platform != "darwin":
+        return ""
+    words = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
 def abilities() -> list[str]:
@@ -51,15 +64,20 @@ def _git(*words: str) -> str:
 
 
 def _cpu_line(name: str) -> str:
-    """What the system says of its processor under this name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    """What the system says of its processor under this name; nothing where it has no such file."""
+    file = Path("/proc/cpuinfo")
+    for line in file.read_text().splitlines() if file.is_file() else ():
         if line.startswith(name):
             return line.partition(":")[2].strip()
     return ""
 
 
 def _versions(*packages: str) -> dict[str, str]:
-    return {package: metadata.version(package) for package in packages}
+    found = {}
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def wrapped(prose: str) -> list[str]:

@@ -87,13 +87,14 @@ def _wait(process: "subprocess.Popen[bytes]", port: int, log: Path) -> float:
     raise RuntimeError(f"the server was not ready within {READY_S:.0f} s: {log.read_text(errors='replace')[-2000:]}")
 
 
-def environment_with_wheel(folder: Path) -> Path:
-    """An interpreter in an environment of its own, with the wheel of this commit and what it requires."""
+def environment_with_wheel(folder: Path, extra: str = "") -> Path:
+    """An interpreter in an environment of its own, with the wheel of this commit and what it requires; perhaps with
+    one of its extras."""
     _run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)])
     (wheel,) = folder.glob("quire-*.whl")
     _run([sys.executable, "-m", "venv", str(folder / "environment")])
     python = folder / "environment" / "bin" / "python"
-    _run([str(python), "-m", "pip", "install", "--quiet", str(wheel)])
+    _run([str(python), "-m", "pip", "install", "--quiet", f"{wheel}[{extra}]" if extra else str(wheel)])
     return python
 
 

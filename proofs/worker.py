@@ -169,7 +169,7 @@ async def cold_start_s(count: int) -> float:
 
 @dataclass
 class Crowd:
-    """Sixteen streams at any time; who ends is followed by another."""
+    """So many streams at any time; who ends is followed by another."""
 
     model: ServedModel
     random: Random
@@ -214,13 +214,15 @@ class Kills:
         return sum(one.said == other.said and bool(one.said) for one, other in pairs)
 
 
-async def killed_often(random: Random, num_kills: int) -> Kills:
-    """Kill the worker of the real model so often under sixteen streams."""
+async def killed_often(
+    random: Random, num_kills: int, make: Callable[[], ServedModel] | None = None, num_streams: int = NUM_STREAMS
+) -> Kills:
+    """Kill the worker of a model so often under so many streams; of the real one, if nothing else is said."""
     detections, pauses = [], []
-    async with real() as model:
+    async with (make or real)() as model:
         crowd = Crowd(model, random)
-        clients = [asyncio.create_task(crowd.client()) for _ in range(NUM_STREAMS)]
-        await until(lambda: len(crowd.open) == NUM_STREAMS)
+        clients = [asyncio.create_task(crowd.client()) for _ in range(num_streams)]
+        await until(lambda: len(crowd.open) == num_streams)
         for cycle in range(num_kills):
             await crowd.each_has_a_token_more()
             await asyncio.sleep(random.uniform(0.0, 0.3))

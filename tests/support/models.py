@@ -40,6 +40,10 @@ def runners_of(model: str | Path, **settings: object) -> Callable[[], Runner]:
             return CpuRunner(decoder, KVStore(decoder.kv_shapes, *shape), capacity, states)
 
         return made
+    if type(first).__name__ == "MlxRunner":
+        from tests.support.mlx_models import mlx_runners  # noqa: PLC0415 - where MLX is not needed
+
+        return mlx_runners(first)
     return _torch_runners(first)
 
 

@@ -1,23 +1,35 @@
 """A backend by name, imported only when it is asked for."""
 
 import os
+import platform
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 from quire.backends.loaded import LoadedRunner, OnRead
 from quire.backends.roof import Roof
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families import is_decoder, read_shape
 from quire.config import ModelSettings
-from quire.errors import ConfigError
+from quire.errors import CheckpointError, ConfigError
 
 
 def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead | None = None) -> LoadedRunner:
-    """A runner for this checkpoint: by the CPU backend if it can and may, else by torch if that is installed."""
+    """A runner for this checkpoint: by the backend that is asked for; else on Apple silicon by MLX, then by the CPU
+    backend, each if it can, then by torch if that is installed."""
     # A thread that waits for another spins first. By default it spins so long that one busy neighbour makes a step ten
     # times slower; a short spin costs a few percent of a quiet machine. Read when the OpenMP runtime is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own pool: nothing here multiplies with it
     tell = on_read or (lambda _done, _total: None)
+    if settings.backend == "mlx" or (settings.backend == "auto" and checkpoint.is_for_mlx):
+        return _load_mlx(checkpoint, settings, tell)
+    passed: list[str] = []
+    if settings.backend == "auto" and _is_on_apple_silicon() and find_spec("mlx_lm") is not None:
+        try:
+            return _load_mlx(checkpoint, settings, tell)
+        except (ConfigError, CheckpointError) as error:
+            passed.append(f"not MLX: {error}")
     settings = settings.with_kv_of(checkpoint.matrix_types)
     if settings.backend == "torch":
         return _load_torch(checkpoint, settings, tell, "backend is torch")
@@ -25,11 +37,31 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
 
     reason = cpu_load.why_not_cpu(checkpoint, settings)
     if reason is None:
-        return cpu_load.load(checkpoint, settings, tell)
+        loaded = cpu_load.load(checkpoint, settings, tell)
+        return replace(loaded, notes=(*passed, *loaded.notes))
     if settings.backend == "cpu":
         raise ConfigError(f"{reason}; set backend to auto, or take another model", ("backend",))
     loaded = _load_torch(checkpoint, settings, tell, reason)
-    return replace(loaded, notes=(f"torch and not the CPU backend: {reason}", *loaded.notes))
+    return replace(loaded, notes=(*passed, f"torch and not the CPU backend: {reason}", *loaded.notes))
+
+
+def _is_on_apple_silicon() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
+def _load_mlx(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead) -> LoadedRunner:
+    try:
+        from quire.backends.mlx import load as mlx_load  # noqa: PLC0415 - seconds of import, paid when used
+    except ImportError as error:
+        raise ConfigError(
+            f"the MLX backend needs mlx-lm, {error.name!r} is missing; install quire again with its extra mlx, such "
+            "as: pip install '.[mlx]'",
+            ("backend",),
+        ) from error
+    reason = mlx_load.why_not_mlx(checkpoint, settings)
+    if reason is not None:
+        raise ConfigError(f"{reason}; set backend to cpu, or take another model", ("backend",))
+    return mlx_load.load(checkpoint, settings, on_read)
 
 
 def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead, reason: str) -> LoadedRunner:
@@ -39,6 +71,8 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
             "model",
             ("backend",),
         )
+    if checkpoint.is_for_mlx:
+        raise ConfigError(f"{reason}; weights as mlx-lm writes them need the MLX backend: set backend to mlx")
     try:
         from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
     except ImportError as error:

@@ -37,6 +37,8 @@ class Checkpoint:
     """The model's own sampling settings; empty where it states none or asks for greedy decoding."""
     fingerprint: str
     """The same for the same config and weights, wherever they lie: part of every block's name."""
+    is_for_mlx: bool = False
+    """Its tensors are as mlx-lm writes them: no other backend reads them."""
 
     def end_tokens(self, token_to_id: Callable[[str], int | None]) -> frozenset[int]:
         """Every token that ends a text; a tokenizer knows the ids of those that are given as texts."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.families import check_shapes
-from quire.checkpoints.quantisation import read_quantisation, with_joined_parts
+from quire.checkpoints.quantisation import is_quantised_by_mlx, read_quantisation, with_joined_parts
 from quire.checkpoints.stored_names import decoder_names
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
@@ -40,6 +40,7 @@ class Weights:
     files: tuple[Path, ...]
     tensors: dict[str, StoredTensor]
     headers: list[Any]
+    is_for_mlx: bool = False
 
 
 def read_directory(directory: Path, name: str) -> Checkpoint:
@@ -64,8 +65,15 @@ def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
     ]
     stored = {name: tensor for file in files for name, tensor in _stored(file)}
     tensors = with_joined_parts(decoder_names(config, text_tensors(config, stored)), read_quantisation(config))
-    check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
-    return Weights(directory, tuple(file.path for file in files), tensors, headers)
+    is_for_mlx = is_quantised_by_mlx(config) or any(map(_has_experts_of_mlx, files))
+    if not is_for_mlx:  # mlx-lm checks its own names and shapes
+        check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
+    return Weights(directory, tuple(file.path for file in files), tensors, headers, is_for_mlx)
+
+
+def _has_experts_of_mlx(file: WeightFile) -> bool:
+    """mlx-lm writes all experts of a layer as one tensor, under names of its own; its other tensors are everybody's."""
+    return file.written_by == "mlx" and any(len(entry.shape) > 2 for entry in file.tensors.values())
 
 
 def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Weights]) -> Checkpoint:
@@ -91,6 +99,7 @@ def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Wei
         special_tokens={key: text for key in TEMPLATE_TOKENS for text in _token_texts(described, key)},
         generation_defaults=_sampling(generation),
         fingerprint=_fingerprint(config, weights.headers, _conversion(directory)),
+        is_for_mlx=weights.is_for_mlx,
     )
 
 

@@ -6,6 +6,7 @@
     pack-quantized  weight_packed [out, in / words], weight_scale, weight_shape, weight_zero_point, weight_g_idx
     fp8             weight (F8_E4M3), weight_scale or weight_scale_inv
     mxfp4           NAME_blocks [expert, out, group, 16], NAME_scales [expert, out, group]
+    mlx             weight [..., out, in / words] (U32), scales, biases; any number of bits, named layers with others
 
 How their bits are read is the backend's business; here they get the shape that the model's family expects of them.
 """
@@ -20,6 +21,7 @@ from quire.errors import CheckpointError
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 MAX_GROUP = 1 << 20
 MXFP4_GROUP = 32
+MLX_BITS = (2, 3, 4, 5, 6, 8)
 MAIN_PARTS = {"gptq": "qweight", "awq": "qweight", "pack-quantized": "weight_packed", "fp8": "weight"}
 """The part that has the codes."""
 OTHER_PARTS = {
@@ -47,8 +49,16 @@ class Quantisation:
     """GPTQ's first file format has zeros one below what they stand for."""
 
 
+def is_quantised_by_mlx(config: Mapping[str, Any]) -> bool:
+    """MLX writes its settings under a name of its own, often under the others' too, and names no method."""
+    return isinstance(config.get("quantization"), dict) and "quant_method" not in config["quantization"]
+
+
 def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
     """What config.json says, None if the weights are plain; refuses what no kernel here computes."""
+    if is_quantised_by_mlx(config):
+        given = config["quantization"]
+        return Quantisation("mlx", _bits(given, "bits", MLX_BITS), _group(given))
     given = config.get("quantization_config")
     if given is None:
         return None
@@ -81,6 +91,8 @@ def with_joined_parts(
         return dict(tensors)
     if quantisation.scheme == "mxfp4":
         return _with_joined_blocks(tensors)
+    if quantisation.scheme == "mlx":
+        return _with_joined_words(tensors, quantisation)
     main, others = MAIN_PARTS[quantisation.scheme], OTHER_PARTS[quantisation.scheme]
     found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in UNUSED_PARTS}
     for name in list(found):
@@ -107,6 +119,28 @@ def _with_joined_blocks(tensors: Mapping[str, StoredTensor]) -> dict[str, Stored
         parts, num_bytes = (("blocks", blocks), ("scales", scales)), blocks.num_bytes + scales.num_bytes
         shape = (num_experts, num_groups * MXFP4_GROUP, num_out)
         found[base] = replace(blocks, type="MXFP4", shape=shape, num_bytes=num_bytes, parts=parts)
+    return found
+
+
+def _with_joined_words(tensors: Mapping[str, StoredTensor], quantisation: Quantisation) -> dict[str, StoredTensor]:
+    """Weights as MLX writes them: a word of 32 bits holds the codes of several inputs, and a group of inputs has a
+    scale. Bits may differ from layer to layer; mlx-lm checks them against the model."""
+    found = dict(tensors)
+    for name in [name for name, tensor in tensors.items() if name.endswith(".weight") and tensor.type == "U32"]:
+        base = name.removesuffix(".weight")
+        parts = [part for part in ("weight", "scales", "biases") if f"{base}.{part}" in found]
+        named = {part: found.pop(f"{base}.{part}") for part in parts}
+        codes = named["weight"]
+        if "scales" not in named or len(named["scales"].shape) != len(codes.shape):
+            raise CheckpointError(
+                f"the quantised weight {base[:100]!r} must have scales beside it; get the model again"
+            )
+        num_code_bits, num_inputs = codes.shape[-1] * 32, named["scales"].shape[-1] * (quantisation.group_size or 0)
+        if not num_inputs or num_code_bits / num_inputs not in MLX_BITS:  # this layer has groups of its own
+            num_inputs = num_code_bits // quantisation.num_bits
+        shape, num_bytes = (*codes.shape[:-1], num_inputs), sum(part.num_bytes for part in named.values())
+        kind = f"MLX{num_code_bits // max(1, num_inputs)}"
+        found[name] = replace(codes, type=kind, shape=shape, num_bytes=num_bytes, parts=tuple(named.items()))
     return found
 
 

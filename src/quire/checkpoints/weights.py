@@ -39,6 +39,8 @@ class WeightFile:
     path: Path
     num_bytes: int
     tensors: dict[str, TensorEntry]
+    written_by: str = ""
+    """The library whose names and shapes its tensors have, by the file's own word: pt, mlx, ..."""
 
 
 def weight_paths(directory: Path) -> tuple[Path, ...]:
@@ -81,10 +83,12 @@ def read_header(path: Path) -> WeightFile:
     if not raw.startswith(b"{"):
         raise _damaged(path, "its header does not begin with an object")
     header = parse_json_object(raw, f"the header of {path.name}")
-    _check_note(path, header.pop("__metadata__", {}))
+    note = header.pop("__metadata__", {})
+    _check_note(path, note)
     spans = [_read_entry(path, name, entry, 8 + header_bytes) for name, entry in header.items()]
     _check_spans(path, sorted((span for _, span in spans)), num_bytes - 8 - header_bytes)
-    return WeightFile(path, num_bytes, {name: entry for name, (entry, _) in zip(header, spans, strict=True)})
+    tensors = {name: entry for name, (entry, _) in zip(header, spans, strict=True)}
+    return WeightFile(path, num_bytes, tensors, note.get("format", ""))
 
 
 def _check_note(path: Path, note: Any) -> None:

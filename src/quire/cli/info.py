@@ -85,6 +85,8 @@ class Facts:
     """What it has that the plainest decoder has not."""
     not_supported: str | None
     """What of it the CPU backend has not, by name; transformers may have it."""
+    is_for_mlx: bool
+    """Its weights are as mlx-lm writes them, and run on that backend alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
     config = checkpoint.config
     tensors = checkpoint.tensors
     settings = settings.with_kv_of(checkpoint.matrix_types)
-    shape, used = _known(config, tensors)
+    shape, used = _known(checkpoint)
     num_values = sum(math.prod(one.shape) for one in used.values())
     return Facts(
         name=checkpoint.name,
@@ -164,7 +166,7 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         parameters=num_values,
         weight_bytes=sum(one.num_bytes for one in tensors.values()),
         weight_types=tuple(sorted({one.type for one in used.values()})),
-        read_bytes_per_token=_read_bytes(shape, used, settings.dtype) if shape else None,
+        read_bytes_per_token=_read_bytes(shape, used, settings.dtype) if shape and not checkpoint.is_for_mlx else None,
         kv_bytes_per_token={dtype: _kv_bytes(shape, dtype) for dtype in SHOWN_KV_DTYPES} if shape else None,
         state_bytes_per_sequence=shape.state_bytes if shape else None,
         has_chat_template=checkpoint.chat_template is not None,
@@ -174,6 +176,7 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         fits=_fits(shape, used, settings, _count(config, "max_position_embeddings")) if shape else None,
         parts=(*_part_of(config), *(parts_of(shape) if shape else ())),
         not_supported=why_not_decoder(config),
+        is_for_mlx=checkpoint.is_for_mlx,
     )
 
 
@@ -183,13 +186,14 @@ def _part_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"the text part of {config[TEXT_PART]}",) if TEXT_PART in config else ()
 
 
-def _known(config: Mapping[str, Any], tensors: "Tensors") -> "tuple[DecoderShape | None, Tensors]":
+def _known(checkpoint: "Checkpoint") -> "tuple[DecoderShape | None, Tensors]":
     """Of a known family its shape and the tensors it uses; of another only all its tensors."""
     from quire.checkpoints.families import expected_shapes, is_decoder, read_shape
 
-    if not is_decoder(config):
-        return None, tensors
-    shape = read_shape(config)
+    config, tensors = checkpoint.config, checkpoint.tensors
+    shape = read_shape(config) if is_decoder(config) else None
+    if shape is None or checkpoint.is_for_mlx:
+        return shape, tensors
     return shape, {name: tensors[name] for name in expected_shapes(shape)}
 
 
@@ -313,6 +317,8 @@ def _rows(facts: Facts, speed: Speed) -> list[tuple[str, str | None]]:
 
 
 def _run_words(facts: Facts) -> str:
+    if facts.is_for_mlx:
+        return "on the MLX backend (quire[mlx]), which alone reads weights as mlx-lm writes them"
     if facts.not_supported is None:
         return "on the CPU backend, in quire's own kernels"
     return f"through transformers, if at all (quire[torch]): {facts.not_supported}"

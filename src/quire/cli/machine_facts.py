@@ -64,6 +64,7 @@ class MachineFacts:
     """Which kernels were chosen; None: none can be used."""
     num_openmp_runtimes: int
     has_torch: bool
+    has_mlx: bool
     threads_variable: str | None
     """What OMP_NUM_THREADS says."""
     memory_bytes_per_s: float | None
@@ -102,6 +103,7 @@ def read_facts(settings: Settings) -> MachineFacts:
         isa=available().isa,
         num_openmp_runtimes=len(openmp_runtimes()),
         has_torch=_has("torch"),
+        has_mlx=_has("mlx_lm"),
         threads_variable=os.environ.get("OMP_NUM_THREADS"),
         memory_bytes_per_s=bandwidth_bytes_per_s(),
     )

@@ -203,6 +203,7 @@ def shown(facts: MachineFacts) -> list[tuple[str, str]]:
         ("memory", f"{_gib(facts.free_bytes)} of {_gib(facts.memory_bytes)} free{memory}"),
         ("kernels", chosen),
         ("PyTorch", "installed" if facts.has_torch else "not installed, and not needed"),
+        ("MLX", "installed" if facts.has_mlx else "not installed; it is for Apple silicon"),
     ]
 
 

@@ -9,7 +9,7 @@ from quire.errors import ConfigError
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 ArithmeticName = Literal["auto", "float", "int8"]
-Backend = Literal["auto", "cpu", "torch"]
+Backend = Literal["auto", "cpu", "mlx", "torch"]
 Speculation = Literal["auto", "off"]
 ToolFormatName = Literal["auto", "hermes"]
 
@@ -35,7 +35,7 @@ class ModelSettings:
     kv_dtype: KVDtype = "auto"
     """How keys and values are held. `auto` is settled by `with_kv_of`, when the file's types are known."""
     backend: Backend = "auto"
-    """Who computes. `auto`: the CPU backend if it can run the model, else torch."""
+    """Who computes. `auto`: on Apple silicon MLX, elsewhere the CPU backend, if it can run the model; else torch."""
     device: str = "cpu"
     """`cpu` is tested; `cuda` and `mps` are torch's and are not."""
     num_threads: int | None = None
@@ -57,8 +57,8 @@ class ModelSettings:
                 f"{self.max_step_tokens} given; raise it, or lower max_running",
                 ("max_step_tokens", "max_running", "block_size"),
             )
-        if self.backend not in ("auto", "cpu", "torch"):
-            raise ConfigError(f"backend must be auto, cpu or torch, {self.backend!r} given", ("backend",))
+        if self.backend not in get_args(Backend):
+            raise ConfigError(f"backend must be auto, cpu, mlx or torch, {self.backend!r} given", ("backend",))
         if self.dtype not in get_args(Dtype):
             raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, {self.dtype!r} given", ("dtype",))
         if self.arithmetic not in get_args(ArithmeticName):

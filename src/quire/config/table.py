@@ -153,10 +153,11 @@ SETTINGS: tuple[Setting, ...] = (
         "hermes",
     ),
     Setting(
-        Group.MODEL, "backend", choice("auto", "cpu", "torch"), _MODEL.backend,
-        "Who computes. cpu: quire's own kernels, for families it knows (the guide on models lists them). torch: any "
-        "other full-attention decoder of transformers; it needs quire[torch]. auto: cpu if it can "
-        "run the model, else torch.",
+        Group.MODEL, "backend", choice("auto", "cpu", "mlx", "torch"), _MODEL.backend,
+        "Who computes. cpu: quire's own kernels, for families it knows (the guide on models lists them). mlx: models "
+        "of mlx-lm on Apple silicon, experimental; it needs quire[mlx]. torch: any other full-attention decoder of "
+        "transformers; it needs quire[torch]. auto: mlx on Apple silicon if it is installed and can run the model, "
+        "then cpu, then torch.",
         "torch",
     ),
     Setting(

@@ -33,6 +33,8 @@ def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
     config = checkpoint.config
     if settings.device != "cpu":
         return f"the CPU backend runs on the device cpu, {settings.device} is asked for"
+    if checkpoint.is_for_mlx:
+        return "the CPU backend does not read weights as mlx-lm writes them"
     if (reason := why_not_decoder(config)) is not None:
         return f"the CPU backend does not run this model: {reason}"
     if settings.dtype not in ("auto", *WEIGHT_TYPES):

@@ -14,6 +14,8 @@ from typing import NamedTuple
 RUNTIME = "libgomp.so.1"
 BUNDLED = Path(__file__).parents[2] / "_libs" / RUNTIME
 """In wheels only."""
+IDLE_OWNERS = ("/sentencepiece.libs/",)
+"""Packages that bring a runtime along and start no threads here: sentencepiece uses its own in training alone."""
 
 
 class Availability(NamedTuple):
@@ -41,12 +43,14 @@ def available() -> Availability:
 
 
 def openmp_runtimes() -> list[str]:
-    """The OpenMP runtimes mapped into this process; one is right. Empty where the system does not tell."""
+    """The OpenMP runtimes mapped into this process that may compute; one is right. Empty where the system does not
+    tell."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return []
-    return sorted(set(re.findall(r"\S*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so\S*", maps)))
+    found = set(re.findall(r"\S*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so\S*", maps))
+    return sorted(path for path in found if not any(owner in path for owner in IDLE_OWNERS))
 
 
 @cache

@@ -1,0 +1,170 @@
+"""A model of mlx-lm over flat batches and block tables.
+
+Its modules are its own business but for two places: where they ask their cache and attention (`layers`), and between
+the last layer and the head, where only the rows go on whose logits are wanted: those of a prompt's whole chunk would
+take more memory than all else.
+
+Whether that is true of a model is asked when it is loaded: a short text with mlx-lm's own caches and with ours must
+give the same logits. A model that attends in ways we do not know is refused there, with the reason.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.host.batch import Batch, make_batch
+from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.wanted import Computed
+from quire.backends.mlx.kv_store import KV_TYPES, KVStore
+from quire.backends.mlx.layers import PagedLayer, Pass, attending, replace_attention
+from quire.backends.mlx.tiles import make_tiles
+from quire.config.model_settings import KVDtype
+from quire.core.step import WorkItem
+from quire.errors import CheckpointError
+
+PROBE_TOKENS = 24
+PROBE_TOLERANCE = 1e-3
+PROBE_ROUNDINGS = 16
+"""How many roundings of the model's own type its logits may differ by."""
+PROBE_BLOCK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """What a pass comes to, on its way."""
+
+    are_finite: mx.array
+    hidden: mx.array
+    logits: mx.array
+
+    def wait(self, *, with_hidden: bool) -> Computed:
+        """As numpy's arrays; hidden states only if somebody asks for them."""
+        hidden = np.array(self.hidden.astype(mx.float32)) if with_hidden else np.zeros((0, 0), np.float32)
+        return Computed(np.array(self.are_finite), hidden, np.array(self.logits.astype(mx.float32)))
+
+
+class Decoder:
+    """A model, and what its layers keep of a token."""
+
+    def __init__(self, model: Any, windows: tuple[int | None, ...] | None = None) -> None:
+        """`windows` of all layers, if they are known; else those that mlx-lm's caches have."""
+        replace_attention()
+        self._model = model
+        self._owner = _owner_of_layers(model)
+        self._inner: Callable[..., mx.array] = self._owner.model
+        tokens = np.arange(PROBE_TOKENS) * 7 % PROBE_TOKENS  # small ones, which every vocabulary has
+        caches = _make_caches(model)
+        expected = self._own_logits(mx.array(tokens)[None], caches)
+        self.vocabulary_size = int(expected.shape[-1])
+        # Layers behind the last cache share another's.
+        self.windows = tuple(_window_of(cache) for cache in caches) if windows is None else windows[: len(caches)]
+        self.kv_shapes = tuple(_shape_of(cache) for cache in caches)
+        self.dtype: KVDtype = _name_of(caches[0].keys.dtype)
+        """Of the keys and values that the model makes."""
+        self._check(tokens, expected)
+
+    def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64]) -> Computing:
+        """Write the rows' KV; the last hidden states, and the logits of the wanted rows. Nothing is computed yet."""
+        tokens, positions, *places = (mx.array(one.astype(np.int32)) for one in batch.rows)
+        tiles = {window: make_tiles(batch, store.block_size, window) for window in set(self.windows)}
+        going = Pass(store, positions, (places[0], places[1]), tiles, len(self._model.layers))
+        layers = [PagedLayer(going, at, window) for at, window in enumerate(self.windows)]
+        rows = mx.array((wanted if len(wanted) else np.zeros(1, np.int64)).astype(np.int32))
+        inner = _WantedRows(self._inner, rows)
+        self._owner.model = inner
+        try:
+            with attending(going):
+                logits = self._model(tokens[:, None], cache=layers)[:, 0][: len(wanted)]
+        finally:
+            self._owner.model = self._inner
+        if inner.hidden is None:
+            raise CheckpointError("the model does not call its layers by itself; take another model")
+        are_finite = mx.isfinite(inner.hidden).all(axis=1)
+        for one in going.are_finite:
+            are_finite = are_finite & one
+        return Computing(are_finite, inner.hidden, logits)
+
+    def _own_logits(self, tokens: mx.array, caches: list[Any]) -> mx.array:
+        logits: mx.array = self._model(tokens, cache=caches)[0].astype(mx.float32)
+        mx.eval(logits, [cache.state for cache in caches])
+        return logits
+
+    def _check(self, tokens: NDArray[np.int64], expected: mx.array) -> None:
+        """Against the model's own attention."""
+        num_blocks = -(-PROBE_TOKENS // PROBE_BLOCK)
+        store = KVStore(self.kv_shapes, num_blocks, PROBE_BLOCK, self.dtype)
+        item = WorkItem(0, tuple(tokens.tolist()), 0, tuple(range(1, num_blocks + 1)))
+        going = self.compute(make_batch([item], PROBE_BLOCK), store, np.arange(PROBE_TOKENS))
+        got = going.logits.astype(mx.float32)
+        worst, most = float(mx.abs(got - expected).max()), float(mx.abs(expected).max())
+        tolerance = max(PROBE_TOLERANCE, PROBE_ROUNDINGS * float(mx.finfo(KV_TYPES[self.dtype]).eps))
+        if not worst <= tolerance * max(1.0, most):
+            raise CheckpointError(
+                f"the model's own attention and paged attention must agree, their logits differ by {worst:.2g}; "
+                "it attends in a way that quire does not know"
+            )
+
+
+class _WantedRows:
+    """The layers of a model, of whose result only some rows go on to the head."""
+
+    def __init__(self, inner: Callable[..., mx.array], rows: mx.array) -> None:
+        self._inner = inner
+        self._rows = rows
+        self.hidden: mx.array | None = None
+        """[row, size]: of all rows."""
+
+    def __call__(self, *given: Any, **named: Any) -> mx.array:
+        out = self._inner(*given, **named)
+        self.hidden = out[:, 0]
+        return out[self._rows]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _owner_of_layers(model: Any) -> Any:
+    """The module that has the layers as its `model` and the head beside it."""
+    owner = model
+    while hasattr(owner, "language_model"):
+        owner = owner.language_model
+    if not callable(getattr(owner, "model", None)):
+        raise CheckpointError(
+            f"mlx-lm's {type(model).__module__.rpartition('.')[2]} does not keep its layers apart from its head; take "
+            "another model, or backend cpu if it runs this one"
+        )
+    return owner
+
+
+def _make_caches(model: Any) -> list[Any]:
+    from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache  # noqa: PLC0415
+
+    caches = make_prompt_cache(model)
+    strange = sorted({type(cache).__name__ for cache in caches if type(cache) not in (KVCache, RotatingKVCache)})
+    if strange:
+        raise CheckpointError(
+            f"the MLX backend runs models whose layers keep keys and values, this one keeps {', '.join(strange)}; "
+            "models with recurrent layers run on the CPU backend: set backend to cpu"
+        )
+    return caches
+
+
+def _window_of(cache: Any) -> int | None:
+    return getattr(cache, "max_size", None)
+
+
+def _shape_of(cache: Any) -> LayerShape:
+    if cache.keys is None:
+        raise CheckpointError("a layer of the model keeps no keys and values of its own; take another model")
+    return LayerShape(int(cache.keys.shape[1]), int(cache.keys.shape[3]), int(cache.values.shape[3]))
+
+
+def _name_of(dtype: mx.Dtype) -> KVDtype:
+    names = [name for name, one in KV_TYPES.items() if one == dtype]
+    if not names:
+        raise CheckpointError(f"keys and values must be of {', '.join(KV_TYPES)}, the model makes {dtype}")
+    return names[0]

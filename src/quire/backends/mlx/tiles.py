@@ -1,0 +1,112 @@
+"""A step's rows as attention takes them: sequences that feed as many tokens and see about as many blocks, in one call.
+
+    items      A: 3 tokens     B: 1   C: 1   D: 1        blocks seen: A 2, B 7, C 8, D 1
+    tiles      [A]  3 rows     [B, C] 1 row of each      [D]
+
+A call gathers the blocks of its sequences, each table filled up with the null block to the longest of them; sequences
+stand together only if that at most doubles what is gathered. Of a layer with a window only the blocks in it are
+gathered. How much one call gathers is bounded, whatever sequences share.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.backends.host.batch import Batch
+from quire.core.step import WorkItem
+
+CALL_TOKENS = 1 << 15
+"""Tokens whose keys and values one call gathers, unless a single sequence has more."""
+CALL_SCORES = 1 << 24
+"""Pairs of a row and a token in one call: where attention writes scores down, they are so many for each head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The rows of some sequences, as many of each, and the blocks they see."""
+
+    rows: mx.array
+    """[sequence x row]: their places in the batch."""
+    tables: mx.array
+    """[sequence, block]."""
+    mask: mx.array
+    """[sequence, 1, row, token]: whether the row sees the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """All rows of a step."""
+
+    tiles: tuple[Tile, ...]
+    order: mx.array
+    """[row]: where among the rows of all tiles this row of the batch stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Neighbouring rows of one item."""
+
+    first_row: int
+    first_position: int
+    num_rows: int
+    blocks: tuple[int, ...]
+    """Those it sees, and where the first of them begins."""
+    first_token: int
+
+
+def make_tiles(batch: Batch, block_size: int, window: int | None) -> Tiles:
+    """For layers with this window, or without one."""
+    pieces = [
+        piece
+        for first_row, item in zip(batch.first_rows, batch.items, strict=True)
+        for piece in _pieces(item, first_row, block_size, window)
+    ]
+    tiles, order = [], np.zeros(len(batch.tokens), np.int32)
+    num_placed = 0
+    for group in _groups(pieces, block_size):
+        rows = np.concatenate([np.arange(one.first_row, one.first_row + one.num_rows) for one in group])
+        order[rows] = np.arange(num_placed, num_placed + len(rows))
+        num_placed += len(rows)
+        tiles.append(_tile(group, rows, block_size, window))
+    return Tiles(tuple(tiles), mx.array(order))
+
+
+def _pieces(item: WorkItem, first_row: int, block_size: int, window: int | None) -> Iterator[_Piece]:
+    """An item's rows, cut so that no call is too large."""
+    end = item.first_position + len(item.token_ids)
+    most_rows = max(1, CALL_SCORES // (-(-end // block_size) * block_size))
+    for first in range(item.first_position, end, most_rows):
+        last = min(first + most_rows, end)
+        first_block = 0 if window is None else max(0, first - window + 1) // block_size
+        blocks = item.block_ids[first_block : -(-last // block_size)]
+        yield _Piece(first_row + first - item.first_position, first, last - first, blocks, first_block * block_size)
+
+
+def _groups(pieces: Sequence[_Piece], block_size: int) -> Iterator[list[_Piece]]:
+    """Those of as many rows and about as many blocks, so many as a call may gather."""
+    alike: dict[tuple[int, int], list[_Piece]] = {}
+    for piece in pieces:
+        alike.setdefault((piece.num_rows, (len(piece.blocks) - 1).bit_length()), []).append(piece)
+    for (num_rows, _), group in alike.items():
+        tokens = max(len(one.blocks) for one in group) * block_size
+        count = max(1, min(CALL_TOKENS // tokens, CALL_SCORES // (tokens * num_rows)))
+        for first in range(0, len(group), count):
+            yield group[first : first + count]
+
+
+def _tile(group: Sequence[_Piece], rows: NDArray[np.int64], block_size: int, window: int | None) -> Tile:
+    num_blocks = max(len(one.blocks) for one in group)
+    tables = np.zeros((len(group), num_blocks), np.int32)
+    for at, one in enumerate(group):
+        tables[at, : len(one.blocks)] = one.blocks
+    firsts = np.array([[one.first_position, one.first_token] for one in group])
+    # [sequence, row, 1] and [sequence, 1, token]
+    positions = (firsts[:, :1] + np.arange(group[0].num_rows))[:, :, None]
+    tokens = (firsts[:, 1:] + np.arange(num_blocks * block_size))[:, None]
+    is_seen = tokens <= positions
+    if window is not None:
+        is_seen &= tokens > positions - window
+    return Tile(mx.array(rows.astype(np.int32)), mx.array(tables), mx.array(is_seen[:, None]))
