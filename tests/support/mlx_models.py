@@ -4,7 +4,7 @@ says to a prompt. Everything that calls MLX runs in the thread of whoever calls.
 import atexit
 import importlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,6 +24,8 @@ from quire.checkpoints.strict_json import read_json_object
 VOCABULARY_SIZE = 131
 SPREAD = 6.0
 """Weights are spread wide enough that greedy tokens are seldom ties."""
+SPREADS = {"gemma4": 0.5}
+"""Of models that say their last token again and again if their embeddings are as wide as the others'."""
 SETTINGS: dict[str, Any] = {
     "memory_bytes": 8 << 30, "block_size": 16, "max_step_tokens": 128, "max_running": 16, "max_sequence_tokens": 1024,
     "backend": "mlx",
@@ -77,7 +79,8 @@ def made_by_mlx(name: str, bits: int | None = None) -> Path:
     classes = importlib.import_module(f"mlx_lm.models.{kind}")
     mx.random.seed(3)
     model = classes.Model(classes.ModelArgs.from_dict(config))
-    model.update(tree_map(lambda one: one * SPREAD if one.ndim > 1 else one, model.parameters()))
+    spread = SPREADS.get(name, SPREAD)
+    model.update(tree_map(lambda one: one * spread if one.ndim > 1 else one, model.parameters()))
     if bits is not None:
         model, config = quantize_model(model, config, 32, bits)
     folder = Path(mkdtemp(prefix="quire-mlx-"))
@@ -96,15 +99,15 @@ class Reference:
 
     def answer(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """Greedy tokens."""
-        return [int(token) for token, _ in generate_step(mx.array(prompt), self.model, max_tokens=num_tokens)]
+        return [int(token) for token, _ in generate_step(mx.array(list(prompt)), self.model, max_tokens=num_tokens)]
 
     def logits(self, tokens: Sequence[int]) -> mx.array:
         """Behind the last of these tokens."""
-        found: mx.array = self.model(mx.array(tokens)[None])[0, -1].astype(mx.float32)
+        found: mx.array = self.model(mx.array(list(tokens))[None])[0, -1].astype(mx.float32)
         return found
 
 
-def mlx_runners(first: Runner) -> Any:
+def mlx_runners(first: Runner) -> Callable[[], Runner]:
     """Makes runners like this one, each with a pool of its own, over the same model."""
     assert isinstance(first, MlxRunner)
     (model, pool), capacity, owner = first._opened(), first.capacity, first._owner

@@ -41,6 +41,7 @@ SOUND = MachineFacts(
     isa="avx512vnni",
     num_openmp_runtimes=1,
     has_torch=False,
+    has_mlx=False,
     threads_variable=None,
     memory_bytes_per_s=2e10,
 )

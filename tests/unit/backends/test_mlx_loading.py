@@ -1,0 +1,314 @@
+"""Which models MLX takes and which it refuses, in which words; which backend `auto` takes; what is told of a model."""
+
+import gc
+import json
+import platform
+import shutil
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.utils import load_model
+
+import quire.backends
+from quire.backends import load as registry
+from quire.backends.cpu.runner import CpuRunner
+from quire.backends.load import load_backend
+from quire.backends.loaded import LoadedRunner
+from quire.backends.mlx.decoder import Decoder
+from quire.backends.mlx.load import EXPERIMENTAL
+from quire.backends.mlx.runner import MlxRunner
+from quire.checkpoints import Checkpoint, resolve
+from quire.config import Backend, ModelSettings
+from quire.errors import CheckpointError, ConfigError
+from tests.support import architectures, mlx_models
+from tests.support.mlx_models import made_by_mlx
+from tests.support.tiny_models import write_gguf
+
+SETTINGS = ModelSettings(
+    memory_bytes=8 << 30, block_size=16, max_step_tokens=32, max_running=4, max_sequence_tokens=128
+)
+ON_MLX = replace(SETTINGS, backend="mlx")
+MLA = {
+    "kv_lora_rank": 32, "q_lora_rank": None, "qk_rope_head_dim": 16, "v_head_dim": 32, "qk_nope_head_dim": 16,
+    "n_routed_experts": None, "first_k_dense_replace": 0, "tie_word_embeddings": False, "num_key_value_heads": 4,
+    "rope_scaling": None,
+}  # fmt: skip
+
+
+@cache
+def checkpoint_of(name: str) -> Checkpoint:
+    return resolve(str(architectures.directory(name)))
+
+
+@cache
+def checkpoint_by_mlx(name: str, bits: int | None = None) -> Checkpoint:
+    return resolve(str(made_by_mlx(name, bits)))
+
+
+@cache
+def loaded(name: str) -> LoadedRunner:
+    return load_backend(checkpoint_by_mlx(name), ON_MLX)
+
+
+def changed(folder: Path, **fields: Any) -> Checkpoint:
+    """A copy of a small model with another config.json."""
+    target = folder / "model"
+    shutil.copytree(made_by_mlx("llama"), target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | fields))
+    return resolve(str(target))
+
+
+# -- what is refused --
+
+
+def test_models_with_recurrent_layers_are_refused_with_the_reason() -> None:
+    words = r"keep keys and values, this one has recurrent layers; set backend to cpu, or take another model"
+    with pytest.raises(ConfigError, match=words):
+        load_backend(checkpoint_of("lfm2"), ON_MLX)
+
+
+def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reads directories of safetensors, tiny\.gguf is a GGUF file; set backend"):
+        load_backend(resolve(str(write_gguf(tmp_path / "tiny.gguf")), cache=tmp_path / "cache"), ON_MLX)
+
+
+def test_keys_and_values_in_int8_are_refused() -> None:
+    with pytest.raises(ConfigError, match="keys and values in float32, bfloat16, float16, not in int8; set backend"):
+        load_backend(checkpoint_by_mlx("llama"), replace(ON_MLX, kv_dtype="int8"))
+
+
+def test_arithmetic_in_int8_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the MLX backend has no arithmetic int8; set backend"):
+        load_backend(checkpoint_by_mlx("llama"), replace(ON_MLX, arithmetic="int8"))
+
+
+def test_a_model_whose_attention_cannot_be_replaced_is_refused() -> None:
+    words = "every one of 3 layers must attend through the function that mlx-lm's models share, 0 do"
+    with pytest.raises(CheckpointError, match=words):
+        load_backend(checkpoint_of("gemma2"), ON_MLX)
+
+
+def test_a_model_that_keeps_other_things_than_keys_and_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(mlx_models.MODELS, "mla", ("deepseek_v3", MLA))
+    with pytest.raises(CheckpointError, match="the model changes keys or masks its attention by itself"):
+        load_backend(checkpoint_by_mlx("mla"), ON_MLX)
+
+
+def test_caches_that_are_no_keys_and_values_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class StrangeCache:
+        """Of nobody."""
+
+    model: Any = load_model(made_by_mlx("llama"))[0]
+    monkeypatch.setattr(type(model), "make_cache", lambda _: [StrangeCache()], raising=False)
+    with pytest.raises(CheckpointError, match="this one keeps StrangeCache; models with recurrent layers run on the"):
+        Decoder(model)
+
+
+def test_a_model_that_attends_otherwise_than_it_is_told_is_refused() -> None:
+    """The windows are made up: the model sees everything."""
+    model: Any = load_model(made_by_mlx("llama"))[0]
+    assert Decoder(model).windows == (None, None, None)
+    with pytest.raises(CheckpointError, match=r"own attention and paged attention must agree, their logits differ by"):
+        Decoder(model, (3, None, None))
+
+
+def test_code_that_a_directory_brings_is_refused_and_never_run(tmp_path: Path) -> None:
+    marker = tmp_path / "it ran"
+    checkpoint = changed(tmp_path, model_file="code.py")
+    (checkpoint.directory / "code.py").write_text(
+        f"from pathlib import Path\nPath({str(marker)!r}).touch()\nfrom mlx_lm.models.llama import Model, ModelArgs\n"
+    )
+    with pytest.raises(CheckpointError, match=r"mlx-lm cannot load this llama model: .*custom module"):
+        load_backend(checkpoint, ON_MLX)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "never-heard-of"}, "mlx-lm cannot load this never-heard-of model: Model type"),
+        ({"num_hidden_layers": 2}, r"mlx-lm cannot load this llama model: Received 9 parameters not in model.*; take"),
+    ],
+)
+def test_what_mlx_lm_cannot_load_is_told_in_a_sentence(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    checkpoint = changed(tmp_path)
+    file = checkpoint.directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    told = replace(checkpoint, config=checkpoint.config | fields)
+    with pytest.raises(CheckpointError, match=words):
+        load_backend(told, ON_MLX)
+
+
+def test_a_model_that_asks_its_cache_for_more_than_it_has_is_refused(tmp_path: Path) -> None:
+    """Here for how long the text is, as one number: rows are of many texts."""
+    with pytest.raises(CheckpointError, match="llama"):
+        load_backend(changed(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0}), ON_MLX)
+
+
+def test_a_budget_that_does_not_hold_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the memory budget must hold the model"):
+        load_backend(checkpoint_by_mlx("llama"), replace(ON_MLX, memory_bytes=100 << 20))
+
+
+# -- which backend --
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "is_one"),
+    [("darwin", "arm64", True), ("darwin", "x86_64", False), ("linux", "arm64", False), ("linux", "aarch64", False)],
+)
+def test_apple_silicon_is_a_mac_with_its_own_processor(
+    monkeypatch: pytest.MonkeyPatch, system: str, machine: str, is_one: bool
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "platform", system)
+        patched.setattr(platform, "machine", lambda: machine)
+        found = registry._is_on_apple_silicon()
+    assert found is is_one
+
+
+@pytest.fixture
+def on_apple_silicon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_is_on_apple_silicon", lambda: True)
+
+
+@pytest.mark.usefixtures("on_apple_silicon")
+def test_on_apple_silicon_auto_takes_mlx() -> None:
+    found = load_backend(checkpoint_of("llama-native"), SETTINGS)
+    assert isinstance(found.runner, MlxRunner)
+    assert found.notes == (EXPERIMENTAL,)
+
+
+@pytest.mark.usefixtures("on_apple_silicon")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("lfm2", "not MLX: the MLX backend runs models whose layers keep keys and values, this one has recurrent layers"),
+     ("qwen2-native", "not MLX: mlx-lm cannot load this qwen2 model: ")],
+)  # fmt: skip
+def test_on_apple_silicon_the_cpu_backend_runs_what_mlx_refuses_and_says_why(name: str, words: str) -> None:
+    found = load_backend(checkpoint_of(name), SETTINGS)
+    assert isinstance(found.runner, CpuRunner)
+    assert found.notes[0].startswith(words)
+
+
+@pytest.mark.usefixtures("on_apple_silicon")
+def test_on_apple_silicon_a_backend_that_is_asked_for_is_taken() -> None:
+    found = load_backend(checkpoint_of("llama-native"), replace(SETTINGS, backend="cpu"))
+    assert isinstance(found.runner, CpuRunner)
+    assert found.notes == ()
+
+
+@pytest.mark.usefixtures("on_apple_silicon")
+def test_on_apple_silicon_without_mlx_lm_nothing_is_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda _name: None)
+    found = load_backend(checkpoint_of("llama-native"), SETTINGS)
+    assert isinstance(found.runner, CpuRunner)
+    assert found.notes == ()
+
+
+def test_elsewhere_auto_does_not_take_mlx() -> None:
+    found = load_backend(checkpoint_of("llama-native"), SETTINGS)
+    assert isinstance(found.runner, CpuRunner)
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(("name", "bits"), [("llama", 4), ("qwen3-moe", None)])
+def test_weights_as_mlx_lm_writes_them_are_run_by_mlx_anywhere(name: str, bits: int | None) -> None:
+    assert isinstance(load_backend(checkpoint_by_mlx(name, bits), SETTINGS).runner, MlxRunner)
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [("cpu", "the CPU backend does not read weights as mlx-lm writes them; set backend to auto, or take another"),
+     ("torch", "weights as mlx-lm writes them need the MLX backend: set backend to mlx")],
+)  # fmt: skip
+def test_no_other_backend_takes_weights_as_mlx_lm_writes_them(backend: Backend, words: str) -> None:
+    for bits in (4, 8):
+        with pytest.raises(ConfigError, match=words):
+            load_backend(checkpoint_by_mlx("llama", bits), replace(SETTINGS, backend=backend))
+
+
+def test_the_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quire.backends, "mlx", quire.backends.mlx)  # put back what a second import leaves there
+    for name in [name for name in sys.modules if name.startswith("quire.backends.mlx")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    checkpoint = checkpoint_by_mlx("llama")
+    words = r"the MLX backend needs mlx-lm, 'mlx\.core' is missing; .*pip install '\.\[mlx\]'"
+    with pytest.raises(ConfigError, match=words):
+        load_backend(checkpoint, ON_MLX)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_mlx_without_mlx_lm_is_told_as_the_missing_extra(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    checkpoint = checkpoint_by_mlx(name)
+    for module in [module for module in sys.modules if module.partition(".")[0] == "mlx_lm"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"the MLX backend needs mlx-lm, 'mlx_lm.*' is missing; install quire again"):
+        load_backend(checkpoint, ON_MLX)
+
+
+# -- what is told and held --
+
+
+def test_a_model_says_that_mlx_is_experimental_and_what_fits() -> None:
+    found = loaded("llama")
+    assert found.notes == (EXPERIMENTAL,)
+    assert found.plan.line.startswith("memory 8.00 GiB: model and libraries ")
+    assert found.plan.line.endswith("32 blocks of 16 = 512 tokens: 4 sequences of 128 or 4 of 128")
+    assert found.kv_layout == "mlx float32"
+
+
+def test_a_model_with_windows_says_that_it_keeps_all_tokens() -> None:
+    assert loaded("gemma3").notes == (
+        EXPERIMENTAL,
+        "6 of 7 layers look back a window; the KV memory keeps all their tokens",
+    )
+
+
+def test_keys_and_values_are_held_as_the_model_makes_them_or_as_is_asked_for() -> None:
+    checkpoint = checkpoint_by_mlx("llama")
+    block_bytes = loaded("llama").plan.block_bytes
+    halves = (replace(ON_MLX, dtype="bfloat16"), "mlx bfloat16"), (replace(ON_MLX, kv_dtype="float16"), "mlx float16")
+    for settings, layout in halves:
+        found = load_backend(checkpoint, settings)
+        assert found.kv_layout == layout
+        assert found.plan.block_bytes * 2 == block_bytes
+        assert found.runner.capacity.num_kv_bytes == found.plan.block_bytes
+
+
+def test_the_pool_is_there_from_the_start_and_close_gives_it_back() -> None:
+    checkpoint = checkpoint_by_mlx("llama")
+    gc.collect()
+    before = mx.get_active_memory()
+    found = load_backend(checkpoint, replace(ON_MLX, max_sequence_tokens=1024, max_running=16))
+    held = mx.get_active_memory() - before
+    pool_bytes = (found.plan.num_blocks + 1) * found.plan.block_bytes
+    assert found.plan.num_blocks == 1024
+    assert held >= pool_bytes
+    found.runner.close()
+    gc.collect()
+    assert mx.get_active_memory() - before < pool_bytes / 100
+
+
+def test_what_mlx_holds_and_keeps_for_later_is_bounded() -> None:
+    found = load_backend(checkpoint_by_mlx("llama"), ON_MLX)
+    limit, kept = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
+    mx.set_memory_limit(limit)
+    mx.set_cache_limit(kept)
+    assert limit == found.plan.budget_bytes
+    assert kept == found.plan.step_bytes
+
+
+def test_progress_ends_with_every_byte_of_the_files() -> None:
+    told: list[tuple[int, int]] = []
+    checkpoint = checkpoint_by_mlx("llama")
+    load_backend(checkpoint, ON_MLX, lambda done, total: told.append((done, total)))
+    num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
+    assert told[-1] == (num_bytes, num_bytes)
