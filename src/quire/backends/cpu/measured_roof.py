@@ -40,8 +40,10 @@ class CpuRoof:
         """For the model of this config, whose file has matrices of these types."""
         device = settings.device
         held = ", ".join(sorted(types)) if settings.dtype == "auto" else settings.dtype
-        if not is_decoder(config) or settings.backend in ("mlx", "torch"):
-            return cls(None, "the model does not run on the CPU backend")
+        if settings.backend == "mlx":
+            return cls(None, "the model runs through mlx-lm's own modules")
+        if not is_decoder(config) or settings.backend == "torch":
+            return cls(None, "the model runs through transformers' own modules")
         if held not in {"F32", "float32"} or device != "cpu":
             return cls(None, f"it is measured for float32 on a CPU, this is {held} on {device}")
         if not extension.available().is_available:

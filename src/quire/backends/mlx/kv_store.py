@@ -52,8 +52,12 @@ class KVStore:
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Whole blocks, in the order given: a later copy may read what an earlier one wrote."""
         for src, dst in copies:
-            for array in self.arrays:
-                array[dst] = array[src]
+            # Gathered and computed first: a slice is the pool's own buffer, and whoever still has to read from it keeps
+            # it from being written in place.
+            parts = [array[mx.array([src])] for array in self.arrays]
+            mx.eval(parts)
+            for array, part in zip(self.arrays, parts, strict=True):
+                array[mx.array([dst])] = part
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
         """Blocks as bytes, in the layout above."""
@@ -68,7 +72,8 @@ class KVStore:
             for array in self.arrays:
                 num_bytes = array.nbytes // array.shape[0]
                 part = mx.array(np.frombuffer(content, np.uint8, num_bytes, first))
-                array[block] = part.view(array.dtype).reshape(array.shape[1:])
+                values = part.view(array.dtype).reshape(array.shape[1:])
+                array[block] = mx.where(mx.isfinite(values), values, 0)  # slots that nobody sees may hold anything
                 first += num_bytes
         mx.eval(self.arrays)
 

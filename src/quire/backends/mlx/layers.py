@@ -101,6 +101,7 @@ def attending(of: Pass) -> Iterator[None]:
         yield
     finally:
         _GOING.pop()
+        of.writers.clear()  # they hold the pass, and with it the step's arrays, until garbage is collected
     if of.num_answered != of.num_layers or not of.are_finite:
         raise CheckpointError(
             f"every one of {of.num_layers} layers must attend through the function that mlx-lm's models share, "

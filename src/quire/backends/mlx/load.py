@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.utils import load_model as read_model
 
 from quire.backends import memory_plan
 from quire.backends.host.kv_shape import LayerShape, model_tokens, num_block_bytes
@@ -65,7 +66,7 @@ def _load(owner: Owner, checkpoint: Checkpoint, settings: ModelSettings, on_read
     before_bytes = memory_plan.resident_bytes()
     owner.ask(lambda: _limit_memory(budget_bytes))
     with told_in_words(checkpoint.name):
-        model = owner.ask(lambda: Decoder(load_model(checkpoint, settings), _windows(checkpoint)))
+        model = owner.ask(lambda: _probed(checkpoint, settings))
         on_read(num_bytes, num_bytes)
         settings = _with_kv_of(model, settings)
         loaded_bytes = before_bytes + mx.get_active_memory()
@@ -91,8 +92,6 @@ def _load(owner: Owner, checkpoint: Checkpoint, settings: ModelSettings, on_read
 
 def load_model(checkpoint: Checkpoint, settings: ModelSettings) -> Any:
     """mlx-lm's module with the weights in it. Code that a model's directory brings is never run."""
-    from mlx_lm.utils import load_model as read_model  # noqa: PLC0415 - seconds of import, paid when used
-
     try:
         older = older_fields(read_json_object(checkpoint.directory / "config.json"))
         model, _ = read_model(checkpoint.directory, lazy=True, strict=True, model_config=older, trust_remote_code=False)
@@ -106,6 +105,20 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings) -> Any:
         model.set_dtype(getattr(mx, settings.dtype))
     mx.eval(model.parameters())
     return model
+
+
+def _probed(checkpoint: Checkpoint, settings: ModelSettings) -> Decoder:
+    """A model that runs over blocks as it runs by itself, or a CheckpointError: what a module raises that asks our
+    caches for more than they have is told in a sentence."""
+    model = load_model(checkpoint, settings)
+    try:
+        return Decoder(model, _windows(checkpoint))
+    except (ValueError, TypeError, AttributeError) as error:
+        told = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"mlx-lm's {checkpoint.config['model_type']} cannot be run over blocks: {told}; take another model, or "
+            "backend cpu if it runs this one"
+        ) from error
 
 
 def _windows(checkpoint: Checkpoint) -> tuple[int | None, ...] | None:
