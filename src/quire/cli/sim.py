@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def sim(
     trace: Annotated[
         Path | None,
-        typer.Argument(metavar="[TRACE]", help="A trace to replay: Mooncake's JSONL, Azure's CSV or ShareGPT's JSONL."),
+        typer.Argument(metavar="TRACE", help="A trace to replay: Mooncake's JSONL or Azure's CSV, also as .gz."),
     ] = None,
     scenario: Annotated[str, typer.Option(help="Which workload; --list shows them.")] = "chat",
     seed: Annotated[int, typer.Option(help="Decides everything: the same seed gives the same run.")] = 1,
