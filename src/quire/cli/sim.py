@@ -1,5 +1,6 @@
 """`quire sim`: the real scheduler and memory with a pretended device, and a summary a person can read."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,13 +10,32 @@ if TYPE_CHECKING:
 
 
 def sim(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(metavar="TRACE", help="A trace to replay: Mooncake's JSONL or Azure's CSV, also as .gz."),
+    ] = None,
     scenario: Annotated[str, typer.Option(help="Which workload; --list shows them.")] = "chat",
     seed: Annotated[int, typer.Option(help="Decides everything: the same seed gives the same run.")] = 1,
     requests: Annotated[int, typer.Option(min=0, help="How many requests; 0 takes the scenario's own number.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
+    members: Annotated[int, typer.Option(min=1, max=1000, help="With a trace: servers of the fleet.")] = 1,
+    gateways: Annotated[int, typer.Option(min=1, max=64, help="With a trace: gateways before them.")] = 1,
+    policy: Annotated[str, typer.Option(help="With a trace: how gateways choose.")] = "cost",
+    pool: Annotated[int, typer.Option(min=2, help="With a trace: KV blocks of a member.")] = 3000,
+    block_size: Annotated[int, typer.Option(min=1, help="With a trace: tokens of a block.")] = 512,
+    step_tokens: Annotated[int, typer.Option(min=1, help="With a trace: tokens a step may feed.")] = 8192,
+    running: Annotated[int, typer.Option(min=1, help="With a trace: sequences that may run at once.")] = 256,
+    speedup: Annotated[float, typer.Option(min=1e-6, help="With a trace: how many times as fast it comes.")] = 1.0,
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="With a trace: share of its conversations.")] = 1.0,
+    tenants: Annotated[int, typer.Option(min=1, help="With a trace: tenants, by conversation.")] = 1,
+    classes: Annotated[str, typer.Option(help="With a trace: classes, such as high=0.1,low=0.3.")] = "",
+    profile: Annotated[Path | None, typer.Option(help="With a trace: how long steps take (JSON).")] = None,
 ) -> None:
-    """Simulate a server: real scheduler and KV memory, a pretended device, a clock moved by hand."""
+    """Simulate a server: real scheduler and KV memory, a pretended device, a clock moved by hand.
+
+    With a trace, a server or a whole fleet answers its requests, and the clock goes by a profile of a machine.
+    """
     from quire.sim.sim_config import configured
     from quire.sim.simulation import Simulation
     from quire.workload.scenarios import SCENARIOS
@@ -23,6 +43,30 @@ def sim(
     if show_list:
         for one in SCENARIOS.values():
             typer.echo(f"{one.name:10} {one.purpose}")
+        return
+    if trace is not None:
+        from quire.cli.sim_trace import TraceFlags, simulate_trace
+
+        simulate_trace(
+            TraceFlags(
+                trace,
+                members,
+                gateways,
+                policy,
+                pool,
+                block_size,
+                step_tokens,
+                running,
+                speedup,
+                share,
+                tenants,
+                classes,
+                requests,
+                profile,
+                seed,
+                as_json,
+            )
+        )
         return
     report = Simulation(configured(scenario, seed, requests or None)).run()
     if as_json:

@@ -11,9 +11,11 @@ longest request fits, and what prompts have in common stays what it was.
 import csv
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,19 @@ class Trace:
             return self
         # A prompt and an answer have at least one token each, whatever the factor.
         return replace(self, factor=self.factor * max(context_tokens - 2, 1) / longest)
+
+    def spread(self) -> "Trace":
+        """The same trace with rows of one moment spread evenly up to the next one: some clocks tick every few seconds,
+        and nobody knows when between two ticks a request came. The last moment stays as it is."""
+        moments = sorted({row.arrival_s for row in self.rows})
+        following = dict(pairwise(moments))
+        counts, rows = Counter(row.arrival_s for row in self.rows), []
+        seen: Counter[float] = Counter()
+        for row in self.rows:
+            tick_s = following.get(row.arrival_s, row.arrival_s) - row.arrival_s
+            rows.append(replace(row, arrival_s=row.arrival_s + tick_s * seen[row.arrival_s] / counts[row.arrival_s]))
+            seen[row.arrival_s] += 1
+        return replace(self, rows=tuple(rows))
 
     def visits(self, speedup: float = 1.0) -> Iterator[Visit]:
         """Each row as a visit; `speedup` 2 lets them come twice as fast."""

@@ -1,0 +1,15 @@
+"""`make proof-capacity`: how many machines, which settings: the simulator on real traces, and the router of a fleet.
+
+    capacity_router   the pure router: bursts, choices, entries, events
+    capacity_traces   a public trace on one member beside an independent replay, and policies on fleets
+
+Traces: Mooncake's conversation trace in a folder `shared/data/traces` beside the checkout.
+"""
+
+import sys
+
+from proofs import capacity_router, capacity_traces
+from proofs.proof import run
+
+if __name__ == "__main__":
+    sys.exit(run("capacity", capacity_router, capacity_traces))

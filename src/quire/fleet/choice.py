@@ -1,0 +1,244 @@
+"""Who gets a request: whoever has the least cost. One cost and no thresholds:
+
+    cost  =  k x uncached tokens of the prompt there  +  uncached tokens in flight there          k = 4
+
+With it a conversation stays where its blocks are until the queue there is worth more than computing them elsewhere; a
+block that everybody has is a small credit to everybody. Equal costs go to who has less in flight, then to who was
+chosen least recently, then by name: nothing is drawn.
+
+To choose is to reserve: the tokens count as in flight and the blocks as held there from this moment on, so that the
+next choice sees this one and a burst spreads.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from quire.core.block_table import hit_cap
+from quire.errors import ConfigError, InvariantError
+from quire.fleet.index import BlockIndex
+from quire.fleet.load import MemberLoads
+from quire.fleet.membership import Assignment, Membership, MemberState, Transition
+
+UNCACHED_WEIGHT = 4.0
+"""k: how many tokens in somebody's queue one token is worth that need not be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPrompt:
+    """What of a request decides where it goes."""
+
+    request_id: str
+    num_tokens: int
+    names: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Block size -> names of its full blocks. Members of a size that is missing are chosen by load alone."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1:
+            raise InvariantError(f"a prompt has at least one token, {self.request_id!r} has {self.num_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingChoice:
+    """A member for a request, and why it."""
+
+    member: str
+    epoch: int
+    num_cached_tokens: int
+    """What it is believed to hold of the prompt; at least one token is always computed."""
+    cost: float
+
+    @property
+    def assignment(self) -> Assignment:
+        """What everything that is said of the request there has to be of."""
+        return Assignment(self.member, self.epoch)
+
+
+_Offer = tuple[float, int, int, str, int]
+"""Cost, tokens in flight, last chosen, member, cached tokens: the least, field by field, is the choice."""
+_Group = tuple[float, int, frozenset[str]]
+"""What its members cost without what is in flight there, their cached tokens, and who they are."""
+
+
+@dataclass(slots=True)
+class _Routed:
+    """A request that a member has."""
+
+    assignment: Assignment
+    chosen_s: float
+    unconfirmed: Sequence[int]
+    """Blocks that it will leave there, until its prompt is computed."""
+
+
+class Router:
+    """Chooses members, and keeps what is known of them together: who is there, what each holds and has to compute."""
+
+    def __init__(
+        self,
+        membership: Membership | None = None,
+        index: BlockIndex | None = None,
+        loads: MemberLoads | None = None,
+        uncached_weight: float = UNCACHED_WEIGHT,
+    ) -> None:
+        if uncached_weight < 0:
+            raise ConfigError(f"uncached_weight must not be negative, {uncached_weight} given")
+        self.membership = Membership() if membership is None else membership
+        """Read only: members come and go by the verbs below."""
+        self.index = BlockIndex() if index is None else index
+        """To be told what members hold: `stored`, `removed`, `cleared`."""
+        self.loads = MemberLoads() if loads is None else loads
+        """To be told what members report: `report`."""
+        self._uncached_weight = uncached_weight
+        self._block_sizes: dict[str, int] = {}
+        self._ready_by_size: dict[int, frozenset[str]] = {}
+        """Block size -> who of this size gets work."""
+        self._last_chosen: dict[str, int] = {}
+        """Which choice a member was last, counted from 1; 0: never."""
+        self._routed: dict[str, _Routed] = {}
+        self._num_choices = 0
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def join(self, member: str, block_size: int, now_s: float) -> int:
+        """A member with an empty cache and nothing to do; it gets work once it is `ready`. Returns its epoch."""
+        if block_size < 1:
+            raise InvariantError(f"a block has at least one token, those of {member!r} have {block_size}")
+        epoch = self.membership.join(member, now_s).epoch
+        self.index.join(member)
+        self.loads.join(member)
+        self._block_sizes[member], self._last_chosen[member] = block_size, 0
+        return epoch
+
+    def ready(self, member: str, now_s: float) -> Transition:
+        """It can compute from now on."""
+        transition = self.membership.ready(member, now_s)
+        self._followed((transition,))
+        return transition
+
+    def beat(self, member: str, now_s: float) -> Transition | None:
+        """It is alive."""
+        transition = self.membership.beat(member, now_s)
+        if transition is not None:
+            self._followed((transition,))
+        return transition
+
+    def drain(self, member: str) -> tuple[Transition, ...]:
+        """It gets no more work, and is gone as soon as it has none."""
+        return self._followed(self.membership.drain(member))
+
+    def leave(self, member: str) -> tuple[Transition, ...]:
+        """It is gone. Its requests have to be moved, one by one."""
+        return self._followed((self.membership.leave(member),))
+
+    def advance(self, now_s: float) -> tuple[Transition, ...]:
+        """Time has passed: judge who was silent, and sweep a little. To be called now and then."""
+        transitions = self._followed(self.membership.advance(now_s))
+        self.index.sweep(now_s)
+        return transitions
+
+    def _followed(self, transitions: tuple[Transition, ...]) -> tuple[Transition, ...]:
+        for one in transitions:
+            if one.after is MemberState.GONE:
+                self.index.leave(one.member)
+                self.loads.leave(one.member)
+                del self._block_sizes[one.member], self._last_chosen[one.member]
+        if transitions:
+            ready, sizes = self.membership.ready_members, self._block_sizes
+            self._ready_by_size = {
+                size: frozenset(member for member in ready if sizes[member] == size)
+                for size in {sizes[member] for member in ready}
+            }
+        return transitions
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def choose(self, prompt: RoutedPrompt, now_s: float, exclude: Collection[str] = ()) -> RoutingChoice | None:
+        """Give the request to the ready member with the least cost; None if there is no such member."""
+        if prompt.request_id in self._routed:
+            had = self._routed[prompt.request_id].assignment.member
+            raise InvariantError(f"choose: {had!r} has {prompt.request_id!r}; it has to be moved first")
+        best = self.best(prompt, exclude)
+        if best is None:
+            return None
+        member = best.member
+        assignment = self.membership.assign(member)
+        self.loads.reserve(prompt.request_id, member, prompt.num_tokens - best.num_cached_tokens, now_s)
+        names = prompt.names.get(self._block_sizes[member], ())
+        self.index.optimistic(member, names, now_s)
+        self._routed[prompt.request_id] = _Routed(assignment, now_s, names)
+        self._num_choices += 1
+        self._last_chosen[member] = self._num_choices
+        return best
+
+    def best(self, prompt: RoutedPrompt, exclude: Collection[str] = ()) -> RoutingChoice | None:
+        """The member with the least cost: what `choose` would choose now. Changes nothing."""
+        offer = min(map(self._best_of_group, self._groups(prompt, exclude)), default=None)
+        if offer is None:
+            return None
+        cost, _, _, member, num_cached = offer
+        return RoutingChoice(member, self.membership.ready_members[member].epoch, num_cached, cost)
+
+    def rank(self, prompt: RoutedPrompt, exclude: Collection[str] = ()) -> list[RoutingChoice]:
+        """All members that could get the request, the best first, and what each would cost. Changes nothing."""
+        in_flight, epochs = self.loads.in_flight_tokens, self.membership.ready_members
+        offers = [
+            (base + in_flight[member], in_flight[member], self._last_chosen[member], member, num_cached)
+            for base, num_cached, members in self._groups(prompt, exclude)
+            for member in members
+        ]
+        return [
+            RoutingChoice(member, epochs[member].epoch, num_cached, cost)
+            for cost, _, _, member, num_cached in sorted(offers)
+        ]
+
+    def assignment_of(self, request_id: str) -> Assignment | None:
+        """Who has the request, if anybody."""
+        routed = self._routed.get(request_id)
+        return None if routed is None else routed.assignment
+
+    def computed(self, request_id: str) -> None:
+        """Its prompt is computed: it weighs on its member no more. Idempotent."""
+        routed = self._routed.get(request_id)
+        if routed is not None:
+            routed.unconfirmed = ()
+            self.loads.release(request_id)
+
+    def ended(self, request_id: str) -> tuple[Transition, ...]:
+        """It ended, well or not. Idempotent. A draining member leaves with its last request."""
+        routed = self._routed.pop(request_id, None)
+        if routed is None:
+            return ()
+        self.loads.release(request_id)
+        return self._followed(self.membership.unassign(routed.assignment))
+
+    def moved(self, request_id: str) -> tuple[Transition, ...]:
+        """Its member did not take it, or is not trusted with it any more: it may be chosen for again, with that member
+        excluded. Unless its prompt was computed, the member is no longer believed to hold its blocks soon."""
+        routed = self._routed.get(request_id)
+        if routed is not None and self.membership.is_current(routed.assignment):
+            self.index.withdraw(routed.assignment.member, routed.unconfirmed, routed.chosen_s)
+        return self.ended(request_id)
+
+    def _groups(self, prompt: RoutedPrompt, exclude: Collection[str]) -> list[_Group]:
+        """The members that could get the request, those together whose cost differs by what is in flight alone.
+
+        Members of different block sizes are compared in tokens.
+        """
+        num_tokens, found = prompt.num_tokens, list[_Group]()
+        for size, ready in self._ready_by_size.items():
+            rest = ready.difference(exclude)
+            names = prompt.names.get(size, ())[: hit_cap(num_tokens, size)]
+            for depth, members in self.index.groups(names):
+                group = rest.intersection(members)
+                rest -= group
+                if group:
+                    found.append((self._uncached_weight * (num_tokens - size * depth), size * depth, group))
+            if rest:
+                found.append((self._uncached_weight * num_tokens, 0, rest))
+        return found
+
+    def _best_of_group(self, group: _Group) -> _Offer:
+        base, num_cached, members = group
+        in_flight, last_chosen = self.loads.in_flight_tokens, self._last_chosen
+        least = min(map(in_flight.__getitem__, members))
+        when, member = min((last_chosen[one], one) for one in members if in_flight[one] == least)
+        return base + least, least, when, member, num_cached

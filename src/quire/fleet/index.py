@@ -1,0 +1,345 @@
+"""Who holds which blocks, as far as a router has heard: name -> bits of members.
+
+    confirmed   name ─► 0b0110      members say so by their KV events
+    believed    name ─► 0b1000      a request is on its way there and will leave it there
+
+A member holds a block if either says so. Of a prompt on its way not all blocks are noted but those at marks, which thin
+out with depth: 89 of 400, exact to a sixteenth of the depth for the half minute until events tell. Bits live in many
+small dictionaries, chosen by a name's last bits: none grows for long, and each can be swept by itself. With integers
+for keys and values the garbage collector skips them.
+
+A member that leaves, or clears its cache, loses its bit at once, because what is read is masked by the bits in use; the
+entries are swept little by little, and only then is the bit another's.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from quire.errors import InvariantError
+
+UNCONFIRMED_S = 30.0
+"""How long a block is believed to come that no event has confirmed."""
+NUM_SHARDS = 1024
+SWEPT_AT_ONCE = 4096
+"""Entries looked at by one call of `sweep`, and the rest of the last shard."""
+
+
+MAX_GROUPS_KEPT = 4096
+"""Sets of members whose names are kept, so that they need not be taken bit from bit each time."""
+EXACT_BLOCKS = 32
+MARKS = (
+    *range(1, EXACT_BLOCKS + 1),
+    *(start + at * start // 16 for start in (EXACT_BLOCKS << octave for octave in range(16)) for at in range(1, 17)),
+)
+"""Which blocks of a prompt are noted while nothing confirms them, counted from 1: each of the first 32, then sixteen
+from each power of two to the next."""
+
+
+class _Holder:
+    """A member, its bit, and what it is believed to hold soon."""
+
+    __slots__ = ("bit", "has_bits_set", "unconfirmed")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.has_bits_set = False
+        """Whether an entry may have this bit: if none has, there is nothing to sweep."""
+        self.unconfirmed: dict[int, float] = {}
+        """Name -> until when it is believed."""
+
+
+class BlockIndex:
+    """What members hold. Wrong entries cost tokens and nothing else; members it does not know it does not hear."""
+
+    def __init__(self, num_shards: int = NUM_SHARDS, swept_at_once: int = SWEPT_AT_ONCE) -> None:
+        if num_shards < 1 or num_shards & (num_shards - 1):
+            raise InvariantError(f"the number of shards must be a power of two, {num_shards} given")
+        self._confirmed: list[dict[int, int]] = [{} for _ in range(num_shards)]
+        self._believed: list[dict[int, int]] = [{} for _ in range(num_shards)]
+        self._shard_mask = num_shards - 1
+        self._swept_at_once = swept_at_once
+        self._holders: dict[str, _Holder] = {}
+        self._member_of: dict[int, str] = {}
+        """Bit -> member, of the bits in use."""
+        self._live = 0
+        """All bits in use."""
+        self._num_bits = 0
+        self._groups: dict[int, tuple[str, ...]] = {}
+        """Bits -> their members. Made anew when a bit gets another member."""
+        self._free_bits: list[int] = []
+        self._dead = 0
+        """Bits that the next round of sweeping takes out of the entries."""
+        self._sweeping = 0
+        """Bits that the round under way takes out, from the shards with this number on."""
+        self._next_shard = 0
+        self._batches: deque[tuple[float, _Holder, list[int]]] = deque()
+        """What is to be looked at again: when, of whom, and the names not looked at yet. The first due first."""
+
+    def __len__(self) -> int:
+        """Names that members have confirmed, those among them that await sweeping."""
+        return sum(map(len, self._confirmed))
+
+    @property
+    def num_unconfirmed(self) -> int:
+        """What members are believed to hold soon, as far as it is noted."""
+        return sum(len(holder.unconfirmed) for holder in self._holders.values())
+
+    @property
+    def members(self) -> Sequence[str]:
+        """Those it hears."""
+        return tuple(self._holders)
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether no entry has the bit of a member that left or cleared its cache."""
+        return not self._dead and not self._sweeping
+
+    # -- who is there --------------------------------------------------------------------------------------------------
+
+    def join(self, member: str) -> None:
+        """A member with an empty cache."""
+        if member in self._holders:
+            raise InvariantError(f"join: {member!r} is in the index already")
+        self._holders[member] = _Holder(self._take_bit(member))
+
+    def leave(self, member: str) -> None:
+        """Nothing is read of it from now on. What it says later is not heard."""
+        holder = self._holders.pop(member, None)
+        if holder is None:
+            raise InvariantError(f"leave: {member!r} is not in the index")
+        self._drop_bit(holder)
+        holder.unconfirmed.clear()
+
+    def _take_bit(self, member: str) -> int:
+        if self._free_bits:
+            bit = self._free_bits.pop()
+        else:
+            bit = 1 << self._num_bits
+            self._num_bits += 1
+        self._live |= bit
+        self._member_of[bit] = member
+        self._groups = {}
+        return bit
+
+    def _drop_bit(self, holder: _Holder) -> None:
+        self._live ^= holder.bit
+        del self._member_of[holder.bit]
+        if holder.has_bits_set:
+            self._dead |= holder.bit
+        else:
+            self._free_bits.append(holder.bit)
+
+    # -- what members say ----------------------------------------------------------------------------------------------
+
+    def stored(self, member: str, names: Sequence[int]) -> None:
+        """These blocks can be hit there: what was believed of them is confirmed."""
+        holder = self._holders.get(member)
+        if holder is None:
+            return
+        shards, shard_mask, bit, unconfirmed = self._confirmed, self._shard_mask, holder.bit, holder.unconfirmed
+        holder.has_bits_set = True
+        for name in names:
+            shard = shards[name & shard_mask]
+            held = shard.get(name)
+            # One object for all entries of this member alone.
+            shard[name] = bit if held is None else held | bit
+        if unconfirmed:
+            for name in names:
+                if name in unconfirmed:
+                    self._disbelieve(holder, name)
+
+    def removed(self, member: str, names: Sequence[int]) -> None:
+        """These blocks can no longer be hit there, whatever was believed."""
+        holder = self._holders.get(member)
+        if holder is None:
+            return
+        shards, shard_mask, bit, unconfirmed = self._confirmed, self._shard_mask, holder.bit, holder.unconfirmed
+        for name in names:
+            _unset(shards[name & shard_mask], name, bit)
+            if name in unconfirmed:
+                self._disbelieve(holder, name)
+
+    def cleared(self, member: str) -> None:
+        """No block can be hit there any more. As cheap as leaving: it gets another bit."""
+        holder = self._holders.get(member)
+        if holder is None:
+            return
+        holder.unconfirmed.clear()
+        if holder.has_bits_set:
+            self._drop_bit(holder)
+            holder.bit, holder.has_bits_set = self._take_bit(member), False
+
+    # -- what is believed ----------------------------------------------------------------------------------------------
+
+    def optimistic(self, member: str, names: Sequence[int], now_s: float) -> None:
+        """A prompt with these blocks, from its first on, goes there now: they are believed until an event confirms or
+        removes them, or nothing has come for 30 s. Those believed already are believed anew."""
+        holder = self._holders.get(member)
+        if holder is None or not names:
+            return
+        until_s, marked = now_s + UNCONFIRMED_S, _at_marks(names)
+        shards, shard_mask, bit = self._believed, self._shard_mask, holder.bit
+        holder.has_bits_set = True
+        for name in marked:
+            shard = shards[name & shard_mask]
+            held = shard.get(name)
+            shard[name] = bit if held is None else held | bit
+        holder.unconfirmed.update(dict.fromkeys(marked, until_s))
+        self._batches.append((until_s, holder, marked))
+
+    def withdraw(self, member: str, names: Sequence[int], at_s: float) -> None:
+        """What `optimistic` was told at that moment will not come true: the member has not taken the prompt. What was
+        told again since stays."""
+        holder = self._holders.get(member)
+        if holder is None:
+            return
+        for name in _at_marks(names):
+            if holder.unconfirmed.get(name) == at_s + UNCONFIRMED_S:
+                self._disbelieve(holder, name)
+
+    def _disbelieve(self, holder: _Holder, name: int) -> None:
+        del holder.unconfirmed[name]
+        _unset(self._believed[name & self._shard_mask], name, holder.bit)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def depths(self, names: Sequence[int]) -> dict[str, int]:
+        """How many of these blocks, the first to the last of a prompt, each member holds that holds the first.
+
+        By binary search, which is valid because eviction takes leaves first: who holds block d holds all before it.
+        Members that hold the same blocks are searched for together. Of one that breaks the rule some block is
+        found that it holds and whose next it does not hold.
+        """
+        return {member: depth for depth, members in self.groups(names) for member in members}
+
+    def groups(self, names: Sequence[int]) -> list[tuple[int, tuple[str, ...]]]:
+        """The same as depths, each with its members: there are far fewer depths than members."""
+        if not names:
+            return []
+        first = names[0]
+        confirmed = self._confirmed[first & self._shard_mask].get(first, 0) & self._live
+        found: list[tuple[int, tuple[str, ...]]] = []
+        depths = range(1, len(names) + 1)
+        for depth, group in [
+            *(self._search(self._confirmed, names, depths, confirmed, 0) if confirmed else ()),
+            (0, self._live ^ confirmed),
+        ]:
+            rest = group
+            for deeper, believing in self._deeper(names, depth, group):
+                found.append((deeper, self._members(believing)))
+                rest ^= believing
+            if depth and rest:
+                found.append((depth, self._members(rest)))
+        return found
+
+    def _deeper(self, names: Sequence[int], depth: int, group: int) -> list[tuple[int, int]]:
+        """Those of a group, all with this confirmed depth, who are believed to have a greater one."""
+        mark, marks = bisect_right(MARKS, depth), MARKS[: bisect_right(MARKS, len(names))]
+        if mark == len(marks):
+            return []
+        name = names[marks[mark] - 1]
+        believing = self._believed[name & self._shard_mask].get(name, 0) & group
+        return self._search(self._believed, names, marks, believing, mark) if believing else []
+
+    def _search(
+        self, shards: list[dict[int, int]], names: Sequence[int], depths: Sequence[int], group: int, low: int
+    ) -> list[tuple[int, int]]:
+        """Which of these depths, counted from 1, members have, and the bits of those who have it; of a group who all
+        hold the block at `depths[low]`."""
+        shard_mask = self._shard_mask
+        open_groups = [(group, low, len(depths) - 1)]
+        found: list[tuple[int, int]] = []
+        while open_groups:
+            # All of `group` hold the block at `low`, and none holds one behind `high`.
+            group, low, high = open_groups.pop()
+            while low < high:
+                middle = (low + high + 1) // 2
+                name = names[depths[middle] - 1]
+                held = shards[name & shard_mask].get(name, 0) & group
+                if not held:
+                    high = middle - 1
+                    continue
+                if held != group:
+                    open_groups.append((group ^ held, low, middle - 1))
+                    group = held
+                low = middle
+            found.append((depths[low], group))
+        return found
+
+    def _members(self, bits: int) -> tuple[str, ...]:
+        members = self._groups.get(bits)
+        if members is not None:
+            return members
+        if len(self._groups) >= MAX_GROUPS_KEPT:
+            self._groups = {}
+        members = self._groups[bits] = tuple(self._member_of[bit] for bit in _bits_of(bits))
+        return members
+
+    def holders_of(self, name: int) -> Iterator[str]:
+        """Who holds this block. For checks and explanations."""
+        at = name & self._shard_mask
+        held = self._confirmed[at].get(name, 0) | self._believed[at].get(name, 0)
+        return (member for member, holder in self._holders.items() if held & holder.bit)
+
+    # -- sweeping ------------------------------------------------------------------------------------------------------
+
+    def sweep(self, now_s: float) -> None:
+        """Take back what was not confirmed in time, and a little of what left with its member. A bounded piece of work;
+        to be called now and then."""
+        self._take_back(now_s)
+        self._sweep_bits()
+
+    def _take_back(self, now_s: float) -> None:
+        budget = self._swept_at_once
+        while budget and self._batches and self._batches[0][0] <= now_s:
+            _, holder, names = self._batches[0]
+            for name in reversed(names[-budget:]):  # leaves first, so that a prompt's rest is still a prefix
+                if name in holder.unconfirmed and holder.unconfirmed[name] <= now_s:
+                    self._disbelieve(holder, name)
+            looked_at = min(budget, len(names))
+            del names[len(names) - looked_at :]
+            budget -= looked_at
+            if not names:
+                self._batches.popleft()
+
+    def _sweep_bits(self) -> None:
+        if not self._sweeping:
+            self._sweeping, self._dead, self._next_shard = self._dead, 0, 0
+        budget, dead = self._swept_at_once, self._sweeping
+        while self._sweeping and budget > 0:
+            for shards in (self._confirmed, self._believed):
+                budget -= len(shards[self._next_shard])
+                shards[self._next_shard] = _without(shards[self._next_shard], dead)
+            self._next_shard += 1
+            if self._next_shard > self._shard_mask:
+                self._free_bits += _bits_of(dead)
+                self._sweeping = 0
+
+
+def _unset(shard: dict[int, int], name: int, bit: int) -> None:
+    held = shard.get(name, 0)
+    if held == bit:
+        del shard[name]
+    elif held & bit:
+        shard[name] = held ^ bit
+
+
+def _without(shard: dict[int, int], bits: int) -> dict[int, int]:
+    """Made anew, as small as it can be, if any of its entries has one of these bits."""
+    if not any(held & bits for held in shard.values()):
+        return shard
+    # Masks that stay as they are stay the objects they are: many share one.
+    kept = ((name, held & ~bits if held & bits else held) for name, held in shard.items())
+    return {name: held for name, held in kept if held}
+
+
+def _at_marks(names: Sequence[int]) -> list[int]:
+    return [names[depth - 1] for depth in MARKS[: bisect_right(MARKS, len(names))]]
+
+
+def _bits_of(mask: int) -> Iterator[int]:
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit

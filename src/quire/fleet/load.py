@@ -1,0 +1,92 @@
+"""Uncached tokens in flight: what each member has been given to compute and has not computed yet.
+
+    in flight   =   what the member reported last   +   own reservations made since
+
+A report counts what all gateways have given the member up to a moment, own requests among them; so reservations made
+before that moment are forgotten, and those made at it or later are added. Without a report there are only the own ones.
+"""
+
+from collections import OrderedDict
+
+from quire.errors import InvariantError
+
+
+class _MemberLoad:
+    """One member's part."""
+
+    __slots__ = ("as_of_s", "num_since_tokens", "since")
+
+    def __init__(self) -> None:
+        self.as_of_s: float | None = None
+        """Which moment the report is of; None: there is none."""
+        self.since: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """Own reservations that no report counts: request -> tokens, and when it was made. The oldest first."""
+        self.num_since_tokens = 0
+
+
+class MemberLoads:
+    """Of all members. Every operation takes constant time, spread over those before it."""
+
+    def __init__(self) -> None:
+        self._loads: dict[str, _MemberLoad] = {}
+        self.in_flight_tokens: dict[str, int] = {}
+        """Member -> what it still has to compute, as far as is known here. Read only."""
+        self._member_of: dict[str, str] = {}
+        """Request -> member, of the reservations that no report counts."""
+
+    @property
+    def num_reservations(self) -> int:
+        """Own reservations that no report counts."""
+        return len(self._member_of)
+
+    def join(self, member: str) -> None:
+        """A member that has nothing to compute."""
+        if member in self._loads:
+            raise InvariantError(f"join: {member!r} has a load already")
+        self._loads[member] = _MemberLoad()
+        self.in_flight_tokens[member] = 0
+
+    def leave(self, member: str) -> None:
+        """It computes nothing any more: its reservations are gone."""
+        load = self._loads.pop(member, None)
+        if load is None:
+            raise InvariantError(f"leave: {member!r} has no load")
+        for request_id in load.since:
+            del self._member_of[request_id]
+        del self.in_flight_tokens[member]
+
+    def reserve(self, request_id: str, member: str, num_tokens: int, now_s: float) -> None:
+        """The member is given a request of which it has to compute so many tokens."""
+        if request_id in self._member_of:
+            raise InvariantError(f"reserve: {request_id!r} has a reservation at {self._member_of[request_id]!r}")
+        load = self._loads.get(member)
+        if load is None:
+            raise InvariantError(f"reserve: {member!r} has no load: it has not joined, or has left")
+        load.since[request_id] = (num_tokens, now_s)
+        load.num_since_tokens += num_tokens
+        self.in_flight_tokens[member] += num_tokens
+        self._member_of[request_id] = member
+
+    def release(self, request_id: str) -> None:
+        """Its prompt is computed, or it ended or moved. Idempotent; what a report counts the next report takes off."""
+        member = self._member_of.pop(request_id, None)
+        if member is not None:
+            load = self._loads[member]
+            num_tokens, _ = load.since.pop(request_id)
+            load.num_since_tokens -= num_tokens
+            self.in_flight_tokens[member] -= num_tokens
+
+    def report(self, member: str, num_tokens: int, as_of_s: float) -> None:
+        """So many uncached tokens were in flight there at that moment. Of reports that overtook each other the latest
+        moment counts; one of a member that has left is not heard."""
+        load = self._loads.get(member)
+        if load is None or (load.as_of_s is not None and as_of_s < load.as_of_s):
+            return
+        load.as_of_s = as_of_s
+        while load.since:
+            request_id, (num_own_tokens, made_s) = next(iter(load.since.items()))
+            if made_s >= as_of_s:
+                break
+            del load.since[request_id], self._member_of[request_id]
+            load.num_since_tokens -= num_own_tokens
+        self.in_flight_tokens[member] = num_tokens + load.num_since_tokens

@@ -1,0 +1,102 @@
+"""One server of a simulated fleet: the real scheduler over the real memory, and a clock that a profile moves.
+
+It is told the time, never asks for it. A step is under way from `begin` to `end`; what came of it is told then.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.core.digests import BlockHasher, Namespace
+from quire.core.events import KVEvent, RequestEvent
+from quire.core.kv_config import KVMemoryConfig
+from quire.core.kv_memory import KVMemory
+from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.step import StepPlan
+from quire.core.waiting_queue import QueueConfig
+from quire.errors import InvariantError
+from quire.sim.clock_runner import TOKEN, answer_of
+from quire.sim.step_profile import StepLoad, StepProfile
+from quire.workload.workload_request import WorkloadRequest
+
+KEY = bytes(32)
+MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSize:
+    """How large a member is, and how fast."""
+
+    num_blocks: int
+    block_size: int = 512
+    max_step_tokens: int = 8192
+    max_running: int = 256
+    max_requests: int = 1 << 20
+    speed: float = 1.0
+    """Times as fast as the profile says."""
+
+    def namespace(self, cache_group: str) -> Namespace:
+        """In which blocks of one group are named."""
+        return Namespace(1, MODEL, "", "slots", self.block_size, cache_group)
+
+
+class Member:
+    """A scheduler, a memory, and how far both are."""
+
+    def __init__(self, size: MemberSize, profile: StepProfile, emit: Callable[[KVEvent], None] | None = None) -> None:
+        self.size = size
+        self._profile = profile
+        self.memory = KVMemory(KVMemoryConfig(size.num_blocks, size.block_size), BlockHasher(KEY), emit)
+        queue = QueueConfig(size.max_requests)
+        self.scheduler = Scheduler(SchedulerConfig(size.max_step_tokens, size.max_running, queue=queue), self.memory)
+        self.under_way: StepPlan | None = None
+        self.busy_s = 0.0
+        self.num_prompt_tokens_computed = 0
+
+    def submit(self, asked: WorkloadRequest, now_s: float, num_produced: int = 0) -> None:
+        """Queue it, or raise RequestError or CapacityError. With tokens from elsewhere it goes on behind them."""
+        request = Request(
+            request_id=asked.name,
+            prompt=asked.prompt,
+            namespace=self.size.namespace(asked.tenant),
+            arrival_s=now_s,
+            params=ResolvedSampling(max_tokens=asked.max_tokens),
+            tenant=asked.tenant,
+            priority=PriorityClass(asked.priority),
+            continuations=(Continuation(0, (TOKEN,) * num_produced),),
+        )
+        enter = self.scheduler.restore if num_produced else self.scheduler.submit
+        enter(request)
+
+    def num_produced(self, name: str) -> int:
+        """Tokens that this request has: its gateway's ledger knows them."""
+        (sequence,) = self.scheduler.live[name].sequences
+        return len(sequence.tokens) - sequence.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Prompt tokens that are still to be computed, of all it was given."""
+        live = self.scheduler.live.values()
+        return sum(max(0, sequence.num_uncomputed - 1) for one in live for sequence in one.sequences)
+
+    def begin(self, now_s: float) -> float | None:
+        """Plan a step; how long it takes, or None if there is nothing to do."""
+        if self.under_way is not None:
+            raise InvariantError("begin: a step is under way")
+        plan = self.scheduler.plan(now_s)
+        if not plan.items:
+            return None
+        self.under_way = plan
+        load = StepLoad.of(plan)
+        self.num_prompt_tokens_computed += load.num_prompt_tokens
+        took_s = self._profile.duration_s(load, self.size.speed)
+        self.busy_s += took_s
+        return took_s
+
+    def end(self, now_s: float) -> list[RequestEvent]:
+        """The step is done."""
+        plan, self.under_way = self.under_way, None
+        if plan is None:
+            raise InvariantError("end: no step is under way")
+        return self.scheduler.apply(answer_of(plan), now_s)
