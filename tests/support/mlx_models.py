@@ -12,9 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
-from mlx_lm.generate import generate_step
-from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
+from quire.backends.mlx.imported import utils
 from quire.backends.mlx.kv_store import KVStore
 from quire.backends.mlx.older_config import older_fields
 from quire.backends.mlx.runner import MlxRunner
@@ -82,11 +81,11 @@ def made_by_mlx(name: str, bits: int | None = None) -> Path:
     spread = SPREADS.get(name, SPREAD)
     model.update(tree_map(lambda one: one * spread if one.ndim > 1 else one, model.parameters()))
     if bits is not None:
-        model, config = quantize_model(model, config, 32, bits)
+        model, config = utils.quantize_model(model, config, 32, bits)
     folder = Path(mkdtemp(prefix="quire-mlx-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    save_model(folder, model, donate_model=False)
-    save_config(config, folder / "config.json")
+    utils.save_model(folder, model, donate_model=False)
+    utils.save_config(config, folder / "config.json")
     return folder
 
 
@@ -95,10 +94,12 @@ class Reference:
 
     def __init__(self, directory: Path) -> None:
         older = older_fields(read_json_object(directory / "config.json"))
-        self.model, _ = load_model(directory, model_config=older)
+        self.model, _ = utils.load_model(directory, model_config=older)
 
     def answer(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """Greedy tokens."""
+        from mlx_lm.generate import generate_step  # noqa: PLC0415 - behind the import with care
+
         return [int(token) for token, _ in generate_step(mx.array(list(prompt)), self.model, max_tokens=num_tokens)]
 
     def logits(self, tokens: Sequence[int]) -> mx.array:

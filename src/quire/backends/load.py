@@ -51,9 +51,8 @@ def _is_on_apple_silicon() -> bool:
 
 def _load_mlx(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead) -> LoadedRunner:
     try:
-        import mlx_lm  # noqa: F401, PLC0415 - seconds of import, paid when used
-
-        from quire.backends.mlx import load as mlx_load  # noqa: PLC0415
+        from quire.backends.mlx import load as mlx_load  # noqa: PLC0415, I001 - seconds of import, paid when used
+        import mlx_lm  # noqa: F401, PLC0415 - and behind it: quire's module imports it with care
     except ImportError as error:
         raise ConfigError(
             f"the MLX backend needs mlx-lm, {error.name!r} is missing; install quire again with its extra mlx, such "

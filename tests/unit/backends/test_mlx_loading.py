@@ -4,6 +4,7 @@ import gc
 import json
 import platform
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
@@ -12,7 +13,6 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.utils import load_model
 
 import quire.backends
 from quire.backends import load as registry
@@ -20,6 +20,7 @@ from quire.backends.cpu.runner import CpuRunner
 from quire.backends.load import load_backend
 from quire.backends.loaded import LoadedRunner
 from quire.backends.mlx.decoder import Decoder
+from quire.backends.mlx.imported import utils
 from quire.backends.mlx.load import EXPERIMENTAL
 from quire.backends.mlx.runner import MlxRunner
 from quire.checkpoints import Checkpoint, resolve
@@ -104,7 +105,7 @@ def test_caches_that_are_no_keys_and_values_are_named(monkeypatch: pytest.Monkey
     class StrangeCache:
         """Of nobody."""
 
-    model: Any = load_model(made_by_mlx("llama"))[0]
+    model: Any = utils.load_model(made_by_mlx("llama"))[0]
     monkeypatch.setattr(type(model), "make_cache", lambda _: [StrangeCache()], raising=False)
     with pytest.raises(CheckpointError, match="this one keeps StrangeCache; models with recurrent layers run on the"):
         Decoder(model)
@@ -112,7 +113,7 @@ def test_caches_that_are_no_keys_and_values_are_named(monkeypatch: pytest.Monkey
 
 def test_a_model_that_attends_otherwise_than_it_is_told_is_refused() -> None:
     """The windows are made up: the model sees everything."""
-    model: Any = load_model(made_by_mlx("llama"))[0]
+    model: Any = utils.load_model(made_by_mlx("llama"))[0]
     assert Decoder(model).windows == (None, None, None)
     with pytest.raises(CheckpointError, match=r"own attention and paged attention must agree, their logits differ by"):
         Decoder(model, (3, None, None))
@@ -252,6 +253,15 @@ def test_mlx_without_mlx_lm_is_told_as_the_missing_extra(monkeypatch: pytest.Mon
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=r"the MLX backend needs mlx-lm, 'mlx_lm.*' is missing; install quire again"):
         load_backend(checkpoint, ON_MLX)
+
+
+def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
+    code = (
+        "import resource\nbefore = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "import quire.backends.mlx.load\nprint(resource.getrlimit(resource.RLIMIT_NOFILE) == before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 # -- what is told and held --

@@ -6,5 +6,7 @@ decoder       a model of mlx-lm over flat rows, asked at load whether its attent
 layers        what a layer of it takes for its cache, and the attention it calls
 tiles         a step's rows as attention takes them
 kv_store      the paged KV memory's data, written in place
+older_config  a config.json in the words that mlx-lm reads
+imported      mlx-lm, without what its import does to the process
 load          a checkpoint to a runner, within a budget
 """

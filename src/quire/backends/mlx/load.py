@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.utils import load_model as read_model
 
 from quire.backends import memory_plan
 from quire.backends.host.kv_shape import LayerShape, model_tokens, num_block_bytes
 from quire.backends.host.worst_step import worst_plans
 from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
 from quire.backends.mlx.decoder import Decoder
+from quire.backends.mlx.imported import utils
 from quire.backends.mlx.kv_store import KV_TYPES, KVStore
 from quire.backends.mlx.older_config import older_fields
 from quire.backends.mlx.runner import MlxRunner, Owner
@@ -94,7 +94,9 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings) -> Any:
     """mlx-lm's module with the weights in it. Code that a model's directory brings is never run."""
     try:
         older = older_fields(read_json_object(checkpoint.directory / "config.json"))
-        model, _ = read_model(checkpoint.directory, lazy=True, strict=True, model_config=older, trust_remote_code=False)
+        model, _ = utils.load_model(
+            checkpoint.directory, lazy=True, strict=True, model_config=older, trust_remote_code=False
+        )
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
         told = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(
