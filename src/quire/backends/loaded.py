@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from quire.backends.memory_plan import MemoryPlan
-from quire.backends.protocol import Runner
+from quire.backends.protocol import Capacity, Runner
+from quire.config import ModelSettings
 from quire.core.step_cost import StepCost
 from quire.errors import CheckpointError
 
@@ -26,6 +27,19 @@ class LoadedRunner:
     notes: tuple[str, ...]
     step_cost: StepCost | None = None
     """What steps take by their tokens, where it was measured: by it a scheduler knows which guesses pay."""
+
+
+def capacity_of(plan: MemoryPlan, settings: ModelSettings, vocabulary_size: int, num_kv_bytes: int) -> Capacity:
+    """What a runner can hold by this plan; its blocks have so many bytes each."""
+    return Capacity(
+        num_blocks=plan.num_blocks,
+        block_size=settings.block_size,
+        max_sequence_tokens=plan.max_sequence_tokens,
+        max_step_tokens=settings.max_step_tokens,
+        vocabulary_size=vocabulary_size,
+        num_kv_bytes=num_kv_bytes,
+        num_slots=plan.num_slots,
+    )
 
 
 @contextmanager

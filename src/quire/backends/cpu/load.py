@@ -17,7 +17,7 @@ from quire.backends.host.worst_step import measured_bytes, worst_plans
 from quire.backends.kernels.extension import available
 from quire.backends.kernels.products import WEIGHT_TYPES, has_tiles, probe
 from quire.backends.kernels.threads import use_threads
-from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
+from quire.backends.loaded import LoadedRunner, OnRead, capacity_of, told_in_words
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families import kept_whole, read_shape, why_not_decoder
@@ -61,15 +61,7 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         plan = _decide(model, checkpoint, settings, budget_bytes)
     kv_dtype = settings.kv_dtype
     store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, kv_dtype)
-    capacity = Capacity(
-        num_blocks=plan.num_blocks,
-        block_size=settings.block_size,
-        max_sequence_tokens=plan.max_sequence_tokens,
-        max_step_tokens=settings.max_step_tokens,
-        vocabulary_size=model.vocabulary_size,
-        num_kv_bytes=store.num_block_bytes,
-        num_slots=plan.num_slots,
-    )
+    capacity = capacity_of(plan, settings, model.vocabulary_size, store.num_block_bytes)
     runner = CpuRunner(model, store, capacity, StateStore(model.slot_size, plan.num_slots) if plan.num_slots else None)
     # A wrong guess could not be taken out of a recurrent state: such models do not guess.
     is_guessing = settings.speculation != "off" and not plan.num_slots

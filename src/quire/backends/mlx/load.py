@@ -14,7 +14,7 @@ import mlx.core as mx
 from quire.backends import memory_plan
 from quire.backends.host.kv_shape import LayerShape, model_tokens, num_block_bytes
 from quire.backends.host.worst_step import worst_plans
-from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
+from quire.backends.loaded import LoadedRunner, OnRead, capacity_of, told_in_words
 from quire.backends.mlx.decoder import Decoder
 from quire.backends.mlx.imported import utils
 from quire.backends.mlx.kv_store import KV_TYPES, KVStore
@@ -78,14 +78,7 @@ def _load(owner: Owner, checkpoint: Checkpoint, settings: ModelSettings, on_read
     mx.set_cache_limit(plan.step_bytes)
     pool = plan.num_blocks, settings.block_size, settings.kv_dtype
     store = owner.ask(lambda: KVStore(model.kv_shapes, *pool))
-    capacity = Capacity(
-        num_blocks=plan.num_blocks,
-        block_size=settings.block_size,
-        max_sequence_tokens=plan.max_sequence_tokens,
-        max_step_tokens=settings.max_step_tokens,
-        vocabulary_size=model.vocabulary_size,
-        num_kv_bytes=store.num_block_bytes,
-    )
+    capacity = capacity_of(plan, settings, model.vocabulary_size, store.num_block_bytes)
     layout = f"mlx {settings.kv_dtype}"
     return LoadedRunner(MlxRunner(owner, model, store, capacity), plan, loaded_bytes, layout, _notes(model))
 

@@ -6,7 +6,7 @@ from quire.backends import memory_plan
 from quire.backends.host.kv_shape import model_tokens, num_block_bytes
 from quire.backends.host.worst_step import measured_bytes, worst_plans
 from quire.backends.kernels.threads import use_threads
-from quire.backends.loaded import LoadedRunner, OnRead, told_in_words
+from quire.backends.loaded import LoadedRunner, OnRead, capacity_of, told_in_words
 from quire.backends.protocol import Capacity
 from quire.backends.torch.adapter import Adapter
 from quire.backends.torch.kv_store import KVStore
@@ -33,14 +33,7 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
         plan = _decide(model, checkpoint, settings, budget_bytes)
     device = torch.device(settings.device)
     store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, _kv_dtype(settings), device)
-    capacity = Capacity(
-        num_blocks=plan.num_blocks,
-        block_size=settings.block_size,
-        max_sequence_tokens=plan.max_sequence_tokens,
-        max_step_tokens=settings.max_step_tokens,
-        vocabulary_size=model.vocabulary_size,
-        num_kv_bytes=store.num_block_bytes,
-    )
+    capacity = capacity_of(plan, settings, model.vocabulary_size, store.num_block_bytes)
     layout = f"torch {settings.kv_dtype}"
     return LoadedRunner(TorchRunner(model, store, capacity), plan, load_peak_bytes, layout, notes)
 
