@@ -28,6 +28,8 @@ ACROSS_SHAPES = frozenset({
     "drafts_do_not_depend_on_company",
 })  # fmt: skip
 """Checks of equal bits across batches and chunks, which a library that chooses its kernels by shape cannot keep."""
+MOST_APART = 0.05
+"""Roundings of bfloat16 through a few layers stay below it; a wrong block or mask does not."""
 BRANCHLESS = ("core", "engine", "api")
 BACKENDS = frozenset({"cpu", "mlx", "torch"})
 PACKAGES = (*BACKENDS, *(f"quire.backends.{name}" for name in BACKENDS), "mlx_lm", "transformers")
@@ -87,7 +89,8 @@ def how_exact(proof: Proof) -> None:
     proof.report("exact_rows", num_rows)
     for way, count in unequal.items():
         proof.report(f"unequal_{way}", count, "rows that differ in any bit from the sequence alone")
-    proof.report("exact_worst", worst, "the largest difference of a number, over the largest number of its row")
+    told = "the largest difference of a number, over the largest number of its row: what is called near must be near"
+    proof.at_most("exact_worst", worst, MOST_APART, told)
 
 
 def _ways(make: MakeRunner, texts: list[list[int]], random: Random) -> Iterator[tuple[str, list[list[bytes]]]]:

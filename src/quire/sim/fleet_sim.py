@@ -21,7 +21,7 @@ from quire.core import invariants
 from quire.core.block_table import hit_cap, pack_tokens
 from quire.core.digests import BlockHasher
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Finished, FirstToken, KVEvent
-from quire.errors import CapacityError, RequestError
+from quire.errors import CapacityError, InvariantError, RequestError
 from quire.sim.fleet_faults import FleetFaults
 from quire.sim.fleet_report import FleetReport, MemberReport
 from quire.sim.latencies import Latencies, Spread
@@ -30,7 +30,7 @@ from quire.sim.policies import Asked, MakePolicy, Policy
 from quire.sim.step_profile import StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
-CHECK_EVERY_STEPS = 256
+CHECK_EVERY_STEPS = 16
 """Steps of a member between two looks at all its invariants, where that is asked for."""
 
 
@@ -143,10 +143,8 @@ class FleetSimulation:
             return
         seat = self.seats[number]
         self._note("sent", asked.name, number)
-        if seat.member is None:  # it died, and this gateway has not heard
-            gateway.ended(asked.name)
-            self._at(self.now_s + self.config.event_delay_s, lambda: self._send(asked))
-            return
+        if seat.member is None:
+            raise InvariantError(f"send: member {number} was chosen for {asked.name}, and every gateway heard it leave")
         try:
             seat.member.submit(asked, self.now_s, self._produced.get(asked.name, 0))
         except (RequestError, CapacityError):

@@ -255,6 +255,11 @@ def test_mlx_without_mlx_lm_is_told_as_the_missing_extra(monkeypatch: pytest.Mon
         load_backend(checkpoint, ON_MLX)
 
 
+def test_a_device_is_not_passed_over_in_silence() -> None:
+    with pytest.raises(ConfigError, match="chooses its device by itself, mps is asked for"):
+        load_backend(checkpoint_by_mlx("llama"), replace(ON_MLX, device="mps"))
+
+
 def test_importing_mlx_lm_leaves_the_limit_of_open_files_alone() -> None:
     code = (
         "import resource\nbefore = resource.getrlimit(resource.RLIMIT_NOFILE)\n"

@@ -38,6 +38,8 @@ EXPERIMENTAL = "the MLX backend is experimental: it is tested on MLX's CPU build
 def why_not_mlx(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
     """None if this backend may try the model as it is asked for; else the reason, which names the rule."""
     config = checkpoint.config
+    if settings.device != "cpu":
+        return f"the MLX backend chooses its device by itself, {settings.device} is asked for"
     if is_decoder(config) and read_shape(config).recurrent is not None:
         return "the MLX backend runs models whose layers keep keys and values, this one has recurrent layers"
     if checkpoint.source.is_file():
