@@ -11,7 +11,7 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.sim.fleet_report import FleetReport
-    from quire.sim.step_profile import StepProfile
+    from quire.engine.step_profile import StepProfile
     from quire.workload.traces import Trace
     from quire.workload.workload_request import WorkloadRequest
 
@@ -103,7 +103,7 @@ def parsed_shares(given: str) -> dict[str, float]:
 
 
 def _profile(path: Path | None) -> "StepProfile":
-    from quire.sim.step_profile import StepProfile
+    from quire.engine.step_profile import StepProfile
 
     return StepProfile.by_hand(prompt_tokens_per_s=16_000.0, step_s=0.01) if path is None else StepProfile.read(path)
 

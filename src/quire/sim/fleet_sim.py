@@ -27,7 +27,7 @@ from quire.sim.fleet_report import FleetReport, MemberReport
 from quire.sim.latencies import Latencies, Spread
 from quire.sim.member import KEY, Member, MemberSize
 from quire.sim.policies import Asked, MakePolicy, Policy
-from quire.sim.step_profile import StepProfile
+from quire.engine.step_profile import StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
 CHECK_EVERY_STEPS = 16

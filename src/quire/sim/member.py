@@ -17,7 +17,7 @@ from quire.core.step import StepPlan
 from quire.core.waiting_queue import QueueConfig
 from quire.errors import InvariantError
 from quire.sim.clock_runner import TOKEN, answer_of
-from quire.sim.step_profile import StepLoad, StepProfile
+from quire.engine.step_profile import StepLoad, StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
 KEY = bytes(32)

@@ -7,7 +7,7 @@ rows that begin alike have the same.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from quire.workload.traces import Row, Trace
@@ -53,6 +53,12 @@ def trace_requests(trace: Trace, rules: TraceRules = TraceRules()) -> Iterator[W
             tenant=f"tenant{int(_other_share(dice) * rules.num_tenants)}",
             priority=_class_of(_other_share(_other_share(dice)), rules.class_shares),
         )
+
+
+def sampled(trace: Trace, share: float) -> Trace:
+    """The rows of so many of its conversations: the same ones as `TraceRules` keeps."""
+    kept = (row for at, row in enumerate(trace.rows) if _share_of(row, f"{trace.name}{at}") < share)
+    return replace(trace, rows=tuple(kept))
 
 
 def _share_of(row: Row, name: str) -> float:
