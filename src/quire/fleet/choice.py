@@ -4,7 +4,8 @@
 
 With it a conversation stays where its blocks are until the queue there is worth more than computing them elsewhere; a
 block that everybody has is a small credit to everybody. Equal costs go to who has less in flight, then to who was
-chosen least recently, then by name: nothing is drawn.
+chosen least recently, then by name. Nothing is drawn. Gateways with a salt have an order of their own among those never
+chosen: otherwise all that start together would begin with the same member.
 
 To choose is to reserve: the tokens count as in flight and the blocks as held there from this moment on, so that the
 next choice sees this one and a burst spreads.
@@ -12,6 +13,7 @@ next choice sees this one and a burst spreads.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from quire.core.block_table import hit_cap
 from quire.errors import ConfigError, InvariantError
@@ -78,6 +80,7 @@ class Router:
         index: BlockIndex | None = None,
         loads: MemberLoads | None = None,
         uncached_weight: float = UNCACHED_WEIGHT,
+        salt: str = "",
     ) -> None:
         if uncached_weight < 0:
             raise ConfigError(f"uncached_weight must not be negative, {uncached_weight} given")
@@ -88,11 +91,12 @@ class Router:
         self.loads = MemberLoads() if loads is None else loads
         """To be told what members report: `report`."""
         self._uncached_weight = uncached_weight
+        self._salt = salt.encode()
         self._block_sizes: dict[str, int] = {}
         self._ready_by_size: dict[int, frozenset[str]] = {}
         """Block size -> who of this size gets work."""
         self._last_chosen: dict[str, int] = {}
-        """Which choice a member was last, counted from 1; 0: never."""
+        """Which choice a member was last, counted from 1; 0 or less: never."""
         self._routed: dict[str, _Routed] = {}
         self._num_choices = 0
 
@@ -105,8 +109,14 @@ class Router:
         epoch = self.membership.join(member, now_s).epoch
         self.index.join(member)
         self.loads.join(member)
-        self._block_sizes[member], self._last_chosen[member] = block_size, 0
+        self._block_sizes[member], self._last_chosen[member] = block_size, self._turn_of(member)
         return epoch
+
+    def _turn_of(self, member: str) -> int:
+        """Before all choices; with a salt in an order of this gateway's own."""
+        if not self._salt:
+            return 0
+        return -1 - int.from_bytes(blake2b(self._salt + b" " + member.encode(), digest_size=6).digest(), "big")
 
     def ready(self, member: str, now_s: float) -> Transition:
         """It can compute from now on."""

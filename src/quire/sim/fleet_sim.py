@@ -22,11 +22,12 @@ from quire.core.block_table import hit_cap, pack_tokens
 from quire.core.digests import BlockHasher
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Finished, FirstToken, KVEvent
 from quire.errors import CapacityError, InvariantError, RequestError
+from quire.fleet.choice import RoutedPrompt
 from quire.sim.fleet_faults import FleetFaults
 from quire.sim.fleet_report import FleetReport, MemberReport
 from quire.sim.latencies import Latencies, Spread
 from quire.sim.member import KEY, Member, MemberSize
-from quire.sim.policies import Asked, MakePolicy, Policy
+from quire.sim.policies import MakePolicy, Policy
 from quire.engine.step_profile import StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
@@ -137,16 +138,16 @@ class FleetSimulation:
     def _send(self, asked: WorkloadRequest) -> None:
         """Its gateway chooses a member; while there is none it waits there."""
         gateway = self.gateways[self._homes[asked.name]]
-        number = gateway.choose(self._asked(asked), self.now_s)
-        if number is None:
+        sent = gateway.choose(self._prompt(asked), self.now_s)
+        if sent is None:
             self._waiting.append(asked)
             return
-        seat = self.seats[number]
-        self._note("sent", asked.name, number)
+        seat = self.seats[sent.member]
+        self._note("sent", asked.name, seat.number)
         if seat.member is None:
-            raise InvariantError(f"send: member {number} was chosen for {asked.name}, and every gateway heard it leave")
+            raise InvariantError(f"send: {seat.number} was chosen for {asked.name}, and every gateway heard it leave")
         try:
-            seat.member.submit(asked, self.now_s, self._produced.get(asked.name, 0))
+            seat.member.submit(asked, self.now_s, self._produced.get(asked.name, 0), sent.num_uncached_tokens)
         except (RequestError, CapacityError):
             gateway.ended(asked.name)
             self.num_refused += 1
@@ -159,8 +160,9 @@ class FleetSimulation:
             self._report_load(seat, seat.member)
         self._begin(seat)
 
-    def _asked(self, asked: WorkloadRequest) -> Asked:
-        return Asked(asked.name, len(asked.prompt), self._names(asked) if self.gateways[0].wants_names else ())
+    def _prompt(self, asked: WorkloadRequest) -> RoutedPrompt:
+        names = {self.config.size.block_size: self._names(asked)} if self.gateways[0].wants_names else {}
+        return RoutedPrompt(asked.name, len(asked.prompt), names)
 
     def _names(self, asked: WorkloadRequest) -> tuple[int, ...]:
         """Of the prompt's blocks, as far as a hit can go."""
