@@ -30,8 +30,8 @@ from quire.bench.measures import measured
 from quire.bench.pace import Pace
 from quire.bench.runs import Bench, RunListener, Wishes
 from quire.bench.setup import LoadSetup
-from quire.checkpoints.progress import quiet
-from quire.config import ModelSettings, Settings
+from quire.client.opening import open_model
+from quire.config import ModelSettings
 from quire.engine.step_profile import StepProfile
 from quire.sim.fleet_report import FleetReport
 from quire.sim.fleet_sim import FleetConfig, FleetSimulation
@@ -176,7 +176,7 @@ def measured_profile() -> StepProfile:
         speculation="off",
     )
     load = EngineLoad((1,), 1, 2, 0, 1, has_roof=False)
-    with EngineBench.opened(str(smollm2_file()), Settings(model=model), load, quiet) as bench:
+    with EngineBench(open_model(str(smollm2_file()), model), load, None, "smollm2") as bench:
         return bench.profile("smollm2")
 
 
@@ -186,9 +186,7 @@ def busy_speedup(trace: Trace, profile: StepProfile) -> float:
     return BUSY * trace.rows[-1].arrival_s / sum(one.busy_s for one in told.members)
 
 
-def through_simulator(
-    setting: Setting, trace: Trace, speedup: float, profile: StepProfile, num_blocks: int
-) -> Figures:
+def through_simulator(setting: Setting, trace: Trace, speedup: float, profile: StepProfile, num_blocks: int) -> Figures:
     """The round's profile, and the pool that the server had."""
     told = _simulated(setting, trace, speedup, profile, num_blocks)
     return Figures(told.output_tokens_per_s, told.ttft_s.p50, told.hit_rate)
@@ -225,7 +223,7 @@ async def _asked(running: Running, setting: Setting, trace: Trace, speedup: floa
 
 
 def _num_blocks(running: Running) -> int:
-    with urllib.request.urlopen(f"{running.url}/metrics") as answer:
+    with urllib.request.urlopen(f"{running.url}/metrics") as answer:  # noqa: S310 - a server of ours
         found = re.search(r'num_gpu_blocks="(\d+)"', answer.read().decode())
     if found is None:
         raise RuntimeError("the server's metrics do not say how many blocks it has")

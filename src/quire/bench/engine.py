@@ -8,6 +8,7 @@ was not meant to be.
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from secrets import token_hex
 from statistics import median
 from time import monotonic, perf_counter
@@ -181,9 +182,10 @@ class EngineBench:
     def profile(self, name: str) -> StepProfile:
         """How long steps take, under loads of all kinds: for the simulator."""
         longest = min(self._opened.text.max_sequence_tokens, PROFILE_TOKENS)
-        return fitted_profile(
-            name, timed_steps(self._opened.engine, self._request, self._load.num_rounds, longest_tokens=longest)
+        steps = timed_steps(
+            self._opened.engine, self._request, self._load.num_rounds, longest_tokens=longest, random=Random(name)
         )
+        return fitted_profile(name, steps)
 
     def _request(self, prompt_tokens: int, output_tokens: int) -> Request:
         params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)

@@ -8,6 +8,8 @@ import typer
 if TYPE_CHECKING:
     from quire.sim.report import Report
 
+PROFILE_HELP = "With a trace: how long steps take: a file of `quire bench engine --profile`, or numbers by hand."
+
 
 def sim(
     trace: Annotated[
@@ -30,7 +32,7 @@ def sim(
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="With a trace: share of its conversations.")] = 1.0,
     tenants: Annotated[int, typer.Option(min=1, help="With a trace: tenants, by conversation.")] = 1,
     classes: Annotated[str, typer.Option(help="With a trace: classes, such as high=0.1,low=0.3.")] = "",
-    profile: Annotated[Path | None, typer.Option(help="With a trace: how long steps take (JSON).")] = None,
+    profile: Annotated[str, typer.Option(help=PROFILE_HELP)] = "prompt=16000,answer=100",
 ) -> None:
     """Simulate a server: real scheduler and KV memory, a pretended device, a clock moved by hand.
 

@@ -10,8 +10,8 @@ import typer
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.sim.fleet_report import FleetReport
     from quire.engine.step_profile import StepProfile
+    from quire.sim.fleet_report import FleetReport
     from quire.workload.traces import Trace
     from quire.workload.workload_request import WorkloadRequest
 
@@ -36,7 +36,7 @@ class TraceFlags:
     tenants: int
     classes: str
     requests: int
-    profile: Path | None
+    profile: str
     seed: int
     as_json: bool
 
@@ -46,6 +46,7 @@ def simulate_trace(flags: TraceFlags) -> None:
     import json
 
     from quire.checkpoints.progress import show_progress
+    from quire.engine.step_profile import StepProfile
     from quire.sim.fleet_sim import FleetConfig, FleetSimulation
     from quire.sim.member import MemberSize
     from quire.sim.policies import POLICIES, make_policy
@@ -63,7 +64,7 @@ def simulate_trace(flags: TraceFlags) -> None:
     size = MemberSize(flags.pool, flags.block_size, flags.step_tokens, flags.running)
     config = FleetConfig(
         size,
-        _profile(flags.profile),
+        StepProfile.parse(flags.profile),
         make_policy(flags.policy, flags.block_size),
         flags.members,
         flags.gateways,
@@ -82,7 +83,7 @@ def simulate_trace(flags: TraceFlags) -> None:
     if flags.as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
-        _print_report(report, trace, config.profile.name)
+        _print_report(report, trace, config.profile)
     if report.num_lost:
         typer.echo(f"{report.num_lost:,} requests never ended: this is a defect of quire", err=True)
         raise typer.Exit(1)
@@ -102,17 +103,11 @@ def parsed_shares(given: str) -> dict[str, float]:
     return shares
 
 
-def _profile(path: Path | None) -> "StepProfile":
-    from quire.engine.step_profile import StepProfile
-
-    return StepProfile.by_hand(prompt_tokens_per_s=16_000.0, step_s=0.01) if path is None else StepProfile.read(path)
-
-
-def _print_report(report: "FleetReport", trace: "Trace", profile: str) -> None:
+def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("what", "how much", title=f"{trace.name}, profile {profile}", title_justify="left")
+    table = Table("what", "how much", title=f"{trace.name}, {profile.told}", title_justify="left")
     ttft, tpot = report.ttft_s, report.tpot_s
     for what, how_much in (
         ("requests", f"{report.num_requests:,}, {report.num_refused:,} refused, {report.num_moves:,} moved"),

@@ -48,10 +48,10 @@ class _Watched:
 
 
 def timed_steps(
-    engine: Engine, make: MakeLoadRequest, num_rounds: int, longest_tokens: int, seed: int = 1
+    engine: Engine, make: MakeLoadRequest, num_rounds: int, longest_tokens: int, random: Random
 ) -> list[TimedStep]:
     """Steps of an engine that nobody else uses; it is empty again at the end."""
-    random, runner = Random(seed), engine.runner
+    runner = engine.runner
     watched = _Watched(runner)
     engine.runner = watched
     try:

@@ -9,6 +9,7 @@ more tokens never cost less.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
 from quire.engine.step_profile import StepLoad, StepProfile
@@ -50,10 +51,7 @@ def _points(most_rows: int) -> list[int]:
 
 def _parts(load: StepLoad, points: Sequence[int]) -> list[float]:
     """How much of each unknown this step has."""
-    rises = [
-        min(1.0, max(0.0, (load.num_rows - before) / (after - before)))
-        for before, after in zip(points, points[1:], strict=False)
-    ]
+    rises = [min(1.0, max(0.0, (load.num_rows - before) / (after - before))) for before, after in pairwise(points)]
     return [*rises, load.num_answering, load.num_context_tokens, load.num_pairs]
 
 
@@ -83,4 +81,3 @@ def _profile(name: str, points: Sequence[int], costs: Sequence[float]) -> StepPr
         pair_s=pair_s,
         row_points=tuple(zip(points, heights, strict=True)),
     )
-

@@ -13,6 +13,7 @@ A profile says where it comes from and how far off it is from the steps it was m
 import json
 from bisect import bisect_left
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,9 +84,16 @@ class StepProfile:
         points = list(self.row_points)
         if len(points) == 1 or any(
             not 0 <= rows < more or not 0.0 <= took_s <= longer_s
-            for (rows, took_s), (more, longer_s) in zip(points, points[1:], strict=False)
+            for (rows, took_s), (more, longer_s) in pairwise(points)
         ):
             raise ConfigError(f"a profile's row_points must be none or at least two, rising, {points} given")
+
+    @property
+    def told(self) -> str:
+        """Where it comes from, for who reads figures made with it."""
+        if self.is_by_hand:
+            return "steps by hand: nobody measured them"
+        return f"steps as {self.name} took, within {self.relative_error:.0%}"
 
     def duration_s(self, load: StepLoad, speed: float = 1.0) -> float:
         """Of one step, on a machine so many times as fast."""

@@ -57,7 +57,7 @@ class RoutingChoice:
 
 _Offer = tuple[float, int, int, str, int]
 """Cost, tokens in flight, last chosen, member, cached tokens: the least, field by field, is the choice."""
-_Group = tuple[float, int, frozenset[str]]
+_Group = tuple[float, int, Sequence[str]]
 """What its members cost without what is in flight there, their cached tokens, and who they are."""
 
 
@@ -233,22 +233,18 @@ class Router:
 
         Members of different block sizes are compared in tokens.
         """
-        num_tokens, found = prompt.num_tokens, list[_Group]()
+        num_tokens, weight = prompt.num_tokens, self._uncached_weight
+        found = list[_Group]()
         for size, ready in self._ready_by_size.items():
-            rest = ready.difference(exclude)
             names = prompt.names.get(size, ())[: hit_cap(num_tokens, size)]
-            for depth, members in self.index.groups(names):
-                group = rest.intersection(members)
-                rest -= group
-                if group:
-                    found.append((self._uncached_weight * (num_tokens - size * depth), size * depth, group))
-            if rest:
-                found.append((self._uncached_weight * num_tokens, 0, rest))
+            for depth, members in self.index.groups(names, ready.difference(exclude) if exclude else ready):
+                found.append((weight * (num_tokens - size * depth), size * depth, members))
         return found
 
     def _best_of_group(self, group: _Group) -> _Offer:
         base, num_cached, members = group
         in_flight, last_chosen = self.loads.in_flight_tokens, self._last_chosen
         least = min(map(in_flight.__getitem__, members))
-        when, member = min((last_chosen[one], one) for one in members if in_flight[one] == least)
+        idlest = [one for one in members if in_flight[one] == least]
+        when, member = min((last_chosen[one], one) for one in idlest)
         return base + least, least, when, member, num_cached

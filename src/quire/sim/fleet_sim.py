@@ -21,6 +21,7 @@ from quire.core import invariants
 from quire.core.block_table import hit_cap, pack_tokens
 from quire.core.digests import BlockHasher
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Finished, FirstToken, KVEvent
+from quire.engine.step_profile import StepProfile
 from quire.errors import CapacityError, InvariantError, RequestError
 from quire.fleet.choice import RoutedPrompt
 from quire.sim.fleet_faults import FleetFaults
@@ -28,7 +29,6 @@ from quire.sim.fleet_report import FleetReport, MemberReport
 from quire.sim.latencies import Latencies, Spread
 from quire.sim.member import KEY, Member, MemberSize
 from quire.sim.policies import MakePolicy, Policy
-from quire.engine.step_profile import StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
 CHECK_EVERY_STEPS = 16

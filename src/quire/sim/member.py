@@ -15,9 +15,9 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import StepPlan
 from quire.core.waiting_queue import QueueConfig
+from quire.engine.step_profile import StepLoad, StepProfile
 from quire.errors import InvariantError
 from quire.sim.clock_runner import TOKEN, answer_of
-from quire.engine.step_profile import StepLoad, StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
 KEY = bytes(32)
