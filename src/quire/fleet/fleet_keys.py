@@ -1,0 +1,150 @@
+"""Who may speak with whom in a fleet: CURVE key pairs, one for members and one for gateways, made once.
+
+    member.json     the members' secret, and the public keys of gateways they let in
+    gateway.json    the gateways' secret, and the public key by which they know members
+
+Beyond loopback nothing is said or heard in clear: without keys an address of another machine is refused.
+"""
+
+import ipaddress
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from quire.errors import ConfigError
+
+MEMBER_FILE, GATEWAY_FILE = "member.json", "gateway.json"
+KEY_CHARS = 40
+ZAP_DOMAIN = b"quire"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberKeys:
+    """What a member has."""
+
+    public: str
+    secret: str = field(repr=False)
+    gateways: tuple[str, ...] = ()
+    """Public keys of those it lets in."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayKeys:
+    """What a gateway has."""
+
+    public: str
+    secret: str = field(repr=False)
+    member: str = ""
+    """The members' public key."""
+
+
+_Keys = TypeVar("_Keys", MemberKeys, GatewayKeys)
+
+
+def make_keys(folder: Path) -> tuple[Path, Path]:
+    """Two files with new keys that fit each other, readable by their owner alone. Never overwrites one."""
+    member, gateway = _pair(), _pair()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = folder / MEMBER_FILE, folder / GATEWAY_FILE
+    there = [file for file in files if file.exists()]
+    if there:
+        raise ConfigError(f"keys are never overwritten, {there[0]} is there; choose another folder, or remove it")
+    _write(files[0], MemberKeys(*member, (gateway[0],)))
+    _write(files[1], GatewayKeys(*gateway, member[0]))
+    return files
+
+
+def read_member_keys(file: Path) -> MemberKeys:
+    """Raises ConfigError."""
+    return _read(file, MemberKeys)
+
+
+def read_gateway_keys(file: Path) -> GatewayKeys:
+    """Raises ConfigError."""
+    return _read(file, GatewayKeys)
+
+
+def check_clear(address: str, *, has_keys: bool) -> None:
+    """Raise ConfigError for an address that others than this machine reach, where there are no keys."""
+    if not has_keys and not is_loopback(address):
+        raise ConfigError(
+            f"beyond this machine a fleet needs keys, {address} and none given; make some with "
+            "`quire fleet keys FOLDER` and give them with --keys"
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can speak to it."""
+    kind, _, rest = address.partition("://")
+    if kind in ("ipc", "inproc"):
+        return True
+    host = rest.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _LetIn:
+    """Answers the authenticator: exactly these keys."""
+
+    def __init__(self, keys: MemberKeys) -> None:
+        self._known = {zmq.utils.z85.decode(key) for key in keys.gateways}
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        return key in self._known
+
+
+def start_authenticator(context: zmq.asyncio.Context, keys: MemberKeys) -> AsyncioAuthenticator:
+    """Lets in those gateways whose keys are known, on all sockets of this context that have `secure_member`."""
+    authenticator = AsyncioAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback("*", credentials_provider=_LetIn(keys))
+    return authenticator
+
+
+def secure_member(socket: "zmq.Socket[bytes]", keys: MemberKeys | None) -> None:
+    """Before it is bound."""
+    if keys is not None:
+        socket.curve_secretkey, socket.curve_publickey = keys.secret.encode(), keys.public.encode()
+        socket.curve_server = True
+        socket.zap_domain = ZAP_DOMAIN
+
+
+def secure_gateway(socket: "zmq.Socket[bytes]", keys: GatewayKeys | None) -> None:
+    """Before it is connected."""
+    if keys is not None:
+        socket.curve_secretkey, socket.curve_publickey = keys.secret.encode(), keys.public.encode()
+        socket.curve_serverkey = keys.member.encode()
+
+
+def _pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def _write(file: Path, keys: MemberKeys | GatewayKeys) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+        json.dump(asdict(keys), out, indent=1)
+
+
+def _read(file: Path, kind: type[_Keys]) -> _Keys:
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        keys = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+        given = [keys.public, keys.secret, *(keys.gateways if isinstance(keys, MemberKeys) else (keys.member,))]
+        wrong = [key for key in given if not isinstance(key, str) or len(key) != KEY_CHARS]
+        if wrong:
+            raise ValueError(f"a key has {KEY_CHARS} characters, {len(wrong)} of {len(given)} have not")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} must hold a fleet's keys: {error}; make some with `quire fleet keys FOLDER`"
+        ) from error
+    return keys

@@ -1,0 +1,171 @@
+"""A model that many machines compute, asked like one in this process: tokenizer and ledgers here, steps there.
+
+async with FleetModel("name", source, keys) as model:
+    async for piece in model.stream("Once upon a time"):
+        print(piece.text, end="")
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from secrets import token_hex
+from time import monotonic
+from types import TracebackType
+
+import zmq.asyncio
+
+from quire.client.client import EngineClient, EngineStats
+from quire.client.text_model import MAX_BYTES_PER_TOKEN, TextModel
+from quire.engine.engine import ModelInfo
+from quire.errors import EngineDeadError
+from quire.fleet.fleet_keys import GatewayKeys, check_clear
+from quire.fleet.fleet_messages import AskWords, ModelWords
+from quire.fleet.fleet_port import TICK_S, FleetPort
+from quire.fleet.member_link import LinkListener, MemberLink
+from quire.fleet.member_list import MemberSource
+from quire.text.chat.template import ChatTemplate
+from quire.text.grammar_checker import GrammarChecker
+from quire.text.grammar_wire import LoadVocabulary
+from quire.text.tokenizer import Tokenizer
+
+LOOK_S = 1.0
+"""Between two looks at who is meant to be a member."""
+
+
+class FleetModel(EngineClient):
+    """A model that any number of tasks on one event loop may ask, on members that may come and go."""
+
+    def __init__(self, name: str, source: MemberSource, keys: GatewayKeys | None, max_held: int = 1024) -> None:
+        super().__init__()
+        self._name = name
+        self._source = source
+        self._keys = keys
+        self._context = zmq.asyncio.Context()
+        self._gateway = token_hex(4)
+        self.fleet = FleetPort(self._on_events, max_held, salt=self._gateway)
+        self.links: dict[str, MemberLink] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "FleetModel":
+        self._loop = asyncio.get_running_loop()
+        self.fleet.words = self._loop.create_future()
+        is_there = asyncio.Event()
+        self.fleet.on_change = is_there.set
+        self._tasks = [
+            asyncio.create_task(self._follow_source(), name="quire-members"),
+            asyncio.create_task(self._tick(), name="quire-fleet"),
+        ]
+        try:
+            while not self.fleet.num_ready:
+                is_there.clear()
+                await is_there.wait()
+            first = next(iter(self.fleet.router.membership.ready_members))
+            self.fleet.members[first].link.send(AskWords())
+            words = await self.fleet.words
+            if self.fleet.info is None:
+                raise EngineDeadError("a member was ready that had not said what it computes")
+            self._text = await asyncio.to_thread(text_of, self._name, self.fleet.info, words)
+        except BaseException:
+            await self._close()
+            raise
+        self._port = self.fleet
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._text is not None:
+            self._text.close()
+        await self._close()
+        self._end_all(EngineDeadError("the model was closed while requests were running"))
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in self.links.values()))
+        self._context.destroy(linger=0)
+
+    @property
+    def is_ready(self) -> bool:
+        """Some member takes requests."""
+        return self._port is not None and self.fleet.num_ready > 0
+
+    def stats(self) -> EngineStats:
+        """Of all members together, as they told last."""
+        known = list(self.fleet.members.values())
+        num_blocks = sum(one.card.info.num_blocks for one in known)
+        return EngineStats(
+            num_blocks=num_blocks,
+            block_size=self.text.info.block_size,
+            kv_usage=sum(one.load.num_used_blocks for one in known) / num_blocks if num_blocks else 0.0,
+            num_preemptions=sum(one.load.num_preemptions for one in known),
+            num_steps=sum(one.load.num_steps for one in known),
+            num_computed_tokens=sum(one.load.num_computed_tokens for one in known),
+            num_restarts=self.fleet.counts.num_moved,
+            num_draft_tokens=sum(one.load.num_draft_tokens for one in known),
+            num_accepted_tokens=sum(one.load.num_accepted_tokens for one in known),
+            num_forced_tokens=sum(one.load.num_forced_tokens for one in known),
+        )
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing new and wait until what runs has ended; false if it has not in time."""
+        self.fleet.is_draining = True
+        until_s = monotonic() + timeout_s
+        while self.fleet.num_open and monotonic() < until_s:
+            await asyncio.sleep(0.05)
+        return not self.fleet.num_open
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.fleet.tick(monotonic())
+
+    async def _follow_source(self) -> None:
+        """Whoever is meant to be a member is tried; whoever is not any more is drained, and then left."""
+        while True:
+            wanted = await self._source.addresses()
+            if wanted is not None:
+                await self._follow(wanted)
+            await asyncio.sleep(LOOK_S)
+
+    async def _follow(self, wanted: Sequence[str]) -> None:
+        for address in wanted:
+            if address not in self.links:
+                check_clear(address, has_keys=self._keys is not None)
+                listener = LinkListener(self.fleet.hear, self.fleet.lost)
+                link = self.links[address] = MemberLink(self._context, address, self._keys, self._gateway, listener)
+                link.start()
+        for address in [one for one in self.links if one not in wanted]:
+            self.fleet.drain(address)
+            if not self.fleet.router.membership.num_open(address):
+                await self.links.pop(address).close()
+
+
+def text_of(name: str, info: ModelInfo, words: ModelWords) -> TextModel:
+    """A model's words as a member sent them. Reads a tokenizer: not for an event loop."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tokenizer.json"
+        file.write_bytes(words.tokenizer_json)
+        tokenizer = Tokenizer.from_files(file, MAX_BYTES_PER_TOKEN)
+    named = {tokenizer.library.token_to_id(text) for text in words.eos_texts}
+    ends = frozenset(words.eos_token_ids) | {token for token in named if token is not None}
+    tokenizer_json = words.tokenizer_json.decode()
+    return TextModel(
+        name=name,
+        info=info,
+        tokenizer=tokenizer.limited(MAX_BYTES_PER_TOKEN * info.max_sequence_tokens, info.max_sequence_tokens),
+        template=None if words.chat_template is None else ChatTemplate(words.chat_template, words.special_tokens),
+        eos_token_ids=ends,
+        defaults=words.generation_defaults,
+        grammars=GrammarChecker(lambda: LoadVocabulary(tokenizer_json, info.vocabulary_size, _grammar_ends(words))),
+        writes_tools=words.writes_tools,
+    )
+
+
+def _grammar_ends(words: ModelWords) -> tuple[int, ...]:
+    added = {one["content"]: one["id"] for one in json.loads(words.tokenizer_json).get("added_tokens") or ()}
+    named = {added[text] for text in words.eos_texts if text in added}
+    return tuple(sorted(named | set(words.eos_token_ids)))

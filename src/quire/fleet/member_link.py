@@ -1,0 +1,176 @@
+"""A gateway's connection to one member: one socket for each time they meet.
+
+A socket that has lost its member is closed with all that it had not sent: what was meant for one life of a member never
+reaches another. Then a new one is tried, later and later.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from quire.errors import MessageError
+from quire.fleet.fleet_keys import GatewayKeys, secure_gateway
+from quire.fleet.fleet_messages import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL,
+    GatewayBeat,
+    Hello,
+    ToGateway,
+    ToMember,
+    Welcome,
+    decode_to_gateway,
+    encode_fleet_message,
+)
+
+log = logging.getLogger("quire.fleet")
+
+BEAT_S = 1.0
+GREETING_S = 5.0
+"""How long a member may take to answer the first message."""
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
+LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class LinkListener:
+    """Who hears what a link has to say."""
+
+    hear: Callable[["MemberLink", ToGateway], None]
+    """The first message of each meeting is Welcome. Raises MessageError for what cannot be: the link is closed."""
+    lost: Callable[["MemberLink", str], None]
+    """After a Welcome: nothing more comes of this meeting."""
+
+
+class MemberLink:
+    """Meets a member again and again, until it is closed."""
+
+    def __init__(
+        self, context: zmq.asyncio.Context, address: str, keys: GatewayKeys | None, gateway: str, listener: LinkListener
+    ) -> None:
+        self.address = address
+        self._context = context
+        self._keys = keys
+        self._gateway = gateway
+        self._listener = listener
+        self._socket: zmq.asyncio.Socket | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_over = asyncio.Event()
+        self.is_open = False
+        """A member has answered, and was not lost since."""
+        self.problem = "not tried yet"
+        """Why it is not open."""
+
+    def start(self) -> None:
+        """Begin to try."""
+        self._task = asyncio.create_task(self._run(), name=f"quire-link {self.address}")
+
+    async def close(self) -> None:
+        """For good."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def send(self, message: ToMember) -> None:
+        """Say something to the member that answered; to nobody if it is lost: whoever asked hears of that."""
+        if self._socket is None:
+            return
+        sent = self._socket.send(encode_fleet_message(message), zmq.DONTWAIT)
+        if sent.done() and sent.exception() is not None:
+            self._is_over.set()
+
+    def end(self, why: str) -> None:
+        """This meeting is over: the member is not to be trusted, or silent."""
+        self.problem = why
+        self._is_over.set()
+
+    async def _run(self) -> None:
+        delay_s = FIRST_DELAY_S
+        while True:
+            has_met = await self._meet()
+            delay_s = FIRST_DELAY_S if has_met else min(MAX_DELAY_S, delay_s * 2)
+            await asyncio.sleep(delay_s)
+
+    async def _meet(self) -> bool:
+        """One meeting; whether a member answered."""
+        self._is_over = asyncio.Event()
+        socket = self._socket = self._context.socket(zmq.DEALER)
+        has_met = False
+        try:
+            secure_gateway(socket, self._keys)
+            for option, value in (
+                (zmq.LINGER, 0),
+                (zmq.SNDHWM, 0),
+                (zmq.RCVHWM, 0),
+                (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+                (zmq.RECONNECT_IVL, -1),
+                (zmq.HEARTBEAT_IVL, 1000),
+                (zmq.HEARTBEAT_TIMEOUT, 4000),
+            ):
+                socket.setsockopt(option, value)
+            watching = asyncio.create_task(self._watch(socket.get_monitor_socket(LOST)))
+            listening = asyncio.create_task(self._listen(socket))
+            beating = asyncio.create_task(self._beat())
+            ending = asyncio.create_task(self._is_over.wait())
+            tasks = {watching, listening, beating, ending}
+            try:
+                socket.connect(self.address)
+                self.send(Hello(PROTOCOL, self._gateway))
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                # What a member said before it died may still be on its way to us.
+                if watching.done() and not listening.done():
+                    await asyncio.wait({listening}, timeout=0.01)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+            has_met = self.is_open
+            for result in results:
+                if isinstance(result, MessageError | zmq.ZMQError):
+                    self.problem = str(result)
+                elif isinstance(result, Exception):
+                    raise result
+        except zmq.ZMQError as error:
+            self.problem = str(error)
+        finally:
+            self._socket = None
+            with contextlib.suppress(zmq.ZMQError):
+                socket.disable_monitor()
+            socket.close()
+            was_open, self.is_open = self.is_open, False
+            if was_open:
+                self._listener.lost(self, self.problem)
+        return has_met
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        try:
+            await recv_monitor_message(monitor)  # type: ignore[misc]
+            self.problem = "the connection broke"
+        finally:
+            monitor.close()
+
+    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
+        message = decode_to_gateway(await socket.recv())
+        if not isinstance(message, Welcome) or message.protocol != PROTOCOL:
+            raise MessageError(
+                f"a member begins with its welcome in protocol {PROTOCOL}, {type(message).__name__} came"
+            )
+        self.is_open = True
+        self._listener.hear(self, message)
+        while True:
+            self._listener.hear(self, decode_to_gateway(await socket.recv()))
+            await asyncio.sleep(0)  # everybody else on this loop wants a turn too
+
+    async def _beat(self) -> None:
+        """Signs of life; a member that does not answer the first message is given up."""
+        began_s = monotonic()
+        while self.is_open or monotonic() - began_s < GREETING_S:
+            await asyncio.sleep(BEAT_S)
+            self.send(GatewayBeat())
+        self.problem = f"no answer within {GREETING_S:g} s"

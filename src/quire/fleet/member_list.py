@@ -1,0 +1,99 @@
+"""Who is meant to be a member: a file that may change, a name that resolves to addresses, or a fixed list.
+
+    # members.txt: one address a line
+    tcp://10.0.0.5:7000
+    tcp://10.0.0.6:7000
+
+A source that cannot be read at this moment says nothing, and who is there stays: membership freezes, traffic goes on.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from quire.errors import ConfigError
+
+log = logging.getLogger("quire.fleet")
+
+KINDS = ("tcp://", "ipc://")
+DEFAULT_PORT = 7000
+
+
+class MemberSource(Protocol):
+    """Knows who is meant to be a member now."""
+
+    async def addresses(self) -> Sequence[str] | None:
+        """All of them; None if that cannot be told at this moment."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedMembers:
+    """Always the same."""
+
+    given: Sequence[str]
+
+    async def addresses(self) -> Sequence[str] | None:
+        """See `MemberSource`."""
+        return self.given
+
+
+@dataclass(frozen=True, slots=True)
+class ListedMembers:
+    """Those that a file lists; it is read again and again."""
+
+    file: Path
+
+    async def addresses(self) -> Sequence[str] | None:
+        """See `MemberSource`."""
+        try:
+            return read_list(self.file)
+        except (OSError, ConfigError) as error:
+            log.warning("members stay as they are: %s", error)
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedMembers:
+    """All addresses of a host name, such as a headless service of Kubernetes has."""
+
+    host: str
+    port: int
+
+    async def addresses(self) -> Sequence[str] | None:
+        """See `MemberSource`."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            log.warning("members stay as they are: %s", error)
+            return None
+        hosts = sorted({str(one[4][0]) for one in found})
+        return [f"tcp://[{host}]:{self.port}" if ":" in host else f"tcp://{host}:{self.port}" for host in hosts]
+
+
+def parse_source(given: str) -> MemberSource:
+    """`dns:NAME[:PORT]`, or a file. Raises ConfigError."""
+    if given.startswith("dns:"):
+        host, _, port = given.removeprefix("dns:").partition(":")
+        if not host or not (port or "1").isdecimal():
+            raise ConfigError(f"members by name are dns:NAME or dns:NAME:PORT, {given!r} given")
+        return NamedMembers(host, int(port or DEFAULT_PORT))
+    try:
+        read_list(Path(given))
+    except OSError as error:
+        raise ConfigError(f"the list of members {given} cannot be read: {error}; give a file or dns:NAME") from error
+    return ListedMembers(Path(given))
+
+
+def read_list(file: Path) -> list[str]:
+    """The addresses in a file. Raises OSError or ConfigError."""
+    lines = [line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    addresses = list(dict.fromkeys(filter(None, lines)))
+    for address in addresses:
+        if not address.startswith(KINDS):
+            raise ConfigError(f"a member's address begins with {' or '.join(KINDS)}, {address!r} in {file} does not")
+    return addresses

@@ -1,0 +1,73 @@
+"""Fleets of oracles in this process: real sockets, real workers, everything but the model."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from quire.fleet.fleet_keys import GatewayKeys, MemberKeys
+from quire.fleet.fleet_messages import MemberCard, ModelWords
+from quire.fleet.fleet_model import FleetModel
+from quire.fleet.member_list import FixedMembers
+from quire.fleet.member_server import MemberServer
+from quire.worker.supervisor import Supervisor
+from tests.support.oracle_worker import SETTINGS, oracle_plan
+from tests.support.talkers import TEMPLATE, talker
+
+LOCAL = "tcp://127.0.0.1:*"
+
+
+def oracle_words() -> ModelWords:
+    text = talker(template=TEMPLATE).text
+    return ModelWords(text.tokenizer.library.to_str().encode(), TEMPLATE, tuple(sorted(text.eos_token_ids)), (), {}, {})
+
+
+@dataclass
+class SmallMember:
+    """One member, and how to end it badly."""
+
+    server: MemberServer
+    supervisor: Supervisor
+    is_gone: bool = False
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    async def kill(self) -> None:
+        """As if its machine were gone: nothing is said, and nobody is told."""
+        self.is_gone = True
+        await self.server.close()
+        await self.supervisor.close()
+
+
+@asynccontextmanager
+async def small_member(
+    exactness: str = "same", *, step_s: float = 0.0, keys: MemberKeys | None = None, address: str = LOCAL
+) -> AsyncIterator[SmallMember]:
+    server = MemberServer(address, keys, oracle_words())
+    size = talker(template=TEMPLATE).text.vocabulary_size
+    supervisor = Supervisor(oracle_plan(size, SETTINGS, step_s=step_s), server.listener, lambda _error: None)
+    ready = await supervisor.start()
+    server.start(supervisor, lambda life: MemberCard("oracle", ready.info, life, exactness))
+    member = SmallMember(server, supervisor)
+    try:
+        yield member
+    finally:
+        if not member.is_gone:
+            await member.kill()
+
+
+@asynccontextmanager
+async def small_fleet(
+    num_members: int,
+    *,
+    step_s: float = 0.0,
+    member_keys: MemberKeys | None = None,
+    gateway_keys: GatewayKeys | None = None,
+) -> AsyncIterator[tuple[FleetModel, list[SmallMember]]]:
+    async with AsyncExitStack() as held:
+        members = [
+            await held.enter_async_context(small_member(step_s=step_s, keys=member_keys)) for _ in range(num_members)
+        ]
+        source = FixedMembers([member.address for member in members])
+        yield await held.enter_async_context(FleetModel("oracle", source, gateway_keys)), members
