@@ -1,8 +1,9 @@
 """Fleets of oracles in this process: real sockets, real workers, everything but the model."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.fleet.fleet_keys import GatewayKeys, MemberKeys
 from quire.fleet.fleet_messages import MemberCard, ModelWords
@@ -48,7 +49,7 @@ async def small_member(
     size = talker(template=TEMPLATE).text.vocabulary_size
     supervisor = Supervisor(oracle_plan(size, SETTINGS, step_s=step_s), server.listener, lambda _error: None)
     ready = await supervisor.start()
-    server.start(supervisor, lambda life: MemberCard("oracle", ready.info, life, exactness))
+    server.start(supervisor, lambda life: MemberCard("oracle", replace(ready.info, exactness=exactness), life))
     member = SmallMember(server, supervisor)
     try:
         yield member
@@ -70,4 +71,7 @@ async def small_fleet(
             await held.enter_async_context(small_member(step_s=step_s, keys=member_keys)) for _ in range(num_members)
         ]
         source = FixedMembers([member.address for member in members])
-        yield await held.enter_async_context(FleetModel("oracle", source, gateway_keys)), members
+        model = await held.enter_async_context(FleetModel("oracle", source, gateway_keys))
+        while model.fleet.num_ready < num_members:
+            await asyncio.sleep(0.01)
+        yield model, members

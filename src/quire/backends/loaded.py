@@ -25,6 +25,9 @@ class LoadedRunner:
     kv_layout: str
     """How keys and values lie in a block: blocks of two layouts are never the same block."""
     notes: tuple[str, ...]
+    exactness: str = ""
+    """What decides the bits of its results beside the model and the settings: instruction set, versions. Empty: nobody
+    can tell, and it is like no other."""
     step_cost: StepCost | None = None
     """What steps take by their tokens, where it was measured: by it a scheduler knows which guesses pay."""
 

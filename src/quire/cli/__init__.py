@@ -72,6 +72,18 @@ app.add_typer(
 )
 
 
+app.add_typer(
+    lazy_group(
+        "quire.cli.fleet",
+        "fleet_app",
+        name="fleet",
+        help="Serve a model with many machines behind one gateway. One machine needs only `quire serve`.",
+        epilog="\b\nExamples:\n  quire fleet member model.gguf --listen tcp://127.0.0.1:7000\n"
+        "  quire fleet gateway --members members.txt",
+    )
+)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from quire import __version__

@@ -56,6 +56,8 @@ class ModelInfo:
     """How much fits in how much memory."""
     notes: tuple[str, ...] = ()
     """What the person who loaded it should know."""
+    exactness: str = ""
+    """Two engines with the same one give the same bits; empty: nobody can tell."""
 
     def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
         """The namespace of a tenant's blocks on this model."""

@@ -95,7 +95,7 @@ class _LetIn:
     """Answers the authenticator: exactly these keys."""
 
     def __init__(self, keys: MemberKeys) -> None:
-        self._known = {zmq.utils.z85.decode(key) for key in keys.gateways}
+        self._known = {key.encode() for key in keys.gateways}
 
     def callback(self, _domain: str, key: bytes) -> bool:
         return key in self._known
@@ -105,7 +105,7 @@ def start_authenticator(context: zmq.asyncio.Context, keys: MemberKeys) -> Async
     """Lets in those gateways whose keys are known, on all sockets of this context that have `secure_member`."""
     authenticator = AsyncioAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback("*", credentials_provider=_LetIn(keys))
+    authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), credentials_provider=_LetIn(keys))
     return authenticator
 
 

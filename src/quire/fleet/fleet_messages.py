@@ -65,8 +65,6 @@ class MemberCard(msgspec.Struct, array_like=True, frozen=True):
     info: ModelInfo
     life: str
     """Another one after each start: whoever knew the one before has to forget its blocks."""
-    exactness: str = ""
-    """Two members with the same one compute the same bits: arithmetic, instruction set, versions."""
     events: str = ""
     """Where it announces what it holds; empty: nowhere."""
     replay: str = ""

@@ -289,7 +289,7 @@ class FleetPort:
         exclude = flight.refused_by | small
         if flight.exactness is not None:
             # Bits that would be the same come first; an answer with others is better than none.
-            others = {one for one in ready if self.members[one].card.exactness != flight.exactness}
+            others = {one for one in ready if self._exactness(one) != flight.exactness}
             choice = self.router.choose(prompt, now_s, exclude | others)
             if choice is not None:
                 return choice
@@ -299,6 +299,11 @@ class FleetPort:
                 log.warning("request %s goes on with a member of other bits", flight.request.request_id)
             return choice
         return self.router.choose(prompt, now_s, exclude)
+
+    def _exactness(self, member: str) -> str:
+        """One that cannot tell is like no other."""
+        card = self.members[member].card
+        return card.info.exactness or f"only {member} {card.life}"
 
     def _routed(
         self, request_id: str, namespace: Namespace, tokens: tuple[int, ...], names: dict[int, tuple[int, ...]]
@@ -339,7 +344,7 @@ class FleetPort:
         elif isinstance(event, FirstToken):
             self.router.computed(event.request_id)
         elif isinstance(event, Token) and flight.exactness is None:
-            flight.exactness = self.members[link.address].card.exactness
+            flight.exactness = self._exactness(link.address)
         told += self._forget_ended(flight, new)
 
     def _tries_another(self, flight: _Flight, event: Refused, told: list[RequestEvent]) -> bool:

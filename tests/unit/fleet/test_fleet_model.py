@@ -24,7 +24,7 @@ ASKED = [
 
 
 def prompts() -> list[str]:
-    return [f"the same beginning of everything, and then number {at}" for at in range(8)]
+    return [f"number {at} has nothing in common with the others but its end" for at in range(8)]
 
 
 async def alone() -> list[list[tuple[int, ...]]]:

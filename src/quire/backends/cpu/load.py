@@ -66,7 +66,9 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
     # A wrong guess could not be taken out of a recurrent state: such models do not guess.
     is_guessing = settings.speculation != "off" and not plan.num_slots
     cost = measured_cost(runner.run, capacity) if is_guessing else None
-    return LoadedRunner(runner, plan, load_peak_bytes, f"cpu {kv_dtype}", tuple(_notes(model, settings, plan)), cost)
+    notes = tuple(_notes(model, settings, plan))
+    exactness = f"cpu {available().isa}{' tiles' if _takes_tiles(settings) else ''}"
+    return LoadedRunner(runner, plan, load_peak_bytes, f"cpu {kv_dtype}", notes, exactness, cost)
 
 
 def _notes(model: Decoder, settings: ModelSettings, plan: memory_plan.MemoryPlan) -> Iterator[str]:

@@ -1,0 +1,122 @@
+"""`quire fleet`: one gateway before many machines. One machine never needs it: that is `quire serve`."""
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.cli.settings_flags import with_all_settings
+from quire.config import Settings
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncIterator
+
+    from quire.config import ParkedModel
+    from quire.fleet.fleet_model import FleetModel
+
+fleet_app = typer.Typer(
+    name="fleet",
+    help="Serve a model with many machines behind one gateway. One machine needs only `quire serve`.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+KeysFile = Annotated[Path | None, typer.Option("--fleet-keys", metavar="FILE", help="Keys of `quire fleet keys`.")]
+
+
+@fleet_app.command()
+def keys(folder: Annotated[Path, typer.Argument(help="Where member.json and gateway.json are written.")]) -> None:
+    """Make the keys by which members and gateways of one fleet know each other."""
+    from quire.fleet.fleet_keys import make_keys
+
+    for file in make_keys(folder):
+        typer.echo(file)
+    typer.echo("member.json goes to members, gateway.json to gateways; keep both secret", err=True)
+
+
+@fleet_app.command()
+@with_all_settings
+def member(
+    settings: Settings,
+    model: Annotated[str, typer.Argument(help="A directory, a .gguf file, or a hub id.")],
+    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="Where gateways find it.")] = "tcp://127.0.0.1:7000",
+    fleet_keys: KeysFile = None,
+) -> None:
+    """Compute for gateways. Ctrl-C lets requests finish."""
+    import asyncio
+
+    import uvloop
+
+    from quire.fleet.fleet_keys import read_member_keys
+    from quire.fleet.member_run import plan_member, run_member
+    from quire.observe.access_log import set_up
+
+    set_up("json" if settings.server.log_format == "json" else "plain")
+    given = None if fleet_keys is None else read_member_keys(fleet_keys)
+
+    async def run() -> bool:
+        ending = _ending(asyncio.get_running_loop())
+        plan = await asyncio.to_thread(plan_member, model, listen, given, settings.model, settings.serving)
+        return await run_member(plan, ending, settings.server.drain_s, _say)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if not runner.run(run()):
+            _say("requests were not done in time and were ended")
+
+
+@fleet_app.command()
+@with_all_settings
+def gateway(
+    settings: Settings,
+    members: Annotated[str, typer.Option(metavar="FILE|dns:NAME", help="Who the members are: a file, or a name.")],
+    name: Annotated[str, typer.Option(help="What clients call the model.")] = "model",
+    fleet_keys: KeysFile = None,
+    insecure_no_keys: Annotated[
+        bool, typer.Option("--insecure-no-keys", help="Let other machines in without keys. Anybody can use it.")
+    ] = False,
+) -> None:
+    """Answer clients with the members of a fleet: the API of `quire serve`, and no model on this machine."""
+    import asyncio
+    from contextlib import asynccontextmanager
+
+    import uvloop
+
+    from quire.api.http.descriptors import allow_many_connections
+    from quire.api.serving import Plan, run
+    from quire.config import ParkedModel
+    from quire.fleet.fleet_keys import read_gateway_keys
+    from quire.fleet.fleet_model import FleetModel
+    from quire.fleet.member_list import parse_source
+    from quire.observe.access_log import set_up
+
+    set_up("json" if settings.server.log_format == "json" else "plain")
+    settings.server.check_keys_file()
+    if (warning := allow_many_connections()) is not None:
+        _say(warning)
+    source = parse_source(members)
+    given = None if fleet_keys is None else read_gateway_keys(fleet_keys)
+
+    @asynccontextmanager
+    async def opened(_model: "ParkedModel", _tell: object) -> "AsyncIterator[FleetModel]":
+        async with FleetModel(name, source, given, settings.serving.queue) as client:
+            yield client
+
+    plan = Plan([ParkedModel(name, name, is_kept=True)], settings, insecure_no_keys)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        num_ended = runner.run(run(plan, _say, opened))
+    if num_ended:
+        _say(f"{num_ended} requests were not done in time and were ended")
+
+
+def _ending(loop: "asyncio.AbstractEventLoop") -> "asyncio.Event":
+    import asyncio
+
+    ending = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ending.set)
+    return ending
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
