@@ -6,13 +6,15 @@
 Beyond loopback nothing is said or heard in clear: without keys an address of another machine is refused.
 """
 
+import asyncio
 import ipaddress
 import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+import msgspec
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
@@ -20,17 +22,18 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from quire.errors import ConfigError
 
 MEMBER_FILE, GATEWAY_FILE = "member.json", "gateway.json"
-KEY_CHARS = 40
 ZAP_DOMAIN = b"quire"
+Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
+"""In Z85."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberKeys:
     """What a member has."""
 
-    public: str
-    secret: str = field(repr=False)
-    gateways: tuple[str, ...] = ()
+    public: Key
+    secret: Key = field(repr=False)
+    gateways: tuple[Key, ...] = ()
     """Public keys of those it lets in."""
 
 
@@ -38,9 +41,9 @@ class MemberKeys:
 class GatewayKeys:
     """What a gateway has."""
 
-    public: str
-    secret: str = field(repr=False)
-    member: str = ""
+    public: Key
+    secret: Key = field(repr=False)
+    member: Key
     """The members' public key."""
 
 
@@ -109,7 +112,7 @@ def start_authenticator(context: zmq.asyncio.Context, keys: MemberKeys) -> Async
     return authenticator
 
 
-def secure_member(socket: "zmq.Socket[bytes]", keys: MemberKeys | None) -> None:
+def secure_member(socket: zmq.asyncio.Socket, keys: MemberKeys | None) -> None:
     """Before it is bound."""
     if keys is not None:
         socket.curve_secretkey, socket.curve_publickey = keys.secret.encode(), keys.public.encode()
@@ -117,11 +120,16 @@ def secure_member(socket: "zmq.Socket[bytes]", keys: MemberKeys | None) -> None:
         socket.zap_domain = ZAP_DOMAIN
 
 
-def secure_gateway(socket: "zmq.Socket[bytes]", keys: GatewayKeys | None) -> None:
+def secure_gateway(socket: zmq.asyncio.Socket, keys: GatewayKeys | None) -> None:
     """Before it is connected."""
     if keys is not None:
         socket.curve_secretkey, socket.curve_publickey = keys.secret.encode(), keys.public.encode()
         socket.curve_serverkey = keys.member.encode()
+
+
+def sent_now(sending: object) -> bool:
+    """Whether an asyncio socket, told not to wait, has taken a message: its future is done at once."""
+    return isinstance(sending, asyncio.Future) and sending.done() and sending.exception() is None
 
 
 def _pair() -> tuple[str, str]:
@@ -137,14 +145,8 @@ def _write(file: Path, keys: MemberKeys | GatewayKeys) -> None:
 
 def _read(file: Path, kind: type[_Keys]) -> _Keys:
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-        keys = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
-        given = [keys.public, keys.secret, *(keys.gateways if isinstance(keys, MemberKeys) else (keys.member,))]
-        wrong = [key for key in given if not isinstance(key, str) or len(key) != KEY_CHARS]
-        if wrong:
-            raise ValueError(f"a key has {KEY_CHARS} characters, {len(wrong)} of {len(given)} have not")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return msgspec.convert(json.loads(file.read_text(encoding="utf-8")), kind)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"{file} must hold a fleet's keys: {error}; make some with `quire fleet keys FOLDER`"
         ) from error
-    return keys

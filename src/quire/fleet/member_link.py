@@ -16,7 +16,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from quire.errors import MessageError
-from quire.fleet.fleet_keys import GatewayKeys, secure_gateway
+from quire.fleet.fleet_keys import GatewayKeys, secure_gateway, sent_now
 from quire.fleet.fleet_messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
@@ -81,8 +81,7 @@ class MemberLink:
         """Say something to the member that answered; to nobody if it is lost: whoever asked hears of that."""
         if self._socket is None:
             return
-        sent = self._socket.send(encode_fleet_message(message), zmq.DONTWAIT)
-        if sent.done() and sent.exception() is not None:
+        if not sent_now(self._socket.send(encode_fleet_message(message), zmq.DONTWAIT)):
             self._is_over.set()
 
     def end(self, why: str) -> None:
@@ -150,7 +149,7 @@ class MemberLink:
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         try:
-            await recv_monitor_message(monitor)  # type: ignore[misc]
+            await recv_monitor_message(monitor)
             self.problem = "the connection broke"
         finally:
             monitor.close()

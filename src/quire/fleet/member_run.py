@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.checkpoints import Checkpoint, Progress, quiet, resolve
+from quire.checkpoints import Checkpoint, resolve
 from quire.client.served import plan_worker
 from quire.config import ModelSettings, ServingSettings
 from quire.errors import CheckpointError
@@ -58,24 +58,24 @@ def words_of(checkpoint: Checkpoint, settings: ModelSettings) -> ModelWords:
     )
 
 
-async def run_member(
-    plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Say, _progress: Progress = quiet
-) -> bool:
+async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Say) -> bool:
     """Until it is told to end; false if what ran had to be broken off."""
     server = MemberServer(plan.address, plan.keys, plan.words)
-    failed = asyncio.get_running_loop().create_future()
-    failed.add_done_callback(lambda future: future.cancelled() or future.exception())
-    supervisor = Supervisor(plan.worker, server.listener, lambda error: failed.done() or failed.set_exception(error))
+    failures: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        failures.append(error)
+        ending.set()
+
+    supervisor = Supervisor(plan.worker, server.listener, fail)
     try:
         ready: Ready = await supervisor.start()
         server.start(supervisor, lambda life: MemberCard(plan.name, ready.info, life))
         say(f"{plan.name}: {ready.info.line}")
         say(f"member at {server.address}, {'with keys' if plan.keys else 'in clear: this machine alone'}")
-        told = asyncio.create_task(ending.wait())
-        await asyncio.wait({told, failed}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        if failed.done():
-            failed.result()
+        await ending.wait()
+        if failures:
+            raise failures[0]
         server.drain()
         return await supervisor.drain(drain_s)
     finally:

@@ -27,7 +27,7 @@ from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
 from quire.engine.engine import ModelInfo
 from quire.engine.loop import received
 from quire.errors import ConfigError, DrainingError, MessageError, RequestError
-from quire.fleet.fleet_keys import MemberKeys, check_clear, secure_member, start_authenticator
+from quire.fleet.fleet_keys import MemberKeys, check_clear, secure_member, sent_now, start_authenticator
 from quire.fleet.fleet_messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
@@ -127,7 +127,7 @@ class MemberServer:
                 f"a member listens at a free address such as tcp://127.0.0.1:7000, {self._address} given: {error}"
             ) from error
         self._socket = socket
-        self.address = socket.last_endpoint.decode()
+        self.address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self._tasks = [asyncio.create_task(self._listen(socket)), asyncio.create_task(self._beat())]
 
     async def close(self) -> None:
@@ -289,9 +289,8 @@ class MemberServer:
     def _send(self, identity: bytes, message: ToGateway) -> None:
         if self._socket is None:
             return
-        sent = self._socket.send_multipart([identity, encode_fleet_message(message)], zmq.DONTWAIT)
-        if sent.done() and sent.exception() is not None:  # nobody is there
-            self._forget(identity)
+        if not sent_now(self._socket.send_multipart([identity, encode_fleet_message(message)], zmq.DONTWAIT)):
+            self._forget(identity)  # nobody is there
 
     @property
     def _running(self) -> Supervisor:
