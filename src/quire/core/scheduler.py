@@ -189,6 +189,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start who is next, as long as it would get tokens in this step and has a place and blocks."""
+        if self.queue.head() is None:
+            return  # in most steps nobody waits: what the others need is not added up
         placement, needs = self.placement, self.placement.needs()
         while (head := self.queue.head()) is not None and placement.has_place(head) and placement.reaches(head, needs):
             if placement.is_still_blocked(head):
