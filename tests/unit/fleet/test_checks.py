@@ -10,7 +10,7 @@ from quire.fleet.choice import RoutedPrompt, Router
 from quire.fleet.membership import Assignment, MemberState
 
 BREAKS: dict[str, Callable[[Router], object]] = {
-    "of the past": lambda router: _of_another_epoch(router),
+    "of the past": lambda router: setattr(router._routed["r1"], "assignment", Assignment("a", 99)),
     "counted": lambda router: setattr(router.membership._records["a"], "num_open", 5),
     "which does not have it": lambda router: router.loads.reserve("r5", "b", 1, 0.0),
     "the index know": lambda router: router.index.leave("c"),
@@ -42,10 +42,6 @@ def a_router() -> Router:
     router.index.stored("b", [11, 12])
     router.choose(RoutedPrompt("r1", 10, {4: (21, 22)}), 1.0, exclude="bc")
     return router
-
-
-def _of_another_epoch(router: Router) -> None:
-    router._routed["r1"].assignment = Assignment("a", 99)
 
 
 def test_a_sound_router_passes_and_knows_its_requests() -> None:
