@@ -17,6 +17,7 @@ from quire.sim.member import MemberSize
 from quire.sim.policies import POLICIES, CostPolicy, make_policy
 from quire.workload.trace_requests import trace_requests
 from tests.sim.test_fleet_sim import BLOCK, QUICK, STORM, trace_of
+from tests.support.fleet_storms import run_storm
 
 SIZE = MemberSize(40, BLOCK, max_step_tokens=16, max_running=4)
 
@@ -101,3 +102,11 @@ def test_a_request_that_is_nowhere_is_found_out(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Latencies, "ended", lambda *_: None)
     with pytest.raises(InvariantError, match="are somewhere"):
         simulation("random", 1, FleetFaults(), is_checked=True).run()
+
+
+def test_small_fleets_under_storms_lose_nothing_and_keep_their_invariants() -> None:
+    told = [run_storm(seed, num_requests=30) for seed in range(24)]
+    assert sum(one.num_lost for one in told) == 0
+    assert all(one.num_requests == 30 for one in told)
+    assert sum(one.num_moves for one in told) > 10
+    assert told[3] == run_storm(3, num_requests=30)
