@@ -70,13 +70,13 @@ def test_each_gateway_hears_of_a_death_at_its_own_moment() -> None:
 def test_what_a_dead_member_said_is_not_heard_of_the_next_one() -> None:
     fleet = simulation("cost", 1, FleetFaults(), detect_delay_s=1.0)
     seat = fleet.seats[0]
-    life = seat.life
+    epoch = seat.epoch
     fleet._leave(seat, is_told=False)
     fleet._join(seat)
-    fleet._load_reported(seat, life, 999, 0.0)
+    fleet._load_reported(seat, epoch, 999, 0.0)
     loads = [one.policy.router.loads for one in fleet.gateways if isinstance(one.policy, CostPolicy)]
     assert [one.in_flight_tokens["00000"] for one in loads] == [0, 0, 0]
-    fleet._load_reported(seat, seat.life, 999, 0.0)
+    fleet._load_reported(seat, seat.epoch, 999, 0.0)
     assert [one.in_flight_tokens["00000"] for one in loads] == [999, 999, 999]
 
 

@@ -145,9 +145,7 @@ class Scheduler:
         self._end_late()
         self._admit()
 
-        items: list[WorkItem] = []
-        copies: list[BlockCopy] = []
-        planned: list[Sequence] = []
+        items, copies, planned = list[WorkItem](), list[BlockCopy](), list[Sequence]()
         # First those who decode, with what little they know; what is left goes in chunks, to the most urgent first.
         decoding = within_budget([one.num_decoding for one in self.running], self.config.max_step_tokens)
         budget = self.config.max_step_tokens - sum(decoding)

@@ -25,8 +25,8 @@ from quire.sim.fleet_faults import FleetFaults
 from quire.sim.fleet_report import FleetReport, MemberReport
 from quire.sim.latencies import Latencies, Spread
 from quire.sim.member import Member, MemberSize
-from quire.sim.policy import Asked, MakePolicy
-from quire.sim.seats import BlockNames, Gateway, Seat, name_of
+from quire.sim.policy_protocol import Asked, MakePolicy
+from quire.sim.seats import Gateway, PromptNames, Seat, name_of
 from quire.sim.step_profile import StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
@@ -76,7 +76,7 @@ class FleetSimulation:
         self._order = count()
         self._random = Random(f"faults {config.seed}")
         self._log = blake2b(digest_size=16)
-        self._names = BlockNames(config.size)
+        self._names = PromptNames(config.size)
         self._homes: dict[str, int] = {}
         """Which gateway has whose stream."""
         self._produced: dict[str, int] = {}
@@ -180,11 +180,11 @@ class FleetSimulation:
         took_s = member.begin(self.now_s)
         if took_s is None:
             return
-        self._at(self.now_s + took_s, self._end, seat, seat.life)
+        self._at(self.now_s + took_s, self._end, seat, seat.epoch)
 
-    def _end(self, seat: Seat, life: int) -> None:
+    def _end(self, seat: Seat, epoch: int) -> None:
         member = seat.member
-        if member is None or seat.life != life:
+        if member is None or seat.epoch != epoch:
             return
         for event in member.end(self.now_s):
             if isinstance(event, Token):
@@ -221,11 +221,11 @@ class FleetSimulation:
         seat.outbox.clear()
         if self._random.random() < self.config.faults.lost_events:
             return
-        self._at(self.now_s + self.config.event_delay_s, self._heard, seat, seat.life, told)
+        self._at(self.now_s + self.config.event_delay_s, self._heard, seat, seat.epoch, told)
 
-    def _heard(self, seat: Seat, life: int, told: list[KVEvent]) -> None:
+    def _heard(self, seat: Seat, epoch: int, told: list[KVEvent]) -> None:
         for gateway in self.gateways:
-            if gateway.known.get(seat.number) != life:
+            if gateway.known.get(seat.number) != epoch:
                 continue
             for event in told:
                 if isinstance(event, BlockStored):
@@ -237,25 +237,25 @@ class FleetSimulation:
 
     def _report_load(self, seat: Seat, member: Member) -> None:
         """How much waits there now that it has changed, to every gateway, when it is so old."""
-        told = seat, seat.life, member.num_uncomputed_tokens, self.now_s
+        told = seat, seat.epoch, member.num_uncomputed_tokens, self.now_s
         self._at(self.now_s + self.config.report_age_s, self._load_reported, *told)
 
-    def _load_reported(self, seat: Seat, life: int, num_tokens: int, as_of_s: float) -> None:
+    def _load_reported(self, seat: Seat, epoch: int, num_tokens: int, as_of_s: float) -> None:
         for gateway in self.gateways:
-            if gateway.known.get(seat.number) == life:
+            if gateway.known.get(seat.number) == epoch:
                 gateway.policy.reported(seat.number, num_tokens, as_of_s)
 
     # -- who is there --------------------------------------------------------------------------------------------------
 
     def _join(self, seat: Seat) -> None:
-        seat.life += 1
+        seat.epoch += 1
         seat.is_draining = False
         seat.member = Member(self.config.size, self.config.profile, seat.outbox.append if self.wants_names else None)
         # Who had not heard of the death of the one before hears it now.
         unaware = [gateway for gateway in self.gateways if seat.number in gateway.known]
         for gateway in self.gateways:
             gateway.left(seat)
-            gateway.known[seat.number] = seat.life
+            gateway.known[seat.number] = seat.epoch
             gateway.policy.joined(seat.number, self.now_s)
         self._move_stranded(seat, unaware)
         self._send_waiting()

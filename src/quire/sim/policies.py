@@ -19,7 +19,7 @@ from quire.fleet.choice import RoutedPrompt, Router
 from quire.fleet.index import BlockIndex
 from quire.fleet.load import MemberLoads
 from quire.fleet.membership import GONE_AFTER_S, SUSPECT_AFTER_S, Membership, MemberState
-from quire.sim.policy import Asked, MakePolicy
+from quire.sim.policy_protocol import Asked, MakePolicy
 
 SESSION_BLOCKS = 2
 """Blocks that tell conversations apart: the first may be a system prompt that all share."""

@@ -7,7 +7,7 @@ from quire.core.block_table import hit_cap, pack_tokens
 from quire.core.digests import BlockHasher
 from quire.core.events import KVEvent
 from quire.sim.member import KEY, Member, MemberSize
-from quire.sim.policy import Policy
+from quire.sim.policy_protocol import Policy
 from quire.workload.workload_request import WorkloadRequest
 
 
@@ -17,7 +17,7 @@ class Seat:
     def __init__(self, number: int) -> None:
         self.number = number
         self.member: Member | None = None
-        self.life = 0
+        self.epoch = 0
         """Which member it is that sits here: messages of an earlier one are late."""
         self.is_draining = False
         self.outbox: deque[KVEvent] = deque()
@@ -35,7 +35,7 @@ class Seat:
         if member is not None:
             self.num_prompt_tokens_computed += member.num_prompt_tokens_computed
             self.busy_s += member.busy_s
-            self.life += 1
+            self.epoch += 1
             self.outbox.clear()
             self.stranded.update(self.taken)
             self.taken = {}
@@ -49,7 +49,7 @@ class Gateway:
     number: int
     policy: Policy
     known: dict[int, int] = field(default_factory=dict)
-    """Place -> the life that it knows there; what another life says is late."""
+    """Place -> the epoch that it knows there; what another epoch says is late."""
 
     def left(self, seat: Seat) -> None:
         """The member that it knew there is gone; nothing, if it knew none."""
@@ -57,7 +57,7 @@ class Gateway:
             self.policy.left(seat.number)
 
 
-class BlockNames:
+class PromptNames:
     """A router's names for blocks: here all members share a key, so that their digests will do."""
 
     def __init__(self, size: MemberSize) -> None:
