@@ -17,11 +17,11 @@ from typing import Any
 
 from benchmarks.record import say
 from proofs.proof import Proof, section
+from quire.engine.step_profile import StepProfile
 from quire.errors import InvariantError
 from quire.sim.fleet_sim import FleetConfig, FleetSimulation
 from quire.sim.member import MemberSize
 from quire.sim.policies import make_policy
-from quire.sim.step_profile import StepProfile
 from quire.workload.workload_request import WorkloadRequest
 from tests.support.fleet_storms import run_storm
 

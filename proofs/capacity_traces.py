@@ -6,11 +6,11 @@ from pathlib import Path
 
 from benchmarks.record import say
 from proofs.proof import Proof, section
+from quire.engine.step_profile import StepProfile
 from quire.sim.fleet_report import FleetReport
 from quire.sim.fleet_sim import FleetConfig, FleetSimulation
 from quire.sim.member import MemberSize
 from quire.sim.policies import make_policy
-from quire.sim.step_profile import StepProfile
 from quire.workload.trace_requests import TraceRules, trace_requests
 from quire.workload.traces import Trace, read_trace
 from quire.workload.workload_request import WorkloadRequest

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from quire.cli import app
+from quire.engine.step_profile import StepProfile
 from quire.errors import ConfigError
 from quire.sim.fleet_faults import FleetFaults
 from quire.sim.fleet_report import FleetReport
 from quire.sim.fleet_sim import FleetConfig, FleetSimulation
 from quire.sim.member import MemberSize
 from quire.sim.policies import POLICIES, make_policy
-from quire.sim.step_profile import StepProfile
 from quire.workload.trace_requests import TraceRules, trace_requests
 from quire.workload.traces import Row, Trace
 from tests.support.block_lru import BlockLru

@@ -4,12 +4,12 @@ are drawn, and so is the load."""
 from collections.abc import Iterator
 from random import Random
 
+from quire.engine.step_profile import StepProfile
 from quire.sim.fleet_faults import FleetFaults
 from quire.sim.fleet_report import FleetReport
 from quire.sim.fleet_sim import FleetConfig, FleetSimulation
 from quire.sim.member import MemberSize
 from quire.sim.policies import POLICIES, make_policy
-from quire.sim.step_profile import StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
 MOST_BLOCKS = 8

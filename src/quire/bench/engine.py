@@ -8,6 +8,7 @@ was not meant to be.
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from secrets import token_hex
 from statistics import median
 from time import monotonic, perf_counter
@@ -23,12 +24,18 @@ from quire.client.opening import OpenedModel, open_model
 from quire.client.params import SamplingParams
 from quire.client.requests import make_request
 from quire.config import Settings
+from quire.core.request import Request
+from quire.engine.profiling import timed_steps
+from quire.engine.step_fit import fitted_profile
+from quire.engine.step_profile import StepProfile
 from quire.errors import ConfigError
 from quire.workload.visits import Span
 from quire.workload.writing import TOKEN_IDS, SpanWriter
 
 OWN_TOKENS = 32
 """What a prompt adds to a shared prefix."""
+PROFILE_TOKENS = 4096
+"""The longest sequence of which steps are timed for a profile; behind it lines go on straight."""
 ROOF_STEPS = 5
 """Steps of each round that are laid beside the bare products."""
 
@@ -171,6 +178,18 @@ class EngineBench:
             for batch in self._load.batches
         )
         return EngineResult(self._name, self._load, points, prefill, miss, hit, notes)
+
+    def profile(self, name: str) -> StepProfile:
+        """How long steps take, under loads of all kinds: for the simulator."""
+        longest = min(self._opened.text.max_sequence_tokens, PROFILE_TOKENS)
+        steps = timed_steps(
+            self._opened.engine, self._request, self._load.num_rounds, longest_tokens=longest, random=Random(name)
+        )
+        return fitted_profile(name, steps)
+
+    def _request(self, prompt_tokens: int, output_tokens: int) -> Request:
+        params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+        return make_request(self._opened.text, self._writer.ids([self._span(prompt_tokens)]), params)
 
     def _batches(self) -> tuple[dict[int, float], dict[int, float]]:
         """Output tokens per second by batch: of the whole, and after everybody's first token."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 bench_app = typer.Typer(rich_markup_mode=None)
 URL_HELP = "Root of the server, such as http://localhost:8000."
 SAVE_HELP = "Write the result to this file as well."
+PROFILE_HELP = "Time steps of all kinds, write what they cost here for `quire sim` (JSON), and do nothing else."
 PLOT_HELP = "Draw a picture (PNG); needs the extra `plot`."
 SERVE_EPILOG = """\
 \b
@@ -184,12 +185,16 @@ def engine(
     roof: Annotated[bool, typer.Option(help="Compare with the machine's own speed.")] = True,
     save: Annotated[Path | None, typer.Option(help=SAVE_HELP)] = None,
     plot: Annotated[Path | None, typer.Option(help=f"{PLOT_HELP} Tokens/s by batch.")] = None,
+    profile: Annotated[Path | None, typer.Option(help=PROFILE_HELP)] = None,
 ) -> None:
     """Measure the engine in this process: what batching gives, what the prefix cache gives, how near the roof."""
     from quire.bench import records as report
     from quire.bench.engine import EngineBench, EngineLoad
     from quire.checkpoints.progress import show_progress
 
+    if profile is not None:
+        _measure_profile(settings, model, rounds, profile)
+        return
     load = EngineLoad(tuple(_numbers(batches, "--batches")), prompt_tokens, output_tokens, prefix_tokens, rounds, roof)
     with show_progress() as progress:
         bench = EngineBench.opened(model, settings, load, progress)
@@ -204,6 +209,29 @@ def engine(
         from quire.bench import plots
 
         plots.batch_plot(plot, result.record())
+
+
+def _measure_profile(settings: Settings, model: str, rounds: int, path: Path) -> None:
+    """Time steps of all kinds and write what they cost."""
+    import json
+    from dataclasses import asdict, replace
+
+    from quire.bench.engine import EngineBench, EngineLoad
+    from quire.bench.machine_info import machine
+    from quire.checkpoints.progress import show_progress
+
+    # A guess makes rows whose number nobody can foresee: a profile is of steps without.
+    settings = replace(settings, model=replace(settings.model, speculation="off"))
+    load = EngineLoad((1,), 1, 2, 0, rounds, has_roof=False)
+    with show_progress() as progress:
+        bench = EngineBench.opened(model, settings, load, progress)
+    with bench:
+        typer.echo("steps of all kinds ...", err=True)
+        profile = bench.profile(Path(model).name)
+    typer.echo(f"half of the steps it was not made of are within {profile.relative_error:.1%}", err=True)
+    record = {**profile.as_json(), "settings": asdict(settings.model), "machine": machine()}
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    _print_json(record)
 
 
 def _headline(record: dict[str, Any]) -> str:

@@ -10,7 +10,6 @@ from quire.cli.trace_flags import TraceFlags, with_trace_flags
 if TYPE_CHECKING:
     from quire.sim.report import Report
 
-
 TRACE_HELP = "A trace to replay: JSONL of Mooncake, ShareGPT or quire, or Azure's CSV; also as .gz."
 
 

@@ -10,9 +10,9 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.cli.trace_flags import TraceFlags
+    from quire.engine.step_profile import StepProfile
     from quire.sim.fleet_report import FleetReport
     from quire.sim.fleet_sim import FleetConfig
-    from quire.sim.step_profile import StepProfile
     from quire.workload.traces import Trace
     from quire.workload.workload_request import WorkloadRequest
 
@@ -56,13 +56,14 @@ def simulate_trace(path: Path, flags: "TraceFlags", seed: int, num_requests: int
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
-        _print_report(report, trace, config.profile.name)
+        _print_report(report, trace, config.profile)
     if report.num_lost:
         typer.echo(f"{report.num_lost:,} requests never ended: this is a defect of quire", err=True)
         raise typer.Exit(1)
 
 
 def _fleet(flags: "TraceFlags", seed: int) -> "FleetConfig":
+    from quire.engine.step_profile import StepProfile
     from quire.sim.fleet_faults import FleetFaults
     from quire.sim.fleet_sim import FleetConfig
     from quire.sim.member import MemberSize
@@ -73,7 +74,7 @@ def _fleet(flags: "TraceFlags", seed: int) -> "FleetConfig":
     default_age_s = 0.0 if flags.gateways == 1 else REPORT_AGE_S
     return FleetConfig(
         MemberSize(flags.pool, flags.block_size, flags.step_tokens, flags.running),
-        _profile(flags.profile),
+        StepProfile.parse(flags.profile),
         make_policy(flags.policy, flags.block_size),
         flags.members,
         flags.gateways,
@@ -116,17 +117,11 @@ def parsed_faults(given: str) -> dict[str, float]:
     return rates
 
 
-def _profile(path: Path | None) -> "StepProfile":
-    from quire.sim.step_profile import StepProfile
-
-    return StepProfile.by_hand(prompt_tokens_per_s=16_000.0, step_s=0.01) if path is None else StepProfile.read(path)
-
-
-def _print_report(report: "FleetReport", trace: "Trace", profile: str) -> None:
+def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("what", "how much", title=f"{trace.name}, profile {profile}", title_justify="left")
+    table = Table("what", "how much", title=f"{trace.name}, {profile.told}", title_justify="left")
     ttft, tpot = report.ttft_s, report.tpot_s
     for what, how_much in (
         ("requests", f"{report.num_requests:,}, {report.num_refused:,} refused, {report.num_moves:,} moved"),

@@ -28,7 +28,10 @@ class TraceFlags:
     share: float = _flag(1.0, "share of its conversations.", min=0.0, max=1.0)
     tenants: int = _flag(1, "tenants, by conversation.", min=1)
     classes: str = _flag("", "classes, such as high=0.1,low=0.3.")
-    profile: Path | None = _flag(None, "how long steps take (JSON).")  # noqa: RUF009 - a field
+    profile: str = _flag(
+        "prompt=16000,answer=100",
+        "how long steps take: a file of `quire bench engine --profile`, or numbers by hand.",
+    )
     report_age: float | None = _flag(
         None, "seconds that load reports are old; default 0, with several gateways 0.25.", min=0.0, max=3600.0
     )

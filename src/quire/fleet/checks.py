@@ -80,12 +80,14 @@ def check_index(index: BlockIndex) -> None:
     holders = index._holders
     bits = {holder.bit: member for member, holder in holders.items()}
     _require(bits == index._member_of, "bits of members and members of bits differ")
-    _require(sum(bits) == index._live, "the bits in use are not those of members")
-    awaiting = index._dead | index._sweeping
+    for members, mask in index._masks.items():
+        known = sum(holders[one].bit for one in members if one in holders)
+        _require(mask == known, f"the bits of {sorted(members)} are others by now")
+    live, awaiting = sum(bits), index._dead | index._sweeping
     free = sum(set(index._free_bits))
     _require(len(set(index._free_bits)) == len(index._free_bits), "a bit is free twice")
-    _require(not (index._live & awaiting or index._live & free or free & awaiting), "a bit is in two states")
-    _require(index._live | awaiting | free == (1 << index._num_bits) - 1, "a bit is lost")
+    _require(not (live & awaiting or live & free or free & awaiting), "a bit is in two states")
+    _require(live | awaiting | free == (1 << index._num_bits) - 1, "a bit is lost")
     confirmed, believed = _bits_in(index._confirmed), _bits_in(index._believed)
     _require(not (confirmed | believed) & free, "an entry has a bit that is free")
     for member, holder in holders.items():

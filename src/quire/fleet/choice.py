@@ -4,7 +4,8 @@
 
 With it a conversation stays where its blocks are until the queue there is worth more than computing them elsewhere; a
 block that everybody has is a small credit to everybody. Equal costs go to who has less in flight, then to who was
-chosen least recently, then by name: nothing is drawn.
+chosen least recently, then by name. Nothing is drawn. Gateways with a salt have an order of their own among those never
+chosen: otherwise all that start together would begin with the same member.
 
 To choose is to reserve: the tokens count as in flight and the blocks as held there from this moment on, so that the
 next choice sees this one and a burst spreads.
@@ -12,6 +13,7 @@ next choice sees this one and a burst spreads.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from quire.core.block_table import hit_cap
 from quire.errors import ConfigError, InvariantError
@@ -55,7 +57,7 @@ class RoutingChoice:
 
 _Offer = tuple[float, int, int, str, int]
 """Cost, tokens in flight, last chosen, member, cached tokens: the least, field by field, is the choice."""
-_Group = tuple[float, int, frozenset[str]]
+_Group = tuple[float, int, Sequence[str]]
 """What its members cost without what is in flight there, their cached tokens, and who they are."""
 
 
@@ -78,6 +80,7 @@ class Router:
         index: BlockIndex | None = None,
         loads: MemberLoads | None = None,
         uncached_weight: float = UNCACHED_WEIGHT,
+        salt: str = "",
     ) -> None:
         if uncached_weight < 0:
             raise ConfigError(f"uncached_weight must not be negative, {uncached_weight} given")
@@ -88,11 +91,12 @@ class Router:
         self.loads = MemberLoads() if loads is None else loads
         """To be told what members report: `report`."""
         self._uncached_weight = uncached_weight
+        self._salt = salt.encode()
         self._block_sizes: dict[str, int] = {}
         self._ready_by_size: dict[int, frozenset[str]] = {}
         """Block size -> who of this size gets work."""
         self._last_chosen: dict[str, int] = {}
-        """Which choice a member was last, counted from 1; 0: never."""
+        """Which choice a member was last, counted from 1; 0 or less: never."""
         self._routed: dict[str, _Routed] = {}
         self._num_choices = 0
 
@@ -105,8 +109,14 @@ class Router:
         epoch = self.membership.join(member, now_s).epoch
         self.index.join(member)
         self.loads.join(member)
-        self._block_sizes[member], self._last_chosen[member] = block_size, 0
+        self._block_sizes[member], self._last_chosen[member] = block_size, self._turn_of(member)
         return epoch
+
+    def _turn_of(self, member: str) -> int:
+        """Before all choices; with a salt in an order of this gateway's own."""
+        if not self._salt:
+            return 0
+        return -1 - int.from_bytes(blake2b(self._salt + b" " + member.encode(), digest_size=6).digest(), "big")
 
     def ready(self, member: str, now_s: float) -> Transition:
         """It can compute from now on."""
@@ -223,22 +233,18 @@ class Router:
 
         Members of different block sizes are compared in tokens.
         """
-        num_tokens, found = prompt.num_tokens, list[_Group]()
+        num_tokens, weight = prompt.num_tokens, self._uncached_weight
+        found = list[_Group]()
         for size, ready in self._ready_by_size.items():
-            rest = ready.difference(exclude)
             names = prompt.names.get(size, ())[: hit_cap(num_tokens, size)]
-            for depth, members in self.index.groups(names):
-                group = rest.intersection(members)
-                rest -= group
-                if group:
-                    found.append((self._uncached_weight * (num_tokens - size * depth), size * depth, group))
-            if rest:
-                found.append((self._uncached_weight * num_tokens, 0, rest))
+            for depth, members in self.index.groups(names, ready.difference(exclude) if exclude else ready):
+                found.append((weight * (num_tokens - size * depth), size * depth, members))
         return found
 
     def _best_of_group(self, group: _Group) -> _Offer:
         base, num_cached, members = group
         in_flight, last_chosen = self.loads.in_flight_tokens, self._last_chosen
         least = min(map(in_flight.__getitem__, members))
-        when, member = min((last_chosen[one], one) for one in members if in_flight[one] == least)
+        idlest = [one for one in members if in_flight[one] == least]
+        when, member = min((last_chosen[one], one) for one in idlest)
         return base + least, least, when, member, num_cached

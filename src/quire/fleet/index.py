@@ -14,7 +14,7 @@ entries are swept little by little, and only then is the bit another's.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from quire.errors import InvariantError
 
@@ -62,11 +62,11 @@ class BlockIndex:
         self._holders: dict[str, _Holder] = {}
         self._member_of: dict[int, str] = {}
         """Bit -> member, of the bits in use."""
-        self._live = 0
-        """All bits in use."""
         self._num_bits = 0
         self._groups: dict[int, tuple[str, ...]] = {}
         """Bits -> their members. Made anew when a bit gets another member."""
+        self._masks: dict[frozenset[str], int] = {}
+        """The other way round, of sets that were asked for."""
         self._free_bits: list[int] = []
         self._dead = 0
         """Bits that the next round of sweeping takes out of the entries."""
@@ -117,13 +117,12 @@ class BlockIndex:
         else:
             bit = 1 << self._num_bits
             self._num_bits += 1
-        self._live |= bit
         self._member_of[bit] = member
-        self._groups = {}
+        self._groups, self._masks = {}, {}
         return bit
 
     def _drop_bit(self, holder: _Holder) -> None:
-        self._live ^= holder.bit
+        self._masks = {}
         del self._member_of[holder.bit]
         if holder.has_bits_set:
             self._dead |= holder.bit
@@ -211,27 +210,42 @@ class BlockIndex:
         Members that hold the same blocks are searched for together. Of one that breaks the rule some block is
         found that it holds and whose next it does not hold.
         """
-        return {member: depth for depth, members in self.groups(names) for member in members}
+        return {
+            member: depth
+            for depth, members in self.groups(names, frozenset(self._holders))
+            for member in members
+            if depth
+        }
 
-    def groups(self, names: Sequence[int]) -> list[tuple[int, tuple[str, ...]]]:
-        """The same as depths, each with its members: there are far fewer depths than members."""
+    def groups(self, names: Sequence[int], among: frozenset[str]) -> list[tuple[int, tuple[str, ...]]]:
+        """The same as depths, of some members, each depth with those who have it, 0 too: there are far fewer depths
+        than members. To be asked with the same set again and again: its bits are kept."""
+        bits = self._masks.get(among)
+        if bits is None:
+            bits = self._masks[among] = self._bits_of_members(among)
         if not names:
-            return []
+            return [(0, self._members(bits))] if bits else []
         first = names[0]
-        confirmed = self._confirmed[first & self._shard_mask].get(first, 0) & self._live
-        found: list[tuple[int, tuple[str, ...]]] = []
-        depths = range(1, len(names) + 1)
-        for depth, group in [
-            *(self._search(self._confirmed, names, depths, confirmed, 0) if confirmed else ()),
-            (0, self._live ^ confirmed),
-        ]:
-            rest = group
+        confirmed = self._confirmed[first & self._shard_mask].get(first, 0) & bits
+        found = self._search(self._confirmed, names, range(1, len(names) + 1), confirmed, 0) if confirmed else []
+        if confirmed != bits:
+            found.append((0, bits ^ confirmed))
+        told: list[tuple[int, tuple[str, ...]]] = []
+        for depth, group in found:
             for deeper, believing in self._deeper(names, depth, group):
-                found.append((deeper, self._members(believing)))
-                rest ^= believing
-            if depth and rest:
-                found.append((depth, self._members(rest)))
-        return found
+                told.append((deeper, self._members(believing)))
+                group ^= believing  # noqa: PLW2901 - what is left of it
+            if group:
+                told.append((depth, self._members(group)))
+        return told
+
+    def _bits_of_members(self, members: Iterable[str]) -> int:
+        bits = 0
+        for member in members:
+            holder = self._holders.get(member)
+            if holder is not None:
+                bits |= holder.bit
+        return bits
 
     def _deeper(self, names: Sequence[int], depth: int, group: int) -> list[tuple[int, int]]:
         """Those of a group, all with this confirmed depth, who are believed to have a greater one."""

@@ -20,14 +20,15 @@ from typing import Any
 
 from quire.core import invariants
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Finished, FirstToken, KVEvent, Token
+from quire.engine.step_profile import StepProfile
 from quire.errors import CapacityError, InvariantError, RequestError
+from quire.fleet.choice import RoutedPrompt
 from quire.sim.fleet_faults import FleetFaults
 from quire.sim.fleet_report import FleetReport, MemberReport
 from quire.sim.latencies import Latencies, Spread
 from quire.sim.member import Member, MemberSize
-from quire.sim.policy_protocol import Asked, MakePolicy
+from quire.sim.policy_protocol import MakePolicy
 from quire.sim.seats import Gateway, PromptNames, Seat, name_of
-from quire.sim.step_profile import StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
 CHECK_EVERY_STEPS = 16
@@ -135,21 +136,21 @@ class FleetSimulation:
     def _send(self, asked: WorkloadRequest) -> None:
         """Its gateway chooses a member; while there is none it waits there."""
         gateway = self.gateways[self._homes[asked.name]]
-        names = self._names.of_prompt(asked) if self.wants_names else ()
-        number = gateway.policy.choose(Asked(asked.name, len(asked.prompt), names), self.now_s)
-        if number is None:
+        names = {self.config.size.block_size: self._names.of_prompt(asked)} if self.wants_names else {}
+        sent = gateway.policy.choose(RoutedPrompt(asked.name, len(asked.prompt), names), self.now_s)
+        if sent is None:
             self._waiting.append(asked)
             return
-        seat = self.seats[number]
-        self._note("sent", asked.name, number)
-        if number not in gateway.known:
-            raise InvariantError(f"send: member {number} was chosen for {asked.name}, and its gateway knows it is gone")
+        seat = self.seats[sent.member]
+        self._note("sent", asked.name, seat.number)
+        if seat.number not in gateway.known:
+            raise InvariantError(f"send: {seat.number} was chosen for {asked.name}, and its gateway knows it is gone")
         if seat.member is None:
             seat.stranded[asked.name] = asked
             self.num_sent_to_dead += 1
             return
         try:
-            seat.member.submit(asked, self.now_s, self._produced.get(asked.name, 0))
+            seat.member.submit(asked, self.now_s, self._produced.get(asked.name, 0), sent.num_uncached_tokens)
         except (RequestError, CapacityError):
             gateway.policy.ended(asked.name)
             self.num_refused += 1

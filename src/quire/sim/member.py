@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.events import KVEvent, RequestEvent
+from quire.core.events import Finished, KVEvent, RequestEvent
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
+from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling, SequenceStatus
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import StepPlan
 from quire.core.waiting_queue import QueueConfig
+from quire.engine.step_profile import StepLoad, StepProfile
 from quire.errors import InvariantError
 from quire.sim.clock_runner import TOKEN, answer_of
-from quire.sim.step_profile import StepLoad, StepProfile
 from quire.workload.workload_request import WorkloadRequest
 
 KEY = bytes(32)
@@ -51,11 +51,16 @@ class Member:
         queue = QueueConfig(size.max_requests)
         self.scheduler = Scheduler(SchedulerConfig(size.max_step_tokens, size.max_running, queue=queue), self.memory)
         self.under_way: StepPlan | None = None
+        self._expected: dict[str, int] = {}
+        """Tokens that are likely to be computed of what has not begun."""
         self.busy_s = 0.0
         self.num_prompt_tokens_computed = 0
 
-    def submit(self, asked: WorkloadRequest, now_s: float, num_produced: int = 0) -> None:
-        """Queue it, or raise RequestError or CapacityError. With tokens from elsewhere it goes on behind them."""
+    def submit(
+        self, asked: WorkloadRequest, now_s: float, num_produced: int = 0, num_uncached: int | None = None
+    ) -> None:
+        """Queue it, or raise RequestError or CapacityError. With tokens from elsewhere it goes on behind them. Until it
+        begins, only who sent it knows how much of it is likely to be computed."""
         request = Request(
             request_id=asked.name,
             prompt=asked.prompt,
@@ -68,6 +73,7 @@ class Member:
         )
         enter = self.scheduler.restore if num_produced else self.scheduler.submit
         enter(request)
+        self._expected[asked.name] = len(asked.prompt) if num_uncached is None else num_uncached
 
     def num_produced(self, name: str) -> int:
         """Tokens that this request has: its gateway's ledger knows them."""
@@ -77,8 +83,12 @@ class Member:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Prompt tokens that are still to be computed, of all it was given."""
-        live = self.scheduler.live.values()
-        return sum(max(0, sequence.num_uncomputed - 1) for one in live for sequence in one.sequences)
+        waiting, expected = SequenceStatus.WAITING, self._expected
+        return sum(
+            min(expected[name], one.num_uncomputed) if one.status is waiting else max(0, one.num_uncomputed - 1)
+            for name, live in self.scheduler.live.items()
+            for one in live.sequences
+        )
 
     def begin(self, now_s: float) -> float | None:
         """Plan a step; how long it takes, or None if there is nothing to do."""
@@ -99,4 +109,8 @@ class Member:
         plan, self.under_way = self.under_way, None
         if plan is None:
             raise InvariantError("end: no step is under way")
-        return self.scheduler.apply(answer_of(plan), now_s)
+        told = self.scheduler.apply(answer_of(plan), now_s)
+        for event in told:
+            if isinstance(event, Finished):
+                del self._expected[event.request_id]
+        return told

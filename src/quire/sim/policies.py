@@ -19,7 +19,7 @@ from quire.fleet.choice import RoutedPrompt, Router
 from quire.fleet.index import BlockIndex
 from quire.fleet.load import MemberLoads
 from quire.fleet.membership import GONE_AFTER_S, SUSPECT_AFTER_S, Membership, MemberState
-from quire.sim.policy_protocol import Asked, MakePolicy
+from quire.sim.policy_protocol import MakePolicy, Sent
 
 SESSION_BLOCKS = 2
 """Blocks that tell conversations apart: the first may be a system prompt that all share."""
@@ -33,18 +33,18 @@ class CostPolicy:
 
     wants_names = True
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, random: Random) -> None:
         self._block_size = block_size
         # Who dies is told by the simulation: nobody beats there.
-        self.router = Router(Membership(suspect_after_s=NEVER_S, gone_after_s=NEVER_S))
+        membership, self._salt = Membership(suspect_after_s=NEVER_S, gone_after_s=NEVER_S), str(random.getrandbits(32))
+        self.router = Router(membership, salt=self._salt)
         self._is_there: set[int] = set()
 
-    def choose(self, asked: Asked, now_s: float) -> int | None:
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
         """See `Policy`."""
         self.router.index.sweep(now_s)
-        prompt = RoutedPrompt(asked.name, asked.num_tokens, {self._block_size: asked.names})
         chosen = self.router.choose(prompt, now_s)
-        return None if chosen is None else int(chosen.member)
+        return None if chosen is None else Sent(int(chosen.member), prompt.num_tokens - chosen.num_cached_tokens)
 
     def joined(self, member: int, now_s: float) -> None:
         """See `Policy`."""
@@ -96,7 +96,8 @@ class CostPolicy:
 
     def watch(self, suspect_after_s: float) -> None:
         """See `Policy`. Before anybody has joined."""
-        self.router = Router(Membership(suspect_after_s, suspect_after_s * GONE_AFTER_S / SUSPECT_AFTER_S))
+        membership = Membership(suspect_after_s, suspect_after_s * GONE_AFTER_S / SUSPECT_AFTER_S)
+        self.router = Router(membership, salt=self._salt)
 
     def beat(self, member: int, now_s: float) -> None:
         """See `Policy`."""
@@ -187,9 +188,9 @@ class RandomPolicy(_Listed):
         super().__init__()
         self._random = random
 
-    def choose(self, asked: Asked, now_s: float) -> int | None:
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
         """See `Policy`."""
-        return self._random.choice(self.there) if self.there else None
+        return Sent(self._random.choice(self.there), prompt.num_tokens) if self.there else None
 
 
 class RoundRobinPolicy(_Listed):
@@ -199,9 +200,9 @@ class RoundRobinPolicy(_Listed):
         super().__init__()
         self._turn = count()
 
-    def choose(self, asked: Asked, now_s: float) -> int | None:
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
         """See `Policy`."""
-        return self.there[next(self._turn) % len(self.there)] if self.there else None
+        return Sent(self.there[next(self._turn) % len(self.there)], prompt.num_tokens) if self.there else None
 
 
 class SessionPolicy(_Listed):
@@ -209,13 +210,14 @@ class SessionPolicy(_Listed):
 
     wants_names = True
 
-    def choose(self, asked: Asked, now_s: float) -> int | None:
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
         """See `Policy`."""
         if not self.there:
             return None
         # Rendezvous hashing: when a member leaves, only its own conversations move.
-        begun = asked.names[:SESSION_BLOCKS]
-        return max(self.there, key=lambda member: Random(f"{begun} {member}").random())
+        begun = [names[:SESSION_BLOCKS] for names in prompt.names.values()]
+        chosen = max(self.there, key=lambda member: Random(f"{begun} {member}").random())
+        return Sent(chosen, prompt.num_tokens)
 
 
 class LeastLoadedPolicy(_Listed):
@@ -225,13 +227,13 @@ class LeastLoadedPolicy(_Listed):
         super().__init__()
         self.loads = MemberLoads()
 
-    def choose(self, asked: Asked, now_s: float) -> int | None:
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
         """See `Policy`."""
         if not self.there:
             return None
         chosen = min(self.there, key=lambda member: (self.loads.in_flight_tokens[_key(member)], member))
-        self.loads.reserve(asked.name, _key(chosen), asked.num_tokens, now_s)
-        return chosen
+        self.loads.reserve(prompt.request_id, _key(chosen), prompt.num_tokens, now_s)
+        return Sent(chosen, prompt.num_tokens)
 
     def joined(self, member: int, now_s: float) -> None:
         """See `Policy`."""
@@ -266,24 +268,26 @@ class StickyPolicy(LeastLoadedPolicy):
 
     wants_names = True
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int) -> None:
         super().__init__()
+        self._block_size = block_size
         self._index = BlockIndex()
 
-    def choose(self, asked: Asked, now_s: float) -> int | None:
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
         """See `Policy`."""
         self._index.sweep(now_s)
-        depths = self._index.depths(asked.names)
+        names = prompt.names.get(self._block_size, ())
+        depths = self._index.depths(names)
         held = [one for one in self.there if self.loads.in_flight_tokens[_key(one)] < STICKY_TOKENS]
         best = max(held, key=lambda one: (depths.get(_key(one), 0), -one), default=None)
         if best is None or not depths.get(_key(best), 0):
-            chosen = super().choose(asked, now_s)
+            sent = super().choose(prompt, now_s)
         else:
-            chosen = best
-            self.loads.reserve(asked.name, _key(best), asked.num_tokens, now_s)
-        if chosen is not None:
-            self._index.optimistic(_key(chosen), asked.names, now_s)
-        return chosen
+            self.loads.reserve(prompt.request_id, _key(best), prompt.num_tokens, now_s)
+            sent = Sent(best, prompt.num_tokens - depths[_key(best)] * self._block_size)
+        if sent is not None:
+            self._index.optimistic(_key(sent.member), names, now_s)
+        return sent
 
     def joined(self, member: int, now_s: float) -> None:
         """See `Policy`."""
@@ -322,12 +326,12 @@ def make_policy(name: str, block_size: int) -> MakePolicy:
 
 
 POLICIES: Mapping[str, Callable[[int], MakePolicy]] = {
-    "cost": lambda block_size: lambda _random: CostPolicy(block_size),
+    "cost": lambda block_size: lambda random: CostPolicy(block_size, random),
     "random": lambda _size: RandomPolicy,
     "round-robin": lambda _size: lambda _random: RoundRobinPolicy(),
     "least-loaded": lambda _size: lambda _random: LeastLoadedPolicy(),
     "session": lambda _size: lambda _random: SessionPolicy(),
-    "sticky": lambda _size: lambda _random: StickyPolicy(),
+    "sticky": lambda block_size: lambda _random: StickyPolicy(block_size),
 }
 
 

@@ -1,19 +1,17 @@
 """What a simulated gateway is asked, and what it is told: the seam between a fleet and whoever chooses in it."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from quire.fleet.choice import RoutedPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What of a request decides where it goes."""
+class Sent(NamedTuple):
+    """Where a request goes, and what its gateway believes is to be computed there."""
 
-    name: str
-    num_tokens: int
-    names: tuple[int, ...]
-    """Of its blocks, as far as a hit can go."""
+    member: int
+    num_uncached_tokens: int
 
 
 class Policy(Protocol):
@@ -22,7 +20,7 @@ class Policy(Protocol):
     wants_names: bool
     """Whether it asks who holds what."""
 
-    def choose(self, asked: Asked, now_s: float) -> int | None:
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
         """A member that takes new work, or None if there is none."""
         ...
 

@@ -71,6 +71,12 @@ def trace_requests(trace: Trace, rules: TraceRules = TraceRules()) -> Iterator[W
         )
 
 
+def sampled(trace: Trace, share: float) -> Trace:
+    """The rows of so many of its conversations: the same ones as `TraceRules` keeps."""
+    kept = (row for at, row in enumerate(trace.rows) if _share_of(row, trace.name_of(at)) < share)
+    return replace(trace, rows=tuple(kept))
+
+
 def _share_of(row: Row, name: str) -> float:
     """A number from 0 to 1 that belongs to the row's conversation."""
     said = row.token_ids[:FIRST_TOKENS] or row.hash_ids[:FIRST_OF_CONVERSATION]

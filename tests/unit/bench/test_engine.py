@@ -10,6 +10,7 @@ from quire.backends.kernels import extension
 from quire.backends.roof import RoofPoint
 from quire.bench.engine import EngineBench, EngineLoad
 from quire.config import ModelSettings
+from quire.engine.step_profile import StepLoad
 from quire.errors import ConfigError
 from tests.support.talkers import talker
 from tests.support.tiny_models import Tiny, converted_tiny
@@ -108,3 +109,13 @@ def test_calls_are_timed_turn_about() -> None:
     taken = interleaved_calls({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
     assert order == ["a", "b"] * 3
     assert set(taken) == {"a", "b"}
+
+
+def test_a_profile_is_of_steps_of_all_kinds_and_leaves_the_engine_empty() -> None:
+    opened = talker()
+    with EngineBench(opened, LOAD, None, "oracle") as bench:
+        profile = bench.profile("oracle")
+        assert not opened.engine.has_work
+    assert profile.row_points[-1][0] >= 16
+    assert profile.duration_s(StepLoad(1, 0, 8)) > 0.0
+    assert not profile.is_by_hand

@@ -24,7 +24,7 @@ BREAKS: dict[str, Callable[[Router], object]] = {
     "not 10": lambda router: setattr(router.loads._loads["a"], "num_since_tokens", 3),
     "a bit is lost": lambda router: setattr(router.index, "_num_bits", 9),
     "a bit is in two states": lambda router: setattr(router.index, "_dead", 1),
-    "the bits in use": lambda router: setattr(router.index, "_live", 1),
+    "are others by now": lambda router: router.index._masks.update({frozenset("ab"): 4}),
     "would leave without a sweep": lambda router: setattr(router.index._holders["a"], "has_bits_set", False),
     "is not what is noted": lambda router: router.index._holders["a"].unconfirmed.clear(),
     "an entry has the bits 0": lambda router: router.index._confirmed[0].update({1024: 0}),

@@ -50,7 +50,7 @@ def test_members_with_the_same_blocks_cost_one_search(monkeypatch: pytest.Monkey
     for member in index.members:
         index.stored(member, PROMPT[:123])
     index.stored("m7", PROMPT)
-    found = index.groups(PROMPT)
+    found = index.groups(PROMPT, frozenset(index.members))
     assert sorted(depth for depth, _ in found) == [123, 400]
 
 

@@ -1,0 +1,230 @@
+"""The simulator beside the real server: the same requests, at the same moments, through both.
+
+A round times steps (the profile), and then runs every setting once for real: `quire serve` of SmolLM2 with its worker,
+asked over HTTP at the moments of a public trace, its lengths scaled. The simulator gets the round's profile and the
+pool that the server says it has. What the memory brings is read before each run; where it moved by more than a tenth
+from what it was beside the profile, the run is dropped and counted.
+"""
+
+import asyncio
+import re
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from secrets import token_hex
+from statistics import median
+
+import numpy as np
+
+from benchmarks.record import say
+from benchmarks.servers import Running, quire_command, started
+from benchmarks.test_model import smollm2_file
+from proofs.capacity_traces import CONVERSATION
+from proofs.proof import Proof, section
+from quire.backends.cpu.measured_roof import read_sum
+from quire.bench.engine import EngineBench, EngineLoad
+from quire.bench.http_client import Client
+from quire.bench.measures import measured
+from quire.bench.pace import Pace
+from quire.bench.runs import Bench, RunListener, Wishes
+from quire.bench.setup import LoadSetup
+from quire.client.opening import open_model
+from quire.config import ModelSettings
+from quire.engine.step_profile import StepProfile
+from quire.sim.fleet_report import FleetReport
+from quire.sim.fleet_sim import FleetConfig, FleetSimulation
+from quire.sim.member import MemberSize
+from quire.sim.policies import make_policy
+from quire.workload.trace_requests import TraceRules, sampled, trace_requests
+from quire.workload.traces import Trace, read_trace
+
+LONGEST_TOKENS = 1024
+MOST_TRACE_TOKENS = 16_384
+"""Longer requests of the trace are left out, so that scaled ones are not all answers of two tokens."""
+SHARE = 0.02
+"""Of the trace's conversations."""
+MAX_RUNNING = 16
+BUSY = 2.0
+"""How much faster than the base can answer, by the profile, requests come: a server that keeps up with all of them has
+the throughput of the load, whatever its settings."""
+MOVED = 0.10
+READ_BYTES = 1 << 28
+DIFFERS = 0.15
+MEMORY = "1536MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Of a server, as its flags say it."""
+
+    name: str
+    memory: str = MEMORY
+    step_tokens: int = 256
+    block_size: int = 32
+    class_shares: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """For `quire serve`."""
+        return (
+            "--max-step-tokens",
+            str(self.step_tokens),
+            "--block-size",
+            str(self.block_size),
+            "--max-running",
+            str(MAX_RUNNING),
+        )
+
+
+SETTINGS = (
+    Setting("base"),
+    Setting("small pool", memory="700MiB"),
+    Setting("smaller pool", memory="650MiB"),
+    Setting("step 64", step_tokens=64),
+    Setting("step 512", step_tokens=512),
+    Setting("blocks of 16", block_size=16),
+    Setting("blocks of 128", block_size=128),
+    Setting("classes", class_shares={"high": 0.3, "low": 0.3}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a run came to."""
+
+    output_tokens_per_s: float
+    ttft_s: float
+    hit_rate: float
+
+
+@section("real server")
+def real_server(proof: Proof) -> None:
+    """Errors of throughput and of the first token, and pairs of settings that the simulator ranks the other way."""
+    trace, memory = scaled_trace(proof), np.zeros(READ_BYTES // 4, np.float32)
+    pairs: dict[str, list[tuple[Figures, Figures]]] = {setting.name: [] for setting in SETTINGS}
+    num_dropped, speedup, errors = 0, 0.0, list[float]()
+    for _ in range(proof.sized(quick=1, full=5)):
+        before_s = bandwidth(memory)
+        profile = measured_profile()
+        errors.append(profile.relative_error)
+        speedup = speedup or busy_speedup(trace, profile)
+        for setting in SETTINGS:
+            real, num_blocks = through_server(setting, trace, speedup)
+            simulated = through_simulator(setting, trace, speedup, profile, num_blocks)
+            moved = bandwidth(memory) / before_s
+            is_kept = abs(moved - 1.0) <= MOVED
+            say(f"  {setting.name}, {num_blocks} blocks: {real} real, {simulated} simulated, memory {moved:.2f}")
+            num_dropped += not is_kept
+            if is_kept:
+                pairs[setting.name].append((real, simulated))
+    proof.report("sim_profile_error", median(errors), "of steps that a profile was not made of, the median")
+    proof.report("sim_runs_dropped", num_dropped, "the memory's speed had moved")
+    proof.report("sim_speedup", speedup, f"of {len(trace.rows)} requests of the trace")
+    _judge(proof, {name: runs for name, runs in pairs.items() if runs})
+
+
+def _judge(proof: Proof, pairs: Mapping[str, Sequence[tuple[Figures, Figures]]]) -> None:
+    proof.equals("sim_settings", len(pairs), len(SETTINGS), "with at least one run that counts")
+    for key, name, bound in (("throughput", "output_tokens_per_s", 0.10), ("ttft", "ttft_s", 0.20)):
+        medians = {
+            setting: tuple(median(getattr(run[side], name) for run in runs) for side in (0, 1))
+            for setting, runs in pairs.items()
+        }
+        errors = {setting: abs(simulated / real - 1.0) for setting, (real, simulated) in medians.items()}
+        for setting, (real, simulated) in medians.items():
+            spoken = setting.replace(" ", "_")
+            proof.report(f"sim_{key}_{spoken}", simulated / real, f"{simulated:.3f} simulated, {real:.3f} real")
+        proof.at_most(f"sim_{key}_error", median(errors.values()), bound, "median of the settings'")
+        proof.equals(f"ranking_wrong_{key}", _ranked_wrong(medians), 0, "pairs that differ by more than 15%")
+
+
+def _ranked_wrong(medians: Mapping[str, Sequence[float]]) -> int:
+    """Pairs that differ in reality and are the other way round in the simulation."""
+    return sum(
+        abs(one[0] / two[0] - 1.0) > DIFFERS and (one[0] > two[0]) != (one[1] > two[1])
+        for one, two in combinations(medians.values(), 2)
+    )
+
+
+def scaled_trace(proof: Proof) -> Trace:
+    """Some conversations of the trace, its long requests left out, lengths scaled to what the model takes."""
+    whole = read_trace(CONVERSATION).spread()
+    rows = tuple(row for row in whole.rows if row.prompt_tokens + row.output_tokens <= MOST_TRACE_TOKENS)
+    some = sampled(replace(whole, rows=rows), SHARE).head(proof.sized(quick=24, full=120))
+    return some.fitted(LONGEST_TOKENS)
+
+
+def bandwidth(memory: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> float:
+    """How many bytes a second are read, the median of a few reads."""
+    taken = []
+    for _ in range(7):
+        began_s = time.perf_counter()
+        read_sum(memory)
+        taken.append(time.perf_counter() - began_s)
+    return READ_BYTES / median(taken)
+
+
+def measured_profile() -> StepProfile:
+    """Of the model that the server has, with as many rows as any setting gives it."""
+    model = ModelSettings(
+        memory_bytes=4 << 30,
+        max_sequence_tokens=LONGEST_TOKENS,
+        max_step_tokens=512,
+        max_running=MAX_RUNNING,
+        speculation="off",
+    )
+    load = EngineLoad((1,), 1, 2, 0, 1, has_roof=False)
+    with EngineBench(open_model(str(smollm2_file()), model), load, None, "smollm2") as bench:
+        return bench.profile("smollm2")
+
+
+def busy_speedup(trace: Trace, profile: StepProfile) -> float:
+    """How much faster the trace must come."""
+    told = _simulated(Setting("base"), trace, 1.0, profile, 1 << 16)
+    return BUSY * trace.rows[-1].arrival_s / sum(one.busy_s for one in told.members)
+
+
+def through_simulator(setting: Setting, trace: Trace, speedup: float, profile: StepProfile, num_blocks: int) -> Figures:
+    """The round's profile, and the pool that the server had."""
+    told = _simulated(setting, trace, speedup, profile, num_blocks)
+    return Figures(told.output_tokens_per_s, told.ttft_s.p50, told.hit_rate)
+
+
+def _simulated(setting: Setting, trace: Trace, speedup: float, profile: StepProfile, num_blocks: int) -> FleetReport:
+    size = MemberSize(num_blocks, setting.block_size, setting.step_tokens, MAX_RUNNING)
+    config = FleetConfig(size, profile, make_policy("round-robin", setting.block_size))
+    return FleetSimulation(config, trace_requests(trace, _rules(setting, speedup))).run()
+
+
+def _rules(setting: Setting, speedup: float) -> TraceRules:
+    return TraceRules(speedup, class_shares=setting.class_shares)
+
+
+def through_server(setting: Setting, trace: Trace, speedup: float) -> tuple[Figures, int]:
+    """A server started for this, and how many blocks it says it has."""
+    with started(quire_command(smollm2_file(), *setting.flags, memory=setting.memory)) as running:
+        return asyncio.run(_asked(running, setting, trace, speedup)), _num_blocks(running)
+
+
+async def _asked(running: Running, setting: Setting, trace: Trace, speedup: float) -> Figures:
+    rules = _rules(setting, speedup)
+    classes = {one.name: one.priority for one in trace_requests(trace, rules)}
+    visits = [replace(visit, priority=classes[visit.name]) for visit in trace.visits(speedup)]
+    async with Client(running.server) as client:
+        bench = await Bench.opened(client, Wishes(sends_priority=True), RunListener())
+        maker = bench.maker(LoadSetup(prompts="tokens"), token_hex(4))
+        pace = Pace(None, tuple(visit.arrival_s or 0.0 for visit in visits))
+        told = measured(await bench.run_visits(maker, visits, pace))
+    if told["failed"]:
+        raise RuntimeError(f"{told['failed']} requests failed: {told['error_kinds']}")
+    return Figures(told["output_throughput"], told["median_ttft_ms"] / 1e3, told["cached_token_share"] or 0.0)
+
+
+def _num_blocks(running: Running) -> int:
+    with urllib.request.urlopen(f"{running.url}/metrics") as answer:  # noqa: S310 - a server of ours
+        found = re.search(r'num_gpu_blocks="(\d+)"', answer.read().decode())
+    if found is None:
+        raise RuntimeError("the server's metrics do not say how many blocks it has")
+    return int(found.group(1))

@@ -1,0 +1,107 @@
+"""Steps of an engine, timed under loads of all kinds: a few sequences or many, short contexts or long, prompts alone,
+beside answers, and answers alone.
+
+The load changes from one episode to the next, and episodes of one round come in a new order: a machine drifts, and no
+kind of step should have its slow minutes to itself.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from time import monotonic, perf_counter
+
+from quire.backends.protocol import PendingStep, Runner
+from quire.core.request import Request
+from quire.core.step import StepPlan
+from quire.engine.engine import Engine
+from quire.engine.step_fit import TimedStep
+from quire.engine.step_profile import StepLoad
+
+EPISODE_STEPS = 40
+MOST_OUTPUT_TOKENS = 48
+EPISODE_TOKENS = 8192
+"""Of the longest prompts of an episode together: with many at once each is shorter."""
+
+MakeLoadRequest = Callable[[int, int], Request]
+"""Of so many fresh prompt tokens, asking for so many."""
+
+
+class _Watched:
+    """A runner, and the plan of its last step."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.plan: StepPlan | None = None
+        self.capacity = runner.capacity
+
+    def start(self, plan: StepPlan) -> PendingStep:
+        self.plan = plan
+        return self._runner.start(plan)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
+        return self._runner.read_blocks(block_ids)
+
+    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
+        self._runner.write_blocks(block_ids, data)
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def timed_steps(
+    engine: Engine, make: MakeLoadRequest, num_rounds: int, longest_tokens: int, random: Random
+) -> list[TimedStep]:
+    """Steps of an engine that nobody else uses; it is empty again at the end."""
+    runner = engine.runner
+    watched = _Watched(runner)
+    engine.runner = watched
+    try:
+        return [
+            step
+            for _ in range(num_rounds)
+            for num_running in _shuffled(random, engine.scheduler.config.max_running)
+            for step in _episode(engine, watched, _Mix(random, make, num_running, longest_tokens))
+        ]
+    finally:
+        engine.runner = runner
+
+
+class _Mix:
+    """Requests of one episode: so many at once, with prompts of all lengths up to the longest."""
+
+    def __init__(self, random: Random, make: MakeLoadRequest, num_running: int, longest_tokens: int) -> None:
+        self._random = random
+        self._make = make
+        self.num_running = num_running
+        self._longest = max(2, min(longest_tokens - MOST_OUTPUT_TOKENS, EPISODE_TOKENS // num_running))
+
+    def next(self) -> Request:
+        """Short prompts as often as long ones: lengths are drawn by their logarithm."""
+        num_prompt_tokens = int(self._longest ** self._random.uniform(0.3, 1.0))
+        return self._make(max(1, num_prompt_tokens), self._random.randint(2, MOST_OUTPUT_TOKENS))
+
+
+def _shuffled(random: Random, max_running: int) -> list[int]:
+    """1, 2, 4, ... up to as many as may run, in some order."""
+    counts = [1 << exponent for exponent in range(max_running.bit_length())]
+    random.shuffle(counts)
+    return counts
+
+
+def _episode(engine: Engine, watched: _Watched, mix: _Mix) -> Iterator[TimedStep]:
+    names: set[str] = set()
+    num_left = EPISODE_STEPS
+    while num_left:
+        while len(engine.scheduler.live) < mix.num_running:
+            request = mix.next()
+            names.add(request.request_id)
+            engine.submit(request)
+        watched.plan, began_s = None, perf_counter()
+        engine.step(monotonic)
+        took_s = perf_counter() - began_s
+        if watched.plan is not None:
+            yield TimedStep(StepLoad.of(watched.plan), took_s)
+            num_left -= 1
+    for name in sorted(names & engine.scheduler.live.keys()):
+        engine.cancel(name)
+    while engine.has_work:
+        engine.step(monotonic)

@@ -1,0 +1,163 @@
+"""How long a step takes on some machine with some model: what was measured there, or numbers that a person gives.
+
+    seconds =  per step
+             + a curve over all tokens fed                weights are read once, and then shared by more and more rows
+             + per sequence that answers                  the last row is multiplied with the vocabulary, and sampled
+             + per prompt token                           where a person knows only this
+             + per token of context                       keys and values that the step reads
+             + per pair of prompt token and context       attention over long prompts
+
+A profile says where it comes from and how far off it is from the steps it was made of.
+"""
+
+import json
+from bisect import bisect_left
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from quire.core.step import StepPlan
+from quire.errors import ConfigError
+
+COSTS = ("step_s", "answering_s", "prompt_token_s", "context_token_s", "pair_s")
+BY_HAND = {"prompt": "prompt tokens/s", "answer": "answer tokens/s of one sequence", "kv": "KV bytes of a token"}
+"""What a person may give, and `bytes`, the bytes/s at which those are read."""
+
+
+class StepLoad(NamedTuple):
+    """What of a step costs time."""
+
+    num_answering: int
+    """Sequences that feed one token."""
+    num_prompt_tokens: int
+    num_context_tokens: int
+    """Tokens whose keys and values are read: of each sequence once."""
+    num_pairs: int = 0
+    """Of each prompt token with each token before it."""
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> "StepLoad":
+        """Of what was planned."""
+        num_answering = num_prompt_tokens = num_context_tokens = num_pairs = 0
+        for item in plan.items:
+            num_fed, first = len(item.token_ids), item.first_position
+            num_context_tokens += first + num_fed
+            if num_fed == 1:
+                num_answering += 1
+            else:
+                num_prompt_tokens += num_fed
+                num_pairs += num_fed * (first + num_fed // 2)
+        return cls(num_answering, num_prompt_tokens, num_context_tokens, num_pairs)
+
+    @property
+    def num_rows(self) -> int:
+        """All tokens fed."""
+        return self.num_answering + self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """The cost of steps."""
+
+    name: str
+    step_s: float = 0.0
+    answering_s: float = 0.0
+    prompt_token_s: float = 0.0
+    context_token_s: float = 0.0
+    pair_s: float = 0.0
+    row_points: tuple[tuple[int, float], ...] = ()
+    """Tokens fed and seconds, rising in both; straight lines between, and on behind the last two."""
+    is_by_hand: bool = False
+    """Given by a person and not measured."""
+    relative_error: float = 0.0
+    """The median difference from steps it was not fitted to, over what they took."""
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in COSTS}
+        wrong = {name: value for name, value in given.items() if not 0.0 <= value < 3600.0}
+        if wrong or not (any(given.values()) or self.row_points):
+            raise ConfigError(
+                f"a profile's costs must be from 0 to 3,600 seconds and not all of them 0, {wrong or given} given; "
+                "mend the file, or leave --profile out"
+            )
+        points = list(self.row_points)
+        if len(points) == 1 or any(
+            not 0 <= rows < more or not 0.0 <= took_s <= longer_s
+            for (rows, took_s), (more, longer_s) in pairwise(points)
+        ):
+            raise ConfigError(f"a profile's row_points must be none or at least two, rising, {points} given")
+
+    @property
+    def told(self) -> str:
+        """Where it comes from, for who reads figures made with it."""
+        if self.is_by_hand:
+            return "steps by hand: nobody measured them"
+        return f"steps as {self.name} took, within {self.relative_error:.0%}"
+
+    def duration_s(self, load: StepLoad, speed: float = 1.0) -> float:
+        """Of one step, on a machine so many times as fast."""
+        return (
+            self.step_s
+            + self.answering_s * load.num_answering
+            + self.prompt_token_s * load.num_prompt_tokens
+            + self.context_token_s * load.num_context_tokens
+            + self.pair_s * load.num_pairs
+            + (self._rows_s(load.num_rows) if self.row_points else 0.0)
+        ) / speed
+
+    def _rows_s(self, num_rows: int) -> float:
+        points = self.row_points
+        after = min(max(bisect_left(points, (num_rows,)), 1), len(points) - 1)
+        (rows, took_s), (more, longer_s) = points[after - 1], points[after]
+        return max(0.0, took_s + (longer_s - took_s) * (num_rows - rows) / (more - rows))
+
+    @classmethod
+    def by_hand(
+        cls, prompt_tokens_per_s: float, step_s: float, kv_bytes_per_token: float = 0.0, bytes_per_s: float = 1.0
+    ) -> "StepProfile":
+        """Of a machine nobody has measured: how fast prompts are read, how long a step takes that only reads weights,
+        and how fast keys and values are."""
+        return cls(
+            "by hand",
+            step_s,
+            prompt_token_s=1.0 / prompt_tokens_per_s,
+            context_token_s=kv_bytes_per_token / bytes_per_s,
+            is_by_hand=True,
+        )
+
+    @classmethod
+    def parse(cls, given: str) -> "StepProfile":
+        """A file, or numbers by hand: `prompt=16000,answer=100,kv=131072,bytes=2e12`."""
+        if "=" not in given:
+            return cls.read(Path(given))
+        try:
+            numbers = {name: float(number) for name, _, number in (part.partition("=") for part in given.split(","))}
+            if not {"prompt", "answer"} <= numbers.keys() <= {*BY_HAND, "bytes"} or min(numbers.values()) <= 0:
+                raise ValueError("these are not the names, or not all numbers are above 0")
+        except ValueError as error:
+            told = ", ".join(f"{name} ({what})" for name, what in BY_HAND.items())
+            raise ConfigError(
+                f"a profile by hand gives {told} and bytes (read in a second) as numbers, the last two together or "
+                f"not at all, {given!r} given: {error}; for example prompt=16000,answer=100"
+            ) from error
+        return cls.by_hand(
+            numbers["prompt"], 1.0 / numbers["answer"], numbers.get("kv", 0.0), numbers.get("bytes", 1e12)
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> "StepProfile":
+        """From a JSON file with the fields of this class under `profile`."""
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))["profile"]
+            points = tuple((int(rows), float(took_s)) for rows, took_s in fields.pop("row_points", ()))
+            return cls(row_points=points, **fields)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"the profile {path} cannot be read: {error}; make one with `quire bench engine MODEL --profile FILE`, "
+                "or give numbers by hand such as prompt=16000,answer=100"
+            ) from error
+
+    def as_json(self) -> dict[str, object]:
+        """What `read` takes."""
+        return {"profile": asdict(self)}
