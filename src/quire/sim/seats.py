@@ -63,12 +63,15 @@ class PromptNames:
     def __init__(self, size: MemberSize) -> None:
         self._size = size
         self._hasher = BlockHasher(KEY)
+        self._roots: dict[str, bytes] = {}
+        """Of tenants: there are few, and they ask often."""
 
     def of_prompt(self, asked: WorkloadRequest) -> tuple[int, ...]:
         """Of the prompt's blocks, as far as a hit can go."""
-        size, hasher = self._size.block_size, self._hasher
-        digest, packed = hasher.root(self._size.namespace(asked.tenant)), pack_tokens(asked.prompt)
-        names = []
+        size, hasher, digest = self._size.block_size, self._hasher, self._roots.get(asked.tenant)
+        if digest is None:
+            digest = self._roots[asked.tenant] = hasher.root(self._size.namespace(asked.tenant))
+        packed, names = pack_tokens(asked.prompt), list[int]()
         for at in range(hit_cap(len(asked.prompt), size)):
             digest = hasher.child(digest, packed[at * 4 * size : (at + 1) * 4 * size])
             names.append(name_of(digest))
