@@ -71,12 +71,15 @@ class _Seat:
 
 
 class FleetSimulation:
-    """One run. `run` ends when every request has its last token, or nobody will ever take it."""
+    """One run. `run` ends when every request has its last token, or nobody will ever take it, or `latencies` say that
+    the rest is not needed."""
 
-    def __init__(self, config: FleetConfig, requests: Iterable[WorkloadRequest]) -> None:
+    def __init__(
+        self, config: FleetConfig, requests: Iterable[WorkloadRequest], latencies: Latencies | None = None
+    ) -> None:
         self.config = config
         self.now_s = 0.0
-        self.latencies = Latencies()
+        self.latencies = latencies or Latencies()
         self.gateways: list[Policy] = [
             config.make_policy(Random(f"{config.seed} {at}")) for at in range(config.num_gateways)
         ]
@@ -103,7 +106,7 @@ class FleetSimulation:
 
     def run(self) -> FleetReport:
         """Moment after moment."""
-        while self._moments and (self.num_open or self._has_more):
+        while self._moments and (self.num_open or self._has_more) and not self.latencies.is_hopeless:
             self.now_s, _, happen = heappop(self._moments)
             happen()
         return self._report()
