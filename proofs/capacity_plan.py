@@ -86,26 +86,79 @@ def _loop(random: Random) -> Iterator[tuple[tuple[int, ...], int]]:
 
 
 LOADS = (
-    _Load("short chats", partial(_chats, num_open=30, turn=40, turns=8, answer=30), partial(poisson, rate_per_s=14.0), "ttft_p95=250ms,tpot_p95=40ms"),
-    _Load("long documents", partial(_shared, num_systems=10, system=900, own=60, answer=20), partial(poisson, rate_per_s=8.0), "ttft_p95=400ms"),
+    _Load(
+        "short chats",
+        partial(_chats, num_open=30, turn=40, turns=8, answer=30),
+        partial(poisson, rate_per_s=14.0),
+        "ttft_p95=250ms,tpot_p95=40ms",
+    ),
+    _Load(
+        "long documents",
+        partial(_shared, num_systems=10, system=900, own=60, answer=20),
+        partial(poisson, rate_per_s=8.0),
+        "ttft_p95=400ms",
+    ),
     _Load("documents in a circle", _loop, lambda _random: steady(12.0), "ttft_p90=120ms"),
-    _Load("one system prompt", partial(_shared, num_systems=1, system=600, own=80, answer=40), partial(poisson, rate_per_s=25.0), "ttft_p95=300ms,tpot_p95=40ms"),
-    _Load("bursts", partial(_shared, num_systems=4, system=200, own=60, answer=20), partial(bursts, rate_per_s=20.0, mean_size=12.0), "ttft_p90=800ms"),
-    _Load("nothing in common", partial(_alone, shortest=20, longest=400, answer=40), partial(poisson, rate_per_s=24.0), "ttft_p95=400ms,tpot_p99=80ms"),
-    _Load("long answers", partial(_alone, shortest=10, longest=60, answer=300), partial(poisson, rate_per_s=6.0), "ttft_p95=100ms,tpot_p90=30ms"),
+    _Load(
+        "one system prompt",
+        partial(_shared, num_systems=1, system=600, own=80, answer=40),
+        partial(poisson, rate_per_s=25.0),
+        "ttft_p95=300ms,tpot_p95=40ms",
+    ),
+    _Load(
+        "bursts",
+        partial(_shared, num_systems=4, system=200, own=60, answer=20),
+        partial(bursts, rate_per_s=20.0, mean_size=12.0),
+        "ttft_p90=800ms",
+    ),
+    _Load(
+        "nothing in common",
+        partial(_alone, shortest=20, longest=400, answer=40),
+        partial(poisson, rate_per_s=24.0),
+        "ttft_p95=400ms,tpot_p99=80ms",
+    ),
+    _Load(
+        "long answers",
+        partial(_alone, shortest=10, longest=60, answer=300),
+        partial(poisson, rate_per_s=6.0),
+        "ttft_p95=100ms,tpot_p90=30ms",
+    ),
     _Load("mixed", _mixed, partial(poisson, rate_per_s=24.0), "ttft_p95=400ms"),
-    _Load("growing load", partial(_chats, num_open=40, turn=30, turns=10, answer=20), partial(ramp, from_per_s=5.0, to_per_s=30.0, over_s=15.0), "ttft_p95=300ms"),
-    _Load("tenants", partial(_shared, num_systems=3, system=300, own=50, answer=20), partial(poisson, rate_per_s=40.0), "ttft_p95=300ms", 4),
-    _Load("median alone", partial(_chats, num_open=60, turn=60, turns=6, answer=20), partial(poisson, rate_per_s=14.0), "ttft_p50=60ms"),
-    _Load("nothing is enough", partial(_alone, shortest=300, longest=600, answer=20), partial(poisson, rate_per_s=10.0), "ttft_p95=100ms"),
-)  # fmt: skip
+    _Load(
+        "growing load",
+        partial(_chats, num_open=40, turn=30, turns=10, answer=20),
+        partial(ramp, from_per_s=5.0, to_per_s=30.0, over_s=15.0),
+        "ttft_p95=300ms",
+    ),
+    _Load(
+        "tenants",
+        partial(_shared, num_systems=3, system=300, own=50, answer=20),
+        partial(poisson, rate_per_s=40.0),
+        "ttft_p95=300ms",
+        4,
+    ),
+    _Load(
+        "median alone",
+        partial(_chats, num_open=60, turn=60, turns=6, answer=20),
+        partial(poisson, rate_per_s=14.0),
+        "ttft_p50=60ms",
+    ),
+    _Load(
+        "nothing is enough",
+        partial(_alone, shortest=300, longest=600, answer=20),
+        partial(poisson, rate_per_s=10.0),
+        "ttft_p95=100ms",
+    ),
+)
 
 
 def _requests(load: _Load, num_requests: int, seed: int) -> Iterator[WorkloadRequest]:
     random = Random(f"{load.name} {seed}")
     moments = load.arrivals(Random(f"moments of {load.name} {seed}"))
     prompts = load.prompts(random)
-    for number, (moment_s, (prompt, max_tokens)) in enumerate(islice(zip(moments, prompts), num_requests)):
+    for number, (moment_s, (prompt, max_tokens)) in enumerate(
+        islice(zip(moments, prompts, strict=False), num_requests)
+    ):
         tenant = f"tenant{number % load.num_tenants}"
         yield WorkloadRequest(f"r{number}", moment_s, prompt, max_tokens, 0, tenant)
 

@@ -50,20 +50,15 @@ def simulate_trace(flags: TraceFlags) -> None:
     from quire.sim.member import MemberSize
     from quire.sim.policies import POLICIES, make_policy
     from quire.workload.trace_requests import TraceRules, trace_requests
-    from quire.workload.traces import TraceError, read_trace
 
     if flags.policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, {flags.policy!r} given")
-    try:
-        trace = read_trace(flags.trace).spread()
-    except TraceError as error:
-        raise ConfigError(str(error)) from error
-    trace = trace.head(flags.requests) if flags.requests else trace
+    trace = opened_trace(flags.trace, flags.requests)
     rules = TraceRules(flags.speedup, flags.share, flags.tenants, parsed_shares(flags.classes))
     size = MemberSize(flags.pool, flags.block_size, flags.step_tokens, flags.running)
     config = FleetConfig(
         size,
-        _profile(flags.profile),
+        profile_of(flags.profile),
         make_policy(flags.policy, flags.block_size),
         flags.members,
         flags.gateways,
@@ -88,6 +83,17 @@ def simulate_trace(flags: TraceFlags) -> None:
         raise typer.Exit(1)
 
 
+def opened_trace(path: Path, num_requests: int) -> "Trace":
+    """The trace of a file, or its first requests."""
+    from quire.workload.traces import TraceError, read_trace
+
+    try:
+        trace = read_trace(path).spread()
+    except TraceError as error:
+        raise ConfigError(str(error)) from error
+    return trace.head(num_requests) if num_requests else trace
+
+
 def parsed_shares(given: str) -> dict[str, float]:
     """`high=0.1,low=0.3` as numbers; nothing is nothing."""
     shares: dict[str, float] = {}
@@ -102,7 +108,8 @@ def parsed_shares(given: str) -> dict[str, float]:
     return shares
 
 
-def _profile(path: Path | None) -> "StepProfile":
+def profile_of(path: Path | None) -> "StepProfile":
+    """The file's, or that of a machine nobody has measured."""
     from quire.sim.step_profile import StepProfile
 
     return StepProfile.by_hand(prompt_tokens_per_s=16_000.0, step_s=0.01) if path is None else StepProfile.read(path)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import isnan
 from statistics import fmean
 
+from quire.core.block_table import num_blocks_for
 from quire.errors import ConfigError
 from quire.sim.member import MemberSize
 from quire.sim.planning import Planner
@@ -61,9 +62,9 @@ def setting_effects(planner: Planner, num_members: int, num_blocks: int) -> Iter
             yield SettingEffect(one.setting, one.base, one.other, SpeedVerdict.NOT_COMPARABLE, reason=one.reason)
             continue
         if base is None:
-            base = _run(planner, num_members, size)
+            base = _run(planner, num_members, size, "settings as they are")
         try:
-            other = _run(planner, num_members, one.size)
+            other = _run(planner, num_members, one.size, f"{one.setting} {one.other}")
         except ConfigError as error:
             reason = f"a server refuses it: {error}"
             yield SettingEffect(one.setting, one.base, one.other, SpeedVerdict.NOT_COMPARABLE, reason=reason)
@@ -75,7 +76,7 @@ def other_settings(size: MemberSize, num_tenants: int, priorities: tuple[str, ..
     """Half and twice of what has a size; and what is on or off, where the load has somebody it concerns."""
     for block_size in (size.block_size // 2, size.block_size * 2):
         if block_size:
-            num_blocks = size.num_blocks * size.block_size // block_size
+            num_blocks = num_blocks_for(size.num_blocks * size.block_size, block_size)
             other = replace(size, block_size=block_size, num_blocks=num_blocks)
             yield OtherSetting("block size", _tokens(size.block_size), _tokens(block_size), other)
     for step_tokens in (size.max_step_tokens // 2, size.max_step_tokens * 2):
@@ -105,8 +106,8 @@ def batch_means(seconds: Sequence[float], num_batches: int) -> list[float | None
     return means
 
 
-def _run(planner: Planner, num_members: int, size: MemberSize) -> tuple[float, WatchedLatencies]:
-    report, watched = planner.watched_run(num_members, size)
+def _run(planner: Planner, num_members: int, size: MemberSize, what: str) -> tuple[float, WatchedLatencies]:
+    report, watched = planner.watched_run(num_members, size, what=what)
     return report.hit_rate, watched
 
 

@@ -33,8 +33,8 @@ IDLE_BELOW = 0.5
 """Share of time; members that are busy less than this are not what is missing."""
 
 MakeRequests = Callable[[], Iterable[WorkloadRequest]]
-Tell = Callable[[str, int, int], None]
-"""What is run, how many of its requests have been sent, and of how many."""
+Tell = Callable[[int, int], None]
+"""How many requests of a run have been sent, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,15 @@ class CapacityPlan:
 class Planner:
     """Runs fleets on one load, none of them twice."""
 
-    def __init__(self, setup: PlanSetup, tell: Tell = lambda _label, _done, _total: None) -> None:
+    def __init__(
+        self,
+        setup: PlanSetup,
+        tell: Tell = lambda _done, _total: None,
+        say: Callable[[str], None] = lambda _words: None,
+    ) -> None:
         self.setup = setup
+        self._say = say
+        """A line for each run."""
         self.facts = LoadFacts.of(setup.make_requests())
         if not self.facts.num_requests:
             raise ConfigError("a plan needs at least one request, the load has none; keep a larger share of the trace")
@@ -174,7 +181,8 @@ class Planner:
         known = self._complete.get((num_members, size)) if speedup == 1.0 else None
         if known is not None:
             return known
-        report, watched = self.watched_run(num_members, size, self.setup.objective.times(times), speedup)
+        what = "" if speedup == 1.0 else f"{speedup:g} times the load"
+        report, watched = self.watched_run(num_members, size, self.setup.objective.times(times), speedup, what)
         if watched.is_hopeless:
             return None
         if speedup == 1.0:
@@ -187,20 +195,21 @@ class Planner:
         size: MemberSize,
         objective: LatencyObjective | None = None,
         speedup: float = 1.0,
+        what: str = "",
     ) -> tuple[FleetReport, WatchedLatencies]:
         """One run, to its end or until the objective cannot be met; what it came to, and its requests one by one."""
         self.num_runs += 1
         watched = WatchedLatencies(self.facts, objective)
-        label = f"{num_members} x {size.num_blocks} blocks"
-        requests = self._sent(self.setup.make_requests(), label, speedup)
-        return FleetSimulation(self.setup.fleet(num_members, size), requests, watched).run(), watched
+        report = FleetSimulation(self.setup.fleet(num_members, size), self._sent(speedup), watched).run()
+        came_to = "given up, the objective is missed" if watched.is_hopeless else _figures(report)
+        self._say(f"run {self.num_runs}: {num_members:,} x {size.num_blocks:,} blocks{what and ', '}{what}: {came_to}")
+        return report, watched
 
-    def _sent(self, requests: Iterable[WorkloadRequest], label: str, speedup: float) -> Iterator[WorkloadRequest]:
-        for number, asked in enumerate(requests):
+    def _sent(self, speedup: float) -> Iterator[WorkloadRequest]:
+        for number, asked in enumerate(self.setup.make_requests()):
             if number % TELL_EVERY_REQUESTS == 0:
-                self._tell(label, number, self.facts.num_requests)
+                self._tell(number, self.facts.num_requests)
             yield asked if speedup == 1.0 else replace(asked, arrival_s=asked.arrival_s / speedup)
-        self._tell(label, self.facts.num_requests, self.facts.num_requests)
 
     def _members(self, members_max: int) -> Least:
         """Doubled until it is enough, and bisected from there."""
@@ -245,6 +254,11 @@ class Planner:
             yield f"{busy}: more of them will hardly help; a faster machine, more cache or a lower load will"
         else:
             yield f"{busy}: more of them may help; raise the most that may be tried"
+
+
+def _figures(report: FleetReport) -> str:
+    ttft, tpot = in_words("ttft", report.ttft_s.p95), in_words("tpot", report.tpot_s.p95)
+    return f"TTFT p95 {ttft}, TPOT p95 {tpot}, {report.hit_rate:.1%} reused"
 
 
 def pool_candidates(least: int, largest: int) -> tuple[int, ...]:
