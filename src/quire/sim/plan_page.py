@@ -25,13 +25,13 @@ body{margin:0 auto;padding:1.5rem 1rem 4rem;max-width:62rem;background:var(--bac
 font:16px/1.5 system-ui,sans-serif}
 h1{font-size:1.15rem;margin:0;color:var(--soft);font-weight:600;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:2.5rem 0 .5rem}
-.answer{font-size:clamp(1.6rem,5vw,2.4rem);line-height:1.2;font-weight:700;margin:.4rem 0 .6rem}
+.answer{font-size:clamp(1.6rem,5vw,2.4rem);line-height:1.2;font-weight:700;margin:.4rem 0 .6rem;max-width:none}
 p{margin:.4rem 0;max-width:44rem}
 .soft{color:var(--soft)}
 .note{border-left:4px solid var(--mark);background:var(--panel);padding:.5rem .8rem;margin:.8rem 0}
 .wide{overflow-x:auto;margin:.6rem 0}
 table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid var(--edge);white-space:nowrap}
+th,td{text-align:left;padding:.3rem .65rem .3rem 0;border-bottom:1px solid var(--edge);white-space:nowrap}
 td.words{white-space:normal;min-width:8rem}
 th{color:var(--soft);font-weight:600}
 td.number,th.number{text-align:right}
@@ -81,6 +81,7 @@ def plan_page(result: PlanResult) -> str:
     if result.is_by_hand:
         body.append(f'<p class="note">{escape(by_hand_words(result.profile))}</p>')
     body += [f'<p class="note">{escape(one)}.</p>' for one in plan.what_limits]
+    body.append(f'<p class="soft">“{GIVEN_UP}”: a run that ended as soon as the objective was missed for certain.</p>')
     body += _search("Members", plan.members, result.objective, "members", f"of {_pool_words(plan)}")
     if plan.pool is not None:
         number = plan.num_members or "the most"
@@ -138,7 +139,7 @@ def _search(title: str, least: Least, objective: LatencyObjective, unit: str, be
         if report is None and value == least.one_less:
             report = least.report_one_less
         figures = ("", "", "", "") if report is None else _figure_cells(report)
-        verdict = "meets it" if trial.is_met else "misses it" if report is not None else "misses it, given up"
+        verdict = "meets it" if trial.is_met else "misses it" if report is not None else GIVEN_UP
         rows.append((f"{value:,}", verdict, *figures))
     parts.append(_table((unit, "objective", "TTFT p95", "TPOT p95", "reused", "busy"), rows, right={0, 2, 3, 4, 5}))
     return parts
@@ -205,7 +206,7 @@ def _curves(result: PlanResult) -> list[str]:
     )
     return [
         "<h2>Curves</h2>",
-        f'<p class="soft">“{GIVEN_UP}”: the run would have missed ten times the objective.</p>',
+        '<p class="soft">Runs of curves are given up when ten times the objective is missed.</p>',
         f'<div class="curves">{"".join(figures)}</div>',
     ]
 
