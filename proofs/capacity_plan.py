@@ -169,8 +169,8 @@ def _setup(load: _Load, num_requests: int, seed: int = 0) -> PlanSetup:
 
 
 def exhaustive(setup: PlanSetup, num_members: int, pools: tuple[int, ...]) -> int | None:
-    """The least pool from which on every one meets the objective. Every run goes to its end, and a percentile is
-    counted here."""
+    """The least pool from which on every one meets the objective: from the largest down to the first that does not,
+    for those below it cannot change the answer. Every run goes to its end, and a percentile is counted here."""
     found = None
     for pool in reversed(pools):
         size = replace(setup.size, num_blocks=pool)

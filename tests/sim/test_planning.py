@@ -62,7 +62,7 @@ def exhaustive_pool(setup: PlanSetup, num_members: int, pools: tuple[int, ...]) 
     return found
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_answer_is_that_of_exhaustive_search_over_the_same_pools(seed: int) -> None:
     setup = setup_of(requests_of(seed, gap_s=(0.03, 0.06)[seed % 2]))
     told = Planner(setup).plan(members_max=4)
@@ -88,7 +88,7 @@ def test_one_less_does_not_meet_the_objective_and_is_told_with_its_figures() -> 
     assert told.members.one_less == told.num_members - 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from(("ttft_p95=90ms", "tpot_p90=14ms", "ttft_p50=30ms,tpot_p99=40ms")))
 def test_a_run_is_given_up_only_if_its_end_would_miss_the_objective(seed: int, slo: str) -> None:
     requests = requests_of(seed, num_requests=40, gap_s=Random(seed).choice((0.01, 0.03, 0.06)))
@@ -154,11 +154,11 @@ class TestEffects:
 
     def test_blocks_that_are_too_large_for_what_prompts_share_are_slower(self) -> None:
         # Seven blocks of 4 are shared, and three of 8.
-        shared = [replace(one, prompt=(7,) * 28 + one.prompt[-2:]) for one in requests_of(5, 300)]
+        shared = [replace(one, prompt=(7,) * 28 + one.prompt[-2:]) for one in requests_of(5, 150)]
         assert self.effects(shared)["block size", "8 tokens"] is SpeedVerdict.SLOWER
 
     def test_one_cache_for_all_tenants_is_faster_where_they_ask_the_same(self) -> None:
-        assert self.effects(requests_of(5, 300))["cache shares", "one for all"] is SpeedVerdict.FASTER
+        assert self.effects(requests_of(5, 150))["cache shares", "one for all"] is SpeedVerdict.FASTER
 
     def test_what_concerns_nobody_is_not_tried_and_a_short_load_has_no_verdict(self) -> None:
         plain = [replace(one, tenant="one", priority="normal") for one in requests_of(5, 40)]
@@ -248,8 +248,8 @@ def test_the_exit_code_is_one_if_nothing_meets_the_objective(trace_file: Path) -
 def wrong_flags(tmp_path: Path) -> Iterator[tuple[tuple[str, ...], str]]:
     yield ("--slo", "fast"), "an objective is"
     yield ("--slo", "ttft_p95=1s", "--policy", "best"), "policy must be one of"
-    yield ("--slo", "ttft_p95=1s", "--report", str(tmp_path / "no" / "plan.html")), "the folder of --report"
-    yield ("--slo", "ttft_p95=1s", "--report", str(tmp_path)), "cannot be written"
+    yield ("--slo", "ttft_p95=1s", "--report", str(tmp_path / "no" / "plan.html")), "a file in a folder that exists"
+    yield ("--slo", "ttft_p95=1s", "--report", str(tmp_path)), "a file in a folder that exists"
     yield ("--slo", "ttft_p95=1s", "--share", "0"), "at least one request"
     yield ("--slo", "ttft_p95=1s", "--profile", str(tmp_path / "none.json")), "cannot be read"
 

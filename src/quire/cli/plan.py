@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire.cli.plan_flags import FleetFlags, with_fleet
+
 if TYPE_CHECKING:
     from quire.sim.plan_page import PlanResult
     from quire.sim.planning import Least, PlanSetup
 
+PROFILE_HELP = "How long steps take (JSON); without it, a GPU invented by hand."
+POOL_MAX_HELP = "Larger pools to try if no number of members is enough; 0: none."
+REPORT_HELP = "Write a page with curves (HTML); they take some twenty runs more."
 EPILOG = """\
 \b
 The answer goes to stdout, what is being run to stderr. The exit code is 1 if
@@ -21,66 +26,33 @@ Examples:
 """
 
 
+@with_fleet
 def plan(
+    fleet: FleetFlags,
     trace: Annotated[
         Path, typer.Argument(metavar="TRACE", help="A trace to plan for, of any format that quire sim reads.")
     ],
     slo: Annotated[str, typer.Option(help="The objective, such as ttft_p95=2s,tpot_p95=80ms.")],
-    profile: Annotated[
-        Path | None, typer.Option(help="How long steps take (JSON); without it, a GPU invented by hand.")
-    ] = None,
-    pool: Annotated[int, typer.Option(min=2, help="KV blocks that a member has room for.")] = 3000,
-    pool_max: Annotated[
-        int, typer.Option(min=0, help="Larger pools to try if no number of members is enough; 0: none.")
-    ] = 0,
+    profile: Annotated[Path | None, typer.Option(help=PROFILE_HELP)] = None,
     members_max: Annotated[int, typer.Option(min=1, max=1000, help="The most members to try.")] = 64,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 512,
-    step_tokens: Annotated[int, typer.Option(min=1, help="Tokens a step may feed.")] = 8192,
-    running: Annotated[int, typer.Option(min=1, help="Sequences that may run at once.")] = 256,
-    policy: Annotated[str, typer.Option(help="How gateways choose.")] = "cost",
-    gateways: Annotated[int, typer.Option(min=1, max=64, help="Gateways before the members.")] = 1,
-    requests: Annotated[int, typer.Option(min=0, help="Only the first so many requests; 0: all.")] = 0,
-    speedup: Annotated[float, typer.Option(min=1e-6, help="How many times as fast the trace comes.")] = 1.0,
-    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of its conversations.")] = 1.0,
-    tenants: Annotated[int, typer.Option(min=1, help="Tenants, by conversation.")] = 1,
-    classes: Annotated[str, typer.Option(help="Classes, such as high=0.1,low=0.3.")] = "",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same plan.")] = 1,
+    pool_max: Annotated[int, typer.Option(min=0, help=POOL_MAX_HELP)] = 0,
     effects: Annotated[bool, typer.Option(help="Also try other values of settings.")] = True,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a page with curves (HTML); they take some twenty runs more.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help=REPORT_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """How many members, and how many KV blocks in each, so that a trace meets an objective.
 
     Every run is the whole trace through real schedulers and memories, with a clock that goes by a profile of a machine.
     """
-    from quire.cli.sim_trace import opened_trace, parsed_shares, profile_of
+    from quire.cli.sim_trace import profile_of
     from quire.errors import ConfigError
-    from quire.sim.member import MemberSize
     from quire.sim.objectives import LatencyObjective
-    from quire.sim.planning import PlanSetup
-    from quire.sim.policies import POLICIES
-    from quire.workload.trace_requests import TraceRules, trace_requests
 
-    if policy not in POLICIES:
-        raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, {policy!r} given")
-    if report is not None and not report.parent.is_dir():
-        raise ConfigError(f"the folder of --report must exist, {report} given; make it, or give another place")
-    objective, rules = LatencyObjective.parse(slo), TraceRules(speedup, share, tenants, parsed_shares(classes))
-    chosen = profile_of(profile)
-    source = opened_trace(trace, requests)
-    setup = PlanSetup(
-        lambda: trace_requests(source, rules),
-        objective,
-        chosen,
-        MemberSize(pool, block_size, step_tokens, running),
-        policy,
-        gateways,
-        report_age_s=0.0 if gateways == 1 else 0.25,
-        seed=seed,
-    )
-    result = _run(setup, source.name, (members_max, pool_max), has_effects=effects, has_curves=report is not None)
+    if report is not None and (report.is_dir() or not report.parent.is_dir()):
+        raise ConfigError(f"--report takes a file in a folder that exists, {report} given; give another place")
+    setup = fleet.setup(trace, LatencyObjective.parse(slo), profile_of(profile))
+    name = trace.name.partition(".")[0]
+    result = _run(setup, name, (members_max, pool_max), has_effects=effects, has_curves=report is not None)
     if report is not None:
         _write_page(report, result)
     if as_json:

@@ -33,7 +33,7 @@ IDLE_BELOW = 0.5
 """Share of time; members that are busy less than this are not what is missing."""
 
 MakeRequests = Callable[[], Iterable[WorkloadRequest]]
-Tell = Callable[[int, int], None]
+SentListener = Callable[[int, int], None]
 """How many requests of a run have been sent, and of how many."""
 
 
@@ -117,7 +117,7 @@ class Planner:
     def __init__(
         self,
         setup: PlanSetup,
-        tell: Tell = lambda _done, _total: None,
+        tell: SentListener = lambda _done, _total: None,
         say: Callable[[str], None] = lambda _words: None,
     ) -> None:
         self.setup = setup
