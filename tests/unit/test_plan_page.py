@@ -82,7 +82,7 @@ def test_it_tells_the_answer_the_cost_of_one_less_and_the_verdicts() -> None:
     page = plan_page(result())
     for words in (
         "2 members with 10 KV blocks each",
-        "One less: 1 members: TTFT p95 is 3 s",
+        "One less: 1 member: TTFT p95 is 3 s",
         "nobody measured it",
         "More was not always better here",
         "+20.0%",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from quire.sim.plan_page import PlanResult
     from quire.sim.planning import Least, PlanSetup
 
+CLEAR_LINE = "\r\x1b[2K"
 PROFILE_HELP = "How long steps take (JSON); without it, a GPU invented by hand."
 POOL_MAX_HELP = "Larger pools to try if no number of members is enough; 0: none."
 REPORT_HELP = "Write a page with curves (HTML); they take some twenty runs more."
@@ -97,7 +98,10 @@ def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: b
 
 
 def _say_run(words: str) -> None:
-    typer.echo(words, err=True)
+    import sys
+
+    # On a terminal the bar stands in this line; it is drawn again below.
+    typer.echo(f"{CLEAR_LINE if sys.stderr.isatty() else ''}{words}", err=True)
 
 
 def _write_page(path: Path, result: "PlanResult") -> None:

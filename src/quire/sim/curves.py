@@ -1,12 +1,14 @@
 """Curves beside a plan: what a larger pool keeps, what more load costs, and how evenly more members work.
 
-Runs far beyond capacity are given up when an objective ten times as long is missed for certain, and are told as such:
-they would take longest, and their figures would say how long the trace is.
+Runs over load and over members that are far beyond capacity are given up when an objective ten times as long is missed
+for certain, and are told as such: they would take longest, and their figures would say how long the trace is. What a
+pool keeps is a question there too, so those runs go to their ends.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from quire.sim.fleet_report import FleetReport
 from quire.sim.planning import Planner, pool_candidates
 
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -50,16 +52,21 @@ def plan_curves(planner: Planner, num_members: int, num_blocks: int, members_max
     some = {*pools[:: max(1, -(-len(pools) // NUM_POOLS))], pools[-1], num_blocks}
     numbers = {min(members_max, max(1, round(num_members * times))) for times in MEMBERS}
     return PlanCurves(
-        tuple(_points(planner, ((float(pool), num_members, pool, 1.0) for pool in sorted(some)))),
+        tuple(_points(planner, ((float(pool), num_members, pool, 1.0) for pool in sorted(some)), is_whole=True)),
         tuple(_points(planner, ((load, num_members, num_blocks, load) for load in LOADS))),
         tuple(_points(planner, ((float(number), number, num_blocks, 1.0) for number in sorted(numbers)))),
     )
 
 
-def _points(planner: Planner, wanted: Iterable[tuple[float, int, int, float]]) -> Iterator[CurvePoint]:
+def _points(
+    planner: Planner, wanted: Iterable[tuple[float, int, int, float]], *, is_whole: bool = False
+) -> Iterator[CurvePoint]:
     per_s = planner.facts.num_requests / (planner.facts.last_arrival_s or 1.0)
     for x, num_members, num_blocks, speedup in wanted:
-        report = planner.far_run(num_members, num_blocks, FAR_BEYOND, speedup)
+        if is_whole:
+            report: FleetReport | None = planner.whole(num_members, num_blocks)
+        else:
+            report = planner.far_run(num_members, num_blocks, FAR_BEYOND, speedup)
         point = CurvePoint(x, num_members, num_blocks, per_s * speedup)
         if report is not None:
             point = replace(

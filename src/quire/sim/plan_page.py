@@ -112,7 +112,7 @@ def less_words(least: Least, objective: LatencyObjective, unit: str) -> str:
     """What one less costs, in one line."""
     if least.one_less is None or least.report_one_less is None:
         return "nothing less can be tried"
-    return f"{least.one_less:,} {unit}: {', '.join(objective.misses(least.report_one_less))}"
+    return f"{_counted(least.one_less, unit[:-1])}: {', '.join(objective.misses(least.report_one_less))}"
 
 
 def _pool_words(plan: CapacityPlan) -> str:
@@ -206,7 +206,7 @@ def _curves(result: PlanResult) -> list[str]:
     )
     return [
         "<h2>Curves</h2>",
-        '<p class="soft">Runs of curves are given up when ten times the objective is missed.</p>',
+        '<p class="soft">Over load and members, runs are given up when ten times the objective is missed.</p>',
         f'<div class="curves">{"".join(figures)}</div>',
     ]
 
