@@ -32,18 +32,17 @@ def simulate_trace(path: Path, flags: "TraceFlags", seed: int, num_requests: int
     from quire.checkpoints.progress import show_progress
     from quire.sim.fleet_sim import FleetSimulation
     from quire.workload.trace_requests import TraceRules, ruled_rows, trace_requests
-    from quire.workload.traces import TraceError, read_trace, write_trace
+    from quire.workload.traces import TraceError, write_trace
 
     config = _fleet(flags, seed)
     rules = TraceRules(flags.speedup, flags.share, flags.tenants, parsed_shares(flags.classes))
-    try:
-        trace = read_trace(path).spread()
-        trace = trace.head(num_requests) if num_requests else trace
-        if flags.save is not None:
+    trace = opened_trace(path, num_requests)
+    if flags.save is not None:
+        try:
             write_trace(flags.save, (row for _, row in ruled_rows(trace, rules)))
-            return
-    except TraceError as error:
-        raise ConfigError(str(error)) from error
+        except TraceError as error:
+            raise ConfigError(str(error)) from error
+        return
     with show_progress() as progress:
 
         def told(requests: "Iterator[WorkloadRequest]") -> "Iterator[WorkloadRequest]":
@@ -83,6 +82,17 @@ def _fleet(flags: "TraceFlags", seed: int) -> "FleetConfig":
         faults=FleetFaults.in_a_minute(**parsed_faults(flags.faults)),
         seed=seed,
     )
+
+
+def opened_trace(path: Path, num_requests: int) -> "Trace":
+    """The trace of a file, or its first requests."""
+    from quire.workload.traces import TraceError, read_trace
+
+    try:
+        trace = read_trace(path).spread()
+    except TraceError as error:
+        raise ConfigError(str(error)) from error
+    return trace.head(num_requests) if num_requests else trace
 
 
 def parsed_shares(given: str) -> dict[str, float]:

@@ -61,12 +61,15 @@ class FleetConfig:
 
 
 class FleetSimulation:
-    """One run. `run` ends when every request has its last token, or nobody will ever take it."""
+    """One run. `run` ends when every request has its last token, or nobody will ever take it, or `latencies` say that
+    the rest is not needed."""
 
-    def __init__(self, config: FleetConfig, requests: Iterable[WorkloadRequest]) -> None:
+    def __init__(
+        self, config: FleetConfig, requests: Iterable[WorkloadRequest], latencies: Latencies | None = None
+    ) -> None:
         self.config = config
         self.now_s = 0.0
-        self.latencies = Latencies()
+        self.latencies = latencies or Latencies()
         self.gateways = [
             Gateway(at, config.make_policy(Random(f"{config.seed} {at}"))) for at in range(config.num_gateways)
         ]
@@ -100,7 +103,7 @@ class FleetSimulation:
 
     def run(self) -> FleetReport:
         """Moment after moment."""
-        while self._moments and (self.num_open or self._has_more):
+        while self._moments and (self.num_open or self._has_more) and not self.latencies.is_hopeless:
             self.now_s, number, happen, told = heappop(self._moments)
             happen(*told)
             if self.config.is_checked and number % CHECK_EVERY_MOMENTS == 0:
