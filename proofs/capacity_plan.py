@@ -11,11 +11,11 @@ from random import Random
 
 from benchmarks.record import say
 from proofs.proof import Proof, section
+from quire.engine.step_profile import StepProfile
 from quire.sim.fleet_sim import FleetSimulation
 from quire.sim.member import MemberSize
 from quire.sim.objectives import LatencyObjective
 from quire.sim.planning import Planner, PlanSetup, pool_candidates
-from quire.engine.step_profile import StepProfile
 from quire.workload.arrivals import bursts, poisson, ramp, steady
 from quire.workload.workload_request import WorkloadRequest
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from quire.cli import app
+from quire.engine.step_profile import StepProfile
 from quire.errors import ConfigError
 from quire.sim.curves import plan_curves
 from quire.sim.effects import batch_means, other_settings, setting_effects
@@ -21,7 +22,6 @@ from quire.sim.fleet_sim import FleetSimulation
 from quire.sim.member import MemberSize
 from quire.sim.objectives import LatencyObjective
 from quire.sim.planning import CapacityPlan, Planner, PlanSetup, pool_candidates
-from quire.engine.step_profile import StepProfile
 from quire.sim.watched_latencies import WatchedLatencies
 from quire.verdicts import SpeedVerdict
 from quire.workload.workload_request import WorkloadRequest

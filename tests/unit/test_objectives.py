@@ -14,7 +14,7 @@ from quire.sim.objectives import PERCENTS, LatencyLimit, LatencyObjective
 
 def report(ttft_s: float = 0.0, tpot_s: float = 0.0, num_refused: int = 0, num_lost: int = 0) -> FleetReport:
     ttft, tpot = (Spread(one, one, one, one) for one in (ttft_s, tpot_s))
-    return FleetReport(9, num_refused, num_lost, 0, 0, 9, 0, 9, 1.0, ttft, tpot, (), "")
+    return FleetReport(9, num_refused, num_lost, 0, 0, 0, 9, 0, 9, 1.0, ttft, tpot, (), "")
 
 
 def test_units_and_percentiles_are_read() -> None:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.plan_flags import FleetFlags, with_fleet
+from quire.cli.trace_flags import FleetFlags, with_flags_of
 
 if TYPE_CHECKING:
     from quire.sim.plan_page import PlanResult
     from quire.sim.planning import Least, PlanSetup
 
 CLEAR_LINE = "\r\x1b[2K"
-PROFILE_HELP = "How long steps take (JSON); without it, a GPU invented by hand."
 POOL_MAX_HELP = "Larger pools to try if no number of members is enough; 0: none."
 REPORT_HELP = "Write a page with curves (HTML); they take some twenty runs more."
 EPILOG = """\
@@ -27,31 +26,30 @@ Examples:
 """
 
 
-@with_fleet
+@with_flags_of(FleetFlags)
 def plan(
     fleet: FleetFlags,
     trace: Annotated[
         Path, typer.Argument(metavar="TRACE", help="A trace to plan for, of any format that quire sim reads.")
     ],
     slo: Annotated[str, typer.Option(help="The objective, such as ttft_p95=2s,tpot_p95=80ms.")],
-    profile: Annotated[Path | None, typer.Option(help=PROFILE_HELP)] = None,
     members_max: Annotated[int, typer.Option(min=1, max=1000, help="The most members to try.")] = 64,
     pool_max: Annotated[int, typer.Option(min=0, help=POOL_MAX_HELP)] = 0,
     effects: Annotated[bool, typer.Option(help="Also try other values of settings.")] = True,
     report: Annotated[Path | None, typer.Option(help=REPORT_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    requests: Annotated[int, typer.Option(min=0, help="Only the first so many requests; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same plan.")] = 1,
 ) -> None:
     """How many members, and how many KV blocks in each, so that a trace meets an objective.
 
     Every run is the whole trace through real schedulers and memories, with a clock that goes by a profile of a machine.
     """
-    from quire.cli.sim_trace import profile_of
     from quire.errors import ConfigError
-    from quire.sim.objectives import LatencyObjective
 
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise ConfigError(f"--report takes a file in a folder that exists, {report} given; give another place")
-    setup = fleet.setup(trace, LatencyObjective.parse(slo), profile_of(profile))
+    setup = _setup(fleet, trace, slo, requests, seed)
     name = trace.name.partition(".")[0]
     result = _run(setup, name, (members_max, pool_max), has_effects=effects, has_curves=report is not None)
     if report is not None:
@@ -62,6 +60,31 @@ def plan(
         _print_plan(result)
     if result.plan.num_members is None:
         raise typer.Exit(1)
+
+
+def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int) -> "PlanSetup":
+    """The trace on members of this size."""
+    from quire.cli.sim_trace import opened_trace, parsed_shares
+    from quire.engine.step_profile import StepProfile
+    from quire.sim.member import MemberSize
+    from quire.sim.objectives import LatencyObjective
+    from quire.sim.planning import PlanSetup
+    from quire.workload.trace_requests import TraceRules, trace_requests
+
+    flags.check_policy()
+    objective, profile = LatencyObjective.parse(slo), StepProfile.parse(flags.profile)
+    rules = TraceRules(flags.speedup, flags.share, flags.tenants, parsed_shares(flags.classes))
+    trace = opened_trace(path, num_requests)
+    return PlanSetup(
+        lambda: trace_requests(trace, rules),
+        objective,
+        profile,
+        MemberSize(flags.pool, flags.block_size, flags.step_tokens, flags.running),
+        flags.policy,
+        flags.gateways,
+        report_age_s=flags.report_age_s,
+        seed=seed,
+    )
 
 
 def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: bool, has_curves: bool) -> "PlanResult":

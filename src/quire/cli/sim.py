@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.trace_flags import TraceFlags, with_trace_flags
+from quire.cli.trace_flags import TraceFlags, with_flags_of
 
 if TYPE_CHECKING:
     from quire.sim.report import Report
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 TRACE_HELP = "A trace to replay: JSONL of Mooncake, ShareGPT or quire, or Azure's CSV; also as .gz."
 
 
-@with_trace_flags
+@with_flags_of(TraceFlags, "With a trace: ")
 def sim(
     flags: TraceFlags,
     trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help=TRACE_HELP)] = None,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 TELL_EVERY = 500
 """Requests between two signs of life."""
-REPORT_AGE_S = 0.25
-"""Of load reports, where there are several gateways and nothing else is said."""
 FAULTS = ("deaths", "drains", "joins", "clears", "lost")
 MAX_FAULTS = 6000.0
 """Of one kind, in a minute."""
@@ -66,18 +64,16 @@ def _fleet(flags: "TraceFlags", seed: int) -> "FleetConfig":
     from quire.sim.fleet_faults import FleetFaults
     from quire.sim.fleet_sim import FleetConfig
     from quire.sim.member import MemberSize
-    from quire.sim.policies import POLICIES, make_policy
+    from quire.sim.policies import make_policy
 
-    if flags.policy not in POLICIES:
-        raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, {flags.policy!r} given")
-    default_age_s = 0.0 if flags.gateways == 1 else REPORT_AGE_S
+    flags.check_policy()
     return FleetConfig(
         MemberSize(flags.pool, flags.block_size, flags.step_tokens, flags.running),
         StepProfile.parse(flags.profile),
         make_policy(flags.policy, flags.block_size),
         flags.members,
         flags.gateways,
-        report_age_s=default_age_s if flags.report_age is None else flags.report_age,
+        report_age_s=flags.report_age_s,
         detect_delay_s=flags.detect_delay,
         faults=FleetFaults.in_a_minute(**parsed_faults(flags.faults)),
         seed=seed,

@@ -12,6 +12,7 @@ exact (`watched_latencies`), so no answer depends on it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from quire.engine.step_profile import StepLoad, StepProfile
 from quire.errors import ConfigError
 from quire.sim.fleet_report import FleetReport
 from quire.sim.fleet_sim import FleetConfig, FleetSimulation
@@ -19,7 +20,6 @@ from quire.sim.least_candidate import LeastFound, least_from_on
 from quire.sim.member import MemberSize
 from quire.sim.objectives import LatencyObjective, in_words
 from quire.sim.policies import make_policy
-from quire.engine.step_profile import StepLoad, StepProfile
 from quire.sim.watched_latencies import LoadFacts, WatchedLatencies
 from quire.workload.workload_request import WorkloadRequest
 
