@@ -10,12 +10,13 @@ import sys
 from benchmarks.servers import Command, Running, null_command, quire_command, started
 from benchmarks.test_model import smollm2_directory
 from proofs.proof import Proof, run, section
-from quire.bench.compare import Comparison, SpeedVerdict, compare_records
+from quire.bench.compare import Comparison, compare_records
 from quire.bench.event_loop import finished
 from quire.bench.http_client import Client
 from quire.bench.outcome import Run
 from quire.bench.runs import Bench, RunListener, Wishes, interleaved_servers, seeded
 from quire.bench.setup import LoadSetup
+from quire.verdicts import SpeedVerdict
 
 NUM_STREAMS = 64
 GAP_MS = 64.0

@@ -18,7 +18,7 @@ MUTANTS = [
     Mutant("a router's partial block has a name", NAMES, "tokens[: len(tokens) // block_size * block_size]", "tokens"),
     Mutant("a grown request is named from the root", NAMES, "names[-1] if names else root", "root"),
     # -- the index --
-    Mutant("who left is still read", INDEX, "        self._live ^= holder.bit\n", ""),
+    Mutant("who left is still read", INDEX, "        self._masks = {}\n        del self", "        del self"),
     Mutant(
         "a bit is another's before it is swept",
         INDEX,
@@ -92,15 +92,15 @@ MUTANTS = [
     Mutant(
         "beliefs hide what is confirmed",
         INDEX,
-        "            if depth and rest:\n",
-        "            if depth and rest == group:\n",
+        "                group ^= believing  # noqa: PLW2901 - what is left of it\n",
+        "                group = 0\n",
     ),
     Mutant("marks lie too deep", INDEX, "found.append((depths[low], group))", "found.append((depths[low] + 1, group))"),
     Mutant(
         "a bit goes by the name of its last member",
         INDEX,
-        "        self._member_of[bit] = member\n        self._groups = {}\n",
-        "        self._member_of[bit] = member\n",
+        "        self._groups, self._masks = {}, {}\n",
+        "        self._masks = {}\n",
     ),
     # -- loads --
     Mutant(

@@ -152,3 +152,35 @@ def test_a_trace_is_replayed_from_the_command_line(tmp_path: Path) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     assert (told["num_requests"], told["num_lost"], len(told["members"])) == (9, 0, 2)
     assert CliRunner().invoke(app, ["sim", str(file), "--policy", "best"]).exit_code != 0
+
+
+def test_faults_and_detection_are_given_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    rows = [{"arrival_s": 0.1 * at, "prompt_tokens": 900, "output_tokens": 30, "hash_ids": [1, at]} for at in range(60)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    words = ["sim", str(file), "--members", "3", "--gateways", "2", "--report-age", "0.1", "--json"]
+    faults = ["--faults", "deaths=60,drains=20,clears=10,joins=40,lost=0.5", "--detect-delay", "0.5"]
+    plain, stormy = (CliRunner().invoke(app, [*words, *more]) for more in ((), faults))
+    told = [json.loads(done.stdout.splitlines()[-1]) for done in (plain, stormy)]
+    assert [one["num_lost"] for one in told] == [0, 0]
+    assert told[0]["num_deaths"] == 0
+    assert told[1]["num_deaths"] > 0
+    for wrong in ("deaths=often", "fires=1", "lost=2", "deaths=-1"):
+        assert isinstance(CliRunner().invoke(app, [*words, "--faults", wrong]).exception, ConfigError)
+
+
+def test_a_trace_is_saved_as_it_would_be_replayed(tmp_path: Path) -> None:
+    file, saved = tmp_path / "trace.jsonl", tmp_path / "saved.jsonl"
+    rows = [{"timestamp": 100 * at, "input_length": 1_024, "output_length": 3, "hash_ids": [1, at]} for at in range(40)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    flags = ["--share", "0.5", "--speedup", "4", "--tenants", "3"]
+    done = CliRunner().invoke(app, ["sim", str(file), *flags, "--save", str(saved)])
+    assert done.exit_code == 0, done.output
+    direct, again = (
+        json.loads(CliRunner().invoke(app, ["sim", *words, "--json"]).stdout.splitlines()[-1])
+        for words in ([str(file), *flags], [str(saved)])
+    )
+    assert 0 < again["num_requests"] < 40
+    assert [again[name] for name in ("num_requests", "num_prompt_tokens", "num_cached_tokens")] == [
+        direct[name] for name in ("num_requests", "num_prompt_tokens", "num_cached_tokens")
+    ]

@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.null_server import Manner, null_server
-from quire import cli
-from quire.bench import compare
+from quire import cli, verdicts
 from quire.cli import bench, bench_progress
 from quire.cli.bench_progress import Tally
 from quire.errors import ConfigError, QuireError
@@ -185,4 +184,4 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_the_threshold_told_in_the_help_is_the_one_that_is_used() -> None:
     import inspect  # noqa: PLC0415
 
-    assert inspect.signature(bench.compare).parameters["threshold"].default == compare.THRESHOLD
+    assert inspect.signature(bench.compare).parameters["threshold"].default == verdicts.THRESHOLD

@@ -37,9 +37,10 @@ def test_the_example_of_the_readme_prints_what_the_readme_shows() -> None:
     assert run.stdout.strip() in (ROOT / "README.md").read_text()
 
 
-def test_the_guide_tells_of_every_option_what_the_help_tells() -> None:
-    guide = " ".join((ROOT / "docs" / "guides" / "simulate.md").read_text().split())
-    command = typer.main.get_command(cli.app).commands["sim"]  # type: ignore[attr-defined]
+@pytest.mark.parametrize(("name", "page"), [("sim", "simulate.md"), ("plan", "plan.md")])
+def test_the_guide_tells_of_every_option_what_the_help_tells(name: str, page: str) -> None:
+    guide = " ".join((ROOT / "docs" / "guides" / page).read_text().split())
+    command = typer.main.get_command(cli.app).commands[name]  # type: ignore[attr-defined]
     for option in command.params:
         assert option.opts[0] in guide
         assert (option.help or "") in guide, option.opts

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.bench.compare import Comparison
 from quire.bench.machine_info import machine
 from quire.bench.measures import Objective, measured
 from quire.bench.outcome import Run
@@ -126,22 +125,6 @@ def point_rows(points: Sequence[Record]) -> list[tuple[str, ...]]:
             f"{point['failed']:,}",
         )
         for point in points
-    ]
-
-
-def change_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """One row for each figure that was judged."""
-    return [
-        (
-            one.figure,
-            f"{one.a:,.2f}",
-            f"{one.b:,.2f}",
-            f"{one.change:+.1%}",
-            f"{one.low:+.1%} to {one.high:+.1%}",
-            f"{one.noise:.1%}",
-            one.verdict.value,
-        )
-        for one in comparison.changes
     ]
 
 

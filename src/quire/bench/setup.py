@@ -32,7 +32,9 @@ class LoadSetup:
     """Who asks what, and when."""
 
     workload: str = _flag("distinct", f"What is asked: {', '.join(MIXES)}.")
-    trace: str | None = _flag(None, "Replay this published trace instead: Mooncake JSONL or Azure CSV, plain or .gz.")
+    trace: str | None = _flag(
+        None, "Replay this trace instead: JSONL of Mooncake, ShareGPT or quire, or Azure CSV; also .gz."
+    )
     prompts: str = _flag("text", f"How prompts are sent: {', '.join(FORMS)}; tokens are exact, where taken.")
     requests: int | None = _flag(
         None, f"How many requests; default {REQUESTS}, of a trace all.", "--requests", "--num-prompts"

@@ -23,6 +23,8 @@ from quire.cli.launch import EPILOG as LAUNCH_EPILOG
 from quire.cli.launch import connect, launch
 from quire.cli.lazy import lazy_group
 from quire.cli.models import models_app
+from quire.cli.plan import EPILOG as PLAN_EPILOG
+from quire.cli.plan import plan
 from quire.cli.pull import EPILOG as PULL_EPILOG
 from quire.cli.pull import pull, rm
 from quire.cli.run import EPILOG as RUN_EPILOG
@@ -61,6 +63,7 @@ app.command(epilog=LAUNCH_EPILOG)(launch)
 app.command(epilog="Example: quire connect codex")(connect)
 app.command(epilog=EXPLAIN_EPILOG)(explain)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
+app.command(epilog=PLAN_EPILOG)(plan)
 app.add_typer(
     lazy_group(
         "quire.cli.bench",

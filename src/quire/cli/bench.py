@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.bench.compare import THRESHOLD
 from quire.bench.setup import LoadSetup
 from quire.cli.bench_flags import Asking, with_asking, with_load
 from quire.cli.settings_flags import with_settings
 from quire.config import Settings
+from quire.verdicts import THRESHOLD
 
 if TYPE_CHECKING:
     from quire.bench.compare import Comparison
@@ -255,12 +255,11 @@ def _numbers(text: str, flag: str) -> list[int]:
 def _print_verdict(comparison: "Comparison") -> None:
     from dataclasses import asdict
 
-    from quire.bench import records as report
-    from quire.bench.compare import SpeedVerdict
+    from quire.verdicts import SpeedVerdict, change_rows
 
     if comparison.changes:
         header = ("figure", "A", "B", "change", "between", "noise", "verdict")
-        _print_rows(header, report.change_rows(comparison))
+        _print_rows(header, change_rows(comparison.changes))
     typer.echo(f"{comparison.verdict.value}{f': {comparison.reason}' if comparison.reason else ''}", err=True)
     _print_json(asdict(comparison))
     if comparison.verdict is SpeedVerdict.SLOWER:

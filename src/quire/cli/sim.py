@@ -5,34 +5,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire.cli.trace_flags import TraceFlags, with_flags_of
+
 if TYPE_CHECKING:
     from quire.sim.report import Report
 
-PROFILE_HELP = "With a trace: how long steps take: a file of `quire bench engine --profile`, or numbers by hand."
+TRACE_HELP = "A trace to replay: JSONL of Mooncake, ShareGPT or quire, or Azure's CSV; also as .gz."
 
 
+@with_flags_of(TraceFlags, "With a trace: ")
 def sim(
-    trace: Annotated[
-        Path | None,
-        typer.Argument(metavar="TRACE", help="A trace to replay: Mooncake's JSONL or Azure's CSV, also as .gz."),
-    ] = None,
+    flags: TraceFlags,
+    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help=TRACE_HELP)] = None,
     scenario: Annotated[str, typer.Option(help="Which workload; --list shows them.")] = "chat",
     seed: Annotated[int, typer.Option(help="Decides everything: the same seed gives the same run.")] = 1,
     requests: Annotated[int, typer.Option(min=0, help="How many requests; 0 takes the scenario's own number.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
-    members: Annotated[int, typer.Option(min=1, max=1000, help="With a trace: servers of the fleet.")] = 1,
-    gateways: Annotated[int, typer.Option(min=1, max=64, help="With a trace: gateways before them.")] = 1,
-    policy: Annotated[str, typer.Option(help="With a trace: how gateways choose.")] = "cost",
-    pool: Annotated[int, typer.Option(min=2, help="With a trace: KV blocks of a member.")] = 3000,
-    block_size: Annotated[int, typer.Option(min=1, help="With a trace: tokens of a block.")] = 512,
-    step_tokens: Annotated[int, typer.Option(min=1, help="With a trace: tokens a step may feed.")] = 8192,
-    running: Annotated[int, typer.Option(min=1, help="With a trace: sequences that may run at once.")] = 256,
-    speedup: Annotated[float, typer.Option(min=1e-6, help="With a trace: how many times as fast it comes.")] = 1.0,
-    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="With a trace: share of its conversations.")] = 1.0,
-    tenants: Annotated[int, typer.Option(min=1, help="With a trace: tenants, by conversation.")] = 1,
-    classes: Annotated[str, typer.Option(help="With a trace: classes, such as high=0.1,low=0.3.")] = "",
-    profile: Annotated[str, typer.Option(help=PROFILE_HELP)] = "prompt=16000,answer=100",
 ) -> None:
     """Simulate a server: real scheduler and KV memory, a pretended device, a clock moved by hand.
 
@@ -47,28 +36,9 @@ def sim(
             typer.echo(f"{one.name:10} {one.purpose}")
         return
     if trace is not None:
-        from quire.cli.sim_trace import TraceFlags, simulate_trace
+        from quire.cli.sim_trace import simulate_trace
 
-        simulate_trace(
-            TraceFlags(
-                trace,
-                members,
-                gateways,
-                policy,
-                pool,
-                block_size,
-                step_tokens,
-                running,
-                speedup,
-                share,
-                tenants,
-                classes,
-                requests,
-                profile,
-                seed,
-                as_json,
-            )
-        )
+        simulate_trace(trace, flags, seed, requests, as_json=as_json)
         return
     report = Simulation(configured(scenario, seed, requests or None)).run()
     if as_json:

@@ -1,7 +1,6 @@
 """The part of `quire sim` that replays a trace: flags to a fleet, and what a person reads of it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,67 +9,38 @@ import typer
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from quire.cli.trace_flags import TraceFlags
     from quire.engine.step_profile import StepProfile
     from quire.sim.fleet_report import FleetReport
+    from quire.sim.fleet_sim import FleetConfig
     from quire.workload.traces import Trace
     from quire.workload.workload_request import WorkloadRequest
 
 TELL_EVERY = 500
 """Requests between two signs of life."""
+FAULTS = ("deaths", "drains", "joins", "clears", "lost")
+MAX_FAULTS = 6000.0
+"""Of one kind, in a minute."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFlags:
-    """What was said on the command line."""
-
-    trace: Path
-    members: int
-    gateways: int
-    policy: str
-    pool: int
-    block_size: int
-    step_tokens: int
-    running: int
-    speedup: float
-    share: float
-    tenants: int
-    classes: str
-    requests: int
-    profile: str
-    seed: int
-    as_json: bool
-
-
-def simulate_trace(flags: TraceFlags) -> None:
+def simulate_trace(path: Path, flags: "TraceFlags", seed: int, num_requests: int, *, as_json: bool) -> None:
     """Replay it, and print what came of it."""
     import json
 
     from quire.checkpoints.progress import show_progress
-    from quire.engine.step_profile import StepProfile
-    from quire.sim.fleet_sim import FleetConfig, FleetSimulation
-    from quire.sim.member import MemberSize
-    from quire.sim.policies import POLICIES, make_policy
-    from quire.workload.trace_requests import TraceRules, trace_requests
-    from quire.workload.traces import TraceError, read_trace
+    from quire.sim.fleet_sim import FleetSimulation
+    from quire.workload.trace_requests import TraceRules, ruled_rows, trace_requests
+    from quire.workload.traces import TraceError, write_trace
 
-    if flags.policy not in POLICIES:
-        raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, {flags.policy!r} given")
-    try:
-        trace = read_trace(flags.trace).spread()
-    except TraceError as error:
-        raise ConfigError(str(error)) from error
-    trace = trace.head(flags.requests) if flags.requests else trace
+    config = _fleet(flags, seed)
     rules = TraceRules(flags.speedup, flags.share, flags.tenants, parsed_shares(flags.classes))
-    size = MemberSize(flags.pool, flags.block_size, flags.step_tokens, flags.running)
-    config = FleetConfig(
-        size,
-        StepProfile.parse(flags.profile),
-        make_policy(flags.policy, flags.block_size),
-        flags.members,
-        flags.gateways,
-        report_age_s=0.0 if flags.gateways == 1 else 0.25,
-        seed=flags.seed,
-    )
+    trace = opened_trace(path, num_requests)
+    if flags.save is not None:
+        try:
+            write_trace(flags.save, (row for _, row in ruled_rows(trace, rules)))
+        except TraceError as error:
+            raise ConfigError(str(error)) from error
+        return
     with show_progress() as progress:
 
         def told(requests: "Iterator[WorkloadRequest]") -> "Iterator[WorkloadRequest]":
@@ -80,13 +50,45 @@ def simulate_trace(flags: TraceFlags) -> None:
                 yield asked
 
         report = FleetSimulation(config, told(trace_requests(trace, rules))).run()
-    if flags.as_json:
+    if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
         _print_report(report, trace, config.profile)
     if report.num_lost:
         typer.echo(f"{report.num_lost:,} requests never ended: this is a defect of quire", err=True)
         raise typer.Exit(1)
+
+
+def _fleet(flags: "TraceFlags", seed: int) -> "FleetConfig":
+    from quire.engine.step_profile import StepProfile
+    from quire.sim.fleet_faults import FleetFaults
+    from quire.sim.fleet_sim import FleetConfig
+    from quire.sim.member import MemberSize
+    from quire.sim.policies import make_policy
+
+    flags.check_policy()
+    return FleetConfig(
+        MemberSize(flags.pool, flags.block_size, flags.step_tokens, flags.running),
+        StepProfile.parse(flags.profile),
+        make_policy(flags.policy, flags.block_size),
+        flags.members,
+        flags.gateways,
+        report_age_s=flags.report_age_s,
+        detect_delay_s=flags.detect_delay,
+        faults=FleetFaults.in_a_minute(**parsed_faults(flags.faults)),
+        seed=seed,
+    )
+
+
+def opened_trace(path: Path, num_requests: int) -> "Trace":
+    """The trace of a file, or its first requests."""
+    from quire.workload.traces import TraceError, read_trace
+
+    try:
+        trace = read_trace(path).spread()
+    except TraceError as error:
+        raise ConfigError(str(error)) from error
+    return trace.head(num_requests) if num_requests else trace
 
 
 def parsed_shares(given: str) -> dict[str, float]:
@@ -103,6 +105,24 @@ def parsed_shares(given: str) -> dict[str, float]:
     return shares
 
 
+def parsed_faults(given: str) -> dict[str, float]:
+    """`deaths=2,lost=0.01` as numbers; nothing is nothing."""
+    rates: dict[str, float] = {}
+    for part in filter(None, given.split(",")):
+        name, _, rate = part.partition("=")
+        try:
+            rates[name] = float(rate)
+        except ValueError:
+            raise ConfigError(f"faults must look like deaths=2,lost=0.01, {given!r} given") from None
+        most = 1.0 if name == "lost" else MAX_FAULTS
+        if name not in FAULTS or not 0.0 <= rates[name] <= most:
+            raise ConfigError(
+                f"faults are {', '.join(FAULTS)}: from 0 to {MAX_FAULTS:g} in a minute, and a share of up to 1 for "
+                f"lost; {part!r} given"
+            )
+    return rates
+
+
 def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile") -> None:
     from rich.console import Console
     from rich.table import Table
@@ -111,6 +131,7 @@ def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile")
     ttft, tpot = report.ttft_s, report.tpot_s
     for what, how_much in (
         ("requests", f"{report.num_requests:,}, {report.num_refused:,} refused, {report.num_moves:,} moved"),
+        ("deaths", f"{report.num_deaths:,}, {report.num_sent_to_dead:,} requests sent before they were noticed"),
         ("simulated time", f"{report.simulated_s:,.0f} s"),
         (
             "prompt tokens reused",

@@ -145,9 +145,7 @@ class Scheduler:
         self._end_late()
         self._admit()
 
-        items: list[WorkItem] = []
-        copies: list[BlockCopy] = []
-        planned: list[Sequence] = []
+        items, copies, planned = list[WorkItem](), list[BlockCopy](), list[Sequence]()
         # First those who decode, with what little they know; what is left goes in chunks, to the most urgent first.
         decoding = within_budget([one.num_decoding for one in self.running], self.config.max_step_tokens)
         budget = self.config.max_step_tokens - sum(decoding)
@@ -189,6 +187,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start who is next, as long as it would get tokens in this step and has a place and blocks."""
+        if self.queue.head() is None:
+            return  # in most steps nobody waits: what the others need is not added up
         placement, needs = self.placement, self.placement.needs()
         while (head := self.queue.head()) is not None and placement.has_place(head) and placement.reaches(head, needs):
             if placement.is_still_blocked(head):

@@ -25,6 +25,8 @@ class FleetReport:
     """That never ended: a defect."""
     num_moves: int
     num_deaths: int
+    num_sent_to_dead: int
+    """Given to members that were dead, by gateways that had not heard of it; they moved."""
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int

@@ -20,14 +20,20 @@ class Spread:
         ordered = sorted(values)
         if not ordered:
             return cls(0.0, 0.0, 0.0, 0.0)
-        p50, p90, p95, p99 = (
-            ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.9, 0.95, 0.99)
-        )
+        p50, p90, p95, p99 = (ordered[rank_of(share, len(ordered))] for share in (0.5, 0.9, 0.95, 0.99))
         return cls(p50, p90, p95, p99)
+
+
+def rank_of(share: float, num_values: int) -> int:
+    """Which of so many ordered figures, from 0, is the one that this share lies below."""
+    return min(num_values - 1, int(share * num_values))
 
 
 class Latencies:
     """Of one fleet: from arrival to the first token, and between tokens."""
+
+    is_hopeless = False
+    """Whether nobody needs the rest of the run."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[float, float | None]] = {}

@@ -35,10 +35,14 @@ class MemberSize:
     max_requests: int = 1 << 20
     speed: float = 1.0
     """Times as fast as the profile says."""
+    head_starts_s: tuple[float, float, float] = (60.0, 20.0, 0.0)
+    """Of the classes high, normal and low."""
+    is_cache_shared: bool = False
+    """Whether all tenants are one cache group; else each has its own."""
 
-    def namespace(self, cache_group: str) -> Namespace:
-        """In which blocks of one group are named."""
-        return Namespace(1, MODEL, "", "slots", self.block_size, cache_group)
+    def namespace(self, tenant: str) -> Namespace:
+        """In which blocks of a tenant are named."""
+        return Namespace(1, MODEL, "", "slots", self.block_size, "" if self.is_cache_shared else tenant)
 
 
 class Member:
@@ -48,7 +52,7 @@ class Member:
         self.size = size
         self._profile = profile
         self.memory = KVMemory(KVMemoryConfig(size.num_blocks, size.block_size), BlockHasher(KEY), emit)
-        queue = QueueConfig(size.max_requests)
+        queue = QueueConfig(size.max_requests, *size.head_starts_s)
         self.scheduler = Scheduler(SchedulerConfig(size.max_step_tokens, size.max_running, queue=queue), self.memory)
         self.under_way: StepPlan | None = None
         self._expected: dict[str, int] = {}

@@ -9,79 +9,23 @@ is compared with, and exist nowhere else.
     sticky        who holds most of the prompt, until so much waits there
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from random import Random
-from typing import NamedTuple, Protocol
 
+from quire.errors import InvariantError
+from quire.fleet.checks import check_index, check_loads, check_router
 from quire.fleet.choice import RoutedPrompt, Router
 from quire.fleet.index import BlockIndex
 from quire.fleet.load import MemberLoads
-from quire.fleet.membership import Membership
+from quire.fleet.membership import GONE_AFTER_S, SUSPECT_AFTER_S, Membership, MemberState
+from quire.sim.policy_protocol import MakePolicy, Sent
 
 SESSION_BLOCKS = 2
 """Blocks that tell conversations apart: the first may be a system prompt that all share."""
 NEVER_S = 1e18
 STICKY_TOKENS = 131_072
 """In flight at a member, from which on the next best is taken."""
-
-
-class Sent(NamedTuple):
-    """Where a request goes, and what its gateway believes is to be computed there."""
-
-    member: int
-    num_uncached_tokens: int
-
-
-class Policy(Protocol):
-    """One gateway's choices. It hears of members what a real gateway would."""
-
-    wants_names: bool
-    """Whether it asks who holds what."""
-
-    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
-        """A member that takes new work, or None if there is none."""
-        ...
-
-    def joined(self, member: int, now_s: float) -> None:
-        """It takes work from now on, with an empty cache."""
-        ...
-
-    def draining(self, member: int) -> None:
-        """It takes no new work."""
-        ...
-
-    def left(self, member: int) -> None:
-        """It is gone; what it had is chosen for again."""
-        ...
-
-    def computed(self, name: str) -> None:
-        """The request's prompt is computed."""
-        ...
-
-    def ended(self, name: str) -> None:
-        """The request ended there."""
-        ...
-
-    def stored(self, member: int, names: Sequence[int]) -> None:
-        """It holds these blocks."""
-        ...
-
-    def removed(self, member: int, names: Sequence[int]) -> None:
-        """It holds these no more."""
-        ...
-
-    def cleared(self, member: int) -> None:
-        """It holds nothing."""
-        ...
-
-    def reported(self, member: int, num_tokens: int, as_of_s: float) -> None:
-        """So many tokens were in flight there at that moment."""
-        ...
-
-
-MakePolicy = Callable[[Random], Policy]
-"""By the dice of one gateway."""
 
 
 class CostPolicy:
@@ -92,18 +36,19 @@ class CostPolicy:
     def __init__(self, block_size: int, random: Random) -> None:
         self._block_size = block_size
         # Who dies is told by the simulation: nobody beats there.
-        membership = Membership(suspect_after_s=NEVER_S, gone_after_s=NEVER_S)
-        self.router = Router(membership, salt=str(random.getrandbits(32)))
+        membership, self._salt = Membership(suspect_after_s=NEVER_S, gone_after_s=NEVER_S), str(random.getrandbits(32))
+        self.router = Router(membership, salt=self._salt)
         self._is_there: set[int] = set()
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
         """See `Policy`."""
-        self.router.advance(now_s)
+        self.router.index.sweep(now_s)
         chosen = self.router.choose(prompt, now_s)
         return None if chosen is None else Sent(int(chosen.member), prompt.num_tokens - chosen.num_cached_tokens)
 
     def joined(self, member: int, now_s: float) -> None:
         """See `Policy`."""
+        self.left(member)  # one that was suspected, and not given up yet, has come back
         self.router.join(_key(member), self._block_size, now_s)
         self.router.ready(_key(member), now_s)
         self._is_there.add(member)
@@ -149,6 +94,29 @@ class CostPolicy:
         """See `Policy`."""
         self.router.loads.report(_key(member), num_tokens, as_of_s)
 
+    def watch(self, suspect_after_s: float) -> None:
+        """See `Policy`. Before anybody has joined."""
+        membership = Membership(suspect_after_s, suspect_after_s * GONE_AFTER_S / SUSPECT_AFTER_S)
+        self.router = Router(membership, salt=self._salt)
+
+    def beat(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
+        self.router.beat(_key(member), now_s)
+
+    def silent(self, now_s: float) -> Sequence[int]:
+        """See `Policy`."""
+        found = []
+        for transition in self.router.advance(now_s):
+            if transition.before is not MemberState.SUSPECT:
+                found.append(int(transition.member))
+            if transition.after is MemberState.GONE:
+                self._is_there.discard(int(transition.member))
+        return found
+
+    def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
+        check_router(self.router, names)
+
 
 class _Listed:
     """Chooses among those who are there, in their order, and hears nothing else."""
@@ -157,6 +125,28 @@ class _Listed:
 
     def __init__(self) -> None:
         self.there: list[int] = []
+        self._suspect_after_s = NEVER_S
+        self._last_beat_s: dict[int, float] = {}
+
+    def watch(self, suspect_after_s: float) -> None:
+        """See `Policy`."""
+        self._suspect_after_s = suspect_after_s
+
+    def beat(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
+        self._last_beat_s[member] = now_s
+
+    def silent(self, now_s: float) -> Sequence[int]:
+        """See `Policy`."""
+        found = [one for one, beat_s in self._last_beat_s.items() if now_s - beat_s >= self._suspect_after_s]
+        for member in found:
+            self.left(member)
+        return found
+
+    def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
+        if self.there != sorted(set(self.there)) or not self._last_beat_s.keys() >= set(self.there):
+            raise InvariantError(f"check: {self.there} get work, {sorted(self._last_beat_s)} are there")
 
     def computed(self, name: str) -> None:
         """Not heard."""
@@ -179,14 +169,16 @@ class _Listed:
     def joined(self, member: int, now_s: float) -> None:
         """See `Policy`."""
         self.there = sorted({*self.there, member})
+        self._last_beat_s[member] = now_s
 
     def draining(self, member: int) -> None:
         """See `Policy`."""
-        self.left(member)
+        self.there = [one for one in self.there if one != member]
 
     def left(self, member: int) -> None:
         """See `Policy`."""
         self.there = [one for one in self.there if one != member]
+        self._last_beat_s.pop(member, None)
 
 
 class RandomPolicy(_Listed):
@@ -248,14 +240,15 @@ class LeastLoadedPolicy(_Listed):
         super().joined(member, now_s)
         self.loads.join(_key(member))
 
-    def draining(self, member: int) -> None:
-        """See `Policy`."""
-        super().left(member)
-
     def left(self, member: int) -> None:
         """See `Policy`."""
         super().left(member)
         self.loads.leave(_key(member))
+
+    def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
+        super().check(names)
+        check_loads(self.loads)
 
     def computed(self, name: str) -> None:
         """See `Policy`."""
@@ -320,6 +313,11 @@ class StickyPolicy(LeastLoadedPolicy):
         """See `Policy`."""
         if _key(member) in self._index.members:
             self._index.cleared(_key(member))
+
+    def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
+        super().check(names)
+        check_index(self._index)
 
 
 def make_policy(name: str, block_size: int) -> MakePolicy:

@@ -1,7 +1,11 @@
-"""Published traces of real traffic as visits, read from a file in the format it is published in.
+"""Traces of real traffic as visits, read from a file in the format it is published in; and a format of quire's own.
 
     Mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids: one per 512 tokens of the prompt;
                equal ids mean equal content, so each id is a span
+    ShareGPT   JSON lines: arrival_time_ns, input_toks, output_toks, input_tok_ids: the prompt itself; without it
+               nothing is known of content
+    quire      JSON lines: arrival_s, prompt_tokens, output_tokens; hash_ids and block_tokens, or token_ids; and
+               tenant, class
     Azure      CSV: TIMESTAMP, ContextTokens, GeneratedTokens; nothing is known of content, so nothing is shared
 
 A plain file or a .gz. A trace of long prompts meets a small model by scaling: every length by one factor, so that the
@@ -11,11 +15,15 @@ longest request fits, and what prompts have in common stays what it was.
 import csv
 import gzip
 import json
+import zlib
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from hashlib import blake2b
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +31,12 @@ from quire.workload.visits import Span, Turn, Visit
 
 HASH_TOKENS = 512
 """Prompt tokens that one hash id of a Mooncake trace stands for."""
+ID_TOKENS = 16
+"""Tokens that are one span where a trace has token ids: what prompts share shows to so many tokens."""
 MAX_LENGTH = 1 << 24
 """No prompt or answer of a trace is longer; a file that says so is not a trace."""
+MAX_TOKEN_ID = (1 << 31) - 1
+CLASSES = ("high", "normal", "low")
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -40,7 +52,23 @@ class Row:
     prompt_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] = ()
-    """Empty: nothing is known of its content."""
+    """One for each block of its prompt. Without these and without token ids nothing is known of its content."""
+    block_tokens: int = HASH_TOKENS
+    """Tokens that one hash id stands for."""
+    token_ids: tuple[int, ...] = ()
+    """The prompt itself."""
+    tenant: str = ""
+    """Empty: the trace does not say."""
+    priority: str = ""
+    """high, normal or low; empty: the trace does not say."""
+
+    def content(self) -> tuple[list[str], int]:
+        """Names of the pieces of its prompt, as far as they are known, and how many tokens each has."""
+        if not self.token_ids:
+            return [f"hash {one}" for one in self.hash_ids], self.block_tokens
+        packed, width = array("I", self.token_ids).tobytes(), 4 * ID_TOKENS
+        pieces = (packed[start : start + width] for start in range(0, len(packed), width))
+        return [f"ids {blake2b(piece, digest_size=8).hexdigest()}" for piece in pieces], ID_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,79 +107,182 @@ class Trace:
     def visits(self, speedup: float = 1.0) -> Iterator[Visit]:
         """Each row as a visit; `speedup` 2 lets them come twice as fast."""
         for index, row in enumerate(self.rows):
-            prompt_tokens = max(1, int(row.prompt_tokens * self.factor))
-            spans = tuple(self._spans(row, index, prompt_tokens))
-            turn = Turn(spans, max(1, int(row.output_tokens * self.factor)))
-            yield Visit(f"{self.name}{index}", (turn,), arrival_s=row.arrival_s / speedup)
+            yield Visit(
+                self.name_of(index),
+                (self.turn(index),),
+                priority=row.priority or "normal",
+                arrival_s=row.arrival_s / speedup,
+            )
+
+    def name_of(self, index: int) -> str:
+        """Of the request in this row."""
+        return f"{self.name}{index}"
+
+    def turn(self, index: int) -> Turn:
+        """What the row with this number says and asks for."""
+        row = self.rows[index]
+        prompt_tokens = max(1, int(row.prompt_tokens * self.factor))
+        return Turn(tuple(self._spans(row, index, prompt_tokens)), max(1, int(row.output_tokens * self.factor)))
 
     def _spans(self, row: Row, index: int, prompt_tokens: int) -> Iterator[Span]:
-        if not row.hash_ids:
+        names, piece_tokens = row.content()
+        if not names:
             yield Span(f"row {index}", prompt_tokens)
             return
-        # Borders depend on the place alone, so that equal ids at equal places are equal spans in every row.
-        borders = [int(place * HASH_TOKENS * self.factor) for place in range(len(row.hash_ids) + 1)]
+        # Borders depend on the place alone, so that equal names at equal places are equal spans in every row.
+        borders = [int(place * piece_tokens * self.factor) for place in range(len(names) + 1)]
         borders[-1] = max(borders[-1], prompt_tokens)
-        for place, hash_id in enumerate(row.hash_ids):
+        for place, name in enumerate(names):
             num_tokens = min(borders[place + 1], prompt_tokens) - borders[place]
             if num_tokens > 0:
-                yield Span(f"hash {hash_id}", num_tokens)
+                yield Span(name, num_tokens)
 
 
 def read_trace(path: Path) -> Trace:
     """The trace in a file; its format is told by its first line."""
     try:
-        with _opened(path) as lines:
+        with _opened(path, "r") as lines:
             rows = tuple(_rows(path, lines))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(f"the trace {path} cannot be read: {error}; give a plain or a .gz file of text") from error
     if not rows:
         raise TraceError(f"a trace must have at least one request, {path} has none")
     return Trace(path.name.partition(".")[0], _from_zero(rows))
 
 
-def _opened(path: Path) -> Any:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+def write_trace(path: Path, rows: Iterable[Row]) -> None:
+    """In quire's own format, which has everything a row can say."""
+    try:
+        with _opened(path, "w") as file:
+            for row in rows:
+                file.write(json.dumps(_as_fields(row)) + "\n")
+    except OSError as error:
+        raise TraceError(
+            f"the trace {path} cannot be written: {error}; give a file in a folder that is there"
+        ) from error
+
+
+def _opened(path: Path, mode: str) -> Any:
+    is_packed = path.suffix == ".gz"
+    return gzip.open(path, f"{mode}t", encoding="utf-8") if is_packed else path.open(mode, encoding="utf-8")
 
 
 def _rows(path: Path, lines: Iterable[str]) -> Iterator[Row]:
     """Rows under the header or the first line that tells what they are."""
     source = iter(lines)
     first = next(source, "").strip().lstrip("\ufeff")
-    if first.startswith("{"):
-        yield _row(path, 1, first, _mooncake)
-        parse: Callable[[str], Row] = _mooncake
-    elif tuple(first.split(",")) == AZURE_FIELDS:
-        parse = _azure
-    else:
-        raise TraceError(
-            f"a trace begins with a JSON object (Mooncake) or with {','.join(AZURE_FIELDS)} (Azure), "
-            f"{path} begins with {first[:60]!r}"
-        )
+    parse: Callable[[str], Row] = _azure
+    if tuple(first.split(",")) != AZURE_FIELDS:
+        parse = _parse_of(path, first)
+        yield _row(path, 1, first, parse)
     for number, line in enumerate(source, start=2):
         if line.strip():
             yield _row(path, number, line, parse)
 
 
+def _parse_of(path: Path, first: str) -> Callable[[str], Row]:
+    """How lines like this are read."""
+    try:
+        fields = json.loads(first) if first.startswith("{") else {}
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"line 1 of {path} is not a request of a trace: {error!r}") from error
+    for field, parse in JSON_FORMATS.items():
+        if field in fields:
+            return lambda line: parse(json.loads(line))
+    raise TraceError(
+        f"a trace begins with a JSON object that has timestamp (Mooncake), input_toks (ShareGPT) or arrival_s (quire), "
+        f"or with {','.join(AZURE_FIELDS)} (Azure); {path} begins with {first[:60]!r}"
+    )
+
+
 def _row(path: Path, number: int, line: str, parse: Callable[[str], Row]) -> Row:
+    where = f"line {number} of {path}"
     try:
         row = parse(line)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise TraceError(f"line {number} of {path} is not a request of a trace: {error!r}") from error
-    for what, length in (("prompt", row.prompt_tokens), ("answer", row.output_tokens)):
-        if not 0 <= length <= MAX_LENGTH:
-            raise TraceError(f"line {number} of {path}: a {what} has 0 to {MAX_LENGTH} tokens, {length} given")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, csv.Error) as error:
+        raise TraceError(f"{where} is not a request of a trace: {error!r}") from error
+    if not isfinite(row.arrival_s):
+        raise TraceError(f"{where}: a request arrives at some moment, {row.arrival_s} given")
+    for what, length, least in (
+        ("prompt", row.prompt_tokens, 0),
+        ("answer", row.output_tokens, 0),
+        ("block", row.block_tokens, 1),
+    ):
+        if not least <= length <= MAX_LENGTH:
+            raise TraceError(f"{where}: a {what} has {least} to {MAX_LENGTH} tokens, {length} given")
+    if row.token_ids and len(row.token_ids) != row.prompt_tokens:
+        raise TraceError(f"{where}: a prompt of {row.prompt_tokens} tokens has {len(row.token_ids)} token ids")
+    wrong = [one for one in row.token_ids if not 0 <= one <= MAX_TOKEN_ID]
+    if wrong:
+        raise TraceError(f"{where}: a token id is from 0 to {MAX_TOKEN_ID}, {wrong[0]} given")
+    if row.priority not in ("", *CLASSES):
+        raise TraceError(f"{where}: a class is one of {', '.join(CLASSES)}, {row.priority!r} given")
     return row
 
 
-def _mooncake(line: str) -> Row:
-    fields = json.loads(line)
-    hash_ids = tuple(int(one) for one in fields.get("hash_ids", ()))
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+
+def _mooncake(fields: Mapping[str, Any]) -> Row:
     return Row(
         arrival_s=float(fields["timestamp"]) / 1000.0,
         prompt_tokens=int(fields["input_length"]),
         output_tokens=int(fields["output_length"]),
-        hash_ids=hash_ids,
+        hash_ids=_integers(fields, "hash_ids"),
     )
+
+
+def _sharegpt(fields: Mapping[str, Any]) -> Row:
+    """What the answer was is not read: here another model answers."""
+    return Row(
+        arrival_s=float(fields["arrival_time_ns"]) / 1e9,
+        prompt_tokens=int(fields["input_toks"]),
+        output_tokens=int(fields["output_toks"]),
+        token_ids=_integers(fields, "input_tok_ids"),
+    )
+
+
+def _own(fields: Mapping[str, Any]) -> Row:
+    token_ids = _integers(fields, "token_ids")
+    return Row(
+        arrival_s=float(fields["arrival_s"]),
+        prompt_tokens=int(fields.get("prompt_tokens", len(token_ids)) if token_ids else fields["prompt_tokens"]),
+        output_tokens=int(fields["output_tokens"]),
+        hash_ids=_integers(fields, "hash_ids"),
+        block_tokens=int(fields.get("block_tokens", HASH_TOKENS)),
+        token_ids=token_ids,
+        tenant=str(fields.get("tenant", "")),
+        priority=str(fields.get("class", "")),
+    )
+
+
+def _as_fields(row: Row) -> dict[str, object]:
+    """What `_own` reads, without what a row does not say."""
+    fields: dict[str, object] = {
+        "arrival_s": row.arrival_s,
+        "prompt_tokens": row.prompt_tokens,
+        "output_tokens": row.output_tokens,
+    }
+    if row.hash_ids:
+        fields.update(hash_ids=row.hash_ids, block_tokens=row.block_tokens)
+    if row.token_ids:
+        fields["token_ids"] = row.token_ids
+    return fields | ({"tenant": row.tenant} if row.tenant else {}) | ({"class": row.priority} if row.priority else {})
+
+
+JSON_FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {
+    "timestamp": _mooncake,
+    "input_toks": _sharegpt,
+    "arrival_s": _own,
+}
+"""By a field that no other format has."""
+
+
+def _integers(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    given = fields.get(name, ())
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"{name} must be a list of integers, {type(given).__name__} given")
+    return tuple(map(int, given))
 
 
 def _azure(line: str) -> Row:

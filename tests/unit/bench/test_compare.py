@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from quire.bench.compare import MIN_PAIRS, SpeedVerdict, compare_records, interval
+from quire.bench.compare import compare_records
+from quire.verdicts import MIN_PAIRS, SpeedVerdict, interval
 
 
 def record(throughputs: list[float], **changes: Any) -> dict[str, Any]:

@@ -267,3 +267,14 @@ def test_mistakes_of_the_caller_are_told() -> None:
     for number in (0, 3):
         with pytest.raises(InvariantError, match="power of two"):
             BlockIndex(num_shards=number)
+
+
+def test_who_left_is_not_read_even_where_a_set_of_before_is_asked_for() -> None:
+    index = BlockIndex()
+    for member in ("a", "b"):
+        index.join(member)
+        index.stored(member, PROMPT)
+    both = frozenset(("a", "b"))
+    assert index.groups(PROMPT, both) == [(len(PROMPT), ("a", "b"))]
+    index.leave("a")
+    assert index.groups(PROMPT, both) == [(len(PROMPT), ("b",))]

@@ -1,0 +1,187 @@
+"""A small plot as SVG that stands in a page by itself: no script, no font and no picture from elsewhere.
+
+Colours come from the page, light or dark. No meaning is told by colour alone: lines have markers and dashes of their
+own, and their names beside their ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log10
+
+WIDTH, HEIGHT = 420, 270
+LEFT, RIGHT, TOP, BOTTOM = 52, 66, 18, 48
+"""Margins: numbers and the name of the y axis; names of lines; room; numbers and the name of the x axis."""
+NUM_TICKS = 4
+LABEL_WIDTH = 7.0
+"""Of one character."""
+LINE_HEIGHT = 13.0
+DASHES = ("", "6 4", "2 3")
+
+
+@dataclass(frozen=True, slots=True)
+class PlotLine:
+    """One line: its name, and a value for each x; None where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PlotMark:
+    """A line across the plot with words at it: what was asked for, what was found."""
+
+    name: str
+    at: float
+    is_horizontal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Lines over x, with the names and units of both axes."""
+
+    title: str
+    x_name: str
+    y_name: str
+    xs: Sequence[float]
+    lines: Sequence[PlotLine]
+    marks: Sequence[PlotMark] = ()
+    y_unit: str = ""
+    """Written behind the numbers of the y axis."""
+    gap_words: str = ""
+    """What is said where a line has no value."""
+
+
+def svg_plot(plot: Plot) -> str:
+    """The whole picture."""
+    known = [value for line in plot.lines for value in line.values if value is not None]
+    ticks = nice_ticks(max([*known, *(mark.at for mark in plot.marks if mark.is_horizontal)], default=1.0))
+    inside = _Inside(min(plot.xs), max(plot.xs), ticks[-1])
+    # Words of marks stand above the lines, so that no line runs through them.
+    parts = [*_axes(plot, inside, ticks), *_lines(plot, inside), *_marks(plot, inside), *_gaps(plot, inside)]
+    name = escape(plot.title)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}"><title>{name}</title>'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def nice_ticks(highest: float) -> list[float]:
+    """From 0 to at least `highest`, in steps of 1, 2 or 5 times a power of ten."""
+    rough = (highest or 1.0) / NUM_TICKS
+    power = 10.0 ** floor(log10(rough))
+    step = next(one * power for one in (1.0, 2.0, 5.0, 10.0) if one * power >= rough * 0.999)
+    return [number * step for number in range(ceil(highest / step - 1e-9) + 1)] if highest > 0 else [0.0, step]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """Where values come to lie. x is logarithmic where it spans more than a factor of five."""
+
+    low: float
+    high: float
+    top: float
+
+    def x(self, value: float) -> float:
+        if self.high == self.low:
+            share = 0.5
+        elif self.low > 0 and self.high / self.low > 5.0:
+            share = log10(value / self.low) / log10(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return LEFT + 8 + share * (WIDTH - LEFT - RIGHT - 16)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - value / self.top * (HEIGHT - TOP - BOTTOM)
+
+
+def _axes(plot: Plot, inside: _Inside, ticks: Sequence[float]) -> list[str]:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    parts = []
+    for tick in ticks:
+        y = inside.y(tick)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_text(LEFT - 6, y + 4, f"{tick:,.6g}{plot.y_unit}", "end"))
+    last = -1e9
+    for value in sorted(set(plot.xs)):
+        x, words = inside.x(value), f"{value:,.6g}"
+        parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
+        half = len(words) * LABEL_WIDTH / 2
+        if x - half > last:
+            parts.append(_text(x, bottom + 17, words, "middle"))
+            last = x + half + 2
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(_text((LEFT + right) / 2, HEIGHT - 8, plot.x_name, "middle"))
+    middle = (TOP + bottom) / 2
+    parts.append(
+        f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">'
+        f"{escape(plot.y_name)}</text>"
+    )
+    return parts
+
+
+def _marks(plot: Plot, inside: _Inside) -> list[str]:
+    parts = []
+    for mark in plot.marks:
+        if mark.is_horizontal:
+            y = inside.y(mark.at)
+            parts.append(f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(_text(LEFT + 4, y - 4, mark.name, "start", "faint"))
+        else:
+            x = inside.x(mark.at)
+            parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 4}" y2="{HEIGHT - BOTTOM}"/>')
+            is_right = x > (LEFT + WIDTH - RIGHT) / 2
+            parts.append(
+                _text(x - 4 if is_right else x + 4, TOP + 4, mark.name, "end" if is_right else "start", "faint")
+            )
+    return parts
+
+
+def _gaps(plot: Plot, inside: _Inside) -> list[str]:
+    """A cross at the upper edge where no line has a value, with its words once."""
+    missing = [x for place, x in enumerate(plot.xs) if all(line.values[place] is None for line in plot.lines)]
+    parts = []
+    for at in missing:
+        x, y = inside.x(at), TOP + 16.0
+        parts.append(f'<path class="gap" d="M{x - 4:.1f} {y - 4} l8 8 m0 -8 l-8 8"/>')
+    if missing and plot.gap_words:
+        parts.append(_text(inside.x(missing[-1]) + 7, TOP + 20, plot.gap_words, "start", "faint"))
+    return parts
+
+
+def _lines(plot: Plot, inside: _Inside) -> list[str]:
+    parts, ends = [], []
+    for number, line in enumerate(plot.lines):
+        points = [
+            (inside.x(x), inside.y(value)) for x, value in zip(plot.xs, line.values, strict=True) if value is not None
+        ]
+        if not points:
+            continue
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dash = DASHES[number % len(DASHES)]
+        style = f' stroke-dasharray="{dash}"' if dash else ""
+        parts.append(f'<polyline class="line{number}" points="{path}"{style}/>')
+        parts += [_marker(number, x, y) for x, y in points]
+        ends.append((points[-1][1], points[-1][0], line.name))
+    # Names stand below each other where the ends of lines meet.
+    taken = -1e9
+    for y, x, name in sorted(ends):
+        at = max(y + 4, taken + LINE_HEIGHT)
+        parts.append(_text(x + 8, at, name, "start"))
+        taken = at
+    return parts
+
+
+def _marker(number: int, x: float, y: float) -> str:
+    shape = number % 3
+    if shape == 0:
+        return f'<circle class="dot{number}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
+    if shape == 1:
+        return f'<rect class="dot{number}" x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7"/>'
+    return f'<path class="dot{number}" d="M{x:.1f} {y - 4.5:.1f} l4.5 8 h-9 z"/>'
+
+
+def _text(x: float, y: float, words: str, anchor: str, kind: str = "") -> str:
+    style = f' class="{kind}"' if kind else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(words)}</text>'
