@@ -15,8 +15,6 @@ written to `proofs/results/` with the commit, the machine and the versions.
 
 import argparse
 import asyncio
-import ctypes
-import gc
 import inspect
 import json
 import math
@@ -33,6 +31,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from benchmarks.record import PROOF_RESULTS, circumstances, say
+from tests.support.process_memory import give_back_memory
 
 Figure = int | float | bool
 Prove = Callable[["Proof"], Coroutine[Any, Any, None] | None]
@@ -155,7 +154,7 @@ class Proof:
         except Exception:  # a crash loses this section and no other
             traceback.print_exc()
             self.broken.append(_broke_off(one.title))
-        _give_back_memory()
+        give_back_memory()  # gigabytes perhaps, which the next one's budget would lack
         self.seconds[one.title] = round(time.perf_counter() - start, 1)
         say(f"  ({self.seconds[one.title]} s)")
 
@@ -217,12 +216,3 @@ def run(name: str, *parts: ModuleType | Section) -> int:
         if not proof.chosen(sections):
             parser.error(f"no title has one of these words: {given.only}; there are {[one.title for one in sections]}")
         return proof.run(sections)
-
-
-def _give_back_memory() -> None:
-    """What a section held in circles, and what the allocator keeps of it, may be gigabytes, which the next one's budget
-    would lack."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)

@@ -1,5 +1,6 @@
 """What holds for every test: which source it tests, what it needs, and that no property is judged by a clock."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 import quire
 from tests.support import needs
+from tests.support.process_memory import give_back_memory
 
 if "QUIRE_TESTED_FROM" in os.environ and not Path(quire.__file__).is_relative_to(os.environ["QUIRE_TESTED_FROM"]):
     # A mutation run must test the copy it was given, not the installed source.
@@ -21,6 +23,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 settings.register_profile("quire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quire")
 
+TESTS = Path(__file__).parent
 MARKERS = {
     "torch": {"torch", "transformers"},
     "sockets": {"aiohttp", "http.client", "http.server", "socket", "subprocess", "uvicorn", "zmq.asyncio"},
@@ -28,6 +31,9 @@ MARKERS = {
 """By what a file imports, itself or through others."""
 SERVES_MODELS = ("e2e", "perf", "promises")
 """Directories whose tests load models in other processes."""
+MEASURED = ("unit/core", "unit/fleet", "unit/worker", "property/test_ledger.py")
+"""Whose tests must take every branch of what pyproject.toml says is measured. To watch the others as well would show
+nothing more, and they would take twice as long."""
 
 
 class _Unmet(pytest.Module):
@@ -41,13 +47,29 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return _Unmet.from_parent(parent, path=module_path) if needs.missing(module_path) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marks = {path: _marks(path) for path in {item.path for item in items}}
+    if config.pluginmanager.hasplugin("_cov"):
+        for path, names in marks.items():
+            is_measured = any(path.is_relative_to(TESTS / measured) for measured in MEASURED)
+            names.extend([] if is_measured else ["no_cover"])
     for item in items:
         for name in marks[item.path]:
             item.add_marker(name)
 
 
+def pytest_collection_finish() -> None:
+    # What was imported stays. Looking through it for what has gone would take half a second each time.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        give_back_memory()
+
+
 def _marks(path: Path) -> list[str]:
-    is_serving = path.relative_to(Path(__file__).parent).parts[0] in SERVES_MODELS
+    is_serving = path.relative_to(TESTS).parts[0] in SERVES_MODELS
     return [name for name, modules in MARKERS.items() if is_serving or needs.needs(path) & modules]

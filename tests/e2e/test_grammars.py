@@ -13,6 +13,7 @@ from benchmarks.test_model import smollm2_file
 from quire.client.served import ServedModel, plan_worker
 from quire.config import ModelSettings
 from quire.errors import InvalidParameterError
+from tests.support.process_memory import budget_bytes
 
 pytestmark = pytest.mark.model
 
@@ -26,8 +27,11 @@ SCHEMA = {
     "required": ["name", "age", "hobbies"],
     "additionalProperties": False,
 }
-SETTINGS = ModelSettings(memory_bytes=2 << 30, max_sequence_tokens=512, max_running=8)
 ASKED = [{"role": "user", "content": "Describe Ada, who is 36 and likes chess, as JSON."}]
+
+
+def settings() -> ModelSettings:
+    return ModelSettings(memory_bytes=budget_bytes(2 << 30), max_sequence_tokens=512, max_running=8)
 
 
 def params(seed: int, temperature: float = 0.8) -> quire.SamplingParams:
@@ -42,11 +46,11 @@ def is_person(answer: quire.Answer) -> bool:
 
 def test_answers_are_people_alone_in_a_batch_and_from_a_worker_that_was_killed() -> None:
     asked = [params(seed, 0.8 if seed else 0.0) for seed in range(6)]
-    with quire.LLM(str(smollm2_file()), SETTINGS) as llm:
+    with quire.LLM(str(smollm2_file()), settings()) as llm:
         alone = [llm.chat(ASKED, one)[0].answers[0] for one in asked]
 
     async def together() -> list[quire.Answer]:
-        async with ServedModel(plan_worker(str(smollm2_file()), SETTINGS)) as model:
+        async with ServedModel(plan_worker(str(smollm2_file()), settings())) as model:
             asking = [asyncio.create_task(model.chat(ASKED, one)) for one in asked]
             async for _ in model.stream_chat(ASKED, params(0)):
                 break  # somebody has begun
@@ -60,7 +64,7 @@ def test_answers_are_people_alone_in_a_batch_and_from_a_worker_that_was_killed()
 
 def test_a_grammar_that_nobody_can_follow_reaches_no_worker() -> None:
     async def ask() -> None:
-        async with ServedModel(plan_worker(str(smollm2_file()), SETTINGS)) as model:
+        async with ServedModel(plan_worker(str(smollm2_file()), settings())) as model:
             bad = quire.SamplingParams(grammar=quire.Grammar.json_schema({"type": "objekt"}))
             with pytest.raises(InvalidParameterError, match="objekt"):
                 await model.chat(ASKED, bad)

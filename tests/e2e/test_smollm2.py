@@ -1,6 +1,5 @@
 """The real model through the real scheduler."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,13 +11,14 @@ from benchmarks.test_model import smollm2
 from quire.backends.protocol import Runner
 from quire.core.request import ResolvedSampling
 from tests.support.models import Ask, Machine, load_runner
+from tests.support.process_memory import AMPLE_BYTES, kept_for_this_file
 
 pytestmark = pytest.mark.model
 
 
-@cache
+@kept_for_this_file
 def runner() -> Runner:
-    return load_runner(smollm2().directory, memory_bytes=8 << 30, max_sequence_tokens=1024, max_running=16)
+    return load_runner(smollm2().directory, memory_bytes=AMPLE_BYTES, max_sequence_tokens=1024, max_running=16)
 
 
 def tokenizer() -> Tokenizer:

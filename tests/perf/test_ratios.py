@@ -18,7 +18,7 @@ from quire.bench.runs import Bench, RunListener, Wishes
 from quire.bench.setup import LoadSetup
 from quire.client.opening import open_model
 from quire.config import ModelSettings
-from quire.config.machine import share_of_memory_bytes
+from tests.support.process_memory import budget_bytes
 from tests.support.tiny_models import Tiny, write_gguf
 
 LOAD = EngineLoad((1, 16), prompt_tokens=64, output_tokens=24, prefix_tokens=448, num_rounds=5, has_roof=False)
@@ -29,8 +29,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> EngineBench:
     path = tmp_path_factory.mktemp("perf") / "tiny.gguf"
     write_gguf(path, Tiny(hidden=256, intermediate=512, num_layers=4, metadata={"llama.context_length": 1024}))
     # A budget is the whole process's, and other tests have left theirs in it.
-    budget_bytes = share_of_memory_bytes(0.0) + (1 << 30)
-    settings = ModelSettings(memory_bytes=budget_bytes, max_sequence_tokens=1024, num_threads=1)
+    settings = ModelSettings(memory_bytes=budget_bytes(1 << 30), max_sequence_tokens=1024, num_threads=1)
     return EngineBench(open_model(str(path), settings), LOAD, None, "tiny")
 
 

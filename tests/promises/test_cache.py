@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from quire import LLM, ModelSettings, SamplingParams
 from quire.cli import app
-from quire.config.machine import share_of_memory_bytes
 from quire.core import block_pool, kv_memory, prefix_tree
 from tests.promises.conftest import Served
 from tests.promises.registry import ROOT
+from tests.support.process_memory import budget_bytes
 
 EXPLAIN = "/v1/cache/explain"
 BLOCK = 32
@@ -127,8 +127,7 @@ def test_what_nobody_has_sent_is_first_seen(served: Served) -> None:
 
 def test_from_python_a_miss_is_explained_too(tiny_model: Path) -> None:
     # A budget is the whole process's, and other tests have left theirs in it.
-    budget_bytes = share_of_memory_bytes(0.0) + (1 << 30)
-    settings = ModelSettings(memory_bytes=budget_bytes, max_sequence_tokens=128, max_running=4, num_threads=1)
+    settings = ModelSettings(memory_bytes=budget_bytes(1 << 30), max_sequence_tokens=128, max_running=4, num_threads=1)
     with LLM(str(tiny_model), settings) as llm:
         prompt = tokens(BLOCK + 1)
         assert llm.explain(prompt).reason == "first_seen"

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from quire import LLM, ModelSettings, SamplingParams
-from quire.config.machine import share_of_memory_bytes
+from tests.support.process_memory import budget_bytes
 from tests.support.tiny_hybrids import make_hybrid
 
 BLOCK = 32
@@ -17,8 +17,7 @@ DICE = Random("hybrids")
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = make_hybrid(tmp_path_factory.mktemp("hybrid") / "model")
-    budget_bytes = share_of_memory_bytes(0.0) + (1 << 30)
-    settings = ModelSettings(memory_bytes=budget_bytes, max_sequence_tokens=256, max_running=2, num_threads=1)
+    settings = ModelSettings(memory_bytes=budget_bytes(1 << 30), max_sequence_tokens=256, max_running=2, num_threads=1)
     with LLM(str(folder), settings) as llm:
         yield llm
 

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from tests.support.process_memory import kept_for_this_file
+
 VOCABULARY_SIZE = 131
 
 _COMMON: dict[str, Any] = {
@@ -220,7 +222,7 @@ def directory(name: str) -> Path:
     return path
 
 
-@cache
+@kept_for_this_file
 def reference(name: str) -> PreTrainedModel:
     """The same model as transformers runs it."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory(name), dtype=torch.float32).eval()

@@ -21,12 +21,13 @@ from quire.checkpoints.families.shape import TILED
 from quire.config import ModelSettings
 from quire.core.state_slots import SlotCopy
 from quire.core.step import BlockCopy, WorkItem
+from tests.support.process_memory import AMPLE_BYTES
 from tests.support.tiny_hybrids import random_tensors, write_model
 from tests.support.tiny_models import Array
 
 Wide = NDArray[np.float64]
 BLOCK_SIZE, MAX_BLOCKS = 16, 24
-SETTINGS = ModelSettings(dtype="float32", kv_dtype="float32", block_size=BLOCK_SIZE, memory_bytes=4 << 30)
+SETTINGS = ModelSettings(dtype="float32", kv_dtype="float32", block_size=BLOCK_SIZE, memory_bytes=AMPLE_BYTES)
 _COMMON: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 44, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 512, "tie_word_embeddings": False,

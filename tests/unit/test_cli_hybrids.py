@@ -16,6 +16,7 @@ from quire.cli.info import facts_of
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 from tests.support.plain_hybrids import CONFIGS, write_hybrid
+from tests.support.process_memory import AMPLE_BYTES
 from tests.support.tiny_hybrids import make_hybrid
 
 GIB = 1 << 30
@@ -100,4 +101,4 @@ def test_torch_refuses_a_hybrid_with_the_reason_it_was_asked(
 ) -> None:
     write_hybrid(tmp_path, CONFIGS["space"])
     with pytest.raises(ConfigError, match=f"{reason}; models whose layers keep a state run on the CPU backend alone"):
-        load_backend(resolve(str(tmp_path)), ModelSettings(memory_bytes=4 << 30, **settings))
+        load_backend(resolve(str(tmp_path)), ModelSettings(memory_bytes=AMPLE_BYTES, **settings))

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from quire.config import Backend, ModelSettings
 from quire.errors import CheckpointError, ConfigError
 from tests.support import architectures, mlx_models
 from tests.support.mlx_models import made_by_mlx
+from tests.support.process_memory import kept_for_this_file
 from tests.support.tiny_models import write_gguf
 
 SETTINGS = ModelSettings(
@@ -41,17 +41,17 @@ MLA = {
 }  # fmt: skip
 
 
-@cache
+@kept_for_this_file
 def checkpoint_of(name: str) -> Checkpoint:
     return resolve(str(architectures.directory(name)))
 
 
-@cache
+@kept_for_this_file
 def checkpoint_by_mlx(name: str, bits: int | None = None) -> Checkpoint:
     return resolve(str(made_by_mlx(name, bits)))
 
 
-@cache
+@kept_for_this_file
 def loaded(name: str) -> LoadedRunner:
     return load_backend(checkpoint_by_mlx(name), ON_MLX)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from random import Random
 from threading import Barrier, current_thread
 from typing import Any
@@ -24,6 +23,7 @@ from quire.errors import InvariantError
 from tests.support import architectures
 from tests.support.mlx_models import Reference, made_by_mlx
 from tests.support.models import GREEDY, Ask, Machine, load_runner
+from tests.support.process_memory import kept_for_this_file
 
 SETTINGS: dict[str, Any] = {
     "memory_bytes": 8 << 30, "block_size": 16, "max_step_tokens": 64, "max_running": 8, "max_sequence_tokens": 256,
@@ -38,7 +38,7 @@ def loaded(name: str) -> MlxRunner:
     return runner
 
 
-kept = cache(loaded)
+kept = kept_for_this_file(loaded)
 
 
 def greedy_item(sequence_id: int, tokens: Sequence[int], blocks: tuple[int, ...], first: int = 0) -> WorkItem:
@@ -82,7 +82,7 @@ def test_greedy_tokens_are_those_of_mlx_lm(name: str, bits: int | None) -> None:
     assert [ask.tokens for ask in asks] == [reference.answer(prompt, 10) for prompt in prompts]
 
 
-@cache
+@kept_for_this_file
 def alone(name: str) -> tuple[list[WorkItem], dict[int, RowResult]]:
     """Sequences of which some feed as many tokens and see as many blocks, and what each says alone."""
     dice = Random(name)
@@ -115,7 +115,7 @@ def spoil(runner: MlxRunner, token_id: int) -> None:
     runner._owner.ask(change)
 
 
-@cache
+@kept_for_this_file
 def spoilt() -> tuple[MlxRunner, RowResult]:
     """A model with a head of its own and a token that spoils a row; what it says to a sound prompt."""
     runner = loaded("qwen2")

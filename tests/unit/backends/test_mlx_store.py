@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +19,7 @@ from quire.core.request import ResolvedSampling
 from quire.core.step import BlockCopy, Sampling, StepPlan, WorkItem
 from tests.support.mlx_models import SETTINGS, made_by_mlx
 from tests.support.models import load_runner
+from tests.support.process_memory import kept_for_this_file
 
 SHAPES = (LayerShape(2, 3, 5), LayerShape(1, 4, 4))
 """Key and value sizes that differ, and layers that differ."""
@@ -173,7 +173,7 @@ def test_a_number_that_the_stores_type_cannot_hold_is_not_finite() -> None:
     assert np.isfinite(np.array(store.keys[0])).all()
 
 
-@cache
+@kept_for_this_file
 def loaded() -> MlxRunner:
     runner = load_runner(made_by_mlx("llama"), **{**SETTINGS, "max_sequence_tokens": 128, "max_step_tokens": 64})
     assert isinstance(runner, MlxRunner)

@@ -7,7 +7,6 @@ that came later, torch all others.
 import json
 import shutil
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,11 +34,12 @@ from quire.core.step import RowResult, Sampling, Scoring, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
 from tests.support import architectures
 from tests.support.models import GREEDY, Ask, Machine, load_runner, random_params
+from tests.support.process_memory import kept_for_this_file
 
 SETTINGS = ModelSettings(memory_bytes=8 << 30, block_size=8, max_step_tokens=64, max_running=8, max_sequence_tokens=256)
 
 
-@cache
+@kept_for_this_file
 def runner_of(name: str) -> Runner:
     # Blocks of 16 where the CPU backend can run, of 8 where torch must.
     is_native = name in architectures.NATIVE | architectures.TODAY | architectures.HYBRIDS | architectures.WIDE_HYBRID

@@ -14,9 +14,10 @@ from quire.checkpoints.text_part import TEXT_PART
 from quire.core.request import ResolvedSampling
 from tests.support import architectures
 from tests.support.models import Ask, Machine, load_runner
+from tests.support.process_memory import AMPLE_BYTES
 
 NAME = "gemma3"
-SMALL = {"memory_bytes": 4 << 30, "max_sequence_tokens": 256, "max_running": 8}
+SMALL = {"memory_bytes": AMPLE_BYTES, "max_sequence_tokens": 256, "max_running": 8}
 OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 NEW = {"model.": "model.language_model.", "lm_head.": "lm_head."}
 

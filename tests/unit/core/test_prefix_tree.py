@@ -111,6 +111,15 @@ def test_a_root_is_dropped_with_its_last_table_and_its_place_is_used_again() -> 
     assert tree.open_root(namespace(2, "other")) == first
 
 
+def test_a_root_that_is_dropped_leaves_the_others_of_its_group() -> None:
+    tree = new_tree()
+    adapted = namespace(2, adapter="lora")
+    gone, kept = tree.open_root(SPACE), tree.open_root(adapted)
+    tree.close_root(gone)
+    assert list(tree.roots()) == [kept]
+    assert tree._slots_of_group == {SPACE.cache_group: {~kept: adapted}}
+
+
 def test_a_namespace_that_cannot_be_encoded_costs_no_place() -> None:
     tree = new_tree()
     tree.close_root(tree.open_root(SPACE))

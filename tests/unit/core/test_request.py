@@ -1,6 +1,7 @@
 """Sequences and their legal moves."""
 
 import pytest
+from msgspec.structs import replace
 
 from quire.core.request import Request, ResolvedSampling, Sequence, SequenceStatus
 from quire.errors import InvariantError
@@ -13,6 +14,10 @@ def test_limits_count_from_the_clients_prompt() -> None:
     sequence = Sequence(1, REQUEST, (0.0, 1), 0, (7, 8))
     assert sequence.tokens == [1, 2, 3, 7, 8]
     assert (sequence.num_prompt_tokens, sequence.num_output_tokens) == (3, 2)
+
+
+def test_a_request_is_computed_with_the_adapter_its_blocks_are_named_by() -> None:
+    assert (REQUEST.adapter, replace(REQUEST, namespace=namespace(4, adapter="lora")).adapter) == ("", "lora")
 
 
 def test_siblings_branch_off_before_the_last_prompt_token() -> None:

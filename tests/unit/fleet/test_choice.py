@@ -322,3 +322,19 @@ def test_mistakes_of_the_caller_are_told() -> None:
         RoutedPrompt("r1", 0)
     with pytest.raises(InvariantError, match="at least one token"):
         Router().join("a", 0, 0.0)
+
+
+def test_gateways_with_salts_have_orders_of_their_own_and_keep_them() -> None:
+    def firsts(salt: str) -> list[str]:
+        router = Router(salt=salt)
+        for number in range(8):
+            router.join(f"m{number}", 4, 0.0)
+            router.ready(f"m{number}", 0.0)
+        choices = [router.choose(RoutedPrompt(f"r{at}", 10), 1.0) for at in range(8)]
+        return [choice.member for choice in choices if choice is not None]
+
+    orders = {tuple(firsts(f"gateway {at}")) for at in range(20)}
+    assert len({order[0] for order in orders}) > 4
+    assert all(sorted(order) == [f"m{number}" for number in range(8)] for order in orders)
+    assert firsts("gateway 3") == firsts("gateway 3")
+    assert firsts("") == [f"m{number}" for number in range(8)]

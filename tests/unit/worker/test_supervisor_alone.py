@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from quire.config import ModelSettings
-from quire.core.events import Explained, Queued, RequestEvent
+from quire.core.events import Explained, Queued, Refused, RequestEvent
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import Continuation, Request
 from quire.core.waiting_queue import QueueConfig
@@ -47,6 +47,20 @@ def test_where_there_is_no_worker_nothing_is_sent_and_there_is_nothing_to_look_a
         await supervisor.close()
         assert await supervisor.drain(1.0)
         assert supervisor.state is State.CLOSED
+
+    asyncio.run(main())
+
+
+def test_who_asks_about_the_cache_where_there_is_no_worker_is_told_so() -> None:
+    async def main() -> None:
+        told: list[RequestEvent] = []
+        supervisor = Supervisor(WorkerPlan(OPEN), told.extend, lambda _error: None)
+        supervisor.explain("q1", ModelIdentity("model", "layout").namespace(4, "group"), (1, 2))
+        (refusal,) = told
+        assert isinstance(refusal, Refused)
+        assert isinstance(refusal.error, EngineDeadError)
+        assert "ask again when one is ready" in str(refusal.error)
+        await supervisor.close()
 
     asyncio.run(main())
 

@@ -27,13 +27,14 @@ from quire.core.request import ResolvedSampling
 from quire.core.step import BlockCopy, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
 from tests.support.models import Ask, Machine
+from tests.support.process_memory import AMPLE_BYTES
 from tests.support.quantised import retyped
 from tests.support.tiny_models import Tiny, make_directory, write_gguf
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 
 SETTINGS = ModelSettings(
-    memory_bytes=4 << 30, block_size=16, max_step_tokens=64, max_running=8, kv_dtype="float32", backend="cpu"
+    memory_bytes=AMPLE_BYTES, block_size=16, max_step_tokens=64, max_running=8, kv_dtype="float32", backend="cpu"
 )
 LLAMA = Tiny(hidden=96, num_heads=3, num_kv_heads=1, num_layers=2, intermediate=64)
 MODELS = {

@@ -24,12 +24,13 @@ from quire.core.waiting_queue import QueueConfig
 from quire.engine.loading import open_engine
 from quire.errors import CheckpointError, ConfigError
 from tests.support.models import Ask, Machine
+from tests.support.process_memory import AMPLE_BYTES
 from tests.support.tiny_models import Tiny, write_gguf
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 
 SETTINGS = ModelSettings(
-    memory_bytes=4 << 30, block_size=16, max_step_tokens=64, max_running=8, kv_dtype="float32", backend="cpu"
+    memory_bytes=AMPLE_BYTES, block_size=16, max_step_tokens=64, max_running=8, kv_dtype="float32", backend="cpu"
 )
 TINY = Tiny("qwen2", hidden=256, num_heads=4, num_kv_heads=2, num_layers=2, intermediate=256, tied=False)
 MIXED = replace(TINY, kind="Q4_K", kinds={"attn_v": "Q6_K", "ffn_down": "Q6_K", "output": "Q6_K", "ffn_up": "Q8_0"})
