@@ -131,6 +131,10 @@ class Router:
             self._followed((transition,))
         return transition
 
+    def doubt(self, member: str) -> tuple[Transition, ...]:
+        """It cannot compute at this moment: no new work, until there is a beat."""
+        return self._followed(self.membership.doubt(member))
+
     def drain(self, member: str) -> tuple[Transition, ...]:
         """It gets no more work, and is gone as soon as it has none."""
         return self._followed(self.membership.drain(member))

@@ -7,7 +7,7 @@ Token ids travel, never text and never tensors; durations, never instants. Bytes
 `MessageError`, and nothing else.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,6 +20,9 @@ from quire.worker.messages import WorkerLoad
 PROTOCOL = 1
 MAX_MESSAGE_BYTES = 256 << 20
 """A prompt of a million tokens has 5 MB, the largest tokenizers have 40."""
+
+NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""What is counted."""
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -91,14 +94,22 @@ class ModelWords(_Message, frozen=True):
     """Where its template knows no tools, they are told of in words of ours."""
 
 
+class MemberReport(msgspec.Struct, array_like=True, frozen=True):
+    """How busy a member is."""
+
+    load: WorkerLoad
+    num_uncomputed_tokens: NotNegative
+    """Prompt tokens that are still to be computed there, of all gateways' requests."""
+    num_heard: NotNegative
+    """Assignments that it has heard of this gateway: what came after them is not counted here."""
+
+
 class MemberStepped(_Message, frozen=True):
     """All that one step brought to one gateway's requests: either all of it arrives or nothing."""
 
     events: tuple[RequestEvent, ...]
-    load: WorkerLoad | None = None
+    report: MemberReport | None = None
     """None: about as it was told last."""
-    num_uncomputed_tokens: int | None = None
-    """Prompt tokens that are still to be computed there, of all gateways' requests."""
 
 
 class MemberBeat(_Message, frozen=True):
@@ -106,8 +117,7 @@ class MemberBeat(_Message, frozen=True):
 
     state: str
     """Its supervisor's: only one that is `ready` takes new requests."""
-    load: WorkerLoad
-    num_uncomputed_tokens: int
+    report: MemberReport
 
 
 ToGateway = Welcome | ModelWords | MemberStepped | MemberBeat

@@ -6,7 +6,9 @@ async with FleetModel("name", source, keys) as model:
 """
 
 import asyncio
+import contextlib
 import json
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,51 +21,58 @@ import zmq.asyncio
 from quire.client.client import EngineClient, EngineStats
 from quire.client.text_model import MAX_BYTES_PER_TOKEN, TextModel
 from quire.engine.engine import ModelInfo
-from quire.errors import EngineDeadError
+from quire.errors import ConfigError, EngineDeadError
 from quire.fleet.fleet_keys import GatewayKeys, check_clear
 from quire.fleet.fleet_messages import AskWords, ModelWords
 from quire.fleet.fleet_port import TICK_S, FleetPort
 from quire.fleet.member_link import LinkListener, MemberLink
 from quire.fleet.member_list import MemberSource
+from quire.fleet.membership import SUSPECT_AFTER_S, MemberState
 from quire.text.chat.template import ChatTemplate
 from quire.text.grammar_checker import GrammarChecker
 from quire.text.grammar_wire import LoadVocabulary
 from quire.text.tokenizer import Tokenizer
 
+log = logging.getLogger("quire.fleet")
+
 LOOK_S = 1.0
 """Between two looks at who is meant to be a member."""
+WORDS_S = 10.0
+"""How long a member may take to send the model's words, before another one is asked."""
 
 
 class FleetModel(EngineClient):
     """A model that any number of tasks on one event loop may ask, on members that may come and go."""
 
-    def __init__(self, name: str, source: MemberSource, keys: GatewayKeys | None, max_held: int = 1024) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: MemberSource,
+        keys: GatewayKeys | None,
+        max_held: int = 1024,
+        suspect_after_s: float = SUSPECT_AFTER_S,
+    ) -> None:
         super().__init__()
         self._name = name
         self._source = source
         self._keys = keys
         self._context = zmq.asyncio.Context()
         self._gateway = token_hex(4)
-        self.fleet = FleetPort(self._on_events, max_held, salt=self._gateway)
+        self.fleet = FleetPort(self._on_events, max_held, salt=self._gateway, suspect_after_s=suspect_after_s)
         self.links: dict[str, MemberLink] = {}
+        self._leaving: set[str] = set()
+        """Of these, those that nobody names as members any more."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "FleetModel":
         self._loop = asyncio.get_running_loop()
-        self.fleet.words = self._loop.create_future()
-        is_there = asyncio.Event()
-        self.fleet.on_change = is_there.set
-        self._tasks = [
-            asyncio.create_task(self._follow_source(), name="quire-members"),
-            asyncio.create_task(self._tick(), name="quire-fleet"),
-        ]
         try:
-            while not self.fleet.num_ready:
-                is_there.clear()
-                await is_there.wait()
-            first = next(iter(self.fleet.router.membership.ready_members))
-            self.fleet.members[first].link.send(AskWords())
-            words = await self.fleet.words
+            await self._follow(await self._first_addresses())
+            self._tasks = [
+                asyncio.create_task(self._follow_source(), name="quire-members"),
+                asyncio.create_task(self._tick(), name="quire-fleet"),
+            ]
+            words = await self._words()
             if self.fleet.info is None:
                 raise EngineDeadError("a member was ready that had not said what it computes")
             self._text = await asyncio.to_thread(text_of, self._name, self.fleet.info, words)
@@ -73,15 +82,42 @@ class FleetModel(EngineClient):
         self._port = self.fleet
         return self
 
+    async def _first_addresses(self) -> Sequence[str]:
+        """A name may come to resolve a moment after its gateway has started."""
+        try:
+            return await self._source.addresses()
+        except ConfigError as error:
+            log.warning("there are no members yet: %s", error)
+            return ()
+
+    async def _words(self) -> ModelWords:
+        """Of the first member that sends them: whoever is asked may go before it has."""
+        words: asyncio.Future[ModelWords] = asyncio.get_running_loop().create_future()
+        self.fleet.words = words
+        changed = asyncio.Event()
+        self.fleet.on_change = changed.set
+        words.add_done_callback(lambda _words: changed.set())
+        while not words.done():
+            changed.clear()
+            first = next(iter(self.fleet.router.membership.ready_members), None)
+            if first is not None:
+                self.fleet.members[first].link.send(AskWords())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), WORDS_S)
+        return words.result()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._text is not None:
             self._text.close()
-        await self._close()
-        self._end_all(EngineDeadError("the model was closed while requests were running"))
+        try:
+            await self._close()
+        finally:
+            self._end_all(EngineDeadError("the model was closed while requests were running"))
 
     async def _close(self) -> None:
+        self.fleet.abandon("the gateway is closed")  # before its links are: nothing moves from one to the next
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -125,22 +161,34 @@ class FleetModel(EngineClient):
 
     async def _follow_source(self) -> None:
         """Whoever is meant to be a member is tried; whoever is not any more is drained, and then left."""
+        problem = ""
         while True:
-            wanted = await self._source.addresses()
-            if wanted is not None:
-                await self._follow(wanted)
             await asyncio.sleep(LOOK_S)
+            try:
+                await self._follow(await self._source.addresses())
+                problem = ""
+            except ConfigError as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    log.warning("members stay as they are: %s", problem)
 
     async def _follow(self, wanted: Sequence[str]) -> None:
         for address in wanted:
+            check_clear(address, has_keys=self._keys is not None)
+        membership = self.fleet.router.membership
+        for address in wanted:
             if address not in self.links:
-                check_clear(address, has_keys=self._keys is not None)
                 listener = LinkListener(self.fleet.hear, self.fleet.lost)
                 link = self.links[address] = MemberLink(self._context, address, self._keys, self._gateway, listener)
                 link.start()
+            elif address in self._leaving and membership.state_of(address) is MemberState.GONE:
+                self._leaving.remove(address)
+                self.links[address].end("it is a member again, and has to say so")
         for address in [one for one in self.links if one not in wanted]:
+            self._leaving.add(address)
             self.fleet.drain(address)
-            if not self.fleet.router.membership.num_open(address):
+            if not membership.num_open(address):
+                self._leaving.remove(address)
                 await self.links.pop(address).close()
 
 

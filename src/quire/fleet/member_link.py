@@ -1,7 +1,8 @@
 """A gateway's connection to one member: one socket for each time they meet.
 
 A socket that has lost its member is closed with all that it had not sent: what was meant for one life of a member never
-reaches another. Then a new one is tried, later and later.
+reaches another. Then a new one is tried: soon if the member was fine, later and later if nobody answers or if whoever
+answered said what cannot be.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ BEAT_S = 1.0
 GREETING_S = 5.0
 """How long a member may take to answer the first message."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
+LAST_WORDS_S = 0.01
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -45,7 +47,7 @@ class LinkListener:
     hear: Callable[["MemberLink", ToGateway], None]
     """The first message of each meeting is Welcome. Raises MessageError for what cannot be: the link is closed."""
     lost: Callable[["MemberLink", str], None]
-    """After a Welcome: nothing more comes of this meeting."""
+    """After a Welcome that was taken in: nothing more comes of this meeting."""
 
 
 class MemberLink:
@@ -90,51 +92,23 @@ class MemberLink:
         self._is_over.set()
 
     async def _run(self) -> None:
-        delay_s = FIRST_DELAY_S
+        delay_s, said = FIRST_DELAY_S, ""
         while True:
-            has_met = await self._meet()
-            delay_s = FIRST_DELAY_S if has_met else min(MAX_DELAY_S, delay_s * 2)
+            is_fine = await self._meet()
+            if self.problem != said:
+                said = self.problem
+                log.warning("member %s cannot be asked: %s", self.address, said)
+            delay_s = FIRST_DELAY_S if is_fine else min(MAX_DELAY_S, delay_s * 2)
             await asyncio.sleep(delay_s)
 
     async def _meet(self) -> bool:
-        """One meeting; whether a member answered."""
+        """One meeting; whether a member answered, and said nothing that cannot be."""
         self._is_over = asyncio.Event()
         socket = self._socket = self._context.socket(zmq.DEALER)
-        has_met = False
+        is_fine = False
         try:
-            secure_gateway(socket, self._keys)
-            for option, value in (
-                (zmq.LINGER, 0),
-                (zmq.SNDHWM, 0),
-                (zmq.RCVHWM, 0),
-                (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-                (zmq.RECONNECT_IVL, -1),
-                (zmq.HEARTBEAT_IVL, 1000),
-                (zmq.HEARTBEAT_TIMEOUT, 4000),
-            ):
-                socket.setsockopt(option, value)
-            watching = asyncio.create_task(self._watch(socket.get_monitor_socket(LOST)))
-            listening = asyncio.create_task(self._listen(socket))
-            beating = asyncio.create_task(self._beat())
-            ending = asyncio.create_task(self._is_over.wait())
-            tasks = {watching, listening, beating, ending}
-            try:
-                socket.connect(self.address)
-                self.send(Hello(PROTOCOL, self._gateway))
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                # What a member said before it died may still be on its way to us.
-                if watching.done() and not listening.done():
-                    await asyncio.wait({listening}, timeout=0.01)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                results = await asyncio.gather(*tasks, return_exceptions=True)
-            has_met = self.is_open
-            for result in results:
-                if isinstance(result, MessageError | zmq.ZMQError):
-                    self.problem = str(result)
-                elif isinstance(result, Exception):
-                    raise result
+            self._prepare(socket)
+            is_fine = await self._talk(socket)
         except zmq.ZMQError as error:
             self.problem = str(error)
         finally:
@@ -145,14 +119,53 @@ class MemberLink:
             was_open, self.is_open = self.is_open, False
             if was_open:
                 self._listener.lost(self, self.problem)
-        return has_met
+        return is_fine
+
+    def _prepare(self, socket: zmq.asyncio.Socket) -> None:
+        secure_gateway(socket, self._keys)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, 0),
+            (zmq.RCVHWM, 0),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+            (zmq.RECONNECT_IVL, -1),
+            (zmq.HEARTBEAT_IVL, 1000),
+            (zmq.HEARTBEAT_TIMEOUT, 4000),
+            (zmq.IPV6, int("[" in self.address)),
+        ):
+            socket.setsockopt(option, value)
+
+    async def _talk(self, socket: zmq.asyncio.Socket) -> bool:
+        """From hello to the end; whether all was well until then."""
+        monitor = socket.get_monitor_socket(LOST)
+        watching, listening, *others = tasks = [
+            asyncio.create_task(self._watch(monitor)),
+            asyncio.create_task(self._listen(socket)),
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._is_over.wait()),
+        ]
+        try:
+            socket.connect(self.address)
+            self.send(Hello(PROTOCOL, self._gateway))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # What a member said before it died may still be on its way to us.
+            if watching.done() and not listening.done() and not any(one.done() for one in others):
+                await asyncio.wait({listening}, timeout=LAST_WORDS_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            monitor.close()
+        lie = listening.exception() if not listening.cancelled() else None
+        if lie is not None:
+            self.problem = str(lie)
+            if not isinstance(lie, MessageError | zmq.ZMQError):
+                log.error("what member %s said could not be taken in", self.address, exc_info=lie)
+        return self.is_open and lie is None
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
-        try:
-            await recv_monitor_message(monitor)
-            self.problem = "the connection broke"
-        finally:
-            monitor.close()
+        await recv_monitor_message(monitor)
+        self.problem = "the connection broke"
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
         message = decode_to_gateway(await socket.recv())
@@ -160,8 +173,8 @@ class MemberLink:
             raise MessageError(
                 f"a member begins with its welcome in protocol {PROTOCOL}, {type(message).__name__} came"
             )
-        self.is_open = True
         self._listener.hear(self, message)
+        self.is_open = True
         while True:
             self._listener.hear(self, decode_to_gateway(await socket.recv()))
             await asyncio.sleep(0)  # everybody else on this loop wants a turn too

@@ -4,11 +4,11 @@
     tcp://10.0.0.5:7000
     tcp://10.0.0.6:7000
 
-A source that cannot be read at this moment says nothing, and who is there stays: membership freezes, traffic goes on.
+A source that cannot be read at this moment, or names nobody, says nothing, and who is there stays: membership freezes,
+traffic goes on.
 """
 
 import asyncio
-import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,17 +17,16 @@ from typing import Protocol
 
 from quire.errors import ConfigError
 
-log = logging.getLogger("quire.fleet")
-
 KINDS = ("tcp://", "ipc://")
 DEFAULT_PORT = 7000
+MAX_PORT = 65535
 
 
 class MemberSource(Protocol):
     """Knows who is meant to be a member now."""
 
-    async def addresses(self) -> Sequence[str] | None:
-        """All of them; None if that cannot be told at this moment."""
+    async def addresses(self) -> Sequence[str]:
+        """All of them, at least one. Raises ConfigError if that cannot be told at this moment."""
         ...
 
 
@@ -37,7 +36,7 @@ class FixedMembers:
 
     given: Sequence[str]
 
-    async def addresses(self) -> Sequence[str] | None:
+    async def addresses(self) -> Sequence[str]:
         """See `MemberSource`."""
         return self.given
 
@@ -48,13 +47,9 @@ class ListedMembers:
 
     file: Path
 
-    async def addresses(self) -> Sequence[str] | None:
+    async def addresses(self) -> Sequence[str]:
         """See `MemberSource`."""
-        try:
-            return read_list(self.file)
-        except (OSError, ConfigError) as error:
-            log.warning("members stay as they are: %s", error)
-            return None
+        return read_list(self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +59,12 @@ class NamedMembers:
     host: str
     port: int
 
-    async def addresses(self) -> Sequence[str] | None:
+    async def addresses(self) -> Sequence[str]:
         """See `MemberSource`."""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            log.warning("members stay as they are: %s", error)
-            return None
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"members by name need a name that resolves, {self.host!r} does not: {error}") from error
         hosts = sorted({str(one[4][0]) for one in found})
         return [f"tcp://[{host}]:{self.port}" if ":" in host else f"tcp://{host}:{self.port}" for host in hosts]
 
@@ -79,21 +73,26 @@ def parse_source(given: str) -> MemberSource:
     """`dns:NAME[:PORT]`, or a file. Raises ConfigError."""
     if given.startswith("dns:"):
         host, _, port = given.removeprefix("dns:").partition(":")
-        if not host or not (port or "1").isdecimal():
-            raise ConfigError(f"members by name are dns:NAME or dns:NAME:PORT, {given!r} given")
+        if not host or not (port or "1").isdecimal() or not 1 <= int(port or DEFAULT_PORT) <= MAX_PORT:
+            raise ConfigError(
+                f"members by name are dns:NAME or dns:NAME:PORT with a port up to {MAX_PORT}, {given!r} given"
+            )
         return NamedMembers(host, int(port or DEFAULT_PORT))
-    try:
-        read_list(Path(given))
-    except OSError as error:
-        raise ConfigError(f"the list of members {given} cannot be read: {error}; give a file or dns:NAME") from error
+    read_list(Path(given))
     return ListedMembers(Path(given))
 
 
 def read_list(file: Path) -> list[str]:
-    """The addresses in a file. Raises OSError or ConfigError."""
-    lines = [line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    """The addresses in a file. Raises ConfigError."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the list of members {file} cannot be read: {error}; give a file or dns:NAME") from error
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     addresses = list(dict.fromkeys(filter(None, lines)))
     for address in addresses:
         if not address.startswith(KINDS):
             raise ConfigError(f"a member's address begins with {' or '.join(KINDS)}, {address!r} in {file} does not")
+    if not addresses:
+        raise ConfigError(f"a list of members has at least one address, {file} has none; write one a line")
     return addresses

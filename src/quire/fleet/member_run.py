@@ -69,7 +69,11 @@ async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, sa
 
     supervisor = Supervisor(plan.worker, server.listener, fail)
     try:
-        ready: Ready = await supervisor.start()
+        ready = await _ready_unless_ended(supervisor, ending)
+        if failures:
+            raise failures[0]
+        if ready is None:
+            return True
         server.start(supervisor, lambda life: MemberCard(plan.name, ready.info, life))
         say(f"{plan.name}: {ready.info.line}")
         say(f"member at {server.address}, {'with keys' if plan.keys else 'in clear: this machine alone'}")
@@ -81,3 +85,15 @@ async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, sa
     finally:
         await server.close()
         await supervisor.close()
+
+
+async def _ready_unless_ended(supervisor: Supervisor, ending: asyncio.Event) -> Ready | None:
+    """None: it was told to end while it loaded."""
+    starting = asyncio.ensure_future(supervisor.start())
+    told = asyncio.ensure_future(ending.wait())
+    await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if starting.done():
+        return starting.result()
+    starting.cancel()
+    return None

@@ -1,6 +1,6 @@
 """Who is a member, and who of them gets work. Time is handed in; nothing is sent or asked here.
 
-    joining ──► ready ◄──► suspect        no beat for a while: no new work, until there is one
+    joining ──► ready ◄──► suspect        no beat for a while, or doubted: no new work, until there is one
        │          │            │
        ├──────────┴─────► draining        told to: no new work; it leaves when its last request has ended
        │          │            │
@@ -128,6 +128,11 @@ class Membership:
             return None
         record.last_beat_s = max(record.last_beat_s, now_s)
         return self._move(record, MemberState.READY) if record.state is MemberState.SUSPECT else None
+
+    def doubt(self, member: str) -> tuple[Transition, ...]:
+        """It is alive and cannot compute at this moment: no new work, until there is a beat."""
+        record = self._record(member)
+        return (self._move(record, MemberState.SUSPECT),) if record.state is MemberState.READY else ()
 
     def drain(self, member: str) -> tuple[Transition, ...]:
         """It gets no more work, and is gone as soon as it has none."""

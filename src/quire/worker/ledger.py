@@ -47,7 +47,9 @@ POISON = "this request crashed the worker repeatedly, at last while it ran alone
 class Ledger:
     """The requests of one model, from submission to their last event."""
 
-    def __init__(self, vocabulary_size: int = 1 << 31) -> None:
+    def __init__(self, vocabulary_size: int = 1 << 31, poison: str = POISON) -> None:
+        self._poison = poison
+        """What whoever is quarantined is told."""
         self.entries: dict[str, LedgerEntry] = {}
         self.num_open_of: Counter[str] = Counter()
         """Requests of each tenant."""
@@ -268,7 +270,7 @@ class Ledger:
             if is_on_trial and entry.request.request_id in flying:
                 self.num_progress += 1
                 self.num_quarantined += 1
-                told += self._end(entry, FinishReason.ERROR, POISON)
+                told += self._end(entry, FinishReason.ERROR, self._poison)
             elif entry.is_cancelled or entry.is_answered:
                 told += self._end(entry, FinishReason.CANCELLED)
             elif was_there:
