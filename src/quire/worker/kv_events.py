@@ -125,7 +125,7 @@ class KVEventPublisher:
         self._context.destroy(linger=0)
 
     def _batch(self, now_s: float, events: Sequence[KVEvent]) -> bytes:
-        return _encode([now_s, [_ENCODERS[self._settings.encoding](event) for event in events], RANK])
+        return encode_kv_batch(now_s, events, self._settings.encoding)
 
     def _answer(self) -> None:
         replay = self._replay
@@ -225,3 +225,9 @@ def _extra_keys(event: BlockStored) -> list[list[str]]:
 
 
 _ENCODERS = {"map": _as_map, "array": _as_array}
+
+
+def encode_kv_batch(now_s: float, events: Sequence[KVEvent], encoding: Encoding = "map") -> bytes:
+    """What one step did to the cache, as readers outside get it."""
+    encoder = _ENCODERS[encoding]
+    return _encode([now_s, [encoder(event) for event in events], RANK])

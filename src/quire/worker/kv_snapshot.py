@@ -9,6 +9,7 @@ between two steps. Who asks meanwhile gets the next one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -30,7 +31,7 @@ StoredEvents = Callable[[], Iterator[BlockStored]]
 class _Answer(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
     life: bytes
     """The topic of the publisher's batches: another one in another life, where it is made to tell that."""
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
     """Of the batch to go on with."""
 
 
