@@ -41,7 +41,8 @@ class EventReader:
         self._index = index
         self._member = member
         self._model = model
-        self._has_snapshots = has_snapshots
+        self.has_snapshots = has_snapshots
+        """The member answers questions of our own."""
         self._theirs: dict[BlockHash, int] = {}
         """What the member calls a block -> its name here."""
         self._life: bytes | None = None
@@ -55,6 +56,8 @@ class EventReader:
         """The snapshot under way: its number, and its next piece."""
         self.next_number = 0
         """Of the batch that is to be applied next."""
+        self.num_parts = 0
+        """Of answers to what was wanted: an answer that still comes is not asked for again."""
         self.num_orphans = 0
         """Blocks that were left out because the one before them is not known."""
         self.num_lives = 0
@@ -95,6 +98,7 @@ class EventReader:
             return self._hear_own(decode_kv_answer(frames[2]))
         if len(frames[-2]) != NUMBER_BYTES:
             raise MessageError(f"a batch's number has {NUMBER_BYTES} bytes, {len(frames[-2])} came")
+        self.num_parts += 1
         if frames[-2] == END:
             return True
         self._hear_batch(frames[1] if len(frames) == 4 else None, int.from_bytes(frames[-2], "big"), frames[-1])
@@ -105,7 +109,7 @@ class EventReader:
         if self.want is not Want.REPLAY or self.next_number != first:
             return
         self.num_replays_short += 1
-        if self._has_snapshots:
+        if self.has_snapshots:
             self._has_base = False
         else:
             self._forget()
@@ -141,7 +145,7 @@ class EventReader:
 
     def _is_of_new_life(self, batch: bytes) -> bool:
         """Whether numbers have begun again: one that is lower, of a later time. Where lives have names those tell."""
-        if self._has_snapshots or decode_batch(batch).at_s <= self._last_s:
+        if self.has_snapshots or decode_batch(batch).at_s <= self._last_s:
             return False
         self._begin_anew()
         return True
@@ -149,7 +153,7 @@ class EventReader:
     def _begin_anew(self) -> None:
         self._forget()
         self.num_lives += 1
-        self._has_base = not self._has_snapshots
+        self._has_base = not self.has_snapshots
         self._held, self._piece = {}, None
         self.next_number = self._told_number = 0
 
@@ -160,6 +164,7 @@ class EventReader:
         if isinstance(answer, Position):
             self._told_number = answer.number
             return False
+        self.num_parts += 1
         if isinstance(answer, SnapshotPiece):
             self._hear_piece(answer)
             return False
@@ -198,7 +203,7 @@ class EventReader:
             heard = decode_batch(batch)
         except MessageError:
             # What it said is not known: begin from a snapshot, or from nothing.
-            self._has_base = not self._has_snapshots
+            self._has_base = not self.has_snapshots
             if self._has_base:
                 self._forget()
             raise

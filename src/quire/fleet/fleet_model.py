@@ -7,6 +7,7 @@ async with FleetModel("name", source, keys) as model:
 
 import asyncio
 import json
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +20,12 @@ import zmq.asyncio
 from quire.client.client import EngineClient, EngineStats
 from quire.client.text_model import MAX_BYTES_PER_TOKEN, TextModel
 from quire.engine.engine import ModelInfo
-from quire.errors import EngineDeadError
+from quire.errors import ConfigError, EngineDeadError
+from quire.fleet.event_link import EventLink
+from quire.fleet.event_reader import EventReader
+from quire.fleet.event_relay import as_seen_from
 from quire.fleet.fleet_keys import GatewayKeys, check_clear
-from quire.fleet.fleet_messages import AskWords, ModelWords
+from quire.fleet.fleet_messages import AskWords, MemberCard, ModelWords, ToGateway, Welcome
 from quire.fleet.fleet_port import TICK_S, FleetPort
 from quire.fleet.member_link import LinkListener, MemberLink
 from quire.fleet.member_list import MemberSource
@@ -29,6 +33,8 @@ from quire.text.chat.template import ChatTemplate
 from quire.text.grammar_checker import GrammarChecker
 from quire.text.grammar_wire import LoadVocabulary
 from quire.text.tokenizer import Tokenizer
+
+log = logging.getLogger("quire.fleet")
 
 LOOK_S = 1.0
 """Between two looks at who is meant to be a member."""
@@ -46,6 +52,8 @@ class FleetModel(EngineClient):
         self._gateway = token_hex(4)
         self.fleet = FleetPort(self._on_events, max_held, salt=self._gateway)
         self.links: dict[str, MemberLink] = {}
+        self.event_links: dict[str, EventLink] = {}
+        """Of members that are there and tell what they hold."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "FleetModel":
@@ -85,6 +93,7 @@ class FleetModel(EngineClient):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in self.event_links.values()))
         await asyncio.gather(*(link.close() for link in self.links.values()))
         self._context.destroy(linger=0)
 
@@ -135,13 +144,40 @@ class FleetModel(EngineClient):
         for address in wanted:
             if address not in self.links:
                 check_clear(address, has_keys=self._keys is not None)
-                listener = LinkListener(self.fleet.hear, self.fleet.lost)
+                listener = LinkListener(self._hear, self._lost)
                 link = self.links[address] = MemberLink(self._context, address, self._keys, self._gateway, listener)
                 link.start()
         for address in [one for one in self.links if one not in wanted]:
             self.fleet.drain(address)
             if not self.fleet.router.membership.num_open(address):
                 await self.links.pop(address).close()
+
+    def _hear(self, link: MemberLink, message: ToGateway) -> None:
+        self.fleet.hear(link, message)
+        if isinstance(message, Welcome) and message.card.events:
+            self._follow_events(link.address, message.card)
+
+    def _lost(self, link: MemberLink, why: str) -> None:
+        """What was said in one meeting is not believed in the next."""
+        events = self.event_links.pop(link.address, None)
+        if events is not None:
+            events.stop()
+        self.fleet.lost(link, why)
+
+    def _follow_events(self, member: str, card: MemberCard) -> None:
+        """Without them a request goes where earlier ones went: worse, and never wrong."""
+        events, replay = as_seen_from(card.events, member), as_seen_from(card.replay, member)
+        try:
+            for address in filter(None, (events, replay)):
+                check_clear(address, has_keys=self._keys is not None)
+        except ConfigError as error:
+            log.warning("what %s holds is not followed: %s", member, error)
+            return
+        reader = EventReader(
+            self.fleet.router.index, member, card.info.identity.fingerprint, has_snapshots=bool(card.replay)
+        )
+        link = self.event_links[member] = EventLink(self._context, events, replay, self._keys, reader)
+        link.start()
 
 
 def text_of(name: str, info: ModelInfo, words: ModelWords) -> TextModel:

@@ -27,6 +27,7 @@ from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
 from quire.engine.engine import ModelInfo
 from quire.engine.loop import received
 from quire.errors import ConfigError, DrainingError, MessageError, RequestError
+from quire.fleet.event_relay import EventRelay
 from quire.fleet.fleet_keys import MemberKeys, check_clear, secure_member, sent_now, start_authenticator
 from quire.fleet.fleet_messages import (
     MAX_MESSAGE_BYTES,
@@ -82,11 +83,15 @@ class _Gateway:
 class MemberServer:
     """Speaks with gateways for one supervisor. Lives on the supervisor's event loop."""
 
-    def __init__(self, address: str, keys: MemberKeys | None, words: ModelWords) -> None:
+    def __init__(
+        self, address: str, keys: MemberKeys | None, words: ModelWords, relay: EventRelay | None = None
+    ) -> None:
+        """With a relay, gateways are told where they hear what the member holds."""
         check_clear(address, has_keys=keys is not None)
         self._address = address
         self._keys = keys
         self._words = words
+        self._relay = relay
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._supervisor: Supervisor | None = None
@@ -110,6 +115,9 @@ class MemberServer:
         self._supervisor, self._card = supervisor, card(token_hex(8))
         if self._keys is not None:
             self._authenticator = start_authenticator(self._context, self._keys)
+        if self._relay is not None:
+            self._relay.start(self._context, self._keys)
+            self._card = msgspec.structs.replace(self._card, events=self._relay.events, replay=self._relay.replay)
         socket = self._context.socket(zmq.ROUTER)
         secure_member(socket, self._keys)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a gateway that is gone is noticed when it is spoken to
@@ -135,6 +143,8 @@ class MemberServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._relay is not None:
+            await self._relay.close()
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.destroy(linger=200)
