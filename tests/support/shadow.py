@@ -241,6 +241,10 @@ class ShadowedMemory:
     def _verify_listener(self, listener: Listener) -> None:
         """A router that heard every event believes in exactly the named blocks, each after its true prefix."""
         tree, size = self.memory.tree, self.config.block_size
+        late = Listener()
+        for event in self.memory.stored_events():
+            late(event)
+        assert late.prefixes == listener.prefixes, "a router that came late believes something else"
         if not self.config.num_slots:
             assert len(listener.prefixes) == self.memory.pool.num_named
         for block in self.memory.slots.cached():

@@ -5,12 +5,21 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
+import zmq
+import zmq.asyncio
+
+from quire.config import ModelSettings
+from quire.fleet.event_reader import EventReader
+from quire.fleet.event_relay import EventRelay
 from quire.fleet.fleet_keys import GatewayKeys, MemberKeys
 from quire.fleet.fleet_messages import MemberCard, ModelWords
 from quire.fleet.fleet_model import FleetModel
+from quire.fleet.index import BlockIndex
 from quire.fleet.member_list import FixedMembers
 from quire.fleet.member_server import MemberServer
+from quire.worker.kv_snapshot import SNAPSHOT
 from quire.worker.supervisor import Supervisor
+from tests.support.event_members import held_names
 from tests.support.oracle_worker import SETTINGS, oracle_plan
 from tests.support.talkers import TEMPLATE, talker
 
@@ -28,6 +37,7 @@ class SmallMember:
 
     server: MemberServer
     supervisor: Supervisor
+    relay: EventRelay
     is_gone: bool = False
 
     @property
@@ -43,14 +53,23 @@ class SmallMember:
 
 @asynccontextmanager
 async def small_member(
-    exactness: str = "same", *, step_s: float = 0.0, keys: MemberKeys | None = None, address: str = LOCAL
+    exactness: str = "same",
+    *,
+    step_s: float = 0.0,
+    keys: MemberKeys | None = None,
+    address: str = LOCAL,
+    settings: ModelSettings = SETTINGS,
+    num_kept_batches: int = 10_000,
 ) -> AsyncIterator[SmallMember]:
-    server = MemberServer(address, keys, oracle_words())
+    relay = EventRelay(LOCAL, LOCAL)
+    announced = replace(relay.inside, num_kept_batches=num_kept_batches)
+    server = MemberServer(address, keys, oracle_words(), relay)
     size = talker(template=TEMPLATE).text.vocabulary_size
-    supervisor = Supervisor(oracle_plan(size, SETTINGS, step_s=step_s), server.listener, lambda _error: None)
+    plan = oracle_plan(size, settings, step_s=step_s, kv_events=announced)
+    supervisor = Supervisor(plan, server.listener, lambda _error: None)
     ready = await supervisor.start()
     server.start(supervisor, lambda life: MemberCard("oracle", replace(ready.info, exactness=exactness), life))
-    member = SmallMember(server, supervisor)
+    member = SmallMember(server, supervisor, relay)
     try:
         yield member
     finally:
@@ -65,13 +84,46 @@ async def small_fleet(
     step_s: float = 0.0,
     member_keys: MemberKeys | None = None,
     gateway_keys: GatewayKeys | None = None,
+    settings: ModelSettings = SETTINGS,
+    num_kept_batches: int = 10_000,
 ) -> AsyncIterator[tuple[FleetModel, list[SmallMember]]]:
     async with AsyncExitStack() as held:
-        members = [
-            await held.enter_async_context(small_member(step_s=step_s, keys=member_keys)) for _ in range(num_members)
+        opening = [
+            small_member(step_s=step_s, keys=member_keys, settings=settings, num_kept_batches=num_kept_batches)
+            for _ in range(num_members)
         ]
+        members = [await held.enter_async_context(one) for one in opening]
         source = FixedMembers([member.address for member in members])
         model = await held.enter_async_context(FleetModel("oracle", source, gateway_keys))
         while model.fleet.num_ready < num_members:
             await asyncio.sleep(0.01)
         yield model, members
+
+
+async def truth_of(member: SmallMember) -> set[int]:
+    """What the member's worker holds at this moment, as a gateway calls it: asked inside, past all that can fail."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.setsockopt(zmq.LINGER, 0)
+        asking.connect(member.relay.inside.replay_endpoint)
+        await asking.send_multipart([b"", SNAPSHOT])
+        index = BlockIndex(8)
+        index.join("it")
+        reader = EventReader(index, "it", "oracle")
+        while not reader.hear_answer(await asyncio.wait_for(asking.recv_multipart(), 60)):
+            pass
+        return held_names(index, "it")
+
+
+async def until_true(model: FleetModel, members: list[SmallMember]) -> list[set[int]]:
+    """Wait until the gateway's index is the truth; what that is, member by member."""
+    while True:
+        truth = [await truth_of(member) for member in members]
+        if truth == believed(model, members):
+            return truth
+        await asyncio.sleep(0.02)
+
+
+def believed(model: FleetModel, members: list[SmallMember]) -> list[set[int]]:
+    """What the gateway has heard that each holds."""
+    index = model.fleet.router.index
+    return [held_names(index, member.address) if member.address in index.members else set() for member in members]

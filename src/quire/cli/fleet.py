@@ -41,6 +41,12 @@ def member(
     settings: Settings,
     model: Annotated[str, typer.Argument(help="A directory, a .gguf file, or a hub id.")],
     listen: Annotated[str, typer.Option(metavar="ADDRESS", help="Where gateways find it.")] = "tcp://127.0.0.1:7000",
+    events: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where they hear what it has cached; a free port if not given.")
+    ] = "",
+    replay: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where they ask for what they missed; a free port if not given.")
+    ] = "",
     fleet_keys: KeysFile = None,
 ) -> None:
     """Compute for gateways. Ctrl-C lets requests finish."""
@@ -48,6 +54,7 @@ def member(
 
     import uvloop
 
+    from quire.fleet.event_relay import MemberPlaces
     from quire.fleet.fleet_keys import read_member_keys
     from quire.fleet.member_run import plan_member, run_member
     from quire.observe.access_log import set_up
@@ -55,9 +62,11 @@ def member(
     set_up("json" if settings.server.log_format == "json" else "plain")
     given = None if fleet_keys is None else read_member_keys(fleet_keys)
 
+    places = MemberPlaces(listen, events, replay)
+
     async def run() -> bool:
         ending = _ending(asyncio.get_running_loop())
-        plan = await asyncio.to_thread(plan_member, model, listen, given, settings.model, settings.serving)
+        plan = await asyncio.to_thread(plan_member, model, places, given, settings.model, settings.serving)
         return await run_member(plan, ending, settings.server.drain_s, _say)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

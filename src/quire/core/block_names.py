@@ -4,10 +4,11 @@ Called by `KVMemory` alone. The tree knows names and no references, the pool ref
 both are told is kept here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from quire.core.block_pool import BlockPool
 from quire.core.block_table import BlockTable
+from quire.core.events import BlockStored
 from quire.core.kv_announcer import KVAnnouncer
 from quire.core.memory_view import MemoryCounters
 from quire.core.prefix_tree import PrefixTree
@@ -105,6 +106,10 @@ class BlockNames:
         """The last block of this table carries a state now."""
         if self._announcer is not None:
             self._announcer.kept(table, self._tree.namespace_of(table.root))
+
+    def all_told(self) -> Iterator[BlockStored]:
+        """What listeners have been told and may still believe; nothing where nobody listens."""
+        return iter(()) if self._announcer is None else self._announcer.all_told(self._tree)
 
     def clear(self) -> None:
         """Every block loses its name, and every cached state its block."""

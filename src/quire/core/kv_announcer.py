@@ -6,11 +6,13 @@ left is not told while its blocks are there: whoever believes in them pays for c
 right.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quire.core.block_table import BlockTable, unpack_tokens
 from quire.core.digests import Namespace
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from quire.core.prefix_tree import PrefixTree
+from quire.core.told_blocks import told_blocks
 
 
 class KVAnnouncer:
@@ -55,6 +57,10 @@ class KVAnnouncer:
         if self._told is not None:
             self._told = bytearray(len(self._told))
         self._emit(AllBlocksCleared())
+
+    def all_told(self, tree: PrefixTree) -> Iterator[BlockStored]:
+        """All blocks that were told and not taken back, for who has not heard of them."""
+        return told_blocks(tree, self._told)
 
     def _stored(self, table: BlockTable, first: int, last: int, namespace: Namespace) -> BlockStored:
         packed = table.packed_tokens[first * 4 * self._block_size : last * 4 * self._block_size]

@@ -16,13 +16,13 @@ With recurrent layers a table has a state slot as well, and a hit is the deepest
 Time is handed in by `advance`, never read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quire.core.block_names import BlockNames
 from quire.core.block_pool import BlockPool
 from quire.core.block_table import BlockTable, hit_cap, num_blocks_for
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.events import KVEvent
+from quire.core.events import BlockStored, KVEvent
 from quire.core.in_flight import InFlight
 from quire.core.kv_announcer import KVAnnouncer
 from quire.core.kv_config import Block, KVMemoryConfig, MemoryStats
@@ -299,6 +299,11 @@ class KVMemory:
         """Why the next token of this prompt would not be reused. Changes nothing."""
         slots = None if self.states is None else self.slots
         return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s, slots)
+
+    def stored_events(self) -> Iterator[BlockStored]:
+        """All that can be hit at this moment, as who listens would have heard it: parents come first. To be read at
+        leisure, whatever happens meanwhile."""
+        return self.names.all_told()
 
     def block(self, block_id: int) -> Block:
         """What is known of one block."""

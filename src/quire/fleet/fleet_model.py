@@ -22,8 +22,11 @@ from quire.client.client import EngineClient, EngineStats
 from quire.client.text_model import MAX_BYTES_PER_TOKEN, TextModel
 from quire.engine.engine import ModelInfo
 from quire.errors import ConfigError, EngineDeadError
+from quire.fleet.event_link import EventLink
+from quire.fleet.event_reader import EventReader
+from quire.fleet.event_relay import as_seen_from
 from quire.fleet.fleet_keys import GatewayKeys, check_clear
-from quire.fleet.fleet_messages import AskWords, ModelWords
+from quire.fleet.fleet_messages import AskWords, MemberCard, ModelWords, ToGateway, Welcome
 from quire.fleet.fleet_port import TICK_S, FleetPort
 from quire.fleet.member_link import LinkListener, MemberLink
 from quire.fleet.member_list import MemberSource
@@ -62,6 +65,8 @@ class FleetModel(EngineClient):
         self.links: dict[str, MemberLink] = {}
         self._leaving: set[str] = set()
         """Of these, those that nobody names as members any more."""
+        self.event_links: dict[str, EventLink] = {}
+        """Of members that are there and tell what they hold."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "FleetModel":
@@ -121,6 +126,7 @@ class FleetModel(EngineClient):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in self.event_links.values()))
         await asyncio.gather(*(link.close() for link in self.links.values()))
         self._context.destroy(linger=0)
 
@@ -178,7 +184,7 @@ class FleetModel(EngineClient):
         membership = self.fleet.router.membership
         for address in wanted:
             if address not in self.links:
-                listener = LinkListener(self.fleet.hear, self.fleet.lost)
+                listener = LinkListener(self._hear, self._lost)
                 link = self.links[address] = MemberLink(self._context, address, self._keys, self._gateway, listener)
                 link.start()
             elif address in self._leaving and membership.state_of(address) is MemberState.GONE:
@@ -190,6 +196,33 @@ class FleetModel(EngineClient):
             if not membership.num_open(address):
                 self._leaving.remove(address)
                 await self.links.pop(address).close()
+
+    def _hear(self, link: MemberLink, message: ToGateway) -> None:
+        self.fleet.hear(link, message)
+        if isinstance(message, Welcome) and message.card.events:
+            self._follow_events(link.address, message.card)
+
+    def _lost(self, link: MemberLink, why: str) -> None:
+        """What was said in one meeting is not believed in the next."""
+        events = self.event_links.pop(link.address, None)
+        if events is not None:
+            events.stop()
+        self.fleet.lost(link, why)
+
+    def _follow_events(self, member: str, card: MemberCard) -> None:
+        """Without them a request goes where earlier ones went: worse, and never wrong."""
+        events, replay = as_seen_from(card.events, member), as_seen_from(card.replay, member)
+        try:
+            for address in filter(None, (events, replay)):
+                check_clear(address, has_keys=self._keys is not None)
+        except ConfigError as error:
+            log.warning("what %s holds is not followed: %s", member, error)
+            return
+        reader = EventReader(
+            self.fleet.router.index, member, card.info.identity.fingerprint, has_snapshots=bool(card.replay)
+        )
+        link = self.event_links[member] = EventLink(self._context, events, replay, self._keys, reader)
+        link.start()
 
 
 def text_of(name: str, info: ModelInfo, words: ModelWords) -> TextModel:

@@ -6,7 +6,6 @@ answered said what cannot be.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,8 +112,6 @@ class MemberLink:
             self.problem = str(error)
         finally:
             self._socket = None
-            with contextlib.suppress(zmq.ZMQError):
-                socket.disable_monitor()
             socket.close()
             was_open, self.is_open = self.is_open, False
             if was_open:
@@ -155,6 +152,8 @@ class MemberLink:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # In this order: the library says goodbye to the monitor, and waits for ever if nobody is there to hear it.
+            socket.disable_monitor()
             monitor.close()
         lie = listening.exception() if not listening.cancelled() else None
         if lie is not None:

@@ -2,13 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from quire.checkpoints import Checkpoint, resolve
 from quire.client.served import plan_worker
 from quire.config import ModelSettings, ServingSettings
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, ConfigError
+from quire.fleet.event_relay import EventRelay, MemberPlaces
 from quire.fleet.fleet_keys import MemberKeys
 from quire.fleet.fleet_messages import MemberCard, ModelWords
 from quire.fleet.member_server import MemberServer
@@ -24,19 +28,23 @@ class MemberPlan:
     """What a member needs to begin."""
 
     name: str
-    address: str
+    places: MemberPlaces
     keys: MemberKeys | None
     worker: WorkerPlan
     words: ModelWords
 
 
 def plan_member(
-    model: str, address: str, keys: MemberKeys | None, settings: ModelSettings, serving: ServingSettings
+    model: str, places: MemberPlaces, keys: MemberKeys | None, settings: ModelSettings, serving: ServingSettings
 ) -> MemberPlan:
     """Resolve a model. Reads disks and perhaps a network: not for an event loop."""
+    if serving.kv_events is not None:
+        raise ConfigError(
+            f"a member tells what it holds at --events and --replay, kv_events {serving.kv_events} given; leave it out"
+        )
     return MemberPlan(
         Path(model).name,
-        address,
+        places.resolved(),
         keys,
         plan_worker(model, settings, serving)().plan,
         words_of(resolve(model), settings),
@@ -60,15 +68,20 @@ def words_of(checkpoint: Checkpoint, settings: ModelSettings) -> ModelWords:
 
 async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Say) -> bool:
     """Until it is told to end; false if what ran had to be broken off."""
-    server = MemberServer(plan.address, plan.keys, plan.words)
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
         failures.append(error)
         ending.set()
 
-    supervisor = Supervisor(plan.worker, server.listener, fail)
-    try:
+    async with AsyncExitStack() as held:
+        relay = EventRelay(plan.places.events, plan.places.replay)
+        held.push_async_callback(relay.close)
+        server = MemberServer(plan.places.listen, plan.keys, plan.words, relay)
+        opened = msgspec.structs.replace(plan.worker.open, kv_events=relay.inside)
+        supervisor = Supervisor(replace(plan.worker, open=opened), server.listener, fail)
+        held.push_async_callback(supervisor.close)
+        held.push_async_callback(server.close)
         ready = await _ready_unless_ended(supervisor, ending)
         if failures:
             raise failures[0]
@@ -77,14 +90,12 @@ async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, sa
         server.start(supervisor, lambda life: MemberCard(plan.name, ready.info, life))
         say(f"{plan.name}: {ready.info.line}")
         say(f"member at {server.address}, {'with keys' if plan.keys else 'in clear: this machine alone'}")
+        say(f"what it holds is told at {relay.events}, and again at {relay.replay}")
         await ending.wait()
         if failures:
             raise failures[0]
         server.drain()
         return await supervisor.drain(drain_s)
-    finally:
-        await server.close()
-        await supervisor.close()
 
 
 async def _ready_unless_ended(supervisor: Supervisor, ending: asyncio.Event) -> Ready | None:

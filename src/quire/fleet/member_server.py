@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from time import monotonic
 
+import msgspec
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from quire.core.events import RequestEvent
 from quire.errors import ConfigError, MessageError
+from quire.fleet.event_relay import EventRelay
 from quire.fleet.fleet_keys import MemberKeys, check_clear, secure_member, sent_now, start_authenticator
 from quire.fleet.fleet_messages import (
     MAX_MESSAGE_BYTES,
@@ -39,11 +41,15 @@ LOOK_S = 0.25
 class MemberServer:
     """Speaks with gateways for one supervisor. Lives on the supervisor's event loop."""
 
-    def __init__(self, address: str, keys: MemberKeys | None, words: ModelWords) -> None:
+    def __init__(
+        self, address: str, keys: MemberKeys | None, words: ModelWords, relay: EventRelay | None = None
+    ) -> None:
+        """With a relay, gateways are told where they hear what the member holds."""
         check_clear(address, has_keys=keys is not None)
         self._address = address
         self._keys = keys
         self._words = words
+        self._relay = relay
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -59,9 +65,13 @@ class MemberServer:
         """Listen for a supervisor that is ready; `card` makes what is said of it, given a name for this life."""
         if self._keys is not None:
             self._authenticator = start_authenticator(self._context, self._keys)
+        told = card(token_hex(8))
+        if self._relay is not None:
+            self._relay.start(self._context, self._keys)
+            told = msgspec.structs.replace(told, events=self._relay.events, replay=self._relay.replay)
         self._socket = socket = self._bound()
         self.address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        self.desk = MemberDesk(supervisor, card(token_hex(8)), self._words, self._send, monotonic)
+        self.desk = MemberDesk(supervisor, told, self._words, self._send, monotonic)
         self._tasks = [
             asyncio.create_task(self._listen(socket, self.desk), name="quire-member-listen"),
             asyncio.create_task(self._beat(supervisor, self.desk), name="quire-member-beat"),
@@ -82,6 +92,8 @@ class MemberServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._relay is not None:
+            await self._relay.close()
         if self._authenticator is not None:
             self._authenticator.stop()
         self._socket = None

@@ -2,6 +2,7 @@
 
     PUB     [topic][number: 8 bytes, big-endian][batch]           one batch for each step that changed anything
     ROUTER  a client asks from a number on and gets every batch that is still kept, then an end mark
+            or asks for all that is cached, in words of our own: `kv_snapshot`
 
 A batch is [seconds, events, rank]. Publishing never blocks a step: who reads too slowly loses batches, and sees that by
 the gap in their numbers. Runs in the worker, between two steps.
@@ -10,6 +11,7 @@ the gap in their numbers. Runs in the worker, between two steps.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +19,17 @@ import zmq
 
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.errors import ConfigError
+from quire.worker.kv_snapshot import (
+    OWN,
+    POSITION,
+    SNAPSHOT,
+    KVAnswer,
+    Position,
+    Route,
+    SnapshotSender,
+    StoredEvents,
+    encode_kv_answer,
+)
 
 RANK = 0
 """Of replicas that share one engine; there is one. Always sent, because readers decode three elements."""
@@ -42,6 +55,8 @@ class KVEventSettings:
     encoding: Encoding = "map"
     num_kept_batches: int = 10_000
     high_water_mark: int = 100_000
+    tells_life: bool = False
+    """The topic is a new one in each life of a worker: readers see that its numbers begin again."""
 
     def of_worker(self, index: int) -> "KVEventSettings":
         """Several workers of one server announce on consecutive ports."""
@@ -61,6 +76,8 @@ class KVEventPublisher:
         self._events: list[KVEvent] = []
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.num_kept_batches)
         self._next_number = 0
+        self._topic = token_hex(8).encode() if settings.tells_life else settings.topic.encode()
+        self._snapshots = SnapshotSender(lambda stored: self._batch(0.0, stored))
         self._context = zmq.Context()
         self._out = self._context.socket(zmq.PUB)
         self._out.setsockopt(zmq.SNDHWM, settings.high_water_mark)
@@ -86,33 +103,58 @@ class KVEventPublisher:
         """Send what was noted as one batch, and answer who asks for earlier ones."""
         if self._events:
             events, self._events, self._first = [*self._first, *self._events], [], ()
-            wire = [_ENCODERS[self._settings.encoding](event) for event in events]
-            batch = _encode([now_s, wire, RANK])
+            batch = self._batch(now_s, events)
             self._kept.append((self._next_number, batch))
             # A publisher drops for those who do not keep up; it never waits.
             self._out.send_multipart([self._topic, _number(self._next_number), batch], zmq.DONTWAIT)
             self._next_number += 1
         self._answer()
+        self._send_snapshot()
+
+    def follow(self, stored_events: StoredEvents) -> None:
+        """Who has all that is cached: from now on snapshots can be asked for."""
+        self._snapshots.stored_events = stored_events
+
+    @property
+    def has_work(self) -> bool:
+        """A snapshot is under way: `publish` is to be called soon, whatever happens."""
+        return self._snapshots.has_work
 
     def close(self) -> None:
         """Leave the addresses to others."""
         self._context.destroy(linger=0)
 
-    @property
-    def _topic(self) -> bytes:
-        return self._settings.topic.encode()
+    def _batch(self, now_s: float, events: Sequence[KVEvent]) -> bytes:
+        return encode_kv_batch(now_s, events, self._settings.encoding)
 
     def _answer(self) -> None:
         replay = self._replay
         while replay.poll(0):
             frames = replay.recv_multipart()
-            if len(frames) != 3 or len(frames[2]) != 8:
-                continue  # not a question of this protocol
-            first = int.from_bytes(frames[2], "big")
+            if 3 <= len(frames) <= 4:  # one more where somebody has passed the question on
+                self._answer_one(tuple(frames[:-2]), frames[-1])
+
+    def _answer_one(self, route: Route, question: bytes) -> None:
+        if question == SNAPSHOT:
+            self._snapshots.ask(route)
+        elif question == POSITION:
+            self._tell(Position(self._topic, self._next_number), (route,))
+        elif len(question) == 8:
+            first = int.from_bytes(question, "big")
             for number, batch in self._kept:
                 if number >= first:
-                    _send(replay, [frames[0], b"", self._topic, _number(number), batch])
-            _send(replay, [frames[0], b"", b"", END, b""])
+                    _send(self._replay, [*route, b"", self._topic, _number(number), batch])
+            _send(self._replay, [*route, b"", b"", END, b""])
+
+    def _send_snapshot(self) -> None:
+        """One piece, because a step waits."""
+        told = self._snapshots.next_answer(self._topic, self._next_number)
+        if told is not None:
+            self._tell(*told)
+
+    def _tell(self, answer: KVAnswer, routes: Sequence[Route]) -> None:
+        for route in routes:
+            _send(self._replay, [*route, b"", OWN, encode_kv_answer(answer)])
 
 
 def _shifted(endpoint: str, index: int) -> str:
@@ -183,3 +225,9 @@ def _extra_keys(event: BlockStored) -> list[list[str]]:
 
 
 _ENCODERS = {"map": _as_map, "array": _as_array}
+
+
+def encode_kv_batch(now_s: float, events: Sequence[KVEvent], encoding: Encoding = "map") -> bytes:
+    """What one step did to the cache, as readers outside get it."""
+    encoder = _ENCODERS[encoding]
+    return _encode([now_s, [encoder(event) for event in events], RANK])

@@ -125,7 +125,8 @@ class Worker:
         self._status.clear_in_flight()
         self._status.beat()
         self._channel.flush()
-        command = self._channel.receive(IDLE_S if waits else 0.0)
+        is_asked = self._publisher is not None and self._publisher.has_work
+        command = self._channel.receive(IDLE_S if waits and not is_asked else 0.0)
         if isinstance(command, Open):
             raise InvariantError("a worker is opened once, with its first message")
         return command
@@ -243,6 +244,8 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         load = partial(opener, command, progress, emit)
         opened = giving_way(load) if command.gives_way else load()
         engine = with_faults(opened, faults_from(os.environ), channel.put)
+        if publisher is not None:
+            publisher.follow(engine.memory.stored_events)
         worker = Worker(engine, channel, status, publisher)
         status.beat()
         channel.send(Ready(engine.info))

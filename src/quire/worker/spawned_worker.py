@@ -40,7 +40,7 @@ class SpawnedWorker:
         with contextlib.ExitStack() as held:
             self.status = SharedStatus.make(max_names)
             held.callback(self.status.close)
-            self.path = _private_folder(held) / "worker"
+            self.path = private_folder(held) / "worker"
             """Of the socket that its parent binds."""
             self.leash, other = socket.socketpair()
             held.callback(self.leash.close)
@@ -72,7 +72,7 @@ class SpawnedWorker:
         return code
 
 
-def _private_folder(held: contextlib.ExitStack) -> Path:
+def private_folder(held: contextlib.ExitStack) -> Path:
     """A new folder that only we may enter, with a path short enough for a socket; ours until the stack is closed."""
     _sweep(Path(tempfile.gettempdir()))
     lock = None

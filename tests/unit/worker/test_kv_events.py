@@ -1,6 +1,7 @@
 """Cached blocks as routers outside are told of them."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,18 @@ from quire.client.served import ServedModel, Serving
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored
 from quire.errors import ConfigError
 from quire.worker.kv_events import END, KVEventPublisher, KVEventSettings, block_hash
+from quire.worker.kv_snapshot import (
+    OWN,
+    PIECE_BLOCKS,
+    POSITION,
+    SNAPSHOT,
+    KVAnswer,
+    Position,
+    SnapshotEnd,
+    SnapshotPiece,
+    decode_kv_answer,
+    encode_kv_answer,
+)
 from tests.support.oracle_worker import oracle_plan
 from tests.support.talkers import talker
 
@@ -36,6 +49,19 @@ class Router:
 
     def ask(self, first: int) -> None:
         self.asking.send_multipart([b"", first.to_bytes(8, "big")])
+
+    def answers(self, question: bytes, publisher: KVEventPublisher) -> list[KVAnswer]:
+        """What is said in words of our own, up to the last of it."""
+        self.asking.send_multipart([b"", question])
+        assert publisher._replay.poll(60_000)
+        answers: list[KVAnswer] = []
+        while not answers or isinstance(answers[-1], SnapshotPiece):
+            publisher.publish(9.0)
+            assert self.asking.poll(60_000)
+            empty, mark, answer = self.asking.recv_multipart()
+            assert (empty, mark) == (b"", OWN)
+            answers.append(decode_kv_answer(answer))
+        return answers
 
     def replayed(self) -> list[list[bytes]]:
         frames: list[list[bytes]] = []
@@ -116,6 +142,100 @@ def test_what_is_asked_from_a_number_on_is_replayed_from_there_while_it_is_kept(
     publisher.publish(9.0)
     assert [int.from_bytes(frames[2], "big") for frames in router.replayed()] == [4, 5]
     assert [batch[0] for batch in batches(publisher, router)] == [3.0, 4.0, 5.0]
+    publisher.close()
+
+
+def run_of(start: int, num_blocks: int) -> BlockStored:
+    digests = tuple(at.to_bytes(32, "big") for at in range(start, start + num_blocks))
+    return BlockStored(digests, None, tuple(range(2 * num_blocks)), 2, "", "group")
+
+
+def test_a_snapshot_comes_in_pieces_of_bounded_size_and_says_where_to_go_on(router: Router) -> None:
+    publisher = KVEventPublisher(router.settings)
+    publisher.emit(STORED)
+    publisher.publish(1.0)
+    stored = [run_of(100 * at, 50) for at in range(30)]
+    publisher.follow(lambda: iter(stored))
+    *pieces, end = router.answers(SNAPSHOT, publisher)
+    assert end == SnapshotEnd(b"kv", 1, len(pieces))
+    assert [piece.index for piece in pieces if isinstance(piece, SnapshotPiece)] == list(range(len(pieces)))
+    told = [msgspec.msgpack.decode(piece.batch) for piece in pieces if isinstance(piece, SnapshotPiece)]
+    sizes = [sum(len(event["block_hashes"]) for event in events) for _, events, _ in told]
+    assert sum(sizes) == 1500
+    assert max(sizes) < PIECE_BLOCKS + 50
+    assert not publisher.has_work
+    publisher.close()
+
+
+def test_what_happens_during_a_snapshot_is_told_after_it(router: Router) -> None:
+    publisher = KVEventPublisher(router.settings)
+    stored = [run_of(0, PIECE_BLOCKS)]
+    publisher.follow(lambda: iter(list(stored)))
+    router.asking.send_multipart([b"", SNAPSHOT])
+    assert publisher._replay.poll(60_000)
+    publisher.publish(1.0)
+    stored.clear()
+    publisher.emit(AllBlocksCleared())
+    for at in range(3):
+        publisher.publish(2.0 + at)
+    numbers = []
+    for _ in range(2):
+        assert router.asking.poll(60_000)
+        numbers.append(decode_kv_answer(router.asking.recv_multipart()[2]).number)
+    assert numbers == [0, 0]
+    assert router.answers(SNAPSHOT, publisher) == [SnapshotEnd(b"kv", 1, 0)]
+    publisher.close()
+
+
+def test_two_who_ask_at_once_share_one_snapshot_and_a_third_gets_the_next(router: Router) -> None:
+    publisher = KVEventPublisher(router.settings)
+    made = []
+
+    def stored() -> Iterator[BlockStored]:
+        made.append(1)
+        return iter([STORED])
+
+    publisher.follow(stored)
+    publisher._snapshots.ask((b"a",))
+    publisher._snapshots.ask((b"b",))
+    first = publisher._snapshots.next_answer(b"", 0)
+    publisher._snapshots.ask((b"c",))
+    last = publisher._snapshots.next_answer(b"", 0)
+    assert first is not None
+    assert last is not None
+    assert first[1] == last[1] == ((b"a",), (b"b",))
+    after = publisher._snapshots.next_answer(b"", 0)
+    assert after is not None
+    assert after[1] == ((b"c",),)
+    assert len(made) == 2
+    publisher.close()
+
+
+def test_where_a_publisher_stands_can_be_asked_also_by_way_of_another(router: Router) -> None:
+    publisher = KVEventPublisher(replace(router.settings, tells_life=True))
+    (first,) = router.answers(POSITION, publisher)
+    publisher.emit(STORED)
+    publisher.publish(1.0)
+    (second,) = router.answers(POSITION, publisher)
+    assert (first, second) == (Position(first.life, 0), Position(first.life, 1))
+    assert len(first.life) == 16
+    other = KVEventPublisher(KVEventSettings("inproc://other", tells_life=True))
+    assert other._topic != publisher._topic
+    router.asking.send_multipart([b"client", b"", POSITION])
+    assert publisher._replay.poll(60_000)
+    publisher.publish(2.0)
+    assert router.asking.poll(60_000)
+    assert router.asking.recv_multipart() == [b"client", b"", OWN, encode_kv_answer(second)]
+    publisher.close()
+    other.close()
+
+
+def test_questions_of_no_protocol_stay_without_an_answer(router: Router) -> None:
+    publisher = KVEventPublisher(router.settings)
+    for frames in ([b""], [b"", b"1234567"], [b"", SNAPSHOT], [b"", b"", b"", b"12345678"], [b"", b"\xff" * 9]):
+        router.asking.send_multipart(frames)
+    assert batches(publisher, router) == []
+    assert not router.asking.poll(0)
     publisher.close()
 
 

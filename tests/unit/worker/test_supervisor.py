@@ -547,7 +547,7 @@ def test_a_folder_that_was_swept_before_it_was_locked_is_made_anew(
     monkeypatch.setattr("tempfile.tempdir", str(short_folder))
     monkeypatch.setattr(spawned_worker, "_lock", sweeps_first)
     with contextlib.ExitStack() as held:
-        folder = spawned_worker._private_folder(held)
+        folder = spawned_worker.private_folder(held)
         assert folder.is_dir()
         assert folder != lost[0]
     assert list(short_folder.iterdir()) == []

@@ -1,0 +1,194 @@
+"""A batch of KV events as quire, vLLM and others publish it: msgpack, [seconds, events, ...].
+
+    {"type": "BlockStored", "block_hashes": [...], ...}      an event as a map
+    ["BlockStored", [...], ...]                              the same as an array: fields by position
+
+Hashes are integers or bytes, whatever their sender makes of them. Kinds that are not known are left out. Bytes that are
+no batch raise `MessageError`, and nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.errors import MessageError
+
+MEDIUM = "GPU"
+"""The field's word for the memory that a model computes in."""
+BlockHash = int | bytes
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 20)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Blocks that can be hit, each after the one before it."""
+
+    hashes: Sequence[BlockHash]
+    parent: BlockHash | None
+    token_ids: Sequence[int]
+    block_size: int
+    adapter: str
+    cache_group: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedBlocks:
+    """Blocks that can no longer be hit."""
+
+    hashes: Sequence[BlockHash]
+
+
+@dataclass(frozen=True, slots=True)
+class ClearedBlocks:
+    """No block can be hit any more."""
+
+
+HeardEvent = StoredRun | RemovedBlocks | ClearedBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class HeardBatch:
+    """What one step of a member did to its cache."""
+
+    at_s: float
+    """On the member's clock."""
+    events: Sequence[HeardEvent]
+
+
+class _Stored(msgspec.Struct):
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    token_ids: list[_Token]
+    block_size: _Size
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+
+
+class _Removed(msgspec.Struct):
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _StoredMap(_Stored, tag="BlockStored"):
+    cache_salt: str | None = None
+
+
+class _StoredArray(_Stored, tag="BlockStored", array_like=True):
+    pass
+
+
+class _RemovedMap(_Removed, tag="BlockRemoved"):
+    pass
+
+
+class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True):
+    pass
+
+
+class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared"):
+    pass
+
+
+class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True):
+    pass
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    at_s: float
+    events: list[msgspec.Raw]
+
+
+_KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+_batch = msgspec.msgpack.Decoder(_Batch)
+_map = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap)
+_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_anything = msgspec.msgpack.Decoder()
+
+
+def decode_batch(data: bytes) -> HeardBatch:
+    """What a member published. Raises MessageError."""
+    try:
+        batch = _batch.decode(data)
+        events = [told for told in map(_event, batch.events) if told is not None]
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError(f"{len(data)} bytes of a member are no batch of KV events: {error}") from error
+    return HeardBatch(batch.at_s, events)
+
+
+def _event(raw: msgspec.Raw) -> HeardEvent | None:
+    """None for what says nothing of the memory that prompts hit."""
+    try:
+        event: Any = (_map if _is_map(bytes(memoryview(raw)[:1])) else _array).decode(raw)
+    except msgspec.ValidationError:
+        if _is_of_another_kind(raw):
+            return None
+        raise
+    if isinstance(event, _Stored):
+        return _stored(event)
+    if isinstance(event, _Removed):
+        return RemovedBlocks(event.block_hashes) if _counts(event) else None
+    return ClearedBlocks()
+
+
+def _is_map(first: bytes) -> bool:
+    return first[:1] in (b"\xde", b"\xdf") or b"\x80" <= first <= b"\x8f"
+
+
+def _is_of_another_kind(raw: msgspec.Raw) -> bool:
+    event = _anything.decode(raw)
+    kind = event.get("type") if isinstance(event, dict) else event[0] if isinstance(event, list) and event else None
+    return isinstance(kind, str) and kind not in _KINDS
+
+
+def _counts(event: _Stored | _Removed) -> bool:
+    """Other media are slower, and other groups of layers are not all of a prompt."""
+    return (event.medium or MEDIUM).upper() == MEDIUM and not event.group_idx
+
+
+def _stored(event: _Stored) -> StoredRun | None:
+    num_blocks = len(event.block_hashes)
+    if len(event.token_ids) != num_blocks * event.block_size:
+        raise ValueError(
+            f"{num_blocks} blocks of {event.block_size} tokens have {num_blocks * event.block_size} tokens, "
+            f"{len(event.token_ids)} came"
+        )
+    if not _counts(event) or not num_blocks:
+        return None
+    adapter = event.lora_name or ("" if event.lora_id is None else f"number {event.lora_id}")
+    keys = event.extra_keys or []
+    salt = event.cache_salt if isinstance(event, _StoredMap) else None
+    group = _group_of(keys[0] if keys else None, adapter) if salt is None else salt
+    if group is None:
+        return None
+    num_plain = _num_plain(keys, num_blocks)
+    return StoredRun(
+        event.block_hashes[:num_plain],
+        event.parent_block_hash,
+        event.token_ids[: num_plain * event.block_size],
+        event.block_size,
+        adapter,
+        group,
+    )
+
+
+def _group_of(keys: Sequence[Any] | None, adapter: str) -> str | None:
+    """What beside the adapter entered the hash of a first block; None: more than a cache group."""
+    others = [key for key in keys or () if key != adapter]
+    if not others:
+        return ""
+    return others[0] if len(others) == 1 and isinstance(others[0], str) else None
+
+
+def _num_plain(keys: Sequence[Sequence[Any] | None], num_blocks: int) -> int:
+    """Blocks before the first that holds more than tokens, an image for example: its tokens do not name it."""
+    for at, of_block in enumerate(keys[:num_blocks]):
+        if of_block and not all(isinstance(key, str) for key in of_block):
+            return at
+    return num_blocks

@@ -1,0 +1,167 @@
+"""A gateway's ear for what one member holds, for as long as one meeting of the two lasts.
+
+    SUB     what the member publishes ──────────┐
+    DEALER  what it answers to questions ───────┼─► reader ─► index
+            questions: what the reader wants ◄──┘
+
+Twice a second the member is asked where it stands: a last batch that was lost is followed by none that would show it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from time import monotonic
+
+import zmq
+import zmq.asyncio
+
+from quire.errors import MessageError
+from quire.fleet.event_reader import NUMBER_BYTES, EventReader, Want
+from quire.fleet.fleet_keys import GatewayKeys, secure_gateway, sent_now
+from quire.fleet.fleet_messages import MAX_MESSAGE_BYTES
+from quire.worker.kv_snapshot import POSITION, SNAPSHOT
+
+log = logging.getLogger("quire.fleet")
+
+TICK_S = 0.5
+PATIENCE_S = 2.0
+"""An answer of which nothing has come for so long is asked for again."""
+MAX_UNREAD = 100_000
+
+
+class EventLink:
+    """Keeps a reader supplied. Never waited for: without it routing is worse, and answers are the same."""
+
+    def __init__(
+        self, context: zmq.asyncio.Context, events: str, replay: str, keys: GatewayKeys | None, reader: EventReader
+    ) -> None:
+        self._context = context
+        self._events = events
+        self._replay = replay
+        self._keys = keys
+        self.reader = reader
+        self._questions: zmq.asyncio.Socket | None = None
+        self._asked: tuple[Want, int] | None = None
+        """What has not been answered to the end, and from which number on."""
+        self._heard_s = 0.0
+        """When a part of the answer came last."""
+        self._task: asyncio.Task[None] | None = None
+        self.num_strange = 0
+        """Messages that were none."""
+        self.num_snapshots = 0
+        """Times one was asked for."""
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._task = asyncio.create_task(self._run(), name=f"quire-events {self._events}")
+
+    def stop(self) -> None:
+        """From now on nothing is told to the index."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """The same, and wait until its sockets are closed."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        news = self._context.socket(zmq.SUB)
+        questions = self._context.socket(zmq.DEALER)
+        try:
+            for socket, address in ((news, self._events), (questions, self._replay)):
+                secure_gateway(socket, self._keys)
+                for option, value in (
+                    (zmq.LINGER, 0),
+                    (zmq.IMMEDIATE, 1),
+                    (zmq.RCVHWM, MAX_UNREAD),
+                    (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+                    (zmq.RECONNECT_IVL_MAX, 2000),
+                    (zmq.HEARTBEAT_IVL, 1000),
+                    (zmq.HEARTBEAT_TIMEOUT, 4000),
+                ):
+                    socket.setsockopt(option, value)
+                if address:
+                    socket.connect(address)
+            news.subscribe(b"")
+            self._questions = questions if self._replay else None
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._hear_news(news))
+                tasks.create_task(self._hear_answers(questions))
+                tasks.create_task(self._tick())
+        except Exception:  # whatever it is, requests go on without
+            log.exception("what %s holds is not followed any more", self._events)
+        finally:
+            self._questions = None
+            news.close()
+            questions.close()
+
+    async def _hear_news(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            try:
+                self.reader.hear_news(frames)
+            except MessageError as error:
+                self._count_strange(error)
+            if self.reader.has_gap:
+                self._ask()
+            await asyncio.sleep(0)  # everybody else on this loop wants a turn too
+
+    async def _hear_answers(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            num_before = self.reader.num_parts
+            try:
+                self._take_answer(frames)
+            except MessageError as error:
+                self._count_strange(error)
+            if self.reader.num_parts != num_before:
+                self._heard_s = monotonic()
+            await asyncio.sleep(0)
+
+    def _take_answer(self, frames: Sequence[bytes]) -> None:
+        if not self.reader.hear_answer(frames):
+            return
+        asked, self._asked = self._asked, None
+        if asked is not None and asked[0] is Want.REPLAY:
+            self.reader.replay_ended(asked[1])
+            if self.reader.want is Want.SNAPSHOT:
+                self._ask()
+
+    async def _tick(self) -> None:
+        while True:
+            self._ask()
+            await asyncio.sleep(TICK_S)
+            self._ask_position()
+
+    def _ask(self) -> None:
+        """For what the reader wants, unless an answer is on its way."""
+        reader = self.reader
+        want, first = reader.want, reader.next_number
+        if want is Want.NOTHING or (self._asked is not None and monotonic() - self._heard_s < PATIENCE_S):
+            return
+        if self._questions is None:
+            reader.replay_ended(first)  # nobody can be asked
+            return
+        if self._send(SNAPSHOT if want is Want.SNAPSHOT else first.to_bytes(NUMBER_BYTES, "big")):
+            self.num_snapshots += want is Want.SNAPSHOT
+            self._asked, self._heard_s = (want, first), monotonic()
+
+    def _ask_position(self) -> None:
+        """Of one that has no such answer, what comes next is asked for: mostly nothing does."""
+        if self.reader.has_snapshots:
+            self._send(POSITION)
+        elif self._asked is None and self._questions is not None:
+            first = self.reader.next_number
+            if self._send(first.to_bytes(NUMBER_BYTES, "big")):
+                self._asked, self._heard_s = (Want.REPLAY, first), monotonic()
+
+    def _send(self, question: bytes) -> bool:
+        socket = self._questions
+        return socket is not None and sent_now(socket.send_multipart([b"", question], zmq.DONTWAIT))
+
+    def _count_strange(self, error: MessageError) -> None:
+        self.num_strange += 1
+        if self.num_strange & (self.num_strange - 1) == 0:  # the first, the second, the fourth …
+            log.warning("%d messages of %s were none, the last: %s", self.num_strange, self._events, error)
