@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quire.core.events import Finished, Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, Request
@@ -32,7 +32,13 @@ class FleetMachine(RuleBasedStateMachine):
         self.fleet = DeskFleet(num_gateways=2)
         self.asked: dict[str, tuple[DeskGateway, Request]] = {}
         self.cancelled: set[str] = set()
-        self.num_refused = 0
+
+    @initialize(num_members=st.integers(0, 4))
+    def begin(self, num_members: int) -> None:
+        """Most interesting things happen to fleets that are there."""
+        self.fleet.join(*ADDRESSES[:num_members])
+        for number in range(3):
+            self.submit(number % 2, 1 + number % 2, 6)
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
