@@ -171,7 +171,7 @@ def test_a_member_goes_on_serving_while_hundreds_of_strange_messages_come_after_
         async with small_fleet(1) as (model, members):
             context = zmq.asyncio.Context()
             expected = (await model.generate("once", SHORT)).answers[0].token_ids
-            random = Random(11)
+            random, sockets = Random(11), list[zmq.asyncio.Socket]()
             for hello in (True, False):
                 made = intruder(context, members[0].address, None)
                 if hello:
@@ -181,6 +181,7 @@ def test_a_member_goes_on_serving_while_hundreds_of_strange_messages_come_after_
                 for _ in range(300):
                     data = encode_fleet_message(random.choice(TO_MEMBER[1:]))
                     await made.send(spoilt(random, data) if hello else data)
+                sockets.append(made)
             assert (await model.generate("once", SHORT)).answers[0].token_ids == expected
             await heard_all(members[0])
             assert members[0].server.num_strange > 300
