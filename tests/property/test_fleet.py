@@ -257,6 +257,15 @@ class MembershipMachine(RuleBasedStateMachine):
         assert told == (self.become(member, READY) if self.state[member] is SUSPECT else None)
 
     @rule(member=members)
+    def doubt(self, member: str) -> None:
+        if self.state[member] is GONE:
+            with pytest.raises(InvariantError):
+                self.membership.doubt(member)
+            return
+        told = self.membership.doubt(member)
+        assert told == ((self.become(member, SUSPECT),) if self.state[member] is READY else ())
+
+    @rule(member=members)
     def drain(self, member: str) -> None:
         if self.state[member] in (GONE, DRAINING):
             with pytest.raises(InvariantError):

@@ -1,7 +1,7 @@
 """A gateway and its members, whatever comes in whatever order: every client hears its whole answer once.
 
-Members join, die, hang, are cut off, come back, turn requests away, drain and lie; messages are delayed, lost with their
-links, and said again. In the end everybody is well, and then nothing is left behind.
+Members join, die, hang, are cut off, come back, turn requests away, drain and lie; messages are delayed, lost with
+their links, and said again. In the end everybody is well, and then nothing is left behind.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quire.core.events import Finished, Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, Request
@@ -32,7 +32,13 @@ class FleetMachine(RuleBasedStateMachine):
         self.fleet = DeskFleet(num_gateways=2)
         self.asked: dict[str, tuple[DeskGateway, Request]] = {}
         self.cancelled: set[str] = set()
-        self.num_refused = 0
+
+    @initialize(num_members=st.integers(0, 4))
+    def begin(self, num_members: int) -> None:
+        """Most interesting things happen to fleets that are there."""
+        self.fleet.join(*ADDRESSES[:num_members])
+        for number in range(3):
+            self.submit(number % 2, 1 + number % 2, 6)
 
     # -- clients -------------------------------------------------------------------------------------------------------
 

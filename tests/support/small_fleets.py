@@ -17,6 +17,7 @@ from quire.fleet.fleet_model import FleetModel
 from quire.fleet.index import BlockIndex
 from quire.fleet.member_list import FixedMembers
 from quire.fleet.member_server import MemberServer
+from quire.fleet.membership import SUSPECT_AFTER_S
 from quire.worker.kv_snapshot import SNAPSHOT
 from quire.worker.supervisor import Supervisor
 from tests.support.event_members import held_names
@@ -28,7 +29,8 @@ LOCAL = "tcp://127.0.0.1:*"
 
 def oracle_words() -> ModelWords:
     text = talker(template=TEMPLATE).text
-    return ModelWords(text.tokenizer.library.to_str().encode(), TEMPLATE, tuple(sorted(text.eos_token_ids)), (), {}, {})
+    tokenizer_json = text.tokenizer.library.to_str().encode()
+    return ModelWords(tokenizer_json, TEMPLATE, tuple(sorted(text.eos_token_ids)), (), {}, {}, writes_tools=True)
 
 
 @dataclass
@@ -86,15 +88,18 @@ async def small_fleet(
     gateway_keys: GatewayKeys | None = None,
     settings: ModelSettings = SETTINGS,
     num_kept_batches: int = 10_000,
+    suspect_after_s: float = SUSPECT_AFTER_S,
 ) -> AsyncIterator[tuple[FleetModel, list[SmallMember]]]:
     async with AsyncExitStack() as held:
         opening = [
             small_member(step_s=step_s, keys=member_keys, settings=settings, num_kept_batches=num_kept_batches)
             for _ in range(num_members)
         ]
-        members = [await held.enter_async_context(one) for one in opening]
+        # Beside each other: each loads in a process of its own.
+        members = list(await asyncio.gather(*(held.enter_async_context(one) for one in opening)))
         source = FixedMembers([member.address for member in members])
-        model = await held.enter_async_context(FleetModel("oracle", source, gateway_keys))
+        fleet = FleetModel("oracle", source, gateway_keys, suspect_after_s=suspect_after_s)
+        model = await held.enter_async_context(fleet)
         while model.fleet.num_ready < num_members:
             await asyncio.sleep(0.01)
         yield model, members

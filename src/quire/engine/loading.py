@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire import __version__
 from quire.backends.load import load_backend
 from quire.checkpoints import Checkpoint, Progress, quiet
 from quire.checkpoints.grammar_vocabulary import grammar_tokens, grammar_vocabulary
@@ -54,7 +53,7 @@ def open_engine(
     identity = ModelIdentity(computed, loaded.kv_layout)
     engine = Engine(loaded.runner, config, identity, key, emit, _guides(checkpoint, capacity.vocabulary_size))
     line = f"{loaded.plan.line}; a request may have {longest:,} tokens"
-    parts = (loaded.exactness, settings.dtype, settings.arithmetic, loaded.kv_layout, capacity.block_size, __version__)
+    parts = (loaded.exactness, settings.dtype, settings.arithmetic, loaded.kv_layout, capacity.block_size)
     exactness = " ".join(map(str, parts)) if loaded.exactness else ""
     engine.info = replace(engine.info, line=line, notes=loaded.notes, exactness=exactness)
     return engine

@@ -290,6 +290,8 @@ class FleetPort:
             self._end_refused(flight, flight.best_refusal(), told)
             return
         told += self._taken_back(flight, was_running=False)
+        if flight.has_ended:
+            return  # its client had all it wanted
         if has_tried:
             self._held[event.request_id] = flight
         else:

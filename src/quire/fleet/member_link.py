@@ -74,6 +74,7 @@ class MemberLink:
 
     async def close(self) -> None:
         """For good."""
+        self.problem = "this gateway leaves it"
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from quire import __version__
 from quire.checkpoints import Checkpoint, resolve
 from quire.client.served import plan_worker
 from quire.config import ModelSettings, ServingSettings
+from quire.engine.engine import ModelInfo
 from quire.errors import CheckpointError, ConfigError
 from quire.fleet.event_relay import EventRelay, MemberPlaces
 from quire.fleet.fleet_keys import MemberKeys
@@ -87,7 +89,8 @@ async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, sa
             raise failures[0]
         if ready is None:
             return True
-        server.start(supervisor, lambda life: MemberCard(plan.name, ready.info, life))
+        info = replace(ready.info, exactness=exactness_of(ready.info))
+        server.start(supervisor, lambda life: MemberCard(plan.name, info, life))
         say(f"{plan.name}: {ready.info.line}")
         say(f"member at {server.address}, {'with keys' if plan.keys else 'in clear: this machine alone'}")
         say(f"what it holds is told at {relay.events}, and again at {relay.replay}")
@@ -96,6 +99,11 @@ async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, sa
             raise failures[0]
         server.drain()
         return await supervisor.drain(drain_s)
+
+
+def exactness_of(info: ModelInfo) -> str:
+    """With the version of the kernels, which may change how they add up."""
+    return f"{info.exactness} quire {__version__}" if info.exactness else ""
 
 
 async def _ready_unless_ended(supervisor: Supervisor, ending: asyncio.Event) -> Ready | None:

@@ -339,6 +339,18 @@ def test_a_stream_in_the_middle_of_its_answer_is_never_sent_away() -> None:
     fleet.check_empty()
 
 
+def test_a_request_that_is_turned_away_after_its_client_had_all_it_wanted_is_over() -> None:
+    fleet = DeskFleet()
+    fleet.join("a", "b")
+    for member in fleet.members.values():
+        member.seat.refusal = DrainingError("going down")
+    fleet.port.submit(asked(0))
+    fleet.port.cancel("r0", 0)
+    fleet.talk()
+    assert fleet.gateway.kinds("r0") == [SequenceFinished, Finished]
+    fleet.check_empty()
+
+
 def test_a_request_that_no_member_could_serve_is_refused_by_the_first() -> None:
     fleet = DeskFleet()
     fleet.join("a", "b")

@@ -1,0 +1,74 @@
+"""A member without a model, in a process of its own, so that it can be stopped and killed.
+
+python -m tests.support.oracle_member ADDRESS STEP_S [KEYS]
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.fleet.fleet_keys import read_member_keys
+from quire.fleet.member_run import MemberPlan, run_member
+from tests.support.oracle_worker import ROOT, SETTINGS, oracle_plan
+from tests.support.small_fleets import LOCAL, oracle_words
+from tests.support.talkers import TEMPLATE, talker
+
+AT = "member at "
+
+
+@dataclass
+class MemberProcess:
+    """One that was spawned and listens."""
+
+    process: "subprocess.Popen[str]"
+    address: str
+
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+@contextmanager
+def member_process(address: str = LOCAL, step_s: float = 0.0) -> Iterator[MemberProcess]:
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.oracle_member", address, str(step_s)],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        line = next((line for line in process.stderr if line.startswith(AT)), "")
+        yield MemberProcess(process, line.removeprefix(AT).partition(",")[0])
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def main(address: str, step_s: str, keys: str = "") -> int:
+    async def run() -> bool:
+        ending = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+        size = talker(template=TEMPLATE).text.vocabulary_size
+        plan = MemberPlan(
+            "oracle",
+            address,
+            read_member_keys(Path(keys)) if keys else None,
+            oracle_plan(size, SETTINGS, step_s=float(step_s)),
+            oracle_words(),
+        )
+        return await run_member(plan, ending, 60.0, lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+
+    return 0 if asyncio.run(run()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
