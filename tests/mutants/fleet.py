@@ -1,4 +1,4 @@
-"""Bugs of the router: names, the index, loads, membership, the choice."""
+"""Bugs of the router: names, the index, loads, membership, the choice, and what members say they hold."""
 
 from tests.mutants.kill import Mutant
 
@@ -7,6 +7,8 @@ TESTS = ("tests/unit/fleet", "tests/property/test_fleet.py")
 NAMES, INDEX, LOAD, MEMBERSHIP, CHOICE = (
     f"fleet/{name}.py" for name in ("names", "index", "load", "membership", "choice")
 )
+
+BATCHES, READER = (f"fleet/{name}.py" for name in ("event_batches", "event_reader"))
 
 MUTANTS = [
     # -- names --
@@ -191,4 +193,62 @@ MUTANTS = [
     Mutant("who moves takes its computed blocks along", CHOICE, "            routed.unconfirmed = ()\n", ""),
     Mutant("who is gone stays in the index", CHOICE, "                self.index.leave(one.member)\n", ""),
     Mutant("time passes and nothing is swept", CHOICE, "        self.index.sweep(now_s)\n", ""),
+    # -- what members say they hold --
+    Mutant("blocks of another medium count", BATCHES, "(event.medium or MEDIUM).upper() == MEDIUM and ", ""),
+    Mutant("blocks of another group of layers count", BATCHES, " and not event.group_idx", ""),
+    Mutant(
+        "blocks with images are named by their tokens", BATCHES, "            return at\n", "            continue\n"
+    ),
+    Mutant("a salt in the extra keys is not read", BATCHES, '    if not others:\n        return ""', '    return ""'),
+    Mutant("an adapter is not read", BATCHES, "adapter = event.lora_name or", "adapter = "),
+    Mutant(
+        "a gap is passed over",
+        READER,
+        "not self._has_base or number > self.next_number:",
+        "not self._has_base:",
+    ),
+    Mutant(
+        "what was held back is forgotten",
+        READER,
+        "        self._apply(batch)\n        self._go_on()\n",
+        "        self._apply(batch)\n",
+    ),
+    Mutant("a batch is applied twice", READER, "            return  # heard before\n", "            pass\n"),
+    Mutant(
+        "a new life keeps the blocks of the former",
+        READER,
+        "        self._forget()\n        self.num_lives",
+        "        self.num_lives",
+    ),
+    Mutant(
+        "a lost last batch is not missed", READER, "self._held or self._told_number > self.next_number", "self._held"
+    ),
+    Mutant(
+        "a replay that is too short is asked for again for ever",
+        READER,
+        "            self._has_base = False\n        else",
+        "            pass\n        else",
+    ),
+    Mutant(
+        "a snapshot is added to what was believed before",
+        READER,
+        "            self._forget()\n            self._piece = (",
+        "            self._piece = (",
+    ),
+    Mutant(
+        "a snapshot with a missing piece is taken", READER, "self._piece == (answer.number, answer.num_pieces)", "True"
+    ),
+    Mutant(
+        "what came during a snapshot is not applied",
+        READER,
+        "if at >= number}\n        self._go_on()\n",
+        "if at >= number}\n",
+    ),
+    Mutant("a removed block stays known", READER, "self._theirs.pop(one) for one", "self._theirs[one] for one"),
+    Mutant(
+        "a child without a parent begins a prompt",
+        READER,
+        "before = self._theirs.get(run.parent)",
+        "before = self._theirs.get(run.parent, 0)",
+    ),
 ]

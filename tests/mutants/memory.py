@@ -4,7 +4,7 @@ from tests.mutants.kill import Mutant
 
 TESTS = ("tests/unit/core", "tests/property/test_kv_memory.py")
 
-POOL, TABLE, DIGESTS, TREE, PINS, MEMORY, NAMES, FLIGHT, ANNOUNCER = (
+POOL, TABLE, DIGESTS, TREE, PINS, MEMORY, NAMES, FLIGHT, ANNOUNCER, TOLD = (
     f"core/{name}.py"
     for name in (
         "block_pool",
@@ -16,6 +16,7 @@ POOL, TABLE, DIGESTS, TREE, PINS, MEMORY, NAMES, FLIGHT, ANNOUNCER = (
         "block_names",
         "in_flight",
         "kv_announcer",
+        "told_blocks",
     )
 )
 
@@ -210,4 +211,15 @@ MUTANTS = [
     Mutant("a write into a shared block unnoticed", MEMORY, "        self._check_exclusive(table)\n", ""),
     Mutant("a release leaves the table open", MEMORY, "        del self.tables[table.table_id]\n", ""),
     Mutant("a query is counted twice", MEMORY, "0 if table.has_queried else len(tokens)", "len(tokens)"),
+    # -- what who comes late is told --
+    Mutant("a late router hears of one child alone", TOLD, "if self._older[block]:", "if False:"),
+    Mutant("a late router hears of no branch", TOLD, "if child := self._first_child[run[-1]]:", "if child := 0:"),
+    Mutant("a late router gets a run over a branch", TOLD, "not child or self._older[child] or", "not child or"),
+    Mutant("a late router hears what cannot be hit", TOLD, "self._told is None or self._told[block]", "True"),
+    Mutant(
+        "a late router reads what is true later",
+        TREE,
+        "self._first_child[:], self._older[:]",
+        "self._first_child, self._older",
+    ),
 ]

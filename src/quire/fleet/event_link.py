@@ -41,10 +41,12 @@ class EventLink:
         self._keys = keys
         self.reader = reader
         self._questions: zmq.asyncio.Socket | None = None
-        self._asked: tuple[Want, int] | None = None
-        """What has not been answered to the end, and from which number on."""
+        self._asked: tuple[Want, int, int] | None = None
+        """What has not been answered to the end, in which of the member's lives, and from which number on."""
         self._heard_s = 0.0
         """When a part of the answer came last."""
+        self._num_news = self._num_news_asked = 0
+        """Batches that came, and how many had when the member was asked where it stands."""
         self._task: asyncio.Task[None] | None = None
         self.num_strange = 0
         """Messages that were none."""
@@ -100,6 +102,7 @@ class EventLink:
     async def _hear_news(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             frames = await socket.recv_multipart()
+            self._num_news += 1
             try:
                 self.reader.hear_news(frames)
             except MessageError as error:
@@ -122,10 +125,12 @@ class EventLink:
 
     def _take_answer(self, frames: Sequence[bytes]) -> None:
         if not self.reader.hear_answer(frames):
+            if self._num_news == self._num_news_asked:
+                self._ask()  # nothing is on its way that would fill the gap
             return
         asked, self._asked = self._asked, None
         if asked is not None and asked[0] is Want.REPLAY:
-            self.reader.replay_ended(asked[1])
+            self.reader.replay_ended(asked[2])
             if self.reader.want is Want.SNAPSHOT:
                 self._ask()
 
@@ -138,24 +143,26 @@ class EventLink:
     def _ask(self) -> None:
         """For what the reader wants, unless an answer is on its way."""
         reader = self.reader
-        want, first = reader.want, reader.next_number
-        if want is Want.NOTHING or (self._asked is not None and monotonic() - self._heard_s < PATIENCE_S):
+        want, life, first = reader.want, reader.num_lives, reader.next_number
+        is_asked = self._asked is not None and self._asked[:2] == (want, life)
+        if want is Want.NOTHING or (is_asked and monotonic() - self._heard_s < PATIENCE_S):
             return
         if self._questions is None:
             reader.replay_ended(first)  # nobody can be asked
             return
         if self._send(SNAPSHOT if want is Want.SNAPSHOT else first.to_bytes(NUMBER_BYTES, "big")):
             self.num_snapshots += want is Want.SNAPSHOT
-            self._asked, self._heard_s = (want, first), monotonic()
+            self._asked, self._heard_s = (want, life, first), monotonic()
 
     def _ask_position(self) -> None:
         """Of one that has no such answer, what comes next is asked for: mostly nothing does."""
         if self.reader.has_snapshots:
+            self._num_news_asked = self._num_news
             self._send(POSITION)
         elif self._asked is None and self._questions is not None:
             first = self.reader.next_number
             if self._send(first.to_bytes(NUMBER_BYTES, "big")):
-                self._asked, self._heard_s = (Want.REPLAY, first), monotonic()
+                self._asked, self._heard_s = (Want.REPLAY, self.reader.num_lives, first), monotonic()
 
     def _send(self, question: bytes) -> bool:
         socket = self._questions

@@ -1,5 +1,7 @@
 """What a router is told that comes late. `ShadowedMemory.verify_all` asks the same after any order of operations."""
 
+import pytest
+
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import BlockStored
 from quire.core.kv_config import KVMemoryConfig
@@ -69,12 +71,15 @@ def test_every_tenant_is_told_with_its_group() -> None:
     assert {event.cache_group for event in watched.memory.stored_events()} == {"a", "b"}
 
 
-def test_it_is_the_truth_of_the_moment_it_was_asked_for() -> None:
+@pytest.mark.parametrize("clears", [False, True])
+def test_it_is_the_truth_of_the_moment_it_was_asked_for(clears: bool) -> None:
     watched = Watched(8)
-    watched.compute([1, 2, 3, 4])
+    for tail in (3, 4, 5):
+        watched.compute([1, 2, tail, tail])
     then = dict(watched.listener.prefixes)
     events = watched.memory.stored_events()
-    watched.memory.clear()
+    if clears:
+        watched.memory.clear()
     for start in range(10, 90, 8):
         watched.compute([*range(start, start + 8)])
     assert believed(list(events)).prefixes == then
