@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.fleet.event_relay import MemberPlaces
 from quire.fleet.fleet_keys import read_member_keys
 from quire.fleet.member_run import MemberPlan, run_member
 from tests.support.oracle_worker import ROOT, SETTINGS, oracle_plan
@@ -60,7 +61,7 @@ def main(address: str, step_s: str, keys: str = "") -> int:
         size = talker(template=TEMPLATE).text.vocabulary_size
         plan = MemberPlan(
             "oracle",
-            address,
+            MemberPlaces(address).resolved(),
             read_member_keys(Path(keys)) if keys else None,
             oracle_plan(size, SETTINGS, step_s=float(step_s)),
             oracle_words(),

@@ -62,7 +62,7 @@ NUM_SPOILT = 3000
 SHORT = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 
 
-@pytest.mark.parametrize("message", TO_MEMBER + TO_GATEWAY, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", [*TO_MEMBER, *TO_GATEWAY], ids=lambda one: type(one).__name__)
 def test_what_is_said_is_what_is_heard(message: object) -> None:
     decode = decode_to_member if message in TO_MEMBER else decode_to_gateway
     assert decode(encode_fleet_message(message)) == message
