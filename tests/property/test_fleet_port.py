@@ -1,7 +1,7 @@
 """A gateway and its members, whatever comes in whatever order: every client hears its whole answer once.
 
-Members join, die, hang, are cut off, come back, turn requests away, drain and lie; messages are delayed, lost with their
-links, and said again. In the end everybody is well, and then nothing is left behind.
+Members join, die, hang, are cut off, come back, turn requests away, drain and lie; messages are delayed, lost with
+their links, and said again. In the end everybody is well, and then nothing is left behind.
 """
 
 from collections import Counter

@@ -314,4 +314,3 @@ class DeskFleet:
         for member in self.members.values():
             assert (member.desk._taken, member.desk.num_uncomputed_tokens) == ({}, 0)
             assert all(not one.names for one in member.desk._gateways.values())
-

@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,9 +65,14 @@ def main(address: str, step_s: str, keys: str = "") -> int:
             oracle_plan(size, SETTINGS, step_s=float(step_s)),
             oracle_words(),
         )
-        return await run_member(plan, ending, 60.0, lambda line: print(line, file=sys.stderr, flush=True))
+        return await run_member(plan, ending, 60.0, _say)
 
     return 0 if asyncio.run(run()) else 1
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from tests.support.lives import VOCABULARY, check_told
 
 def begun(fleet: DeskFleet, number: int = 0, *, num_tokens: int = 2, **told: int) -> str:
     """Who has a request that has so many tokens."""
-    fleet.port.submit(asked(number, **told))  # type: ignore[arg-type]
+    fleet.port.submit(asked(number, **told))
     for _ in range(20):
         if len(fleet.gateway.tokens(f"r{number}")) >= num_tokens:
             break

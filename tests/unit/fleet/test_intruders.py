@@ -3,9 +3,11 @@ goes on serving those it knows."""
 
 import asyncio
 import socket
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -39,7 +41,7 @@ from quire.worker.messages import WorkerLoad
 from tests.support.messages import EVENTS, REQUEST, assigned
 from tests.support.small_fleets import SmallMember, small_fleet
 
-TO_MEMBER = [
+TO_MEMBER: list[msgspec.Struct] = [
     Hello(PROTOCOL, "gateway"),
     GatewayBeat(),
     AskWords(),
@@ -51,7 +53,7 @@ TO_MEMBER = [
 ]
 INFO = ModelInfo(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",), "bits")
 REPORT = MemberReport(WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8)), 9, 10)
-TO_GATEWAY = [
+TO_GATEWAY: list[msgspec.Struct] = [
     Welcome(PROTOCOL, MemberCard("name", INFO, "life", "tcp://events", "tcp://replay")),
     ModelWords(b"{}", None, (1, 2), ("end",), {"bos": "<s>"}, {"top_k": 5, "top_p": 0.5}, True),
     MemberStepped(tuple(EVENTS), REPORT),
@@ -83,12 +85,16 @@ def spoilt(random: Random, data: bytes) -> bytes:
             case 3:
                 made[at:at] = made[at : at + random.randint(1, 30)]
             case 4:
-                made[at : at + 1] = random.choice((b"\xcb\x7f\xf8" + bytes(6), b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7)))
+                made[at : at + 1] = random.choice(
+                    (b"\xcb\x7f\xf8" + bytes(6), b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7))
+                )
     return bytes(made)
 
 
 @pytest.mark.parametrize(("messages", "decode"), [(TO_MEMBER, decode_to_member), (TO_GATEWAY, decode_to_gateway)])
-def test_spoilt_messages_are_messages_or_message_errors_and_nothing_else(messages: list[object], decode: object) -> None:
+def test_spoilt_messages_are_messages_or_message_errors_and_nothing_else(
+    messages: list[object], decode: object
+) -> None:
     random, num_refused = Random(7), 0
     for _ in range(NUM_SPOILT):
         data = spoilt(random, encode_fleet_message(random.choice(messages)))
@@ -102,10 +108,8 @@ def test_spoilt_messages_are_messages_or_message_errors_and_nothing_else(message
 @given(st.binary(max_size=200))
 def test_bytes_of_any_kind_are_message_errors_or_messages(data: bytes) -> None:
     for decode in (decode_to_member, decode_to_gateway):
-        try:
-            decode(data)
-        except MessageError as error:
-            assert str(len(data)) in str(error)
+        with suppress(MessageError):
+            assert isinstance(decode(data), msgspec.Struct)
 
 
 def test_numbers_that_are_none_are_no_reports() -> None:
@@ -152,7 +156,12 @@ def test_without_the_right_key_nobody_is_heard_and_the_right_gateway_is_served_m
             for _ in range(20):
                 for made in sockets:
                     await made.send(encode_fleet_message(Hello(PROTOCOL, "intruder")))
-            for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" + bytes(8) + b"\x7f\x03", Random(1).randbytes(500)):
+            for data in (
+                b"GET / HTTP/1.1\r\n\r\n",
+                bytes(64),
+                b"\xff" + bytes(8) + b"\x7f\x03",
+                Random(1).randbytes(500),
+            ):
                 heard = await asyncio.to_thread(plain_bytes, members[0].address, data)
                 assert b"oracle" not in heard
             assert len((await model.generate("once", SHORT)).answers[0].token_ids) == 5

@@ -13,8 +13,8 @@ from quire.engine.commands import Cancel, Explain, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError
 from quire.fleet.fleet_messages import (
     PROTOCOL,
-    Assign,
     AskWords,
+    Assign,
     GatewayBeat,
     Hello,
     MemberBeat,
