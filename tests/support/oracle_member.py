@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.fleet.event_relay import MemberPlaces
 from quire.fleet.fleet_keys import read_member_keys
 from quire.fleet.member_run import MemberPlan, run_member
 from tests.support.oracle_worker import ROOT, SETTINGS, oracle_plan
@@ -61,14 +60,19 @@ def main(address: str, step_s: str, keys: str = "") -> int:
         size = talker(template=TEMPLATE).text.vocabulary_size
         plan = MemberPlan(
             "oracle",
-            MemberPlaces(address).resolved(),
+            address,
             read_member_keys(Path(keys)) if keys else None,
             oracle_plan(size, SETTINGS, step_s=float(step_s)),
             oracle_words(),
         )
-        return await run_member(plan, ending, 60.0, lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+        return await run_member(plan, ending, 60.0, _say)
 
     return 0 if asyncio.run(run()) else 1
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -46,6 +46,15 @@ def serve(
             rich_help_panel=Group.SERVER.value,
         ),
     ] = False,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Members that compute the one MODEL on this machine, each with a part of its memory and cores.",
+            rich_help_panel=Group.SERVER.value,
+        ),
+    ] = 1,
 ) -> None:
     """Serve models over HTTP, with the API that OpenAI clients speak.
 
@@ -53,7 +62,13 @@ def serve(
     --models-folder are loaded when they are asked for, and leave when memory is needed.
     """
     settings.server.check_keys_file()
-    serve_models(all_served(models or [], served_model_name or [], settings), settings, allow_no_keys=insecure_no_keys)
+    served = all_served(models or [], served_model_name or [], settings)
+    if replicas > 1:
+        from quire.cli.serve_replicas import serve_replicas
+
+        serve_replicas(served, settings, replicas, allow_no_keys=insecure_no_keys)
+        return
+    serve_models(served, settings, allow_no_keys=insecure_no_keys)
 
 
 def all_served(models: list[str], names: list[str], settings: Settings) -> "tuple[ParkedModel, ...]":

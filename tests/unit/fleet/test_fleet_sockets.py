@@ -93,17 +93,20 @@ def test_all_kinds_of_answers_survive_the_death_of_their_member() -> None:
 def test_a_stream_goes_on_when_the_wire_to_its_only_member_is_mended(way: str) -> None:
     async def run() -> None:
         expected = await alone(answer)
-        async with small_member(step_s=0.01) as member, wire_to(member.address) as (wire, address):  # noqa: SIM117
-            async with FleetModel("oracle", FixedMembers([address]), None, suspect_after_s=1.6) as model:
-                asking = asyncio.create_task(answer(model))
-                await until(lambda: member.supervisor.num_progress > 20)
-                wire.cut() if way == "cut" else wire.freeze()
-                await until(lambda: model.fleet.num_ready == 0)
-                assert model.fleet.num_held == 1
-                wire.mend()
-                assert await asking == expected
-                assert model.fleet.counts.num_moved == 1
-                await until(lambda: member.supervisor.num_open == 0)
+        async with (
+            small_member(step_s=0.01) as member,
+            wire_to(member.address) as (wire, address),
+            FleetModel("oracle", FixedMembers([address]), None, suspect_after_s=1.6) as model,
+        ):
+            asking = asyncio.create_task(answer(model))
+            await until(lambda: member.supervisor.num_progress > 20)
+            wire.cut() if way == "cut" else wire.freeze()
+            await until(lambda: model.fleet.num_ready == 0)
+            assert model.fleet.num_held == 1
+            wire.mend()
+            assert await asking == expected
+            assert model.fleet.counts.num_moved == 1
+            await until(lambda: member.supervisor.num_open == 0)
 
     asyncio.run(run())
 

@@ -3,9 +3,11 @@ goes on serving those it knows."""
 
 import asyncio
 import socket
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -39,7 +41,7 @@ from quire.worker.messages import WorkerLoad
 from tests.support.messages import EVENTS, REQUEST, assigned
 from tests.support.small_fleets import SmallMember, small_fleet
 
-TO_MEMBER = [
+TO_MEMBER: list[msgspec.Struct] = [
     Hello(PROTOCOL, "gateway"),
     GatewayBeat(),
     AskWords(),
@@ -51,7 +53,7 @@ TO_MEMBER = [
 ]
 INFO = ModelInfo(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",), "bits")
 REPORT = MemberReport(WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8)), 9, 10)
-TO_GATEWAY = [
+TO_GATEWAY: list[msgspec.Struct] = [
     Welcome(PROTOCOL, MemberCard("name", INFO, "life", "tcp://events", "tcp://replay")),
     ModelWords(b"{}", None, (1, 2), ("end",), {"bos": "<s>"}, {"top_k": 5, "top_p": 0.5}, True),
     MemberStepped(tuple(EVENTS), REPORT),
@@ -62,7 +64,7 @@ NUM_SPOILT = 3000
 SHORT = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 
 
-@pytest.mark.parametrize("message", [*TO_MEMBER, *TO_GATEWAY], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", TO_MEMBER + TO_GATEWAY, ids=lambda one: type(one).__name__)
 def test_what_is_said_is_what_is_heard(message: object) -> None:
     decode = decode_to_member if message in TO_MEMBER else decode_to_gateway
     assert decode(encode_fleet_message(message)) == message
@@ -106,10 +108,8 @@ def test_spoilt_messages_are_messages_or_message_errors_and_nothing_else(
 @given(st.binary(max_size=200))
 def test_bytes_of_any_kind_are_message_errors_or_messages(data: bytes) -> None:
     for decode in (decode_to_member, decode_to_gateway):
-        try:
-            decode(data)
-        except MessageError as error:
-            assert str(len(data)) in str(error)  # noqa: PT017 - most of them are messages
+        with suppress(MessageError):
+            assert isinstance(decode(data), msgspec.Struct)
 
 
 def test_numbers_that_are_none_are_no_reports() -> None:

@@ -1,0 +1,28 @@
+"""A replica without a model: what `quire.fleet.replica_process` is, with an oracle in its worker.
+
+python -m tests.support.oracle_replica
+"""
+
+import asyncio
+import sys
+from dataclasses import replace
+
+from quire.errors import QuireError
+from quire.fleet.replica_process import plan_of, read_order, serve_order
+from tests.support.oracle_worker import oracle_plan
+
+COMMAND = (sys.executable, "-m", "tests.support.oracle_replica")
+
+
+def main() -> int:
+    order = read_order(sys.stdin.buffer)
+    worker = oracle_plan(int(order.open.model), order.open.settings, step_s=0.01)
+    try:
+        asyncio.run(serve_order(replace(plan_of(order), worker=replace(worker, open=order.open)), order.drain_s))
+    except QuireError:
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
