@@ -60,7 +60,7 @@ def main(address: str, step_s: str, keys: str = "") -> int:
         size = talker(template=TEMPLATE).text.vocabulary_size
         plan = MemberPlan(
             "oracle",
-            address,
+            MemberPlaces(address).resolved(),
             read_member_keys(Path(keys)) if keys else None,
             oracle_plan(size, SETTINGS, step_s=float(step_s)),
             oracle_words(),
