@@ -1,6 +1,7 @@
 """Lists of tokens were walked in Python for every row at every step: 49,000 stop tokens slowed everybody's down."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ from quire.backends.protocol import Runner
 from quire.core.request import ResolvedSampling
 from tests.support import architectures
 from tests.support.models import Ask, Machine, load_runner
-from tests.support.process_memory import AMPLE_BYTES, kept_for_this_file
 
 NUM_TOKENS = 6
 NUM_ANSWERS = 4
@@ -36,11 +36,9 @@ class WalkedTuple(tuple[Any, ...]):
         return super().__iter__()
 
 
-@kept_for_this_file
+@cache
 def small_runner() -> Runner:
-    return load_runner(
-        architectures.directory("llama"), memory_bytes=AMPLE_BYTES, block_size=8, max_sequence_tokens=256
-    )
+    return load_runner(architectures.directory("llama"), memory_bytes=16 << 30, block_size=8, max_sequence_tokens=256)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

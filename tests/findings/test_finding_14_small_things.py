@@ -10,13 +10,12 @@ from typer.testing import CliRunner
 from quire.cli import app
 from quire.client.opening import open_model
 from quire.config import ModelSettings
-from tests.support.process_memory import AMPLE_BYTES
 from tests.support.tiny_models import Tiny, make_directory
 
 
 def test_the_last_word_of_loading_is_that_all_is_loaded(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    settings = ModelSettings(memory_bytes=AMPLE_BYTES, max_sequence_tokens=64, max_running=2, max_step_tokens=64)
+    settings = ModelSettings(memory_bytes=16 << 30, max_sequence_tokens=64, max_running=2, max_step_tokens=64)
     opened = open_model(
         str(make_directory(tmp_path / "model", tiny=Tiny())),
         settings,
