@@ -11,6 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from quire import cli
+from quire.cli.fleet import fleet_app
+from quire.config import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
@@ -42,6 +44,18 @@ def test_the_guide_tells_of_every_option_what_the_help_tells(name: str, page: st
     guide = " ".join((ROOT / "docs" / "guides" / page).read_text().split())
     command = typer.main.get_command(cli.app).commands[name]  # type: ignore[attr-defined]
     for option in command.params:
+        assert option.opts[0] in guide
+        assert (option.help or "") in guide, option.opts
+
+
+@pytest.mark.parametrize("name", ["keys", "member", "gateway"])
+def test_the_guide_of_fleets_tells_of_every_option_that_is_no_setting(name: str) -> None:
+    guide = " ".join((ROOT / "docs" / "guides" / "fleet.md").read_text().split())
+    flags = {setting.flag for setting in SETTINGS}
+    command = typer.main.get_command(fleet_app).commands[name]  # type: ignore[attr-defined]
+    own = [option for option in command.params if option.opts[0] not in flags]
+    assert own
+    for option in own:
         assert option.opts[0] in guide
         assert (option.help or "") in guide, option.opts
 

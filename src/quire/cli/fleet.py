@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.settings_flags import with_all_settings
-from quire.config import Settings
+from quire.cli.settings_flags import with_chosen_settings
+from quire.config import SETTINGS, Group, Settings
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,6 +22,12 @@ fleet_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+COMPUTES = (Group.MODEL, Group.SCHEDULING)
+MEMBER_SETTINGS = [one.name for one in SETTINGS if one.group in COMPUTES or one.name in ("drain_s", "log_format")]
+PARKS_MODELS = ("models_folder", "idle_s", "min_stay_s")
+GATEWAY_SETTINGS = [
+    one.name for one in SETTINGS if (one.group is Group.SERVER and one.name not in PARKS_MODELS) or one.name == "queue"
+]
 KeysFile = Annotated[Path | None, typer.Option("--fleet-keys", metavar="FILE", help="Keys of `quire fleet keys`.")]
 
 
@@ -36,7 +42,7 @@ def keys(folder: Annotated[Path, typer.Argument(help="Where member.json and gate
 
 
 @fleet_app.command()
-@with_all_settings
+@with_chosen_settings(*MEMBER_SETTINGS)
 def member(
     settings: Settings,
     model: Annotated[str, typer.Argument(help="A directory, a .gguf file, or a hub id.")],
@@ -75,7 +81,7 @@ def member(
 
 
 @fleet_app.command()
-@with_all_settings
+@with_chosen_settings(*GATEWAY_SETTINGS)
 def gateway(
     settings: Settings,
     members: Annotated[str, typer.Option(metavar="FILE|dns:NAME", help="Who the members are: a file, or a name.")],

@@ -78,7 +78,7 @@ def check_clear(address: str, *, has_keys: bool) -> None:
     if not has_keys and not is_loopback(address):
         raise ConfigError(
             f"beyond this machine a fleet needs keys, {address} and none given; make some with "
-            "`quire fleet keys FOLDER` and give them with --keys"
+            "`quire fleet keys FOLDER` and give them with --fleet-keys"
         )
 
 
