@@ -85,7 +85,7 @@ SETTINGS = (
     Setting("step 64", step_tokens=64),
     Setting("step 512", step_tokens=512),
     Setting("blocks of 16", block_size=16),
-    Setting("blocks of 128", block_size=128),
+    Setting("blocks of 64", block_size=64),
     Setting("classes", class_shares={"high": 0.3, "low": 0.3}),
 )
 

@@ -2,7 +2,11 @@
 
 import gc
 import os
+import sys
+import threading
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -47,15 +51,30 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return _Unmet.from_parent(parent, path=module_path) if needs.missing(module_path) else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marks = {path: _marks(path) for path in {item.path for item in items}}
-    if config.pluginmanager.hasplugin("_cov"):
-        for path, names in marks.items():
-            is_measured = any(path.is_relative_to(TESTS / measured) for measured in MEASURED)
-            names.extend([] if is_measured else ["no_cover"])
     for item in items:
         for name in marks[item.path]:
             item.add_marker(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The marker of pytest-cov for this does nothing in the processes of xdist: two measurements lie over each other
+    there, and the marker ends one of them."""
+    if any(item.path.is_relative_to(TESTS / measured) for measured in MEASURED):
+        return (yield)
+    here, in_threads = sys.gettrace(), threading.gettrace()
+    _trace(None, None)
+    try:
+        return (yield)
+    finally:
+        _trace(here, in_threads)
+
+
+def _trace(here: Any, in_threads: Any) -> None:
+    sys.settrace(here)
+    threading.settrace(in_threads)
 
 
 def pytest_collection_finish() -> None:

@@ -88,16 +88,23 @@ MUTANTS = [
     Mutant(
         "the search stops one short",
         INDEX,
-        "                low = middle\n",
-        "                low = middle - 1\n                high -= 1\n",
+        "                group, low = held, middle\n",
+        "                group, low = held, middle - 1\n                high -= 1\n",
+    ),
+    Mutant("who holds enough is not asked", INDEX, "if depth > len(names):\n            return False", "return False"),
+    Mutant(
+        "what is believed is not looked at before a search ends",
+        INDEX,
+        "return bool((self._confirmed[at].get(name, 0) | self._believed[at].get(name, 0)) & group)",
+        "return bool(self._confirmed[at].get(name, 0) & group)",
     ),
     Mutant(
         "beliefs hide what is confirmed",
         INDEX,
-        "                group ^= believing  # noqa: PLW2901 - what is left of it\n",
+        "                group ^= believing\n",
         "                group = 0\n",
     ),
-    Mutant("marks lie too deep", INDEX, "found.append((depths[low], group))", "found.append((depths[low] + 1, group))"),
+    Mutant("marks lie too deep", INDEX, "found.append((marks[low], group))", "found.append((marks[low] + 1, group))"),
     Mutant(
         "a bit goes by the name of its last member",
         INDEX,
@@ -169,7 +176,7 @@ MUTANTS = [
         "= now_s\n        return self._move(record, MemberState.READY) if",
     ),
     # -- the choice --
-    Mutant("all of a prompt may be cached", CHOICE, "[: hit_cap(num_tokens, size)]", "[:]"),
+    Mutant("all of a prompt may be cached", CHOICE, "[: hit_cap(prompt.num_tokens, size)]", "[:]"),
     Mutant("the longest match is everything", CHOICE, "return base + least, least, when", "return base, least, when"),
     Mutant("a choice reserves nothing", CHOICE, "prompt.num_tokens - best.num_cached_tokens, now_s)", "0, now_s)"),
     Mutant(

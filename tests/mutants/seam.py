@@ -29,8 +29,8 @@ MUTANTS = [
     Mutant(
         "what follows a stop is said",
         SCHEDULER,
-        "enumerate((row.token_ids + row.forced)[:num_taken])",
-        "enumerate(row.token_ids + row.forced)",
+        "enumerate(chosen if len(chosen) == num_taken else chosen[:num_taken])",
+        "enumerate(chosen)",
     ),
     Mutant(
         "what follows a stop is charged", SCHEDULER, "num_new_prompt, num_taken)", "num_new_prompt, len(row.token_ids))"

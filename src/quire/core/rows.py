@@ -78,11 +78,14 @@ def charged_tokens(sequence: Sequence, first: int, num_computed: int) -> tuple[i
     """The tokens from `first` on were computed: how many of them are of the prompt and were for the first time, and how
     many of them were not.
     """
-    end, charged, num_new_prompt = first + num_computed, sequence.num_charged, 0
+    end, charged, num_new_prompt, num_again = first + num_computed, sequence.num_charged, 0, 0
     if first < sequence.num_prompt_tokens:
         num_new_prompt = max(0, min(end, sequence.num_prompt_tokens) - max(first, charged))
-    sequence.num_charged = max(charged, end)
-    return num_new_prompt, max(0, min(end, charged) - first)
+    if charged > first:
+        num_again = min(end, charged) - first
+    if end > charged:
+        sequence.num_charged = end
+    return num_new_prompt, num_again
 
 
 def num_right_drafts(sequence: Sequence, item: WorkItem, num_computed: int) -> int:

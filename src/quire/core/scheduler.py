@@ -187,9 +187,10 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start who is next, as long as it would get tokens in this step and has a place and blocks."""
-        if self.queue.head() is None:
-            return  # in most steps nobody waits: what the others need is not added up
-        placement, needs = self.placement, self.placement.needs()
+        placement, head = self.placement, self.queue.head()
+        if head is None or not placement.has_place(head) or placement.is_still_blocked(head):
+            return  # in most steps nobody can start: what the others need is not added up
+        needs = placement.needs()
         while (head := self.queue.head()) is not None and placement.has_place(head) and placement.reaches(head, needs):
             if placement.is_still_blocked(head):
                 return
@@ -306,7 +307,8 @@ class Scheduler:
         stats.num_computed_tokens += num_computed
         stats.num_recomputed_tokens += num_again
         stats.num_output_tokens += num_taken
-        stats.num_forced_tokens += max(0, num_taken - len(row.token_ids))
+        if row.forced:
+            stats.num_forced_tokens += max(0, num_taken - len(row.token_ids))
         if len(item.token_ids) > 1 and (num_drafts := item.num_drafts):
             stats.num_draft_tokens += num_drafts
             stats.num_accepted_tokens += rows.num_right_drafts(sequence, item, num_computed)
@@ -320,7 +322,8 @@ class Scheduler:
             # Only now is it known what of the prompt had to be computed: a block may be found on the way.
             live.has_begun = True
             self._events.append(FirstToken(request.request_id, live.leader.num_cached_tokens, epoch=request.epoch))
-        for at, token_id in enumerate((row.token_ids + row.forced)[:num_taken]):
+        chosen = row.token_ids + row.forced if row.forced else row.token_ids
+        for at, token_id in enumerate(chosen if len(chosen) == num_taken else chosen[:num_taken]):
             sequence.tokens.append(token_id)
             self._events.append(rows.token_event(sequence, row.logprobs[at] if row.logprobs else None))
         if sequence.siblings:

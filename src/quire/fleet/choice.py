@@ -11,8 +11,9 @@ To choose is to reserve: the tokens count as in flight and the blocks as held th
 next choice sees this one and a burst spreads.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 
 from quire.core.block_table import hit_cap
@@ -185,10 +186,21 @@ class Router:
 
     def best(self, prompt: RoutedPrompt, exclude: Collection[str] = ()) -> RoutingChoice | None:
         """The member with the least cost: what `choose` would choose now. Changes nothing."""
-        offer = min(map(self._best_of_group, self._groups(prompt, exclude)), default=None)
-        if offer is None:
+        num_tokens, weight = prompt.num_tokens, self._uncached_weight
+        best: _Offer | None = None
+
+        def look(size: int, depth: int, members: Sequence[str]) -> int:
+            """Nothing in flight is less than none: who holds too little cannot cost less than the best so far."""
+            nonlocal best
+            offer = self._best_of_group((weight * (num_tokens - size * depth), size * depth, members))
+            best = offer if best is None else min(best, offer)
+            return int((num_tokens - best[0] / weight) / size) if weight else 0
+
+        for size, names, ready in self._sizes(prompt, exclude):
+            self.index.visit(names, ready, partial(look, size))
+        if best is None:
             return None
-        cost, _, _, member, num_cached = offer
+        cost, _, _, member, num_cached = best
         return RoutingChoice(member, self.membership.ready_members[member].epoch, num_cached, cost)
 
     def rank(self, prompt: RoutedPrompt, exclude: Collection[str] = ()) -> list[RoutingChoice]:
@@ -232,22 +244,30 @@ class Router:
             self.index.withdraw(routed.assignment.member, routed.unconfirmed, routed.chosen_s)
         return self.ended(request_id)
 
-    def _groups(self, prompt: RoutedPrompt, exclude: Collection[str]) -> list[_Group]:
+    def _sizes(
+        self, prompt: RoutedPrompt, exclude: Collection[str]
+    ) -> Iterator[tuple[int, Sequence[int], frozenset[str]]]:
+        """Block sizes of members that could get the request, what of it such can hold, and who they are."""
+        for size, ready in self._ready_by_size.items():
+            names = prompt.names.get(size, ())[: hit_cap(prompt.num_tokens, size)]
+            yield size, names, ready.difference(exclude) if exclude else ready
+
+    def _groups(self, prompt: RoutedPrompt, exclude: Collection[str]) -> Iterator[_Group]:
         """The members that could get the request, those together whose cost differs by what is in flight alone.
 
         Members of different block sizes are compared in tokens.
         """
-        num_tokens, weight = prompt.num_tokens, self._uncached_weight
-        found = list[_Group]()
-        for size, ready in self._ready_by_size.items():
-            names = prompt.names.get(size, ())[: hit_cap(num_tokens, size)]
-            for depth, members in self.index.groups(names, ready.difference(exclude) if exclude else ready):
-                found.append((weight * (num_tokens - size * depth), size * depth, members))
-        return found
+        for size, names, ready in self._sizes(prompt, exclude):
+            for depth, members in self.index.groups(names, ready):
+                num_cached = size * depth
+                yield self._uncached_weight * (prompt.num_tokens - num_cached), num_cached, members
 
     def _best_of_group(self, group: _Group) -> _Offer:
         base, num_cached, members = group
         in_flight, last_chosen = self.loads.in_flight_tokens, self._last_chosen
+        if len(members) == 1:  # a conversation's own member: what is asked most
+            member = members[0]
+            return base + in_flight[member], in_flight[member], last_chosen[member], member, num_cached
         least = min(map(in_flight.__getitem__, members))
         idlest = [one for one in members if in_flight[one] == least]
         when, member = min((last_chosen[one], one) for one in idlest)

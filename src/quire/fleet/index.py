@@ -14,7 +14,7 @@ entries are swept little by little, and only then is the bit another's.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from quire.errors import InvariantError
 
@@ -220,24 +220,56 @@ class BlockIndex:
     def groups(self, names: Sequence[int], among: frozenset[str]) -> list[tuple[int, tuple[str, ...]]]:
         """The same as depths, of some members, each depth with those who have it, 0 too: there are far fewer depths
         than members. To be asked with the same set again and again: its bits are kept."""
-        bits = self._masks.get(among)
-        if bits is None:
-            bits = self._masks[among] = self._bits_of_members(among)
-        if not names:
-            return [(0, self._members(bits))] if bits else []
-        first = names[0]
-        confirmed = self._confirmed[first & self._shard_mask].get(first, 0) & bits
-        found = self._search(self._confirmed, names, range(1, len(names) + 1), confirmed, 0) if confirmed else []
-        if confirmed != bits:
-            found.append((0, bits ^ confirmed))
-        told: list[tuple[int, tuple[str, ...]]] = []
-        for depth, group in found:
+        found: list[tuple[int, tuple[str, ...]]] = []
+
+        def look(depth: int, members: tuple[str, ...]) -> int:
+            found.append((depth, members))
+            return 0
+
+        self.visit(names, among, look)
+        return found
+
+    def visit(self, names: Sequence[int], among: frozenset[str], look: Callable[[int, tuple[str, ...]], int]) -> None:
+        """Show each depth and who has it, the deepest first as far as events tell. `look` answers from which depth on
+        it cares about others: who holds less is not searched for."""
+        rest = self._masks.get(among)
+        if rest is None:
+            rest = self._masks[among] = self._bits_of_members(among)
+        least = 0
+        while rest and (least <= 0 or self._reaches(names, least, rest)):
+            depth, group = self._deepest(names, rest)
+            rest ^= group
             for deeper, believing in self._deeper(names, depth, group):
-                told.append((deeper, self._members(believing)))
-                group ^= believing  # noqa: PLW2901 - what is left of it
+                least = max(least, look(deeper, self._members(believing)))
+                group ^= believing
             if group:
-                told.append((depth, self._members(group)))
-        return told
+                least = max(least, look(depth, self._members(group)))
+
+    def _reaches(self, names: Sequence[int], depth: int, group: int) -> bool:
+        """Whether some of a group may hold so many of these blocks. Who does holds all before them, and of what is
+        believed those at marks."""
+        if depth > len(names):
+            return False
+        name = names[MARKS[bisect_right(MARKS, depth) - 1] - 1]
+        at = name & self._shard_mask
+        return bool((self._confirmed[at].get(name, 0) | self._believed[at].get(name, 0)) & group)
+
+    def _deepest(self, names: Sequence[int], group: int) -> tuple[int, int]:
+        """How many of these blocks members of a group have confirmed, at most, and who has so many."""
+        shards, shard_mask = self._confirmed, self._shard_mask
+        low, high = 0, len(names)
+        while low < high:  # all of the group hold `low` blocks, and nobody more than `high`
+            # The first block decides most: it is looked at first.
+            middle = (low + high + 1) >> 1 if low else 1
+            name = names[middle - 1]
+            held = shards[name & shard_mask].get(name, 0) & group
+            if held:
+                group, low = held, middle
+            elif low:
+                high = middle - 1
+            else:
+                break
+        return low, group
 
     def _bits_of_members(self, members: Iterable[str]) -> int:
         bits = 0
@@ -249,27 +281,28 @@ class BlockIndex:
 
     def _deeper(self, names: Sequence[int], depth: int, group: int) -> list[tuple[int, int]]:
         """Those of a group, all with this confirmed depth, who are believed to have a greater one."""
-        mark, marks = bisect_right(MARKS, depth), MARKS[: bisect_right(MARKS, len(names))]
-        if mark == len(marks):
+        mark = MARKS[bisect_right(MARKS, depth)]
+        if mark > len(names):
             return []
-        name = names[marks[mark] - 1]
+        name = names[mark - 1]
         believing = self._believed[name & self._shard_mask].get(name, 0) & group
-        return self._search(self._believed, names, marks, believing, mark) if believing else []
+        if not believing:
+            return []
+        marks = MARKS[bisect_right(MARKS, depth) : bisect_right(MARKS, len(names))]
+        return self._search_marks(names, marks, believing)
 
-    def _search(
-        self, shards: list[dict[int, int]], names: Sequence[int], depths: Sequence[int], group: int, low: int
-    ) -> list[tuple[int, int]]:
-        """Which of these depths, counted from 1, members have, and the bits of those who have it; of a group who all
-        hold the block at `depths[low]`."""
-        shard_mask = self._shard_mask
-        open_groups = [(group, low, len(depths) - 1)]
+    def _search_marks(self, names: Sequence[int], marks: Sequence[int], group: int) -> list[tuple[int, int]]:
+        """Which of these depths members are believed to have, and the bits of those who have it; of a group of whom the
+        first is believed."""
+        shards, shard_mask = self._believed, self._shard_mask
+        open_groups = [(group, 0, len(marks) - 1)]
         found: list[tuple[int, int]] = []
         while open_groups:
             # All of `group` hold the block at `low`, and none holds one behind `high`.
             group, low, high = open_groups.pop()
             while low < high:
                 middle = (low + high + 1) // 2
-                name = names[depths[middle] - 1]
+                name = names[marks[middle] - 1]
                 held = shards[name & shard_mask].get(name, 0) & group
                 if not held:
                     high = middle - 1
@@ -278,7 +311,7 @@ class BlockIndex:
                     open_groups.append((group ^ held, low, middle - 1))
                     group = held
                 low = middle
-            found.append((depths[low], group))
+            found.append((marks[low], group))
         return found
 
     def _members(self, bits: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 from quire.core import invariants
-from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Finished, FirstToken, KVEvent, Token
+from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Finished, FirstToken, KVEvent
 from quire.engine.step_profile import StepProfile
 from quire.errors import CapacityError, InvariantError, RequestError
 from quire.fleet.choice import RoutedPrompt
@@ -191,8 +191,6 @@ class FleetSimulation:
         if member is None or seat.epoch != epoch:
             return
         for event in member.end(self.now_s):
-            if isinstance(event, Token):
-                continue
             if isinstance(event, FirstToken):
                 self._note("first", event.request_id, seat.number)
                 self.latencies.began(event.request_id, self.now_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.events import Finished, KVEvent, RequestEvent
+from quire.core.events import Finished, KVEvent, RequestEvent, Token
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
 from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling, SequenceStatus
@@ -109,11 +109,11 @@ class Member:
         return took_s
 
     def end(self, now_s: float) -> list[RequestEvent]:
-        """The step is done."""
+        """The step is done. What happened, tokens aside: nearly all events are such, and nobody here looks at them."""
         plan, self.under_way = self.under_way, None
         if plan is None:
             raise InvariantError("end: no step is under way")
-        told = self.scheduler.apply(answer_of(plan), now_s)
+        told = [event for event in self.scheduler.apply(answer_of(plan), now_s) if type(event) is not Token]
         for event in told:
             if isinstance(event, Finished):
                 del self._expected[event.request_id]

@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.step import StepPlan, WorkItem
@@ -104,6 +104,7 @@ def test_noise_of_a_tenth_is_told_as_the_error_and_does_not_move_the_costs() -> 
     assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.03)
 
 
+@settings(max_examples=30)  # a fit takes half a second
 @given(st.integers(0, 10_000))
 def test_more_tokens_never_take_less_time(seed: int) -> None:
     random = Random(seed)

@@ -101,6 +101,27 @@ def test_the_choice_is_what_brute_force_finds(seed: int) -> None:
         router.moved(prompt.request_id)  # what it would have left there is not believed any more
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_choice_is_the_first_of_all_with_whatever_is_believed_and_in_flight(seed: int) -> None:
+    """The search that a choice makes ends early; that of a ranking does not."""
+    random = Random(seed)
+    router = Router(uncached_weight=random.choice((0.5, 4.0)))
+    for number in range(6):
+        router.join(f"m{number}", 2, 0.0)
+        router.ready(f"m{number}", 0.0)
+    for number in range(60):
+        # A long way in common, so that depths lie behind the exact marks.
+        tokens = [0] * random.randrange(1, 200) + [number] * random.randrange(1, 40)
+        prompt = prompt_of(f"r{number}", tokens, 2)
+        best = router.rank(prompt)[0]
+        assert router.choose(prompt, float(number)) == best
+        if random.random() < 0.6:
+            router.computed(prompt.request_id)
+        if random.random() < 0.5:
+            names = prompt.names[2]
+            router.index.stored(best.member, names[: random.randrange(len(names) + 1)])
+
+
 def test_members_of_different_block_sizes_are_compared_in_tokens() -> None:
     router, tokens = Router(), list(range(33))
     for member, size in (("small", 4), ("large", 8)):

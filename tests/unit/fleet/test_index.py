@@ -54,6 +54,24 @@ def test_members_with_the_same_blocks_cost_one_search(monkeypatch: pytest.Monkey
     assert sorted(depth for depth, _ in found) == [123, 400]
 
 
+@pytest.mark.parametrize(
+    ("enough", "shown"), [(0, [400, 124, 30, 0]), (31, [400, 124, 30, 0]), (128, [400]), (500, [400])]
+)
+def test_nobody_is_searched_for_once_all_others_hold_too_little(enough: int, shown: list[int]) -> None:
+    index = index_of("a", "b", "c", "d")
+    for member, depth in (("a", 400), ("b", 30)):
+        index.stored(member, PROMPT[:depth])
+    index.optimistic("c", PROMPT[:125], 0.0)
+    found: list[int] = []
+
+    def look(depth: int, members: tuple[str, ...]) -> int:
+        found.append(depth)
+        return enough
+
+    index.visit(PROMPT, frozenset(index.members), look)
+    assert sorted(found, reverse=True) == shown
+
+
 def test_who_left_is_not_read_at_once_and_not_heard_later() -> None:
     index = index_of("a", "b")
     index.stored("a", PROMPT)
