@@ -1,4 +1,4 @@
-"""The real model behind a gateway: one of two members with keys is killed under its streams; replicas on one machine."""
+"""The real model behind a gateway: a member is killed under its streams; replicas on one machine."""
 
 import json
 import os

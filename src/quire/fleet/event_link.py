@@ -82,6 +82,7 @@ class EventLink:
                     (zmq.RECONNECT_IVL_MAX, 2000),
                     (zmq.HEARTBEAT_IVL, 1000),
                     (zmq.HEARTBEAT_TIMEOUT, 4000),
+                    (zmq.IPV6, int("[" in address)),
                 ):
                     socket.setsockopt(option, value)
                 if address:

@@ -106,6 +106,7 @@ def _bound(socket: zmq.asyncio.Socket, address: str, keys: MemberKeys | None) ->
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_QUESTION_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4000)
+    socket.setsockopt(zmq.IPV6, int("[" in address))
     try:
         socket.bind(address)
     except zmq.ZMQError as error:

@@ -12,6 +12,7 @@ import msgspec
 import uvloop
 
 from quire.errors import QuireError
+from quire.fleet.event_relay import MemberPlaces
 from quire.fleet.member_run import MemberPlan, run_member
 from quire.fleet.replicas import ReplicaOrder
 from quire.observe.access_log import set_up
@@ -29,7 +30,7 @@ def read_order(source: BinaryIO) -> ReplicaOrder:
 def plan_of(order: ReplicaOrder) -> MemberPlan:
     """The member that was ordered; its address is reached by this user alone, so it needs no keys."""
     worker = WorkerPlan(order.open, Limits(stuck_s=order.stuck_s))
-    return MemberPlan(order.name, order.address, None, worker, order.words)
+    return MemberPlan(order.name, MemberPlaces(order.address).resolved(), None, worker, order.words)
 
 
 async def serve_order(plan: MemberPlan, drain_s: float) -> bool:
