@@ -197,7 +197,7 @@ def test_a_member_that_lies_is_tried_later_and_later() -> None:
                 assert [wait_s >= least_s for wait_s, least_s in zip(waits_s, (0.2, 0.4, 0.8), strict=True)] == [
                     True
                 ] * 3
-                assert model.fleet.members.keys() == {honest.address}
+                await until(lambda: model.fleet.members.keys() == {honest.address})
                 assert "no message" in model.links[address].problem
             lying.cancel()
             await asyncio.gather(lying, return_exceptions=True)
