@@ -13,8 +13,11 @@ class Wire:
         self._carries = asyncio.Event()
         self._carries.set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._there: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_cut = False
+        self.overheard = bytearray()
+        """All that was said towards the address."""
 
     def cut(self) -> None:
         """All connections break; new ones as soon as they are made."""
@@ -39,6 +42,7 @@ class Wire:
             return
         there_reader, there = await asyncio.open_connection("127.0.0.1", self._port)
         both = {writer, there}
+        self._there.add(there)
         self._writers |= both
         tasks = [asyncio.ensure_future(self._carry(*one)) for one in ((reader, there), (there_reader, writer))]
         self._tasks |= {*tasks}
@@ -54,6 +58,8 @@ class Wire:
         with suppress(ConnectionError):
             while data := await reader.read(1 << 16):
                 await self._carries.wait()
+                if writer in self._there:
+                    self.overheard += data
                 writer.write(data)
                 await writer.drain()
 

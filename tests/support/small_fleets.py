@@ -62,6 +62,7 @@ async def small_member(
     address: str = LOCAL,
     settings: ModelSettings = SETTINGS,
     num_kept_batches: int = 10_000,
+    fingerprint: str = "oracle",
 ) -> AsyncIterator[SmallMember]:
     relay = EventRelay(LOCAL, LOCAL)
     announced = replace(relay.inside, num_kept_batches=num_kept_batches)
@@ -70,7 +71,8 @@ async def small_member(
     plan = oracle_plan(size, settings, step_s=step_s, kv_events=announced)
     supervisor = Supervisor(plan, server.listener, lambda _error: None)
     ready = await supervisor.start()
-    server.start(supervisor, lambda life: MemberCard("oracle", replace(ready.info, exactness=exactness), life))
+    info = replace(ready.info, exactness=exactness, identity=replace(ready.info.identity, fingerprint=fingerprint))
+    server.start(supervisor, lambda life: MemberCard("oracle", info, life))
     member = SmallMember(server, supervisor, relay)
     try:
         yield member

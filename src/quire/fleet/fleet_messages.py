@@ -1,7 +1,7 @@
 """What crosses between a gateway and a member: msgspec structs as msgpack. Nothing that can carry code.
 
     gateway ──► Hello, then assignments, other commands and a sign of life each second ──► member
-    gateway ◄── Welcome · ModelWords · MemberStepped · MemberBeat ◄── member
+    gateway ◄── Welcome · ModelWords · MemberStepped · MemberBeat · Farewell ◄── member
 
 Token ids travel, never text and never tensors; durations, never instants. Bytes that are no message raise
 `MessageError`, and nothing else.
@@ -55,7 +55,11 @@ class Assign(_Message, frozen=True):
     num_uncached_tokens: int
 
 
-ToMember = Hello | GatewayBeat | AskWords | Assign | Cancel | Explain | ClearCache
+class FarewellHeard(_Message, frozen=True):
+    """The answer to Farewell: everything before it was heard."""
+
+
+ToMember = Hello | GatewayBeat | AskWords | FarewellHeard | Assign | Cancel | Explain | ClearCache
 
 # -- to the gateway ----------------------------------------------------------------------------------------------------
 
@@ -120,7 +124,11 @@ class MemberBeat(_Message, frozen=True):
     report: MemberReport
 
 
-ToGateway = Welcome | ModelWords | MemberStepped | MemberBeat
+class Farewell(_Message, frozen=True):
+    """The last message of a member that was told to end and has done what it had: it goes when this was heard."""
+
+
+ToGateway = Welcome | ModelWords | MemberStepped | MemberBeat | Farewell
 
 encode_fleet_message = msgspec.msgpack.Encoder().encode
 _to_member = msgspec.msgpack.Decoder(ToMember)

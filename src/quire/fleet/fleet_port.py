@@ -25,7 +25,16 @@ from quire.engine.engine import Clock, ModelInfo
 from quire.engine.port import Listener
 from quire.errors import DrainingError, EngineDeadError, QueueFullError, TenantShareError
 from quire.fleet.fleet_members import FleetMembers, KnownMember, LinkToMember
-from quire.fleet.fleet_messages import Assign, MemberBeat, MemberStepped, ModelWords, ToGateway, Welcome
+from quire.fleet.fleet_messages import (
+    Assign,
+    Farewell,
+    FarewellHeard,
+    MemberBeat,
+    MemberStepped,
+    ModelWords,
+    ToGateway,
+    Welcome,
+)
 from quire.fleet.fleet_request import FleetRequest
 from quire.fleet.membership import SUSPECT_AFTER_S, MemberState, Transition
 
@@ -165,6 +174,8 @@ class FleetPort:
             case MemberBeat(state, report):
                 self._members.report(link.address, report)
                 self._followed(self._members.beat(link.address, state))
+            case Farewell():
+                link.send(FarewellHeard())
             case ModelWords():
                 if self.words is not None and not self.words.done():
                     self.words.set_result(message)

@@ -29,6 +29,8 @@ from quire.fleet.fleet_messages import (
     PROTOCOL,
     AskWords,
     Assign,
+    Farewell,
+    FarewellHeard,
     GatewayBeat,
     Hello,
     MemberBeat,
@@ -120,6 +122,8 @@ class MemberDesk:
         self._num_uncomputed = 0
         """Prompt tokens of all of them that are still to be computed."""
         self.is_draining = False
+        self._unheard: set[bytes] = set()
+        """Gateways that have not said that they heard the farewell."""
 
     @property
     def num_gateways(self) -> int:
@@ -160,8 +164,21 @@ class MemberDesk:
                 self._supervisor.clear_cache()
             case AskWords():
                 self._send(identity, self._words)
+            case FarewellHeard():
+                self._unheard.discard(identity)
             case GatewayBeat():
                 pass
+
+    def farewell(self) -> None:
+        """Nothing more will be said; who hears it answers."""
+        self._unheard = set(self._gateways)
+        for identity in list(self._unheard):
+            self._send(identity, Farewell())
+
+    @property
+    def is_farewell_heard(self) -> bool:
+        """Whether all gateways that are there have heard everything."""
+        return not self._unheard & self._gateways.keys()
 
     def drain(self) -> None:
         """Take nothing new; gateways are told."""

@@ -35,7 +35,7 @@ BEAT_S = 1.0
 GREETING_S = 5.0
 """How long a member may take to answer the first message."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
-LAST_WORDS_S = 0.01
+LAST_WORDS_MS = 20
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -146,9 +146,11 @@ class MemberLink:
             socket.connect(self.address)
             self.send(Hello(PROTOCOL, self._gateway))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # What a member said before it died may still be on its way to us.
-            if watching.done() and not listening.done() and not any(one.done() for one in others):
-                await asyncio.wait({listening}, timeout=LAST_WORDS_S)
+            # What a member said before it died has arrived, and is read to its end.
+            while watching.done() and not listening.done() and not any(one.done() for one in others):
+                if not await socket.poll(LAST_WORDS_MS):
+                    break
+                await asyncio.sleep(0)
         finally:
             for task in tasks:
                 task.cancel()

@@ -98,7 +98,9 @@ async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, sa
         if failures:
             raise failures[0]
         server.drain()
-        return await supervisor.drain(drain_s)
+        is_done = await supervisor.drain(drain_s)
+        await server.farewell()
+        return is_done
 
 
 def exactness_of(info: ModelInfo) -> str:

@@ -34,6 +34,9 @@ from quire.worker.supervisor import State, Supervisor
 log = logging.getLogger("quire.fleet")
 
 BEAT_S = 1.0
+FAREWELL_S = 5.0
+"""How long gateways may take to hear the last words of a member that ends."""
+FAREWELL_LOOK_S = 0.01
 LOOK_S = 0.25
 """Between two looks at whether the supervisor's state is another one."""
 
@@ -86,6 +89,14 @@ class MemberServer:
         """Take nothing new; gateways are told."""
         if self.desk is not None:
             self.desk.drain()
+
+    async def farewell(self) -> None:
+        """Wait until gateways have heard all that was said. A socket that is closed gives no such promise."""
+        until_s = monotonic() + FAREWELL_S
+        if self.desk is not None:
+            self.desk.farewell()
+            while not self.desk.is_farewell_heard and monotonic() < until_s:
+                await asyncio.sleep(FAREWELL_LOOK_S)
 
     async def close(self) -> None:
         """Say nothing any more."""

@@ -25,6 +25,8 @@ from quire.fleet.fleet_messages import (
     PROTOCOL,
     AskWords,
     Assign,
+    Farewell,
+    FarewellHeard,
     GatewayBeat,
     Hello,
     MemberBeat,
@@ -45,6 +47,7 @@ TO_MEMBER: list[msgspec.Struct] = [
     Hello(PROTOCOL, "gateway"),
     GatewayBeat(),
     AskWords(),
+    FarewellHeard(),
     Assign(assigned(commands.Submit, REQUEST), 3),
     Assign(assigned(commands.Restore, REQUEST), 0),
     Cancel("a", 1),
@@ -59,6 +62,7 @@ TO_GATEWAY: list[msgspec.Struct] = [
     MemberStepped(tuple(EVENTS), REPORT),
     MemberStepped((Queued("a", epoch=1),)),
     MemberBeat("ready", REPORT),
+    Farewell(),
 ]
 NUM_SPOILT = 3000
 SHORT = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)

@@ -15,6 +15,8 @@ from quire.fleet.fleet_messages import (
     PROTOCOL,
     AskWords,
     Assign,
+    Farewell,
+    FarewellHeard,
     GatewayBeat,
     Hello,
     MemberBeat,
@@ -223,6 +225,19 @@ def test_the_worker_sees_short_names_however_long_the_gateways_are() -> None:
     desk.greet(b"g" * 200)
     desk.desk.hear(b"g" * 200, Assign(command(request_id="x" * 256), 6))
     assert [len(name) < 32 for name in desk.seat.engine.scheduler.live] == [True]
+
+
+def test_a_farewell_is_heard_when_all_gateways_that_are_there_have_said_so() -> None:
+    one = Desk()
+    one.greet(b"a", b"b", b"c")
+    one.gone.add(b"c")
+    one.desk.farewell()
+    assert [one.said[name][-1] for name in (b"a", b"b")] == [Farewell(), Farewell()]
+    assert not one.desk.is_farewell_heard
+    one.desk.hear(b"a", FarewellHeard())
+    assert not one.desk.is_farewell_heard
+    one.desk.hear(b"b", FarewellHeard())
+    assert one.desk.is_farewell_heard
 
 
 def test_a_desk_that_drains_says_so_and_refuses_what_is_new() -> None:

@@ -1,0 +1,140 @@
+"""Prefixes that conversations find again on the member that has them, and what a gateway believes beside the truth."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from random import Random
+
+from proofs.proof import Proof, section
+from quire.client.params import SamplingParams
+from quire.errors import QuireError
+from quire.fleet.fleet_model import FleetModel
+from quire.fleet.member_list import FixedMembers
+from tests.support.oracle_worker import SETTINGS
+from tests.support.small_fleets import SmallMember, believed, small_fleet, small_member, truth_of
+
+NUM_MEMBERS, NUM_TALKS, NUM_TURNS = 4, 64, 5
+ROOMY = replace(SETTINGS, memory_bytes=8192)
+"""Blocks enough for every conversation wherever it is."""
+TIGHT = replace(SETTINGS, memory_bytes=64)
+SHORT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+AFTER_S = 2.0
+
+
+@section("reuse")
+async def reuse(proof: Proof) -> None:
+    """All conversations at once; each turn begins with all turns before it."""
+    num_talks = proof.sized(quick=16, full=NUM_TALKS)
+    async with small_fleet(NUM_MEMBERS, settings=ROOMY) as (model, members):
+        talks = await asyncio.gather(*(_talk(model, f"person {at}") for at in range(num_talks)))
+        given = [known.num_heard for known in model.fleet.members.values()]
+    num_cached, num_possible = map(sum, zip(*talks, strict=True))
+    proof.at_least("reuse", num_cached / num_possible, 0.95, f"{num_cached:,} of {num_possible:,} tokens")
+    proof.at_most("imbalance", max(given) / (sum(given) / len(members)), 1.4, f"requests: {given}")
+
+
+async def _talk(model: FleetModel, name: str) -> tuple[int, int]:
+    text, num_cached, num_possible, before = f"the talk of {name} ", 0, 0, 0
+    for turn in range(NUM_TURNS):
+        done = await model.generate(text, SHORT)
+        num_cached += done.num_cached_tokens
+        num_possible += before // SETTINGS.block_size * SETTINGS.block_size
+        before = len(done.prompt_token_ids)
+        text += f"and turn {turn} of {name} goes on for a while "
+    return num_cached, num_possible
+
+
+class Lossy:
+    """Before a gateway's readers: some of what members publish is lost."""
+
+    def __init__(self, model: FleetModel, random: Random, share: float) -> None:
+        self.num_lost = 0
+        for link in model.event_links.values():
+            self._stand_before(link.reader, random, share)
+
+    def _stand_before(self, reader: object, random: Random, share: float) -> None:
+        hear: Callable[[Sequence[bytes]], None] = reader.hear_news  # type: ignore[attr-defined]
+
+        def heard(frames: Sequence[bytes]) -> None:
+            if random.random() < share:
+                self.num_lost += 1
+            else:
+                hear(frames)
+
+        setattr(reader, "hear_news", heard)  # noqa: B010 - stands in its way
+
+
+Trouble = Callable[[FleetModel, list[SmallMember], Random], Awaitable[None]]
+
+
+async def _lose(model: FleetModel, members: list[SmallMember], random: Random) -> None:
+    Lossy(model, random, random.choice((0.1, 0.5, 1.0)))
+    await _ask(model, random)
+
+
+async def _restart_worker(model: FleetModel, members: list[SmallMember], random: Random) -> None:
+    os.kill(random.choice(members).supervisor.pid or 0, signal.SIGKILL)
+    await _ask(model, random)
+
+
+async def _clear(model: FleetModel, members: list[SmallMember], random: Random) -> None:
+    model.clear_cache()
+    await _ask(model, random)
+
+
+async def _ask(model: FleetModel, random: Random) -> None:
+    prompts = [f"{random.getrandbits(30)} and {'more ' * random.randrange(9)}" for _ in range(random.randint(1, 12))]
+    results = await asyncio.gather(*(model.generate(one, SHORT) for one in prompts), return_exceptions=True)
+    for one in results:
+        if isinstance(one, BaseException) and not isinstance(one, QuireError):
+            raise one
+
+
+TROUBLES: Sequence[Trouble] = (_lose, _restart_worker, _clear, _ask)
+
+
+@section("index")
+async def index(proof: Proof) -> None:
+    """Each trial: some trouble, a gateway that comes late, two seconds, and every entry compared with the truth."""
+    num_trials, num_wrong, num_entries = proof.sized(quick=8, full=200), 0, 0
+    random = proof.random
+    while num_trials:
+        num_here = min(10, num_trials)
+        num_trials -= num_here
+        kept = random.choice((1, 4, 10_000))
+        async with small_fleet(2, num_kept_batches=kept, settings=TIGHT) as (model, members), AsyncExitStack() as held:
+            for _ in range(num_here):
+                for trouble in random.sample(TROUBLES, 2):
+                    await trouble(model, members, random)
+                gateways = [model]
+                if random.random() < 0.5:
+                    source = FixedMembers([member.address for member in members])
+                    gateways.append(await held.enter_async_context(FleetModel("oracle", source, None)))
+                await asyncio.sleep(AFTER_S)
+                truth = [await truth_of(member) for member in members]
+                for gateway in gateways:
+                    for told, true in zip(believed(gateway, members), truth, strict=True):
+                        num_wrong += len(told ^ true)
+                        num_entries += len(true)
+                await held.aclose()
+    proof.equals("index_wrong", num_wrong, 0, f"of {num_entries:,} entries")
+
+
+@section("a member joins again")
+async def joins(proof: Proof) -> None:
+    """A member of the same address with an empty cache: nothing of the one before is believed."""
+    num_wrong = 0
+    for _ in range(proof.sized(quick=2, full=10)):
+        async with small_fleet(1, settings=TIGHT) as (model, members):
+            await _ask(model, proof.random)
+            address = members[0].address
+            await members[0].kill()
+            async with small_member(address=address, settings=TIGHT) as again:
+                while not model.fleet.num_ready:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(AFTER_S)
+                num_wrong += len(believed(model, [again])[0] ^ await truth_of(again))
+    proof.equals("joined_wrong", num_wrong, 0)
