@@ -85,6 +85,10 @@ async def _clear(model: FleetModel, members: list[SmallMember], random: Random) 
     await _ask(model, random)
 
 
+async def _nothing(model: FleetModel, members: list[SmallMember], random: Random) -> None:
+    await _ask(model, random)
+
+
 async def _ask(model: FleetModel, random: Random) -> None:
     prompts = [f"{random.getrandbits(30)} and {'more ' * random.randrange(9)}" for _ in range(random.randint(1, 12))]
     results = await asyncio.gather(*(model.generate(one, SHORT) for one in prompts), return_exceptions=True)
@@ -93,7 +97,7 @@ async def _ask(model: FleetModel, random: Random) -> None:
             raise one
 
 
-TROUBLES: Sequence[Trouble] = (_lose, _restart_worker, _clear, _ask)
+TROUBLES: Sequence[Trouble] = (_lose, _restart_worker, _clear, _nothing)
 
 
 @section("index")

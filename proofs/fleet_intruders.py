@@ -83,12 +83,12 @@ async def _without_right(context: zmq.asyncio.Context, member: SmallMember, keys
             await replaying.send_multipart([b"", POSITION])
         sockets += [asking, hearing, replaying]
     num_gateways = 0 if member.server.desk is None else member.server.desk.num_gateways
-    answered = [await one.poll(SILENT_MS) for one in sockets]
+    answered = [bool(await one.poll(SILENT_MS)) for one in sockets]
     for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" + bytes(8) + b"\x7f\x03", Random(1).randbytes(500)):
         for address in (member.address, member.relay.events, member.relay.replay):
             heard = await asyncio.to_thread(plain_bytes, address, data)
             answered.append(b"oracle" in heard)
-    return sum(map(bool, answered)) + (num_gateways != 1)
+    return sum(answered) + (num_gateways != 1)
 
 
 async def _said_again(member: SmallMember, right: GatewayKeys) -> int:
