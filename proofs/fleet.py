@@ -4,6 +4,7 @@
     fleet_moves       members killed in turn under streams, members drained in turn under load
     fleet_cost        what a gateway costs, and how soon a member knows that a client has left
     fleet_blocks      prefixes that are found again, and an index that is the truth whatever is lost
+    fleet_network     links that are down, slow, lossy, deaf in one direction or half open
     fleet_intruders   wrong keys, no keys, handshakes said again, foreign models, bytes that are no messages
 
 Oracles where counts matter, SmolLM2 where text does.
@@ -11,8 +12,8 @@ Oracles where counts matter, SmolLM2 where text does.
 
 import sys
 
-from proofs import fleet_blocks, fleet_cost, fleet_equal, fleet_intruders, fleet_moves
+from proofs import fleet_blocks, fleet_cost, fleet_equal, fleet_intruders, fleet_moves, fleet_network
 from proofs.proof import run
 
 if __name__ == "__main__":
-    sys.exit(run("fleet", fleet_equal, fleet_moves, fleet_cost, fleet_blocks, fleet_intruders))
+    sys.exit(run("fleet", fleet_equal, fleet_moves, fleet_cost, fleet_blocks, fleet_network, fleet_intruders))

@@ -1,6 +1,6 @@
 """A member without a model, in a process of its own, so that it can be stopped and killed.
 
-python -m tests.support.oracle_member ADDRESS STEP_S [KEYS]
+python -m tests.support.oracle_member ADDRESS STEP_S [KEYS [EVENTS REPLAY]]
 """
 
 import asyncio
@@ -54,14 +54,14 @@ def member_process(address: str = LOCAL, step_s: float = 0.0) -> Iterator[Member
         process.stderr.close()
 
 
-def main(address: str, step_s: str, keys: str = "") -> int:
+def main(address: str, step_s: str, keys: str = "", events: str = "", replay: str = "") -> int:
     async def run() -> bool:
         ending = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
         size = talker(template=TEMPLATE).text.vocabulary_size
         plan = MemberPlan(
             "oracle",
-            MemberPlaces(address).resolved(),
+            MemberPlaces(address, events, replay).resolved(),
             read_member_keys(Path(keys)) if keys else None,
             oracle_plan(size, SETTINGS, step_s=float(step_s)),
             oracle_words(),

@@ -60,7 +60,7 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Engine
     kind = RecordingRunner if diary else TimedRunner
     runner = kind(capacity, float(os.environ.get(STEP_S, "0")))
     engine = Engine(runner, config, ModelIdentity("oracle", "slots"), command.key, emit, Guides(_read_vocabulary))
-    engine.info = replace(engine.info, line="an oracle")
+    engine.info = replace(engine.info, line="an oracle", exactness="oracle")
     if diary and isinstance(runner, RecordingRunner):
         runner.scheduler = engine.scheduler
         runner.keep(Path(diary))
