@@ -1,4 +1,4 @@
-"""One request over HTTP/1.1 and its answer, on a connection of its own: to leave it is to close it, and the server sees.
+"""One request over HTTP/1.1 and its answer, on a connection of its own: whoever leaves it closes it, and that is seen.
 
 Small on purpose: a gateway asks a few servers that its operator has named, and needs no redirects, proxies, cookies or
 compression. `httptools`, which the API's own server reads requests with, reads the answers.
@@ -119,7 +119,9 @@ class HttpExchange:
 
 
 @asynccontextmanager
-async def exchange(server: HttpServer, method: str, path: str, body: object = None) -> AsyncIterator[HttpExchange]:
+async def opened_exchange(
+    server: HttpServer, method: str, path: str, body: object = None
+) -> AsyncIterator[HttpExchange]:
     """Send a request; the connection is closed when this is left. Raises OSError and TimeoutError."""
     async with asyncio.timeout(CONNECT_S):
         tls = _tls() if server.has_tls else None
@@ -136,7 +138,7 @@ async def ask(
     server: HttpServer, method: str, path: str, body: object = None, *, timeout_s: float = CONNECT_S
 ) -> tuple[int, bytes]:
     """A small question and its whole answer. Raises OSError, TimeoutError and MessageError."""
-    async with asyncio.timeout(timeout_s), exchange(server, method, path, body) as asked:
+    async with asyncio.timeout(timeout_s), opened_exchange(server, method, path, body) as asked:
         return await asked.head(), await asked.whole()
 
 

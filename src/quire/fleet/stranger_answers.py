@@ -16,7 +16,7 @@ import msgspec
 
 from quire.core.request import FinishReason
 from quire.core.step import TokenLogprobs
-from quire.errors import MessageError
+from quire.errors import RETRY_AFTER_S, MessageError, QueueFullError, QuireError, RequestError
 
 MAX_LINE_BYTES = 64 << 20
 """The first line may repeat a prompt of a million tokens."""
@@ -26,6 +26,9 @@ DONE = b"[DONE]"
 TOKEN_ID = "token_id:"  # noqa: S105 - how servers write a token's id where a text is meant
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 """All others mean that the server broke it off."""
+FULL, NOT_LET_IN = (429, 503), (401, 403, 404)
+"""Statuses that say nothing of the request: there is no room, or this gateway has no key, or the model is gone."""
+MAX_RETRY_S = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,16 @@ def refusal_of(status: int, body: bytes) -> StrangerFailure:
     if told.error is not None:
         return StrangerFailure(status, _failure(told.error, status).message)
     return StrangerFailure(status, (told.message or told.detail or _shown(body))[:SHOWN_CHARS])
+
+
+def error_of(failure: StrangerFailure, retry_after: str, num_waiting: int) -> QuireError | None:
+    """Why a request was not let in, as its client is told; None: that is the server's own fault."""
+    if failure.status in FULL:
+        asked_s = int(retry_after) if retry_after.isdecimal() else RETRY_AFTER_S
+        return QueueFullError(num_waiting, num_waiting, max(1, min(asked_s, MAX_RETRY_S)))
+    if failure.status in NOT_LET_IN or failure.status >= 500:
+        return None
+    return RequestError(f"a member that is not quire refused it: {failure.message}")
 
 
 def _joined(first: StrangerChunk, then: StrangerChunk) -> StrangerChunk:

@@ -15,7 +15,7 @@ from quire.fleet.fleet_messages import MemberCard
 from quire.fleet.stranger_address import StrangerAddress
 from quire.fleet.stranger_metrics import DEFAULT_BLOCK_SIZE, StrangerFigures
 
-PROBE = "The quick brown fox: 12,345 naïve cafés – 你好, мир 🙂\n\tdef f(x):  return x**2  # ΔΣ"
+PROBE = "The quick brown fox: 12,345 naïve cafés 你好, мир 🙂\n\tdef f(x):  return x**2  # ΔΣ"
 """Words, numbers, white space and alphabets that tokenizers cut differently."""
 
 

@@ -1,4 +1,4 @@
-"""One assignment of a member that is not quire: what its answers' streams say, as the events that a gateway takes. Pure.
+"""One assignment of a member that is not quire: what its streams say, as the events that a gateway takes. Pure.
 
     streams of the answers ──chunks──► this ──► Queued Admitted FirstToken Token … SequenceFinished … Finished
 

@@ -10,15 +10,14 @@ is well ends its own request alone.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
 
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Continuation, FinishReason
 from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
-from quire.errors import RETRY_AFTER_S, ConfigError, MessageError, QueueFullError, QuireError, RequestError
+from quire.errors import ConfigError, MessageError, QuireError, RequestError
 from quire.fleet.fleet_messages import (
     PROTOCOL,
     Assign,
@@ -30,10 +29,10 @@ from quire.fleet.fleet_messages import (
     ToMember,
     Welcome,
 )
-from quire.fleet.http_exchange import HttpServer, ask, exchange
+from quire.fleet.http_exchange import HttpServer, ask, opened_exchange
 from quire.fleet.member_link import BEAT_S, FIRST_DELAY_S, MAX_DELAY_S, LinkListener
 from quire.fleet.stranger_address import StrangerAddress, read_key
-from quire.fleet.stranger_answers import StrangerFailure, StrangerStream, refusal_of
+from quire.fleet.stranger_answers import StrangerFailure, StrangerStream, error_of, refusal_of
 from quire.fleet.stranger_card import PROBE, ModelClaim, card_of, check_probe, read_model
 from quire.fleet.stranger_flight import StrangerFlight
 from quire.fleet.stranger_metrics import StrangerFigures, read_figures
@@ -44,12 +43,10 @@ log = logging.getLogger("quire.fleet")
 
 LOOK_TIMEOUT_S = 10.0
 """For `/metrics`. Whoever is silent for longer than the fleet waits is left before."""
-MAX_RETRY_S = 600
 NO_CLAIM = (
     "the model's tokens are not known yet: a member that is not quire sends no tokenizer, so a member of quire's own "
     "must be ready first, or the gateway be given --tokenizer MODEL"
 )
-FULL, NOT_LET_IN = (429, 503), (401, 403, 404)
 
 
 class StrangerRefusedError(Exception):
@@ -140,7 +137,9 @@ class StrangerLink:
                 error = RequestError("a member that is not quire cannot say why a prompt is not cached")
                 asyncio.get_running_loop().call_soon(self._tell, [Refused.of(question_id, error)])
             case ClearCache():
-                self._do(self._clear_cache())
+                task = asyncio.create_task(self._clear_cache())
+                self._others.add(task)
+                task.add_done_callback(self._others.discard)
             case _:
                 pass  # greetings and signs of life: HTTP needs none
 
@@ -327,7 +326,7 @@ class StrangerLink:
         command, index, info = flight.command, answer.index, meeting.card.info
         body = completion_body(command, answer, meeting.card.model, info.max_sequence_tokens)
         stream = StrangerStream(command.prompt + answer.produced, info.vocabulary_size, command.params.logprobs)
-        async with exchange(meeting.server, "POST", "/v1/completions", body) as asked:
+        async with opened_exchange(meeting.server, "POST", "/v1/completions", body) as asked:
             status = await asked.head()
             if status != 200:
                 raise StrangerRefusedError(refusal_of(status, await asked.whole()), asked.header("retry-after"))
@@ -363,16 +362,14 @@ class StrangerLink:
         status, message = error.failure.status, error.failure.message
         if flight.is_taken and status < 500:
             self._tell(flight.ended(FinishReason.ERROR, message))
-        elif flight.is_taken or (status >= 500 and status not in FULL):
+        elif flight.is_taken:
             await self._break_off(flight, message)
-        elif status in FULL:
-            asked_s = int(error.retry_after) if error.retry_after.isdecimal() else RETRY_AFTER_S
-            num_waiting = self._figures.num_waiting
-            self._refuse(flight, QueueFullError(num_waiting, num_waiting, max(1, min(asked_s, MAX_RETRY_S))))
-        elif status in NOT_LET_IN:
-            self._distrust(MessageError(f"/v1/completions answers {status}: {message}"))
+        elif (told := error_of(error.failure, error.retry_after, self._figures.num_waiting)) is not None:
+            self._refuse(flight, told)
+        elif status >= 500:
+            await self._break_off(flight, message)
         else:
-            self._refuse(flight, RequestError(f"a member that is not quire refused it: {message}"))
+            self._distrust(MessageError(f"/v1/completions answers {status}: {message}"))
 
     async def _break_off(self, flight: StrangerFlight, why: str) -> None:
         """If nobody answers there, all its requests move, this one among them."""
@@ -400,8 +397,3 @@ class StrangerLink:
             return
         if status != 200:
             log.warning("the cache of member %s cannot be cleared from here: it answers %d", self.address, status)
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._others.add(task)
-        task.add_done_callback(self._others.discard)

@@ -1,7 +1,7 @@
 """An assignment as a server of the OpenAI API is asked for it: `/v1/completions` with token ids. Pure.
 
 Every answer is a request of its own, so that one of several can be ended by closing its connection, and goes on from
-its own tokens after a move: its prompt is then prompt and tokens, its limits are less by them, and its seed is the same.
+its own tokens after a move: its prompt is then prompt and tokens, its limits are less by them, its seed is the same.
 That is the best such a server can do. It is not exact: its dice begin anew, and penalties take tokens for prompt.
 
 Names beyond the standard are vLLM's. All that decides which token is chosen is sent, because what is left out the
