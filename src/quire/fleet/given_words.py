@@ -19,6 +19,8 @@ from quire.text.tokenizer import Tokenizer
 
 DEFAULT_SEQUENCE_TOKENS = 4096
 """Where neither the model nor the server says how long a sequence may be."""
+MAX_PROBE_BYTES = 4096
+"""Of texts by which tokenizers are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def read_words(model: str) -> GivenWords:
 
 def given_words(words: ModelWords, num_rows: object = None, max_sequence_tokens: object = None) -> GivenWords:
     """The same of words that are there already. A model may have more rows than its tokenizer has tokens."""
-    tokenizer = tokenizer_of(words)
+    tokenizer = tokenizer_of(words).limited(MAX_PROBE_BYTES, MAX_PROBE_BYTES)
     name = blake2b(words.tokenizer_json, digest_size=16).hexdigest()
     info = ModelInfo(
         ModelIdentity(f"tokenizer {name}", "not known"),

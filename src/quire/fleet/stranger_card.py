@@ -11,9 +11,10 @@ import msgspec
 
 from quire.engine.engine import ModelInfo
 from quire.errors import MessageError
-from quire.fleet.fleet_messages import MemberCard
+from quire.fleet.fleet_messages import MemberCard, MemberReport
 from quire.fleet.stranger_address import StrangerAddress
 from quire.fleet.stranger_metrics import DEFAULT_BLOCK_SIZE, StrangerFigures
+from quire.worker.messages import WorkerLoad
 
 PROBE = "The quick brown fox: 12,345 naïve cafés 你好, мир 🙂\n\tdef f(x):  return x**2  # ΔΣ"
 """Words, numbers, white space and alphabets that tokenizers cut differently."""
@@ -96,3 +97,17 @@ def card_of(
         f"{model.name[:64]}, not quire, {size}, up to {longest} tokens a sequence",
     )
     return MemberCard(model.name, info, life, address.events, address.replay)
+
+
+def report_of(figures: StrangerFigures, own_tokens: Sequence[int], num_heard: int) -> MemberReport:
+    """How busy it is by its own word, and by what it was given from here: tokens that each request still has to have
+    computed. What others have waiting there is taken to be like what it had before."""
+    num_others = max(0, figures.num_waiting - sum(1 for num in own_tokens if num))
+    load = WorkerLoad(
+        num_running=figures.num_running,
+        num_waiting=figures.num_waiting,
+        num_used_blocks=figures.num_used_blocks,
+        num_computed_tokens=figures.num_computed_tokens,
+        num_preemptions=figures.num_preemptions,
+    )
+    return MemberReport(load, sum(own_tokens) + round(num_others * figures.mean_prompt_tokens), num_heard)

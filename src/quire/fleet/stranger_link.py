@@ -17,7 +17,7 @@ from secrets import token_hex
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Continuation, FinishReason
 from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
-from quire.errors import ConfigError, MessageError, QuireError, RequestError
+from quire.errors import MessageError, QuireError, RequestError
 from quire.fleet.fleet_messages import (
     PROTOCOL,
     Assign,
@@ -33,11 +33,10 @@ from quire.fleet.http_exchange import HttpServer, ask, opened_exchange
 from quire.fleet.member_link import BEAT_S, FIRST_DELAY_S, MAX_DELAY_S, LinkListener
 from quire.fleet.stranger_address import StrangerAddress, read_key
 from quire.fleet.stranger_answers import StrangerFailure, StrangerStream, error_of, refusal_of
-from quire.fleet.stranger_card import PROBE, ModelClaim, card_of, check_probe, read_model
+from quire.fleet.stranger_card import PROBE, ModelClaim, card_of, check_probe, read_model, report_of
 from quire.fleet.stranger_flight import StrangerFlight
 from quire.fleet.stranger_metrics import StrangerFigures, read_figures
 from quire.fleet.stranger_requests import completion_body, lacking
-from quire.worker.messages import WorkerLoad
 
 log = logging.getLogger("quire.fleet")
 
@@ -167,8 +166,11 @@ class StrangerLink:
             meeting = self._meeting = await self._greet(claim)
             await self._talk(meeting)
             is_fine = self._is_honest
-        except (OSError, MessageError, ConfigError) as error:
+        except (OSError, QuireError) as error:
             self.problem = str(error) or type(error).__name__
+        except Exception as error:  # whatever it is, it is tried again
+            self.problem = f"{type(error).__name__} here"
+            log.exception("what member %s said could not be taken in", self.address)
         finally:
             self._meeting = None
             was_open, self.is_open = self.is_open, False
@@ -185,7 +187,7 @@ class StrangerLink:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _greet(self, claim: ModelClaim) -> _Meeting:
-        """Who is there? Raises OSError, MessageError or ConfigError if it cannot be a member."""
+        """Who is there? Raises OSError or QuireError if it cannot be a member."""
         where = self._where
         server = HttpServer(where.host, where.port, where.has_tls, where.path, read_key(where))
         status, body = await ask(server, "GET", "/v1/models")
@@ -245,18 +247,8 @@ class StrangerLink:
             await asyncio.sleep(BEAT_S)
 
     def _report(self) -> MemberReport:
-        """Its own words on how busy it is; what others have waiting there is taken to be like what it had before."""
-        figures, flights = self._figures, [one.flight for one in self._flights.values()]
-        own = [flight.num_uncomputed_tokens for flight in flights]
-        num_others = max(0, figures.num_waiting - sum(1 for num in own if num))
-        load = WorkerLoad(
-            num_running=figures.num_running,
-            num_waiting=figures.num_waiting,
-            num_used_blocks=figures.num_used_blocks,
-            num_computed_tokens=figures.num_computed_tokens,
-            num_preemptions=figures.num_preemptions,
-        )
-        return MemberReport(load, sum(own) + round(num_others * figures.mean_prompt_tokens), self._num_heard)
+        own = [one.flight.num_uncomputed_tokens for one in self._flights.values()]
+        return report_of(self._figures, own, self._num_heard)
 
     # -- what the fleet is told ----------------------------------------------------------------------------------------
 
