@@ -128,18 +128,17 @@ class StrangerServer:
             await _whole(writer, *self.refusal)
             return
         self.num_streaming += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         leaving = asyncio.ensure_future(reader.read())
+        streaming = asyncio.ensure_future(self._stream(writer, body))
         try:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-            streaming = asyncio.ensure_future(self._stream(writer, body))
             await asyncio.wait({streaming, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not streaming.done():
-                self.num_left += 1
-            streaming.cancel()
-            await asyncio.gather(streaming, return_exceptions=True)
+            self.num_left += not streaming.done()
         finally:
-            leaving.cancel()
             self.num_streaming -= 1
+            streaming.cancel()
+            leaving.cancel()
+            await asyncio.gather(streaming, leaving, return_exceptions=True)
 
     async def _stream(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         prompt, tokens = body["prompt"], answer(body, self.vocabulary_size)

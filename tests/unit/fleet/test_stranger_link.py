@@ -136,7 +136,9 @@ def test_when_the_server_dies_its_stream_goes_on_with_quire_and_the_answer_says_
             await until(lambda: server.num_streaming > 0)
             num_there = server.num_streaming
             server.go(num_there * 4)
-            await until(server.permits.locked)
+            await until(
+                lambda: any(one.has_begun for one in model.fleet._flights.values() if one.member == server.line)
+            )
             await server.kill()
             done = await asyncio.gather(*asking)
             assert all(len(one.answers[0].token_ids) == 24 for one in done)
@@ -144,7 +146,8 @@ def test_when_the_server_dies_its_stream_goes_on_with_quire_and_the_answer_says_
             assert sum(one.num_inexact_moves for one in done) == model.fleet.counts.num_moved_inexact > 0
             for body in server.bodies:
                 begun = [one for one in done if list(one.prompt_token_ids) == body["prompt"]]
-                assert begun[0].answers[0].token_ids[:2] == tuple(answer(body, server.vocabulary_size))[:2]
+                # Oracles all: quire goes on exactly, whoever has begun.
+                assert begun[0].answers[0].token_ids == tuple(answer(body, server.vocabulary_size))
 
     asyncio.run(run())
 
