@@ -48,7 +48,7 @@ NO_CLAIM = (
 )
 
 
-class StrangerRefusedError(Exception):
+class _RefusedError(Exception):
     """The server did not take a request, or broke it off by its own word."""
 
     def __init__(self, failure: StrangerFailure, retry_after: str = "") -> None:
@@ -321,7 +321,7 @@ class StrangerLink:
         async with opened_exchange(meeting.server, "POST", "/v1/completions", body) as asked:
             status = await asked.head()
             if status != 200:
-                raise StrangerRefusedError(refusal_of(status, await asked.whole()), asked.header("retry-after"))
+                raise _RefusedError(refusal_of(status, await asked.whole()), asked.header("retry-after"))
             self._tell(flight.agreed(index))
             if flight.is_taken:
                 opened.all_agreed.set()
@@ -331,7 +331,7 @@ class StrangerLink:
                 chunk = stream.feed(data)
                 self._tell(flight.heard(index, chunk))
                 if chunk.failure is not None:
-                    raise StrangerRefusedError(chunk.failure)
+                    raise _RefusedError(chunk.failure)
                 if chunk.is_done:
                     break
         if flight.is_open(index):
@@ -342,7 +342,7 @@ class StrangerLink:
         """Whose fault is it? A server that is not well loses all its requests, one that is well this one."""
         if isinstance(error, MessageError):
             self._distrust(error)
-        elif isinstance(error, StrangerRefusedError):
+        elif isinstance(error, _RefusedError):
             await self._take_refusal(flight, error)
         elif isinstance(error, OSError):
             await self._break_off(flight, str(error) or type(error).__name__)
@@ -350,7 +350,7 @@ class StrangerLink:
             log.error("an answer of member %s could not be taken in", self.address, exc_info=error)
             self.end(f"{type(error).__name__} here")
 
-    async def _take_refusal(self, flight: StrangerFlight, error: StrangerRefusedError) -> None:
+    async def _take_refusal(self, flight: StrangerFlight, error: _RefusedError) -> None:
         status, message = error.failure.status, error.failure.message
         if flight.is_taken and status < 500:
             self._tell(flight.ended(FinishReason.ERROR, message))
