@@ -77,13 +77,7 @@ class FleetModel(EngineClient):
     async def __aenter__(self) -> "FleetModel":
         self._loop = asyncio.get_running_loop()
         try:
-            first = await self._first_addresses()
-            if first and all(map(is_stranger, first)) and self._strangers.words is None:
-                raise ConfigError(
-                    f"of {len(first)} members none is quire, and others send no tokenizer; give --tokenizer MODEL, a "
-                    "directory or a .gguf file of the model that they serve"
-                )
-            await self._follow(first)
+            await self._follow(await self._first_addresses())
             self._tasks = [
                 asyncio.create_task(self._follow_source(), name="quire-members"),
                 asyncio.create_task(self._tick(), name="quire-fleet"),
@@ -194,12 +188,21 @@ class FleetModel(EngineClient):
                     problem = str(error)
                     log.warning("members stay as they are: %s", problem)
 
-    async def _follow(self, wanted: Sequence[str]) -> None:
+    def _check(self, wanted: Sequence[str]) -> None:
+        """Raise ConfigError for members that may not be spoken to, or could not be understood."""
         for address in wanted:
             if is_stranger(address):
                 check_stranger(parse_stranger(address), allows_clear=self._strangers.allows_clear)
             else:
                 check_clear(address, has_keys=self._keys is not None)
+        if wanted and all(map(is_stranger, wanted)) and self._strangers.words is None and self._text is None:
+            raise ConfigError(
+                f"of {len(wanted)} members none is quire, and others send no tokenizer; give --tokenizer MODEL, a "
+                "directory or a .gguf file of the model that they serve"
+            )
+
+    async def _follow(self, wanted: Sequence[str]) -> None:
+        self._check(wanted)
         membership = self.fleet.router.membership
         for address in wanted:
             if address not in self.links:
