@@ -225,18 +225,24 @@ class StrangerLink:
                 raise end
 
     async def _look(self, meeting: _Meeting) -> None:
-        """Each second: is it there, and how busy?"""
+        """Each second: is it there, and how busy? Raises OSError if nobody is, twice; whoever counts beats judges one
+        that is slow, or says nothing of use."""
         path = "/metrics" if meeting.has_metrics else "/v1/models"
+        has_failed = False
         while True:
             await asyncio.sleep(BEAT_S)
             try:
                 status, body = await ask(meeting.server, "GET", path, timeout_s=LOOK_TIMEOUT_S)
             except TimeoutError:
-                continue  # whoever counts beats judges it
-            if status != 200:
-                raise ConnectionError(f"{path} answers {status}")
-            self._has_heard = True
-            if meeting.has_metrics:
+                continue
+            except OSError:
+                if has_failed:
+                    raise
+                has_failed = True
+                continue
+            has_failed = False
+            self._has_heard |= status == 200
+            if status == 200 and meeting.has_metrics:
                 self._figures = read_figures(body.decode("utf-8", "replace"))
 
     async def _beat(self) -> None:

@@ -20,6 +20,7 @@ from quire.fleet.fleet_model import FleetModel
 from quire.fleet.given_words import StrangerRules, given_words
 from quire.fleet.member_list import FixedMembers
 from quire.fleet.names import names_of, root_name
+from tests.support.local_api import house
 from tests.support.patience import PATIENCE_S
 from tests.support.small_fleets import oracle_words, small_member
 from tests.support.stranger_server import StrangerServer, answer, stranger_server
@@ -78,6 +79,19 @@ def test_several_answers_have_connections_and_seeds_of_their_own() -> None:
             assert done.answers[0].logprobs[0].alternatives
 
     asyncio.run(run())
+
+
+def test_a_server_of_quire_that_knows_of_no_fleet_can_be_one() -> None:
+    async def run(line: str) -> None:
+        async with stranger_server() as server, fleet_of(server.line) as model:
+            expected = [await model.generate("once upon a time", params) for params in (GREEDY, DICE)]
+        async with fleet_of(line) as model:
+            done = [await model.generate("once upon a time", params) for params in (GREEDY, DICE)]
+        assert list(map(tokens, done)) == list(map(tokens, expected))
+        assert done[1].num_cached_tokens > 0
+
+    with house() as quire:
+        asyncio.run(run(f"openai:{quire.url}"))
 
 
 def test_cached_tokens_are_counted_and_cache_groups_are_salts() -> None:
