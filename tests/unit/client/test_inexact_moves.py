@@ -28,7 +28,7 @@ def test_moves_to_other_bits_are_told_where_there_were_some(num_moves: int) -> N
     done = moved.completion()
     assert (done.num_replays, done.num_inexact_moves) == (1, num_moves)
     names = TokenNames(talker().text.tokenizer, False)
-    writer = CompletionWriter("model", CompletionFields(model="model", prompt=[1]), names, None)
+    writer = CompletionWriter("model", CompletionFields.model_validate({"model": "model", "prompt": [1]}), names, None)
     told = [
         writer.usage([moved]).get("completion_tokens_details", {}),
         responses._usage(moved)["output_tokens_details"],
