@@ -119,7 +119,8 @@ def vllm_command(events: int, replay: int) -> Command:
         (
             *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2_directory())),
             *("--served-model-name", NAME, "--host", HOST, "--port", "{port}", "--dtype", "float32"),
-            *("--max-model-len", "2048", "--max-num-seqs", "16", "--enable-prefix-caching"),
+            # Compiling would take longer than all the rest.
+            *("--max-model-len", "2048", "--max-num-seqs", "16", "--enable-prefix-caching", "--enforce-eager"),
             # Braces are doubled: a port is put into every word.
             *(
                 "--enable-prompt-tokens-details",
