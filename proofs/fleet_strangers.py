@@ -5,6 +5,7 @@ cached, whoever has it. vLLM's own counters say which requests it answered and w
 quire's. Then vLLM is killed under its streams. `benchmarks/peers/install.sh vllm` installs it.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -26,6 +27,9 @@ from benchmarks.test_model import smollm2_directory
 from proofs.proof import Proof, section
 from quire.bench.runs import Wishes
 from quire.checkpoints import cache_folder
+from quire.fleet.fleet_model import FleetModel
+from quire.fleet.given_words import StrangerRules, read_words
+from quire.fleet.member_list import FixedMembers
 
 NAME = "small"
 ANSWER_TOKENS = 16
@@ -33,6 +37,7 @@ LONG_TOKENS = 200
 NUM_STREAMS = 8
 BEGUN_TOKENS = 40
 """What vLLM has written of its streams when it is killed."""
+EVENTS_S = 60.0
 SMALL = ("--memory", "2GiB", "--max-model-len", "2048", "--max-running", "16", "--threads", "1")
 TOPICS = ("rivers", "bread", "clocks", "maps", "bees", "glass", "ships", "salt", "wool", "bridges")
 FOUND = re.compile(r"^vllm:(request_success_total|prefix_cache_hits_total)\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
@@ -83,7 +88,21 @@ def strangers(proof: Proof) -> None:
         proof.at_least("quire_cached_tokens", num_cached - num_cached_there, 1, "told to clients, beyond vLLM's")
         hit_share = sum(turn.num_cached_tokens > 0 for turn in later) / max(1, len(later))
         proof.at_least("strangers_hit_share", hit_share, 0.9, "of turns behind the first that found something cached")
+        known = asyncio.run(known_blocks(line))
+        proof.at_least("vllm_blocks_known", known, 1, "blocks of vLLM's that a gateway which came later has heard of")
         killed(proof, gateway, vllm)
+
+
+async def known_blocks(line: str) -> int:
+    """What a second gateway hears of vLLM's cache: told again from its first batch on. None within a while is none."""
+    rules = StrangerRules(await asyncio.to_thread(read_words, str(smollm2_directory())))
+    async with FleetModel(NAME, FixedMembers([line]), None, strangers=rules) as model:
+        until_s = time.monotonic() + EVENTS_S
+        while time.monotonic() < until_s:
+            if num_blocks := sum(link.reader.num_blocks for link in model.event_links.values()):
+                return num_blocks
+            await asyncio.sleep(0.1)
+    return 0
 
 
 def killed(proof: Proof, gateway: Running, vllm: Running) -> None:
