@@ -90,6 +90,8 @@ class EngineSeat:
 class QueueLink:
     """One meeting of a gateway and a member."""
 
+    is_stranger = False
+
     def __init__(self, address: str, identity: bytes) -> None:
         self.address = address
         self.identity = identity

@@ -56,6 +56,9 @@ def members_file(folder: Path, *addresses: str) -> str:
         (["http://10.0.0.1:7000"], "begins with tcp:// or ipc://"),
         ([], "at least one address"),
         (["tcp://10.0.0.1:7000"], "needs keys"),
+        (["openai:http://10.0.0.1:8000"], "--allow-clear-member"),
+        (["openai:http://127.0.0.1:8000"], "--tokenizer MODEL"),
+        (["openai:http://127.0.0.1:8000 colour=red"], "key-file="),
     ],
 )
 def test_a_list_of_members_that_cannot_be_is_an_error_with_a_hint(

@@ -87,6 +87,14 @@ def gateway(
     members: Annotated[str, typer.Option(metavar="FILE|dns:NAME", help="Who the members are: a file, or a name.")],
     name: Annotated[str, typer.Option(help="What clients call the model.")] = "model",
     fleet_keys: KeysFile = None,
+    tokenizer: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help="Whose words to use: where no member is quire nobody sends them."),
+    ] = "",
+    allow_clear_member: Annotated[
+        bool,
+        typer.Option("--allow-clear-member", help="Speak in clear to members that are not quire on other machines."),
+    ] = False,
     insecure_no_keys: Annotated[
         bool, typer.Option("--insecure-no-keys", help="Let other machines in without keys. Anybody can use it.")
     ] = False,
@@ -102,6 +110,7 @@ def gateway(
     from quire.config import ParkedModel
     from quire.fleet.fleet_keys import read_gateway_keys
     from quire.fleet.fleet_model import FleetModel
+    from quire.fleet.given_words import StrangerRules, read_words
     from quire.fleet.member_list import parse_source
     from quire.observe.access_log import set_up
 
@@ -111,10 +120,11 @@ def gateway(
         _say(warning)
     source = parse_source(members)
     given = None if fleet_keys is None else read_gateway_keys(fleet_keys)
+    strangers = StrangerRules(read_words(tokenizer) if tokenizer else None, allow_clear_member)
 
     @asynccontextmanager
     async def opened(_model: "ParkedModel", _tell: object) -> "AsyncIterator[FleetModel]":
-        async with FleetModel(name, source, given, settings.serving.queue) as client:
+        async with FleetModel(name, source, given, settings.serving.queue, strangers=strangers) as client:
             yield client
 
     plan = Plan([ParkedModel(name, name, is_kept=True)], settings, insecure_no_keys)

@@ -144,6 +144,8 @@ class Completion:
     """How often it gave up its place to somebody more urgent."""
     num_replays: int = 0
     """How often its worker died under it."""
+    num_inexact_moves: int = 0
+    """How often it went on, in the middle, where other bits are computed: it may have other words for that."""
     explanation: Explanation | None = None
     """Why the next token was not found in the cache when it was admitted, where that was asked for."""
 

@@ -107,6 +107,8 @@ class Reply:
         self.num_preemptions = 0
         self.num_replays = 0
         """Counted by whoever asks again after a crash."""
+        self.num_inexact_moves = 0
+        """Times it went on where other bits are computed."""
         self.stopped: list[int] = []
         """Answers that a stop string has ended, and the engine does not know of it: taken by whoever feeds it."""
         self.refusal: QuireError | None = None
@@ -186,6 +188,7 @@ class Reply:
             prompt_logprobs=self.prompt_logprobs,
             num_preemptions=self.num_preemptions,
             num_replays=self.num_replays,
+            num_inexact_moves=self.num_inexact_moves,
             explanation=self.explanation,
         )
 
@@ -209,7 +212,8 @@ class Reply:
             case Preempted():
                 self.num_preemptions += 1
             case Replayed():
-                self.num_replays += 1
+                self.num_replays += event.is_exact
+                self.num_inexact_moves += not event.is_exact
             case PromptLogprobs():
                 self._prompt_logprobs += event.logprobs
             case Explained():

@@ -39,8 +39,9 @@ variable counts as not set.
 
 TAIL = """\
 Other variables: `QUIRE_CONFIG` names the file that is read, `QUIRE_CACHE` the folder where quire
-keeps converted [models](../guides/models.md). `QUIRE_FAULTS` breaks a server on purpose, for tests,
-and is refused without `QUIRE_TESTING=1`.
+keeps converted [models](../guides/models.md), `QUIRE_STRANGER_KEY` has the key of a
+[fleet's members that are not quire](../guides/fleet.md#members-that-are-not-quire). `QUIRE_FAULTS`
+breaks a server on purpose, for tests, and is refused without `QUIRE_TESTING=1`.
 """
 
 

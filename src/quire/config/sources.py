@@ -22,8 +22,9 @@ from quire.config.server_settings import ServerSettings
 from quire.config.table import BY_NAME, PREFIX, SETTINGS, Setting
 from quire.errors import ConfigError
 
-OTHER_VARIABLES = frozenset({"QUIRE_CACHE", "QUIRE_CONFIG", "QUIRE_FAULTS", "QUIRE_TESTING"})
-"""Ours, and no settings: where conversions go, which file is read, and what a worker breaks on purpose in tests."""
+OTHER_VARIABLES = frozenset({"QUIRE_CACHE", "QUIRE_CONFIG", "QUIRE_FAULTS", "QUIRE_STRANGER_KEY", "QUIRE_TESTING"})
+"""Ours, and no settings: where conversions go, which file is read, the key of a fleet's members that are not quire, and
+what a worker breaks on purpose in tests."""
 SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 """What Kubernetes puts into every container beside a service that is called quire."""
 SERVICE_ADDRESS = ("tcp://", "udp://", "sctp://")

@@ -191,6 +191,9 @@ class Finished(_Event, frozen=True):
 class Replayed(_Event, frozen=True):
     """The worker that ran it is gone and another goes on with it. Told by whoever replaces workers, not by the core."""
 
+    is_exact: bool = True
+    """False: told once more, because whoever goes on may choose other tokens than the one before would have."""
+
 
 class Explained(_Event, frozen=True):
     """The answer to a question about the cache, which has an id like a request."""

@@ -29,6 +29,8 @@ class LinkToMember(Protocol):
     """What is needed of a connection."""
 
     address: str
+    is_stranger: bool
+    """What is at its other end is not quire: it has no fingerprint, and cannot do all that quire can."""
 
     def send(self, message: ToMember) -> None:
         """Say something, if the member is still there."""
@@ -66,7 +68,9 @@ class FleetMembers:
         self.router = Router(Membership(suspect_after_s, gone_after_s=0.0), salt=salt)
         self.known: dict[str, KnownMember] = {}
         self.info: ModelInfo | None = None
-        """Of the first: all others must compute the same model."""
+        """Of the first: all others must compute the same model, and it names the blocks of all."""
+        self._own_info: ModelInfo | None = None
+        """Of the first that is quire."""
         self._clock = clock
         self._advanced_s: float | None = None
 
@@ -75,21 +79,29 @@ class FleetMembers:
         check_card(card)
         if link.address in self.known:
             raise MessageError("a member says welcome once")
-        info = self.info or card.info
-        if card.info.identity.fingerprint != info.identity.fingerprint:
-            raise MessageError(
-                f"all members of one name must compute the same model; {link.address} computes "
-                f"{card.info.identity.fingerprint}, the others {info.identity.fingerprint}"
-            )
-        if card.info.vocabulary_size != info.vocabulary_size:
-            raise MessageError(
-                f"all members of one name must have the same tokens; {link.address} has {card.info.vocabulary_size}, "
-                f"the others {info.vocabulary_size}"
-            )
-        self.info = info
+        if not link.is_stranger:
+            self._own_info = self._checked(link.address, card.info)
+        self.info = self.info or card.info
         self.known[link.address] = KnownMember(link, card)
         self.router.join(link.address, card.info.block_size, self._clock())
         log.info("member %s is there: %s", link.address, card.info.line)
+
+    def _checked(self, address: str, info: ModelInfo) -> ModelInfo:
+        """Of the first that is quire. Raises MessageError for another that computes something else."""
+        first = self._own_info or info
+        if info.identity.fingerprint != first.identity.fingerprint:
+            raise MessageError(
+                f"all members of one name must compute the same model; {address} computes "
+                f"{info.identity.fingerprint}, the others {first.identity.fingerprint}"
+            )
+        # Where strangers came first, the tokenizer has said how many there are: a model may have more rows than that.
+        least = info.vocabulary_size if self.info is None else self.info.vocabulary_size
+        if info.vocabulary_size < least or info.vocabulary_size != first.vocabulary_size:
+            raise MessageError(
+                f"all members of one name must have the same tokens; {address} has {info.vocabulary_size}, "
+                f"the others {max(least, first.vocabulary_size)}"
+            )
+        return first
 
     def beat(self, member: str, state: str) -> tuple[Transition, ...]:
         """It says how it is."""
@@ -148,15 +160,22 @@ class FleetMembers:
         """Who gets a request now, of those that did not turn it away and have room for its tokens."""
         tokens, ready = flight.tokens, self.router.membership.ready_members
         prompt = self.routed(flight.request.request_id, flight.request.namespace, tokens, flight.names)
-        small = {one for one in ready if self.known[one].card.info.max_sequence_tokens <= len(tokens)}
-        if len(small) == len(ready) and not flight.has_begun:
-            small = set()  # whoever gets it says why it cannot be
-        exclude = flight.refusals.keys() | small
+        unable = {one for one in ready if self.known[one].card.info.max_sequence_tokens <= len(tokens)}
+        if flight.is_for_quire_alone:
+            unable |= self.strangers
+        if len(unable) == len(ready) and not flight.has_begun:
+            unable = set()  # whoever gets it says why it cannot be
+        exclude = flight.refusals.keys() | unable
         if flight.exactness is None:
             return self.router.choose(prompt, now_s, exclude)
         # Bits that would be the same come first; an answer with others is better than none.
         others = {one for one in ready if self.known[one].exactness != flight.exactness}
         return self.router.choose(prompt, now_s, exclude | others) or self.router.choose(prompt, now_s, exclude)
+
+    @property
+    def strangers(self) -> set[str]:
+        """Those that are not quire."""
+        return {address for address, known in self.known.items() if known.link.is_stranger}
 
     def routed(
         self, request_id: str, namespace: Namespace, tokens: tuple[int, ...], names: dict[int, tuple[int, ...]]

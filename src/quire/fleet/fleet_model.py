@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from secrets import token_hex
 from time import monotonic
 from types import TracebackType
@@ -26,15 +24,19 @@ from quire.fleet.event_link import EventLink
 from quire.fleet.event_reader import EventReader
 from quire.fleet.event_relay import as_seen_from
 from quire.fleet.fleet_keys import GatewayKeys, check_clear
+from quire.fleet.fleet_members import LinkToMember
 from quire.fleet.fleet_messages import AskWords, MemberCard, ModelWords, ToGateway, Welcome
 from quire.fleet.fleet_port import TICK_S, FleetPort
+from quire.fleet.given_words import StrangerRules, tokenizer_of
 from quire.fleet.member_link import LinkListener, MemberLink
 from quire.fleet.member_list import MemberSource
 from quire.fleet.membership import SUSPECT_AFTER_S, MemberState
+from quire.fleet.stranger_address import check_stranger, is_stranger, parse_stranger
+from quire.fleet.stranger_card import ModelClaim
+from quire.fleet.stranger_link import StrangerLink
 from quire.text.chat.template import ChatTemplate
 from quire.text.grammar_checker import GrammarChecker
 from quire.text.grammar_wire import LoadVocabulary
-from quire.text.tokenizer import Tokenizer
 
 log = logging.getLogger("quire.fleet")
 
@@ -42,6 +44,7 @@ LOOK_S = 1.0
 """Between two looks at who is meant to be a member."""
 WORDS_S = 10.0
 """How long a member may take to send the model's words, before another one is asked."""
+NO_STRANGERS = StrangerRules()
 
 
 class FleetModel(EngineClient):
@@ -54,15 +57,17 @@ class FleetModel(EngineClient):
         keys: GatewayKeys | None,
         max_held: int = 1024,
         suspect_after_s: float = SUSPECT_AFTER_S,
+        strangers: StrangerRules = NO_STRANGERS,
     ) -> None:
         super().__init__()
         self._name = name
         self._source = source
         self._keys = keys
+        self._strangers = strangers
         self._context = zmq.asyncio.Context()
         self._gateway = token_hex(4)
         self.fleet = FleetPort(self._on_events, max_held, salt=self._gateway, suspect_after_s=suspect_after_s)
-        self.links: dict[str, MemberLink] = {}
+        self.links: dict[str, MemberLink | StrangerLink] = {}
         self._leaving: set[str] = set()
         """Of these, those that nobody names as members any more."""
         self.event_links: dict[str, EventLink] = {}
@@ -96,17 +101,22 @@ class FleetModel(EngineClient):
             return ()
 
     async def _words(self) -> ModelWords:
-        """Of the first member that sends them: whoever is asked may go before it has."""
+        """Those that were given, once a member is ready; or of the first member that sends some: whoever is asked may
+        go before it has."""
         words: asyncio.Future[ModelWords] = asyncio.get_running_loop().create_future()
         self.fleet.words = words
         changed = asyncio.Event()
         self.fleet.on_change = changed.set
         words.add_done_callback(lambda _words: changed.set())
+        given = self._strangers.words
         while not words.done():
             changed.clear()
-            first = next(iter(self.fleet.router.membership.ready_members), None)
+            ready = [self.fleet.members[one].link for one in self.fleet.router.membership.ready_members]
+            first = next((link for link in ready if not link.is_stranger), None)
+            if ready and given is not None:
+                return given.words
             if first is not None:
-                self.fleet.members[first].link.send(AskWords())
+                first.send(AskWords())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), WORDS_S)
         return words.result()
@@ -178,14 +188,25 @@ class FleetModel(EngineClient):
                     problem = str(error)
                     log.warning("members stay as they are: %s", problem)
 
-    async def _follow(self, wanted: Sequence[str]) -> None:
+    def _check(self, wanted: Sequence[str]) -> None:
+        """Raise ConfigError for members that may not be spoken to, or could not be understood."""
         for address in wanted:
-            check_clear(address, has_keys=self._keys is not None)
+            if is_stranger(address):
+                check_stranger(parse_stranger(address), allows_clear=self._strangers.allows_clear)
+            else:
+                check_clear(address, has_keys=self._keys is not None)
+        if wanted and all(map(is_stranger, wanted)) and self._strangers.words is None and self._text is None:
+            raise ConfigError(
+                f"of {len(wanted)} members none is quire, and others send no tokenizer; give --tokenizer MODEL, a "
+                "directory or a .gguf file of the model that they serve"
+            )
+
+    async def _follow(self, wanted: Sequence[str]) -> None:
+        self._check(wanted)
         membership = self.fleet.router.membership
         for address in wanted:
             if address not in self.links:
-                listener = LinkListener(self._hear, self._lost)
-                link = self.links[address] = MemberLink(self._context, address, self._keys, self._gateway, listener)
+                link = self.links[address] = self._link(address)
                 link.start()
             elif address in self._leaving and membership.state_of(address) is MemberState.GONE:
                 self._leaving.remove(address)
@@ -197,40 +218,54 @@ class FleetModel(EngineClient):
                 self._leaving.remove(address)
                 await self.links.pop(address).close()
 
-    def _hear(self, link: MemberLink, message: ToGateway) -> None:
+    def _link(self, address: str) -> MemberLink | StrangerLink:
+        listener = LinkListener(self._hear, self._lost)
+        if is_stranger(address):
+            return StrangerLink(parse_stranger(address), self._claim, listener)
+        return MemberLink(self._context, address, self._keys, self._gateway, listener)
+
+    def _claim(self) -> ModelClaim | None:
+        """What strangers are believed to compute; None as long as nobody has said what that is."""
+        given = self._strangers.words
+        info = self.fleet.info or (None if given is None else given.info)
+        tokenizer = given.tokenizer if given is not None else None if self._text is None else self._text.tokenizer
+        if info is None or tokenizer is None:
+            return None
+        return ModelClaim(info, lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+    def _hear(self, link: LinkToMember, message: ToGateway) -> None:
         self.fleet.hear(link, message)
         if isinstance(message, Welcome) and message.card.events:
-            self._follow_events(link.address, message.card)
+            self._follow_events(link, message.card)
 
-    def _lost(self, link: MemberLink, why: str) -> None:
+    def _lost(self, link: LinkToMember, why: str) -> None:
         """What was said in one meeting is not believed in the next."""
         events = self.event_links.pop(link.address, None)
         if events is not None:
             events.stop()
         self.fleet.lost(link, why)
 
-    def _follow_events(self, member: str, card: MemberCard) -> None:
-        """Without them a request goes where earlier ones went: worse, and never wrong."""
+    def _follow_events(self, link: LinkToMember, card: MemberCard) -> None:
+        """Without them a request goes where earlier ones went: worse, and never wrong. Strangers have neither keys nor
+        snapshots, and whether they may be heard in clear was asked when they were listed."""
+        member, info = link.address, self.fleet.info or card.info
         events, replay = as_seen_from(card.events, member), as_seen_from(card.replay, member)
         try:
-            for address in filter(None, (events, replay)):
+            for address in filter(None, () if link.is_stranger else (events, replay)):
                 check_clear(address, has_keys=self._keys is not None)
         except ConfigError as error:
             log.warning("what %s holds is not followed: %s", member, error)
             return
-        reader = EventReader(
-            self.fleet.router.index, member, card.info.identity.fingerprint, has_snapshots=bool(card.replay)
-        )
-        link = self.event_links[member] = EventLink(self._context, events, replay, self._keys, reader)
-        link.start()
+        has_snapshots = bool(card.replay) and not link.is_stranger
+        reader = EventReader(self.fleet.router.index, member, info.identity.fingerprint, has_snapshots=has_snapshots)
+        keys = None if link.is_stranger else self._keys
+        following = self.event_links[member] = EventLink(self._context, events, replay, keys, reader)
+        following.start()
 
 
 def text_of(name: str, info: ModelInfo, words: ModelWords) -> TextModel:
     """A model's words as a member sent them. Reads a tokenizer: not for an event loop."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "tokenizer.json"
-        file.write_bytes(words.tokenizer_json)
-        tokenizer = Tokenizer.from_files(file, MAX_BYTES_PER_TOKEN)
+    tokenizer = tokenizer_of(words)
     named = {tokenizer.library.token_to_id(text) for text in words.eos_texts}
     ends = frozenset(words.eos_token_ids) | {token for token in named if token is not None}
     tokenizer_json = words.tokenizer_json.decode()

@@ -13,8 +13,10 @@ A request that nobody can take, because nobody is there, is held until somebody 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
+
+from msgspec.structs import replace as struct_replace
 
 from quire.core.digests import Namespace
 from quire.core.events import Admitted, Explained, Finished, FirstToken, Refused, Replayed, RequestEvent, Token
@@ -152,13 +154,14 @@ class FleetPort:
 
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
         """Ask the member that would get this prompt why it is not in its cache."""
-        best = self.router.best(self._members.routed(question_id, namespace, prompt, {}))
+        members = self._members
+        best = self.router.best(members.routed(question_id, namespace, prompt, {}), members.strangers)
         if best is None:
-            error = EngineDeadError("there is no member at this moment; ask again when one is ready")
+            error = EngineDeadError("there is no member of quire's own at this moment; ask again when one is ready")
             self._tell([Refused.of(question_id, error)])
             return
         self._questions[question_id] = best.member
-        self._say(best.member, Explain(question_id, namespace, prompt))
+        self._say(best.member, Explain(question_id, self._as_named_by(best.member, namespace), prompt))
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -240,13 +243,19 @@ class FleetPort:
         for command in flight.ledger.due(now_s):
             if isinstance(command, Submit | Restore):
                 self._members.given(choice.member, now_s)
-                self._say(choice.member, Assign(command, num_uncached))
+                own = struct_replace(command, namespace=self._as_named_by(choice.member, command.namespace))
+                self._say(choice.member, Assign(own, num_uncached))
+
+    def _as_named_by(self, member: str, namespace: Namespace) -> Namespace:
+        """A gateway that began with strangers alone had to call the model something; its members know what it is."""
+        return replace(namespace, model=self.members[member].card.info.identity.fingerprint)
 
     def _count_move(self, flight: FleetRequest, member: str) -> None:
         self._num_moved += flight.is_moving
         if flight.exactness not in (None, self.members[member].exactness):
             self._num_moved_inexact += 1
             log.warning("request %s goes on with a member of other bits", flight.request.request_id)
+            self._tell([Replayed(flight.request.request_id, is_exact=False)])
 
     def _place_held(self) -> None:
         """Whoever turned them away before may take them now."""

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
 from quire.errors import QueueFullError, TenantShareError
+from quire.fleet.stranger_requests import lacking
 from quire.worker.ledger import Ledger
 from quire.worker.ledger_entry import LedgerEntry
 
@@ -44,6 +45,12 @@ class FleetRequest:
     def entry(self) -> LedgerEntry:
         """What its client was told."""
         return self.ledger.entries[self.request.request_id]
+
+    @property
+    def is_for_quire_alone(self) -> bool:
+        """It needs what members of other makes have not."""
+        request = self.request
+        return lacking(request.params, request.grammar, request.adapter) is not None
 
     @property
     def has_ended(self) -> bool:

@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from quire.errors import MessageError
 from quire.fleet.fleet_keys import GatewayKeys, secure_gateway, sent_now
+from quire.fleet.fleet_members import LinkToMember
 from quire.fleet.fleet_messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
@@ -43,14 +44,16 @@ LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AU
 class LinkListener:
     """Who hears what a link has to say."""
 
-    hear: Callable[["MemberLink", ToGateway], None]
+    hear: Callable[[LinkToMember, ToGateway], None]
     """The first message of each meeting is Welcome. Raises MessageError for what cannot be: the link is closed."""
-    lost: Callable[["MemberLink", str], None]
+    lost: Callable[[LinkToMember, str], None]
     """After a Welcome that was taken in: nothing more comes of this meeting."""
 
 
 class MemberLink:
     """Meets a member again and again, until it is closed."""
+
+    is_stranger = False
 
     def __init__(
         self, context: zmq.asyncio.Context, address: str, keys: GatewayKeys | None, gateway: str, listener: LinkListener

@@ -3,6 +3,7 @@
     # members.txt: one address a line
     tcp://10.0.0.5:7000
     tcp://10.0.0.6:7000
+    openai:http://10.0.0.7:8000     # one that is not quire; see stranger_address
 
 A source that cannot be read at this moment, or names nobody, says nothing, and who is there stays: membership freezes,
 traffic goes on.
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.errors import ConfigError
+from quire.fleet.stranger_address import STRANGER, is_stranger, parse_stranger
 
-KINDS = ("tcp://", "ipc://")
+KINDS = ("tcp://", "ipc://", f"{STRANGER}http://", f"{STRANGER}https://")
 DEFAULT_PORT = 7000
 MAX_PORT = 65535
 
@@ -93,6 +95,8 @@ def read_list(file: Path) -> list[str]:
     for address in addresses:
         if not address.startswith(KINDS):
             raise ConfigError(f"a member's address begins with {' or '.join(KINDS)}, {address!r} in {file} does not")
+        if is_stranger(address):
+            parse_stranger(address)
     if not addresses:
         raise ConfigError(f"a list of members has at least one address, {file} has none; write one a line")
     return addresses

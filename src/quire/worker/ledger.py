@@ -191,6 +191,7 @@ class Ledger:
             is_news = entry.num_cached_tokens is None
             if is_news:
                 entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
+                entry.first_pass_epoch = event.epoch
                 event = replace(event, num_cached_tokens=entry.num_cached_tokens)
         return [event] if is_news else []
 
@@ -227,8 +228,11 @@ class Ledger:
     def _take_finished(self, entry: LedgerEntry, event: Finished) -> list[RequestEvent]:
         if entry.dropped or not entry.is_answered:
             raise MessageError(f"{event.request_id} finished before all its answers did")
+        num_cached = self._first_pass(entry, event.num_cached_tokens)
         if entry.num_cached_tokens is None:
-            entry.num_cached_tokens = self._first_pass(entry, event.num_cached_tokens)
+            entry.num_cached_tokens = num_cached
+        elif entry.first_pass_epoch == event.epoch:  # some know only when they are done
+            entry.num_cached_tokens = max(entry.num_cached_tokens, num_cached)
         self._drop(entry)
         self.num_progress += 1
         return [self._finished(entry)]

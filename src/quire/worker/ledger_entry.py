@@ -26,6 +26,8 @@ class LedgerEntry:
     admitted: Admitted | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens not computed on the first pass; None until that pass is done."""
+    first_pass_epoch: int | None = None
+    """The assignment of that pass: who told it may tell it better at its end."""
     num_prompt_logprobs: int = 0
     is_cancelled: bool = False
     num_strikes: int = 0

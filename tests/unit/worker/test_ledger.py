@@ -72,3 +72,20 @@ def test_a_request_that_began_and_is_refused_by_the_next_worker_ends_with_the_re
     assert isinstance(events[0], SequenceFinished)
     assert events[0].reason is FinishReason.ERROR
     assert not books.entries
+
+
+@pytest.mark.parametrize(("says_first_again", "num_cached"), [(False, 2), (True, 0)])
+def test_who_made_the_first_pass_may_count_better_at_the_end_and_nobody_else(
+    says_first_again: bool, num_cached: int
+) -> None:
+    books, told = ledger(), list[RequestEvent]()
+    books.take([FirstToken("a", 0, epoch=1), Token("a", 0, 1, 1, None, epoch=1)], told)
+    epoch = 1
+    if says_first_again:
+        books.crash([])
+        books.due(1.0)
+        epoch = 2
+        books.take([FirstToken("a", 2, epoch=2)], told)
+    ends = [SequenceFinished("a", 0, FinishReason.STOP, 1, None, epoch=epoch), Finished("a", 3, 2, 1, epoch=epoch)]
+    books.take(ends, told)
+    assert told[-1] == Finished("a", 3, num_cached, 1)

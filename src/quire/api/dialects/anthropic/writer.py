@@ -108,6 +108,7 @@ def usage(reply: Reply) -> dict[str, int]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": reply.num_cached_tokens,
         "output_tokens": reply.num_tokens,
+        **({"inexact_moves": reply.num_inexact_moves} if reply.num_inexact_moves else {}),
     }
 
 

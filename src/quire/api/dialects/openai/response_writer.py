@@ -200,11 +200,12 @@ def _output_text(text: str) -> dict[str, Any]:
 
 def _usage(reply: Reply) -> dict[str, Any]:
     num_prompt, num_output = len(reply.request.prompt), reply.num_tokens
+    moved = {"inexact_moves": reply.num_inexact_moves} if reply.num_inexact_moves else {}
     return {
         "input_tokens": num_prompt,
         "input_tokens_details": {"cached_tokens": reply.num_cached_tokens},
         "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": reply.num_reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": reply.num_reasoning_tokens, **moved},
         "total_tokens": num_prompt + num_output,
     }
 

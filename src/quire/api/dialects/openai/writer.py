@@ -82,9 +82,12 @@ class OpenAIWriter:
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": details,
         }
+        beside: dict[str, int] = {}
         if num_thoughts := sum(reply.num_reasoning_tokens for reply in replies):
-            told["completion_tokens_details"] = {"reasoning_tokens": num_thoughts}
-        return told
+            beside["reasoning_tokens"] = num_thoughts
+        if num_moves := sum(reply.num_inexact_moves for reply in replies):
+            beside["inexact_moves"] = num_moves
+        return {**told, "completion_tokens_details": beside} if beside else told
 
 
 def _cache_miss(reply: Reply) -> dict[str, Any] | None:

@@ -1,0 +1,69 @@
+"""An assignment as a server of the OpenAI API is asked for it: `/v1/completions` with token ids. Pure.
+
+Every answer is a request of its own, so that one of several can be ended by closing its connection, and goes on from
+its own tokens after a move: its prompt is then prompt and tokens, its limits are less by them, its seed is the same.
+That is the best such a server can do. It is not exact: its dice begin anew, and penalties take tokens for prompt.
+
+Names beyond the standard are vLLM's. All that decides which token is chosen is sent, because what is left out the
+server would take from the model's own settings.
+"""
+
+from typing import Any
+
+from quire.core.request import Continuation, ResolvedSampling
+from quire.engine.commands import Restore, Submit
+
+SEED_MASK = (1 << 63) - 1
+"""Seeds there are signed, and -1 means none."""
+NO_TOP_K = -1
+
+
+def lacking(params: ResolvedSampling, grammar: str | None, adapter: str) -> str | None:
+    """What a request needs that only members of quire's own have; None: nothing."""
+    if grammar is not None:
+        return "a grammar, as tools and schemas that must be kept to have one"
+    if params.prompt_logprobs is not None or params.max_tokens < 1:
+        return "log-probabilities of its prompt"
+    if params.banned_token_ids:
+        return "tokens that are banned"
+    return "an adapter" if adapter else None
+
+
+def completion_body(
+    command: Submit | Restore, answer: Continuation, model: str, max_sequence_tokens: int
+) -> dict[str, Any]:
+    """What is posted for one answer."""
+    params = command.params
+    prompt = [*command.prompt, *answer.produced]
+    num_left = max(1, min(params.max_tokens - len(answer.produced), max_sequence_tokens - len(prompt)))
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "add_special_tokens": False,
+        "max_tokens": num_left,
+        "min_tokens": min(num_left, max(0, params.min_tokens - len(answer.produced))),
+        "temperature": params.temperature,
+        "top_k": params.top_k or NO_TOP_K,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "seed": (command.seed + answer.index) & SEED_MASK,
+        # Which tokens end an answer was decided here; the server's own would be others.
+        "ignore_eos": True,
+        "stop_token_ids": sorted(params.stop_token_ids),
+    }
+    if command.namespace.cache_group:
+        body["cache_salt"] = command.namespace.cache_group
+    if params.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+    if params.allowed_token_ids is not None:
+        body["allowed_token_ids"] = list(params.allowed_token_ids)
+    if params.logprobs is not None:
+        body["logprobs"] = params.logprobs
+        body["return_tokens_as_token_ids"] = True
+    return body
