@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.fleet.event_relay import MemberPlaces
 from quire.fleet.fleet_keys import read_member_keys
 from quire.fleet.member_run import MemberPlan, run_member
 from tests.support.oracle_worker import ROOT, SETTINGS, oracle_plan
