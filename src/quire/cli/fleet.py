@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire.cli.lazy import lazy_group
 from quire.cli.settings_flags import with_chosen_settings
 from quire.config import SETTINGS, Group, Settings
 
@@ -21,6 +22,15 @@ fleet_app = typer.Typer(
     help="Serve a model with many machines behind one gateway. One machine needs only `quire serve`.",
     no_args_is_help=True,
     rich_markup_mode=None,
+)
+fleet_app.add_typer(
+    lazy_group(
+        "quire.cli.fleet_ray",
+        "ray_app",
+        name="ray",
+        help="A fleet on Ray: where members run, their restarts, scaling and rolling updates. Needs quire[ray].",
+        epilog="Example: quire fleet ray up model.gguf --members 2",
+    )
 )
 COMPUTES = (Group.MODEL, Group.SCHEDULING)
 MEMBER_SETTINGS = [one.name for one in SETTINGS if one.group in COMPUTES or one.name in ("drain_s", "log_format")]

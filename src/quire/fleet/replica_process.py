@@ -1,4 +1,4 @@
-"""A member that is the child of another process, which it does not outlive: of a gateway, or of one that looks after it.
+"""A member that is the child of another process, of a gateway perhaps, which it does not outlive.
 
 python -m quire.fleet.replica_process          its order comes through standard input
 """

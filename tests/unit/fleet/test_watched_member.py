@@ -85,7 +85,9 @@ def test_a_status_is_written_at_once_or_not_at_all() -> None:
         write_status(-1, MemberStatus("a" * 5000, "ready"))
 
 
-@pytest.mark.parametrize("line", [b"", b"hello", b'{"address": 1}', b'{"address": "a", "state": "b", "num_running": -1}'])
+@pytest.mark.parametrize(
+    "line", [b"", b"hello", b'{"address": 1}', b'{"address": "a", "state": "b", "num_running": -1}']
+)
 def test_what_is_no_status_is_refused(line: bytes) -> None:
     with pytest.raises(MessageError, match="no status"):
         decode_status(line)

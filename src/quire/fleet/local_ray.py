@@ -1,0 +1,140 @@
+"""Ray on this machine alone, for one fleet: loopback addresses, its token demanded, ended by who started it.
+
+Imports no ray: it is a process of its own, which this one starts and remembers.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic, sleep
+from urllib.parse import urlsplit
+
+from quire.config.home import expanded
+from quire.errors import ConfigError
+from quire.fleet.serve_rest import AUTH_MODE, RayUnreachableError, ServeRest, made_token
+
+LOOPBACK = "127.0.0.1"
+START_S = 180.0
+"""Ray is a dozen processes, and takes its time on a small machine."""
+END_S = 60.0
+LOOK_S = 0.5
+HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def check_installed() -> None:
+    """Raises ConfigError where ray is not there."""
+    if find_spec("ray") is None:
+        raise ConfigError("a fleet on Ray needs ray with Serve, and it is not installed; pip install 'quire[ray]'")
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where it is remembered what runs, and where keys are that nobody named."""
+    base = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return expanded(base, "set XDG_STATE_HOME to a full path") / "quire" / "ray"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRay:
+    """One that was started here."""
+
+    pid: int
+    address: str
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process is still that of Ray."""
+        try:
+            words = Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
+        except FileNotFoundError:
+            return _answers(self.pid) if not Path("/proc").is_dir() else False
+        return b"ray.scripts.scripts" in words
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def remembered(folder: Path) -> LocalRay | None:
+    """What was started here and still runs."""
+    try:
+        told = json.loads((folder / "head.json").read_text(encoding="utf-8"))
+        found = LocalRay(int(told["pid"]), str(told["address"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if found.is_alive else None
+
+
+def ray_command(address: str, port: int, num_cpus: int | None = None) -> list[str]:
+    """What starts Ray's head with its dashboard, on loopback alone."""
+    dashboard = urlsplit(address)
+    given = [] if num_cpus is None else [f"--num-cpus={num_cpus}"]
+    return [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
+        f"--node-ip-address={LOOPBACK}",
+        f"--port={port}",
+        "--include-dashboard=true",
+        f"--dashboard-host={LOOPBACK}",
+        f"--dashboard-port={dashboard.port or 8265}",
+        *given,
+    ]
+
+
+def start_ray(folder: Path, address: str, command: list[str], environ: Mapping[str, str]) -> LocalRay:
+    """Start it, and wait until it answers. Raises ConfigError."""
+    check_installed()
+    if urlsplit(address).hostname not in (LOOPBACK, "localhost", "::1"):
+        raise ConfigError(f"Ray is started on this machine alone, {address} given; start that cluster yourself")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    token, log = made_token(environ), folder / "head.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            command,
+            env={**environ, **QUIET, AUTH_MODE: "token"},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    ray = LocalRay(process.pid, address)
+    (folder / "head.json").write_text(json.dumps(asdict(ray)), encoding="utf-8")
+    until_s = monotonic() + START_S
+    while True:
+        try:
+            ServeRest(address, token).details()
+            return ray
+        except RayUnreachableError as error:
+            if process.poll() is not None or monotonic() > until_s:
+                end_ray(folder, ray)
+                raise ConfigError(f"Ray did not start within {START_S:g} s; what it said is in {log}") from error
+        sleep(LOOK_S)
+
+
+def end_ray(folder: Path, ray: LocalRay) -> None:
+    """Tell it to end, with all that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        until_s = monotonic() + END_S
+        if ray.is_alive:
+            os.kill(ray.pid, number)
+        while ray.is_alive and monotonic() < until_s:
+            sleep(LOOK_S)
+            _reap(ray.pid)
+    (folder / "head.json").unlink(missing_ok=True)
+
+
+def _reap(pid: int) -> None:
+    """If it is a child of ours, it is only gone when it was waited for."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return
