@@ -16,6 +16,7 @@ from time import monotonic, sleep
 from urllib.parse import urlsplit
 
 from quire.config.home import expanded
+from quire.config.machine import SHARE_FOR_MODELS, memory_for_models_bytes
 from quire.errors import ConfigError
 from quire.fleet.serve_rest import AUTH_MODE, RayUnreachableError, ServeRest, made_token
 
@@ -25,6 +26,8 @@ START_S = 180.0
 END_S = 60.0
 LOOK_S = 0.5
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+OBJECT_STORE_BYTES = 128 << 20
+"""Nothing of ours goes through it."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -86,6 +89,8 @@ def ray_command(address: str, port: int, num_cpus: int | None = None) -> list[st
         "--include-dashboard=true",
         f"--dashboard-host={LOOPBACK}",
         f"--dashboard-port={dashboard.port or 8265}",
+        f"--memory={int(memory_for_models_bytes() / SHARE_FOR_MODELS)}",  # all of it: members say what they need
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
         *given,
     ]
 

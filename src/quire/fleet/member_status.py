@@ -3,14 +3,15 @@
     {"address": "tcp://127.0.0.1:40123", "state": "ready", "num_running": 3, ...}
 
 Gateways are not told this way: they hear beats on their own sockets. This is for those that start members, look after
-them and decide how many there should be.
+them and decide how many there should be. Where probes ask instead, the same line stands in a file.
 """
 
 import os
+from pathlib import Path
 
 import msgspec
 
-from quire.errors import MessageError
+from quire.errors import ConfigError, MessageError
 from quire.fleet.fleet_messages import NotNegative
 
 MAX_LINE_BYTES = 4096
@@ -41,6 +42,16 @@ def decode_status(line: bytes) -> MemberStatus:
         return msgspec.json.decode(line, type=MemberStatus)
     except (msgspec.MsgspecError, ValueError) as error:
         raise MessageError(f"{len(line)} bytes of a member's output are no status: {error}") from error
+
+
+def write_status_file(file: Path, status: MemberStatus) -> None:
+    """For probes, which read it and look how old it is: always one whole status. Raises ConfigError."""
+    begun = file.with_name(f"{file.name}.new")
+    try:
+        begun.write_bytes(encode_status(status))
+        begun.replace(file)
+    except OSError as error:
+        raise ConfigError(f"a status file must be in a folder that can be written, {file} given: {error}") from error
 
 
 def write_status(descriptor: int, status: MemberStatus) -> None:

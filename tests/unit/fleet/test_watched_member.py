@@ -9,9 +9,9 @@ from time import monotonic
 import pytest
 
 from quire.core.waiting_queue import QueueConfig
-from quire.errors import EngineDeadError, MessageError
+from quire.errors import ConfigError, EngineDeadError, MessageError
 from quire.fleet.fleet_keys import make_keys, read_member_keys
-from quire.fleet.member_status import MemberStatus, decode_status, encode_status, write_status
+from quire.fleet.member_status import MemberStatus, decode_status, encode_status, write_status, write_status_file
 from quire.fleet.replicas import ReplicaOrder
 from quire.fleet.watched_member import SILENT_S, WatchedMember
 from quire.worker.messages import Open
@@ -83,6 +83,15 @@ def test_a_status_is_written_at_once_or_not_at_all() -> None:
     os.close(writing)
     with pytest.raises(MessageError, match="up to"):
         write_status(-1, MemberStatus("a" * 5000, "ready"))
+
+
+def test_a_status_file_always_holds_one_whole_status(tmp_path: Path) -> None:
+    for number in range(3):
+        write_status_file(tmp_path / "status", MemberStatus("tcp://127.0.0.1:1", "ready", number))
+        assert decode_status((tmp_path / "status").read_bytes()).num_running == number
+    assert [file.name for file in tmp_path.iterdir()] == ["status"]
+    with pytest.raises(ConfigError, match="can be written"):
+        write_status_file(tmp_path / "nowhere" / "status", MemberStatus("tcp://127.0.0.1:1", "ready"))
 
 
 @pytest.mark.parametrize(
