@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,6 +87,7 @@ class RayFleet:
                         "model": "oracle",
                         "member_keys": str(self.folder / "keys" / "member.json"),
                         "gateway_keys": str(self.folder / "keys" / "gateway.json"),
+                        "tokens_per_member": 200,
                         "settings": {"max_running": 8, "drain_s": 60, "port": self.port},
                         **args,
                     },
@@ -247,7 +249,7 @@ def ray(proof: Proof) -> None:
         return
     with ray_fleet(proof, python) as fleet:
         began_s = time.monotonic()
-        fleet.up({"num_replicas": 2})
+        fleet.up(scaling(2, 2))
         proof.report("ray_up_s", time.monotonic() - began_s, "two oracles, Ray itself included")
         _moves(proof, fleet)
         _scaled(proof, fleet)
@@ -265,7 +267,7 @@ def _moves(proof: Proof, fleet: RayFleet) -> None:
     say(f"  undisturbed: {[one.problem for one in expected if one.problem][:3]}")
     for which in ("pid", "member_pid"):
         victim = fleet.members()[0]
-        found = fleet.ask_all(seeds, lambda number=int(victim[which]): kill_soon(number))
+        found = fleet.ask_all(seeds, partial(kill_soon, int(victim[which])))
         num_lost += sum(bool(one.problem) for one in found)
         num_other += sum(one.text != other.text for one, other in zip(found, expected, strict=True))
         for problem in {one.problem for one in found} - {""}:
@@ -276,6 +278,13 @@ def _moves(proof: Proof, fleet: RayFleet) -> None:
     proof.equals("ray_moves_unequal", num_other, 0, "that went on with other text than undisturbed")
 
 
+def scaling(at_least: int, at_most: int) -> dict[str, Any]:
+    """By our policy, and sooner than anybody would want it."""
+    wanted = {"min_replicas": at_least, "max_replicas": at_most, "upscale_delay_s": 2, "downscale_delay_s": 10}
+    often = {"metrics_interval_s": 1, "look_back_period_s": 3, "policy": {"policy_function": POLICY}}
+    return {"num_replicas": "auto", "autoscaling_config": {**wanted, **often}}
+
+
 def kill_soon(pid: int) -> None:
     """In the middle of answers."""
     time.sleep(KILL_AFTER_S)
@@ -284,19 +293,11 @@ def kill_soon(pid: int) -> None:
 
 def _scaled(proof: Proof, fleet: RayFleet) -> None:
     """From one member to three with the load, and back without it."""
-    scaling = {
-        "min_replicas": 1,
-        "max_replicas": 3,
-        "upscale_delay_s": 2,
-        "downscale_delay_s": 10,
-        "metrics_interval_s": 1,
-        "look_back_period_s": 3,
-        "policy": {"policy_function": POLICY},
-    }
+    before = fleet.running()
     fleet.quire("scale", "1")
     fleet.until(lambda: len(fleet.running()) == 1, "one member")
-    fleet.up({"num_replicas": "auto", "autoscaling_config": scaling}, tokens_per_member=200)
-    fleet.until(lambda: len(fleet.running()) == 1, "one member again")
+    fleet.up(scaling(1, 3))
+    proof.equals("ray_scaled_replaced", len(fleet.running() - before), 0, "members that another number replaced")
     with fleet.under_load(32, 60) as num_answered:
         proof.report("ray_up_to_3_s", fleet.until(lambda: len(fleet.running()) == 3, "three members"))
         fleet.until(lambda: num_answered[0] > proof.sized(quick=200, full=2000), "answers")
@@ -306,12 +307,13 @@ def _scaled(proof: Proof, fleet: RayFleet) -> None:
 
 def _updated(proof: Proof, fleet: RayFleet) -> None:
     """Other arguments: every member and the gateway are replaced, under load."""
-    fleet.up({"num_replicas": 2}, tokens_per_member=200)
+    fleet.quire("scale", "2")
+    fleet.until(lambda: len(fleet.running()) == 2, "two members")
     before = fleet.running()
     began_s = time.monotonic()
     with fleet.under_load(8, 60) as num_answered:
         fleet.until(lambda: num_answered[0] > 8, "answers")
-        fleet.up({"num_replicas": 2}, tokens_per_member=201)
+        fleet.up(scaling(2, 2), name="oracle")
         fleet.until(lambda: len(fleet.running() - before) == 2, "two new members")
         enough = num_answered[0] + 16
         fleet.until(lambda: num_answered[0] > enough, "answers of the new ones")

@@ -12,7 +12,7 @@ import pytest
 
 from quire import cli
 from quire.fleet import local_ray
-from quire.fleet.ray_config import MEMBER, MemberCount, RayFleetArgs, serve_config
+from quire.fleet.ray_config import MemberCount, RayFleetArgs, serve_config
 
 
 class Cluster(BaseHTTPRequestHandler):
@@ -24,8 +24,6 @@ class Cluster(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         if self.command == "PUT":
             Cluster.deployed = json.loads(body)
-        elif self.command == "DELETE":
-            Cluster.deployed = None
         known = (Cluster.deployed or {}).get("applications", [])
         state = {"status": "RUNNING", "message": ""}
         found = {one["name"]: {**state, "deployed_app_config": one} for one in known}
@@ -35,7 +33,7 @@ class Cluster(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(said)
 
-    do_GET = do_PUT = do_DELETE = _answer  # noqa: N815 - as the library calls them
+    do_GET = do_PUT = _answer  # noqa: N815 - as the library calls them
 
     def log_message(self, *_: object) -> None:
         pass
@@ -112,10 +110,10 @@ def test_a_fleet_is_deployed_scaled_and_ended(
     code, _, _ = run(monkeypatch, capsys, "scale", "3", "--address", address)
     assert code == 0
     (application,) = Cluster.deployed["applications"]
-    assert application["deployments"][0] == {"name": MEMBER, "num_replicas": 3}
+    assert application["deployments"][0] == MemberCount(3, 3).deployment
     assert application["args"] == args
     assert run(monkeypatch, capsys, "down", "--address", address)[0] == 0
-    assert Cluster.deployed is None
+    assert Cluster.deployed["applications"] == []
 
 
 @pytest.mark.usefixtures("_has_ray")

@@ -129,7 +129,7 @@ def test_the_ray_service_holds_a_config_of_ours_with_keys_and_rays_token() -> No
     (scaling,) = [one["autoscaling_config"] for one in application["deployments"] if "autoscaling_config" in one]
     assert (group["minReplicas"], group["maxReplicas"]) == (scaling["min_replicas"], scaling["max_replicas"])
     pod = group["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > args.settings["drain_s"]  # type: ignore[operator]
+    assert pod["terminationGracePeriodSeconds"] > args.settings["drain_s"]
     folders = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     assert {str(Path(file).parent) for file in (args.member_keys, args.gateway_keys)} == {"/fleet"} <= folders
     assert str(Path(str(args.settings["keys_file"])).parent) in folders

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import lightkube  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401 - where it is not installed, nothing here can run
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -21,7 +21,8 @@ def only(required: str = "", **properties: Any) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "required": required.split(), "properties": properties}
 
 
-TEXT, NUMBER, ANYTHING = {"type": "string"}, {"type": "integer", "minimum": 0}, {}
+TEXT, NUMBER = {"type": "string"}, {"type": "integer", "minimum": 0}
+ANYTHING: dict[str, Any] = {}
 TEXTS = {"type": "object", "additionalProperties": TEXT}
 GROUP = {"rayStartParams": TEXTS, "template": ANYTHING}
 NAMED = {"apiVersion": TEXT, "kind": TEXT, "metadata": only("name", name=TEXT, labels=TEXTS)}

@@ -112,28 +112,31 @@ def scale(
     app: AppName = "quire",
 ) -> None:
     """Have another number of members. Those that go finish what they have; nobody is replaced."""
-    from quire.fleet.ray_config import MemberCount, scaled, with_applications
+    from quire.fleet.ray_config import MemberCount, listening, scaled, with_applications
 
     count, rest = MemberCount.parse(members), _rest(address)
     details = rest.details()
     deployed = _application(details, app).get("deployed_app_config")
     if deployed is None:
         raise ConfigError(f"only what a config has deployed can be scaled, {app} was not; scale it by its own means")
-    kept = {name: details[name] for name in ("proxy_location", "http_options") if details.get(name)}
-    rest.deploy(with_applications(details, {**kept, "applications": [scaled(deployed, count)]}))
+    rest.deploy(with_applications(details, {**listening(details), "applications": [scaled(deployed, count)]}))
     _wait_until_running(rest, app)
 
 
 @ray_app.command()
 def down(
     address: Address = DEFAULT,
+    app: AppName = "quire",
     keep_ray: Annotated[bool, typer.Option("--keep-ray", help="Leave Ray running, if it was started here.")] = False,
 ) -> None:
-    """End all applications of the cluster. Requests may finish; a Ray that was started here is ended too."""
+    """End the application. Requests may finish; a Ray that was started here is ended too."""
     from quire.fleet.local_ray import end_ray, remembered, state_folder
+    from quire.fleet.ray_config import without_application
 
     rest = _rest(address)
-    rest.delete()
+    rest.deploy(without_application(rest.details(), app))
+    while app in rest.details().get("applications", {}):
+        sleep(LOOK_S)
     started = remembered(state_folder())
     if started is not None and started.address == address and not keep_ray:
         end_ray(state_folder(), started)

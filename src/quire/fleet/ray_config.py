@@ -100,9 +100,7 @@ class MemberCount:
 
     @property
     def deployment(self) -> dict[str, Any]:
-        """As a Serve config says it."""
-        if self.at_least == self.at_most:
-            return {"name": MEMBER, "num_replicas": self.at_least}
+        """As a Serve config says it. A range for one number too: what has another policy, Ray replaces."""
         return {
             "name": MEMBER,
             "num_replicas": "auto",
@@ -166,11 +164,23 @@ def scaled(application: Mapping[str, Any], members: MemberCount) -> dict[str, An
     return changed
 
 
+def listening(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a cluster's proxies listen, to be said again: they stay as they were started."""
+    return {name: details[name] for name in ("proxy_location", "http_options") if details.get(name)}
+
+
 def with_applications(details: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
     """A config to deploy where others may run already: an application that is left out would be ended."""
     own = {one["name"] for one in wanted["applications"]}
-    deployed = [one.get("deployed_app_config") for one in details.get("applications", {}).values()]
-    return {
-        **wanted,
-        "applications": [*wanted["applications"], *(one for one in deployed if one and one["name"] not in own)],
-    }
+    others = [one for one in _deployed(details) if one["name"] not in own]
+    return {**wanted, "applications": [*wanted["applications"], *others]}
+
+
+def without_application(details: Mapping[str, Any], app: str) -> dict[str, Any]:
+    """A config that ends this one and no other."""
+    return {**listening(details), "applications": [one for one in _deployed(details) if one["name"] != app]}
+
+
+def _deployed(details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    configs = [one.get("deployed_app_config") for one in details.get("applications", {}).values()]
+    return [one for one in configs if one]

@@ -47,6 +47,8 @@ ASK_S = 5.0
 """How long the registry may take to answer a gateway."""
 LOAD = "quire_load"
 """What members call their load where Ray collects it."""
+ONE_AT_A_TIME = 0.001
+"""Of all replicas, and at least one."""
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 GATEWAY_APP = "quire.api.gateway_app:GatewayApp"
 """By its name: the API stands above this room, and is imported where a gateway runs."""
@@ -222,6 +224,7 @@ def application(args: Mapping[str, Any], order: MakeOrder = order_member, comman
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
         "graceful_shutdown_timeout_s": end_s,
         "graceful_shutdown_wait_loop_s": 0.5,
+        "rolling_update_percentage": ONE_AT_A_TIME,
     }
     needs: dict[str, Any] = {"num_cpus": settings.model.num_threads or 1}
     if settings.model.memory_bytes is not None:
@@ -230,6 +233,7 @@ def application(args: Mapping[str, Any], order: MakeOrder = order_member, comman
     gateway = serve.deployment(
         name=GATEWAY,
         max_ongoing_requests=settings.server.max_open_requests + 64,  # it turns away by itself, and says when to return
+        max_surge_percent=100,  # the new one is there before the old one drains; members would need twice the memory
         ray_actor_options={"num_cpus": 0},
         **usual,
     )(serve.ingress()(Gateway))

@@ -1,4 +1,4 @@
-"""Ray's own HTTP interface, as far as a fleet needs it: what is deployed, deploy this, delete all. Imports no ray.
+"""Ray's own HTTP interface, as far as a fleet needs it: what is deployed, and deploy this. Imports no ray.
 
 Every call carries the cluster's token: without one, whoever reaches that address can run any code there.
 """
@@ -72,10 +72,6 @@ class ServeRest:
     def deploy(self, config: Mapping[str, Any]) -> None:
         """Make it so: what the config does not name is ended."""
         self._asked("PUT", json.dumps(config))
-
-    def delete(self) -> None:
-        """End all applications."""
-        self._asked("DELETE")
 
     def _asked(self, method: str, body: str | None = None) -> str:
         parts = urlsplit(self.address)

@@ -21,6 +21,7 @@ from quire.fleet.ray_config import (
     serve_config,
     settings_of_args,
     with_applications,
+    without_application,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -79,7 +80,7 @@ def test_a_config_has_both_deployments_and_listens_where_its_gateways_believe() 
     (application,) = config["applications"]
     assert application["import_path"] == IMPORT_PATH
     assert application["deployments"] == [
-        {"name": MEMBER, "num_replicas": 2},
+        MemberCount(2, 2).deployment,
         {"name": GATEWAY, "num_replicas": 3},
     ]
     assert read_args(application["args"]) == ARGS
@@ -91,6 +92,7 @@ def test_a_config_has_both_deployments_and_listens_where_its_gateways_believe() 
 def test_a_range_of_members_follows_our_policy() -> None:
     (member, _) = serve_config(ARGS, MemberCount(1, 3))["applications"][0]["deployments"]
     scaling = member["autoscaling_config"]
+    assert member["name"] == MEMBER
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 3)
     assert scaling["policy"] == {"policy_function": POLICY}
 
@@ -112,11 +114,11 @@ def test_another_number_of_members_leaves_the_rest_of_an_application_as_it_was()
     (before,) = serve_config(ARGS, MemberCount(1, 3))["applications"]
     before["deployments"][0]["ray_actor_options"] = {"num_cpus": 2}
     after = scaled(before, MemberCount(4, 4))
-    assert after["deployments"][0] == {"name": MEMBER, "num_replicas": 4, "ray_actor_options": {"num_cpus": 2}}
+    assert after["deployments"][0] == {**MemberCount(4, 4).deployment, "ray_actor_options": {"num_cpus": 2}}
     assert after["deployments"][1] == before["deployments"][1]
     assert after["args"] == before["args"]
-    assert before["deployments"][0]["num_replicas"] == "auto"
-    assert scaled({"name": "a"}, MemberCount(2, 2))["deployments"] == [{"name": MEMBER, "num_replicas": 2}]
+    assert before["deployments"][0]["autoscaling_config"]["min_replicas"] == 1
+    assert scaled({"name": "a"}, MemberCount(2, 2))["deployments"] == [MemberCount(2, 2).deployment]
 
 
 def test_who_deploys_a_fleet_ends_no_other_application() -> None:
@@ -129,6 +131,7 @@ def test_who_deploys_a_fleet_ends_no_other_application() -> None:
     }
     config = with_applications(details, serve_config(ARGS, MemberCount(1, 1)))
     assert [one["name"] for one in config["applications"]] == ["quire", "theirs"]
+    assert without_application(details, "quire") == {"applications": [{"name": "theirs", "import_path": "a:b"}]}
     assert config["applications"][0]["import_path"] == IMPORT_PATH
 
 
