@@ -203,7 +203,7 @@ def _rest(address: str) -> "ServeRest":
 
 def _cluster(address: str, *, haproxy: bool) -> "ServeRest":
     """The one that answers there, or a new one on this machine."""
-    from quire.fleet.local_ray import HAPROXY, ray_command, start_ray, state_folder
+    from quire.fleet.local_ray import HAPROXY, start_ray, state_folder
     from quire.fleet.serve_rest import RayUnreachableError
 
     rest = _rest(address)
@@ -212,7 +212,7 @@ def _cluster(address: str, *, haproxy: bool) -> "ServeRest":
     except RayUnreachableError:
         typer.echo("starting Ray on this machine", err=True)
         environ = {**os.environ, **(HAPROXY if haproxy else {})}
-        start_ray(state_folder(), address, ray_command(address, port=0), environ)
+        start_ray(state_folder(), address, environ)
         return _rest(address)
     return rest
 
@@ -243,10 +243,17 @@ def _wait_until_running(rest: "ServeRest", app: str) -> None:
 
 
 def _status(rest: "ServeRest", app: str) -> dict[str, Any]:
+    from quire.fleet.local_ray import remembered, state_folder
+    from quire.fleet.serve_rest import AUTH_MODE
+
+    if rest.token:
+        os.environ.setdefault(AUTH_MODE, "token")  # before ray is imported
     from quire.fleet.ray_control import read_rows
 
     found = _application(rest.details(), app)
-    rows = {row["replica"]: row for row in read_rows(app)}
+    started = remembered(state_folder())
+    gcs = "auto" if started is None or started.address != rest.address else started.gcs
+    rows = {row["replica"]: row for row in read_rows(app, gcs)}
     replicas = [
         {
             "deployment": name,

@@ -6,6 +6,7 @@ Imports no ray: it is a process of its own, which this one starts and remembers.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -49,6 +50,9 @@ class LocalRay:
 
     pid: int
     address: str
+    """Of its dashboard."""
+    gcs: str
+    """Where drivers find it."""
 
     @property
     def is_alive(self) -> bool:
@@ -72,46 +76,51 @@ def remembered(folder: Path) -> LocalRay | None:
     """What was started here and still runs."""
     try:
         told = json.loads((folder / "head.json").read_text(encoding="utf-8"))
-        found = LocalRay(int(told["pid"]), str(told["address"]))
+        found = LocalRay(int(told["pid"]), str(told["address"]), str(told["gcs"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found.is_alive else None
 
 
-def ray_command(address: str, port: int, num_cpus: int | None = None) -> list[str]:
+def ray_command(address: str, gcs: str) -> list[str]:
     """What starts Ray's head with its dashboard, on loopback alone."""
     dashboard = urlsplit(address)
-    given = [] if num_cpus is None else [f"--num-cpus={num_cpus}"]
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
         f"--node-ip-address={LOOPBACK}",
-        f"--port={port}",
+        f"--port={gcs.rpartition(':')[2]}",
         "--include-dashboard=true",
         f"--dashboard-host={LOOPBACK}",
         f"--dashboard-port={dashboard.port or 8265}",
         f"--memory={int(memory_for_models_bytes() / SHARE_FOR_MODELS)}",  # all of it: members say what they need
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        *given,
     ]
 
 
-def start_ray(folder: Path, address: str, command: list[str], environ: Mapping[str, str]) -> LocalRay:
+def free_address() -> str:
+    """One that nobody has at this moment."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        return f"{LOOPBACK}:{listener.getsockname()[1]}"
+
+
+def start_ray(folder: Path, address: str, environ: Mapping[str, str]) -> LocalRay:
     """Start it, and wait until it answers. Raises ConfigError."""
     check_installed()
+    gcs = free_address()
     if urlsplit(address).hostname not in (LOOPBACK, "localhost", "::1"):
         raise ConfigError(f"Ray is started on this machine alone, {address} given; start that cluster yourself")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     token, log = made_token(environ), folder / "head.log"
     with log.open("wb") as out:
         process = subprocess.Popen(  # noqa: S603 - our own command
-            command,
+            ray_command(address, gcs),
             env={**environ, **QUIET, AUTH_MODE: "token"},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    ray = LocalRay(process.pid, address)
+    ray = LocalRay(process.pid, address, gcs)
     (folder / "head.json").write_text(json.dumps(asdict(ray)), encoding="utf-8")
     until_s = monotonic() + START_S
     while True:

@@ -243,9 +243,9 @@ def application(args: Mapping[str, Any], order: MakeOrder = order_member, comman
 # -- for `quire fleet ray status` --------------------------------------------------------------------------------------
 
 
-def read_rows(app_name: str) -> list[dict[str, Any]]:
-    """The members as the registry has them. Connects to the cluster of this machine."""
-    ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+def read_rows(app_name: str, gcs: str) -> list[dict[str, Any]]:
+    """The members as the registry has them. Connects to a cluster that this machine is in."""
+    ray.init(address=gcs, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     try:
         handle = ray.get_actor(f"registry-{app_name}", namespace=NAMESPACE)
         rows: list[MemberRow] = ray.get(handle.rows.remote(), timeout=ASK_S)
