@@ -126,6 +126,7 @@ def start_ray(folder: Path, address: str, environ: Mapping[str, str]) -> LocalRa
     while True:
         try:
             ServeRest(address, token).details()
+            process.returncode = 0  # it outlives this process: nobody is to be told that it still runs
             return ray
         except RayUnreachableError as error:
             if process.poll() is not None or monotonic() > until_s:

@@ -1,4 +1,4 @@
-"""Ray on this machine: started on loopback with its token demanded, remembered, and ended. A stand-in is started here."""
+"""Ray on this machine: started on loopback with its token demanded, remembered, and ended. Here it is a stand-in."""
 
 import json
 import sys
