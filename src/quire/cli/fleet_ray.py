@@ -32,7 +32,7 @@ RAY_SETTINGS = [
     if one.group in (Group.MODEL, Group.SCHEDULING, Group.SERVER) and one.name not in ONE_MACHINE
 ]
 LOOK_S = 1.0
-Address = Annotated[
+ClusterAddress = Annotated[
     str, typer.Option("--address", metavar="URL", help="The cluster's dashboard. On this machine one is started.")
 ]
 AppName = Annotated[str, typer.Option("--app", metavar="NAME", help="The application, as its config names it.")]
@@ -53,7 +53,7 @@ def up(
         Path | None,
         typer.Option("--fleet-keys", metavar="FOLDER", help="Keys of `quire fleet keys`; made here if not given."),
     ] = None,
-    address: Address = DEFAULT,
+    address: ClusterAddress = DEFAULT,
     haproxy: Annotated[bool, typer.Option("--haproxy", help="Ray's faster proxy, where Ray is started here.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the Serve config, and start nothing.")] = False,
 ) -> None:
@@ -81,7 +81,7 @@ def up(
 
 @ray_app.command()
 def status(
-    address: Address = DEFAULT,
+    address: ClusterAddress = DEFAULT,
     app: AppName = "quire",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -108,7 +108,7 @@ def status(
 @ray_app.command()
 def scale(
     members: Annotated[str, typer.Argument(metavar="N|MIN-MAX", help="How many members; a range follows the load.")],
-    address: Address = DEFAULT,
+    address: ClusterAddress = DEFAULT,
     app: AppName = "quire",
 ) -> None:
     """Have another number of members. Those that go finish what they have; nobody is replaced."""
@@ -125,7 +125,7 @@ def scale(
 
 @ray_app.command()
 def down(
-    address: Address = DEFAULT,
+    address: ClusterAddress = DEFAULT,
     app: AppName = "quire",
     keep_ray: Annotated[bool, typer.Option("--keep-ray", help="Leave Ray running, if it was started here.")] = False,
 ) -> None:
@@ -248,12 +248,12 @@ def _status(rest: "ServeRest", app: str) -> dict[str, Any]:
 
     if rest.token:
         os.environ.setdefault(AUTH_MODE, "token")  # before ray is imported
-    from quire.fleet.ray_control import read_rows
+    from quire.fleet.ray_control import member_rows
 
     found = _application(rest.details(), app)
     started = remembered(state_folder())
     gcs = "auto" if started is None or started.address != rest.address else started.gcs
-    rows = {row["replica"]: row for row in read_rows(app, gcs)}
+    rows = {row["replica"]: row for row in member_rows(app, gcs)}
     replicas = [
         {
             "deployment": name,

@@ -24,7 +24,7 @@ from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import WorkerPlan
 
 Say = Callable[[str], None]
-Tell = Callable[[MemberStatus], None]
+TellStatus = Callable[[MemberStatus], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def words_of(checkpoint: Checkpoint, settings: ModelSettings) -> ModelWords:
 
 
 async def run_member(
-    plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Say, tell: Tell | None = None
+    plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Say, tell: TellStatus | None = None
 ) -> bool:
     """Until it is told to end; false if what ran had to be broken off. `tell` hears each second how it is."""
     failures: list[BaseException] = []

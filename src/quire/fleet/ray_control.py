@@ -119,7 +119,7 @@ async def _answer(asked: Any) -> Any:
 # -- deployments -------------------------------------------------------------------------------------------------------
 
 
-class Member:
+class RayMember:
     """Looks after one member's process, for as long as Ray wants it."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -173,7 +173,7 @@ class Member:
             self._registry.report.remote(MemberRow(self._replica, self._node, pid, status))
 
 
-class Gateway:
+class RayGateway:
     """Answers clients. Requests come by Ray's proxy; tokens come from members, past Ray."""
 
     async def __init__(self, given: Mapping[str, Any], _members: Any) -> None:  # type: ignore[misc]  # so here
@@ -229,21 +229,21 @@ def application(args: Mapping[str, Any], order: MakeOrder = order_member, comman
     needs: dict[str, Any] = {"num_cpus": settings.model.num_threads or 1}
     if settings.model.memory_bytes is not None:
         needs["memory"] = settings.model.memory_bytes
-    member = serve.deployment(name=MEMBER, ray_actor_options=needs, **usual)(Member)
+    member = serve.deployment(name=MEMBER, ray_actor_options=needs, **usual)(RayMember)
     gateway = serve.deployment(
         name=GATEWAY,
         max_ongoing_requests=settings.server.max_open_requests + 64,  # it turns away by itself, and says when to return
         max_surge_percent=100,  # the new one is there before the old one drains; members would need twice the memory
         ray_actor_options={"num_cpus": 0},
         **usual,
-    )(serve.ingress()(Gateway))
+    )(serve.ingress()(RayGateway))
     return gateway.bind(dict(args), member.bind(dict(args), order, command))
 
 
 # -- for `quire fleet ray status` --------------------------------------------------------------------------------------
 
 
-def read_rows(app_name: str, gcs: str) -> list[dict[str, Any]]:
+def member_rows(app_name: str, gcs: str) -> list[dict[str, Any]]:
     """The members as the registry has them. Connects to a cluster that this machine is in."""
     ray.init(address=gcs, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     try:
