@@ -243,16 +243,17 @@ def _wait_until_running(rest: "ServeRest", app: str) -> None:
 
 
 def _status(rest: "ServeRest", app: str) -> dict[str, Any]:
-    from quire.fleet.local_ray import remembered, state_folder
+    from quire.fleet.local_ray import ALONE, remembered, state_folder
     from quire.fleet.serve_rest import AUTH_MODE
-
-    if rest.token:
-        os.environ.setdefault(AUTH_MODE, "token")  # before ray is imported
-    from quire.fleet.ray_control import member_rows
 
     found = _application(rest.details(), app)
     started = remembered(state_folder())
-    gcs = "auto" if started is None or started.address != rest.address else started.gcs
+    is_own = started is not None and started.address == rest.address
+    gcs = started.gcs if started is not None and is_own else "auto"
+    # Before ray is imported.
+    os.environ.update({**({AUTH_MODE: "token"} if rest.token else {}), **(ALONE if is_own else {})})
+    from quire.fleet.ray_control import member_rows
+
     rows = {row["replica"]: row for row in member_rows(app, gcs)}
     replicas = [
         {

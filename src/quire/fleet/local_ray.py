@@ -29,7 +29,10 @@ LOOK_S = 0.5
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 OBJECT_STORE_BYTES = 128 << 20
 """Nothing of ours goes through it."""
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
+"""A proxy that is not ready within 5 s is killed three times and started anew: a busy machine needs longer."""
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Whatever it is called, it makes Ray take a machine's loopback address for its own: else 127.0.0.1 becomes another."""
 
 
 def check_installed() -> None:
@@ -114,7 +117,7 @@ def start_ray(folder: Path, address: str, environ: Mapping[str, str]) -> LocalRa
     with log.open("wb") as out:
         process = subprocess.Popen(  # noqa: S603 - our own command
             ray_command(address, gcs),
-            env={**environ, **QUIET, AUTH_MODE: "token"},
+            env={**PATIENT, **environ, **ALONE, AUTH_MODE: "token"},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

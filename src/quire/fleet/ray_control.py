@@ -116,6 +116,12 @@ async def _answer(asked: Any) -> Any:
     return await asked
 
 
+def own_node_address() -> str:
+    """Of this node as Ray was started there: on loopback, loopback."""
+    own = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
+
+
 # -- deployments -------------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +138,7 @@ class RayMember:
         context = serve.get_replica_context()
         self._rule = rule_of(args, settings)
         self._replica = str(context.replica_id.unique_id)
-        self._node = ray.util.get_node_ip_address()
+        self._node = own_node_address()
         self._registry = registry_of(context.app_name)
         host = f"[{self._node}]" if ":" in self._node else self._node
         ordered = await asyncio.to_thread(order, args, settings)
