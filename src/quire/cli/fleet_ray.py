@@ -237,7 +237,7 @@ def _wait_until_running(rest: "ServeRest", app: str) -> None:
             typer.echo(f"{app}: {state or 'not there yet'} after {monotonic() - began_s:.0f} s", err=True)
         if state == "RUNNING":
             return
-        if state in ("DEPLOY_FAILED", "UNHEALTHY"):
+        if state == "DEPLOY_FAILED":  # one that is unhealthy has lost a replica, and gets another
             raise ConfigError(f"{app} could not be deployed: {message}")
         sleep(LOOK_S)
 

@@ -29,8 +29,9 @@ LOOK_S = 0.5
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 OBJECT_STORE_BYTES = 128 << 20
 """Nothing of ours goes through it."""
-PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
-"""A proxy that is not ready within 5 s is killed three times and started anew: a busy machine needs longer."""
+PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_worker_niceness": "0"}
+"""A proxy that is not ready within 5 s is killed and started anew: a busy machine needs longer. Ray's workers, and so
+members, would give way to everything else on the machine."""
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Whatever it is called, it makes Ray take a machine's loopback address for its own: else 127.0.0.1 becomes another."""
 
