@@ -107,10 +107,10 @@ class RayFleet:
         told = json.loads(self.quire("status", "--json"))
         return [one for one in told["replicas"] if one["deployment"] == MEMBER and one["state"] == "RUNNING"]
 
-    def running(self) -> set[str]:
+    def running(self, deployment: str = MEMBER) -> set[str]:
         """The same by Ray's own interface, which is quicker."""
         deployments = self.rest.details()["applications"]["quire"]["deployments"]
-        return {one["replica_id"] for one in deployments[MEMBER]["replicas"] if one["state"] == "RUNNING"}
+        return {one["replica_id"] for one in deployments[deployment]["replicas"] if one["state"] == "RUNNING"}
 
     def until(self, condition: Callable[[], bool], what: str) -> float:
         """How long it took."""
@@ -309,15 +309,17 @@ def _updated(proof: Proof, fleet: RayFleet) -> None:
     """Other arguments: every member and the gateway are replaced, under load."""
     fleet.quire("scale", "2")
     fleet.until(lambda: len(fleet.running()) == 2, "two members")
-    before = fleet.running()
+    before, gateways = fleet.running(), fleet.running(GATEWAY)
     began_s = time.monotonic()
     with fleet.under_load(8, 60) as num_answered:
         fleet.until(lambda: num_answered[0] > 8, "answers")
         fleet.up(scaling(2, 2), name="oracle")
         fleet.until(lambda: len(fleet.running() - before) == 2, "two new members")
+        fleet.until(lambda: not fleet.running(GATEWAY) & gateways, "a new gateway")
         enough = num_answered[0] + 16
         fleet.until(lambda: num_answered[0] > enough, "answers of the new ones")
     proof.equals("ray_updated_members", len(fleet.running() - before), 2)
+    proof.equals("ray_updated_gateways", len(fleet.running(GATEWAY) - gateways), 1)
     proof.report("ray_update_s", time.monotonic() - began_s)
     proof.report("ray_update_requests", num_answered[0])
 

@@ -4,7 +4,7 @@
     Member             ── looks after one member's process; tells the registry each second how it is
     registry           ── a small actor: who is a member; gateways ask it, members report to it
 
-The one file that imports ray. When Ray's head is gone, members and gateways go on with whom they know.
+The one file that imports ray. While Ray does not say who is there, gateways go on with the members they know.
 """
 
 import asyncio
