@@ -9,6 +9,7 @@ import pytest
 from quire.errors import ConfigError
 from quire.fleet import local_ray
 from quire.fleet.local_ray import LocalRay, end_ray, free_address, ray_command, remembered, start_ray, state_folder
+from quire.fleet.serve_rest import ServeRest
 
 STAND_IN = """
 import json, os, sys
@@ -42,7 +43,7 @@ def test_it_is_started_with_its_token_remembered_and_ended(tmp_path: Path, monke
     ray = start_ray(tmp_path / "state", f"http://{free_address()}", environ)
     try:
         token = (tmp_path / "token").read_text()
-        told = local_ray.ServeRest(ray.address, token).details()
+        told = ServeRest(ray.address, token).details()
         assert told == {"mode": "token", "token": f"Bearer {token}"}
         assert remembered(tmp_path / "state") == ray
         assert ray.gcs.startswith("127.0.0.1:")
