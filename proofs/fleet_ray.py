@@ -245,7 +245,7 @@ def ray(proof: Proof) -> None:
     python = ray_python()
     proof.report("ray_there", python is not None)
     if python is None:
-        say(f"  no ray: pip install 'quire[ray]', or name an interpreter that has it in {PYTHON}")
+        say(f"  no ray: install the extra quire[ray], or name an interpreter that has it in {PYTHON}")
         return
     with ray_fleet(proof, python) as fleet:
         began_s = time.monotonic()

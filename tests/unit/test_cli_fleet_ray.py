@@ -78,7 +78,7 @@ def test_without_ray_it_is_said_what_to_install(
     monkeypatch.setattr(local_ray, "find_spec", lambda _name: None)
     code, _, err = run(monkeypatch, capsys, *words)
     assert code == 2
-    assert "pip install 'quire[ray]'" in err
+    assert "install the extra quire[ray]" in err
     assert "Traceback" not in err
 
 

@@ -39,7 +39,7 @@ ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0
 def check_installed() -> None:
     """Raises ConfigError where ray is not there."""
     if find_spec("ray") is None:
-        raise ConfigError("a fleet on Ray needs ray with Serve, and it is not installed; pip install 'quire[ray]'")
+        raise ConfigError("a fleet on Ray needs ray with Serve, and it is not installed; install the extra quire[ray]")
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
