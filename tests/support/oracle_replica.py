@@ -17,8 +17,9 @@ COMMAND = (sys.executable, "-m", "tests.support.oracle_replica")
 def main() -> int:
     order = read_order(sys.stdin.buffer)
     worker = oracle_plan(int(order.open.model), order.open.settings, step_s=0.01)
+    plan = replace(plan_of(order), worker=replace(worker, open=order.open))
     try:
-        asyncio.run(serve_order(replace(plan_of(order), worker=replace(worker, open=order.open)), order.drain_s))
+        asyncio.run(serve_order(plan, order.drain_s, tells_status=order.tells_status))
     except QuireError:
         return 2
     return 0

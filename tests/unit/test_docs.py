@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from quire import cli
 from quire.cli.fleet import fleet_app
+from quire.cli.fleet_ray import ray_app
 from quire.config import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,17 @@ def test_the_guide_of_fleets_tells_of_every_option_that_is_no_setting(name: str)
     for option in own:
         assert option.opts[0] in guide
         assert (option.help or "") in guide, option.opts
+
+
+@pytest.mark.parametrize("name", ["up", "status", "scale", "down"])
+def test_the_guide_of_fleets_on_ray_tells_of_every_option_that_is_no_setting(name: str) -> None:
+    guide = " ".join((ROOT / "docs" / "guides" / "fleet-ray.md").read_text().split())
+    flags = {setting.flag for setting in SETTINGS}
+    command = typer.main.get_command(ray_app).commands[name]  # type: ignore[attr-defined]
+    for option in command.params:
+        if option.opts[0] not in flags:
+            assert option.opts[0] in guide
+            assert (option.help or "") in guide, option.opts
 
 
 def test_the_waits_shown_in_the_readme_are_those_the_command_prints() -> None:

@@ -42,8 +42,19 @@ class Plan:
     """What each model takes of the memory."""
 
 
-async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
-    """Serve until asked to end; how many requests had to be ended."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that answers requests, before anybody listens and any model is there."""
+
+    ring: KeyRing
+    models: Models
+    park: ModelPark
+    limits: AdmissionSettings
+    admission: Admission
+
+
+def prepare(plan: Plan, opening: OpenClient) -> Prepared:
+    """Raises ConfigError for what an operator must not start. Its store, if it has one, is open."""
     server_settings = plan.settings.server
     ring = KeyRing(server_settings.keys_path())
     server_settings.check_lock(has_keys=ring.is_locked, allow_no_keys=plan.allow_no_keys)
@@ -58,22 +69,29 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
     limits = AdmissionSettings(
         server_settings.max_open_requests, origins, server_settings.drop_images, not server_settings.no_page, store
     )
-    admission = Admission(models, Metrics(server_settings.metrics_prefix), limits)
+    return Prepared(ring, models, park, limits, Admission(models, Metrics(server_settings.metrics_prefix), limits))
+
+
+async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
+    """Serve until asked to end; how many requests had to be ended."""
+    server_settings = plan.settings.server
+    prepared = prepare(plan, opening)
+    admission, store = prepared.admission, prepared.limits.store
     shutdown = Shutdown(admission, server_settings.drain_s)
     shutdown.on_signals()
     listener = listen(server_settings.host, server_settings.port)
     admin_path = server_settings.admin_path(listener.getsockname()[1])
     with listener, listening_unix(admin_path) as operator, closing(store) if store else nullcontext():
-        address = PublicAddress(_url_of(listener), ring.is_locked)
+        address = PublicAddress(_url_of(listener), prepared.ring.is_locked)
         servers = [
-            (make_server(make_asgi(admission, Gate(ring))), listener),
-            (make_server(make_admin(admission, shutdown, address, park)), operator),
+            (make_server(make_asgi(admission, Gate(prepared.ring))), listener),
+            (make_server(make_admin(admission, shutdown, address, prepared.park)), operator),
         ]
         return await _serve_while_loading(
             servers,
             shutdown,
-            _loaded(park, models),
-            _Lines(address, admin_path, limits.has_page, say, plan.on_ready),
+            _loaded(prepared.park, prepared.models),
+            _Lines(address, admin_path, prepared.limits.has_page, say, plan.on_ready),
         )
 
 

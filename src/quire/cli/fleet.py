@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quire.cli.lazy import lazy_group
 from quire.cli.settings_flags import with_chosen_settings
 from quire.config import SETTINGS, Group, Settings
 
@@ -21,6 +22,15 @@ fleet_app = typer.Typer(
     help="Serve a model with many machines behind one gateway. One machine needs only `quire serve`.",
     no_args_is_help=True,
     rich_markup_mode=None,
+)
+fleet_app.add_typer(
+    lazy_group(
+        "quire.cli.fleet_ray",
+        "ray_app",
+        name="ray",
+        help="A fleet on Ray: where members run, their restarts, scaling and rolling updates. Needs quire[ray].",
+        epilog="Example: quire fleet ray up model.gguf --members 2",
+    )
 )
 COMPUTES = (Group.MODEL, Group.SCHEDULING)
 MEMBER_SETTINGS = [one.name for one in SETTINGS if one.group in COMPUTES or one.name in ("drain_s", "log_format")]
@@ -54,26 +64,32 @@ def member(
         str, typer.Option(metavar="ADDRESS", help="Where they ask for what they missed; a free port if not given.")
     ] = "",
     fleet_keys: KeysFile = None,
+    status: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write there each second how it is, for probes.")
+    ] = None,
 ) -> None:
     """Compute for gateways. Ctrl-C lets requests finish."""
     import asyncio
+    from functools import partial
 
     import uvloop
 
     from quire.fleet.event_relay import MemberPlaces
     from quire.fleet.fleet_keys import read_member_keys
     from quire.fleet.member_run import plan_member, run_member
+    from quire.fleet.member_status import write_status_file
     from quire.observe.access_log import set_up
 
     set_up("json" if settings.server.log_format == "json" else "plain")
     given = None if fleet_keys is None else read_member_keys(fleet_keys)
 
     places = MemberPlaces(listen, events, replay)
+    tell = None if status is None else partial(write_status_file, status)
 
     async def run() -> bool:
         ending = _ending(asyncio.get_running_loop())
         plan = await asyncio.to_thread(plan_member, model, places, given, settings.model, settings.serving)
-        return await run_member(plan, ending, settings.server.drain_s, _say)
+        return await run_member(plan, ending, settings.server.drain_s, _say, tell)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if not runner.run(run()):

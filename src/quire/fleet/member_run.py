@@ -18,11 +18,13 @@ from quire.fleet.event_relay import EventRelay, MemberPlaces
 from quire.fleet.fleet_keys import MemberKeys
 from quire.fleet.fleet_messages import MemberCard, ModelWords
 from quire.fleet.member_server import MemberServer
+from quire.fleet.member_status import MemberStatus
 from quire.worker.messages import Ready
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import WorkerPlan
 
 Say = Callable[[str], None]
+TellStatus = Callable[[MemberStatus], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,10 @@ def words_of(checkpoint: Checkpoint, settings: ModelSettings) -> ModelWords:
     )
 
 
-async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Say) -> bool:
-    """Until it is told to end; false if what ran had to be broken off."""
+async def run_member(
+    plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Say, tell: TellStatus | None = None
+) -> bool:
+    """Until it is told to end; false if what ran had to be broken off. `tell` hears each second how it is."""
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
@@ -80,6 +84,7 @@ async def run_member(plan: MemberPlan, ending: asyncio.Event, drain_s: float, sa
         relay = EventRelay(plan.places.events, plan.places.replay)
         held.push_async_callback(relay.close)
         server = MemberServer(plan.places.listen, plan.keys, plan.words, relay)
+        server.tell = tell
         opened = msgspec.structs.replace(plan.worker.open, kv_events=relay.inside)
         supervisor = Supervisor(replace(plan.worker, open=opened), server.listener, fail)
         held.push_async_callback(supervisor.close)

@@ -29,6 +29,7 @@ from quire.fleet.fleet_messages import (
     encode_fleet_message,
 )
 from quire.fleet.member_desk import MemberDesk
+from quire.fleet.member_status import MemberStatus
 from quire.worker.supervisor import State, Supervisor
 
 log = logging.getLogger("quire.fleet")
@@ -63,6 +64,8 @@ class MemberServer:
         """Where it listens; with the port it got, once it does."""
         self.num_strange = 0
         """Messages that were none."""
+        self.tell: Callable[[MemberStatus], None] | None = None
+        """Hears how this member is, as often as gateways do."""
 
     def start(self, supervisor: Supervisor, card: Callable[[str], MemberCard]) -> None:
         """Listen for a supervisor that is ready; `card` makes what is said of it, given a name for this life."""
@@ -79,6 +82,7 @@ class MemberServer:
             asyncio.create_task(self._listen(socket, self.desk), name="quire-member-listen"),
             asyncio.create_task(self._beat(supervisor, self.desk), name="quire-member-beat"),
         ]
+        self._tell(supervisor, self.desk)
 
     def listener(self, events: Sequence[RequestEvent]) -> None:
         """What the supervisor tells."""
@@ -162,6 +166,15 @@ class MemberServer:
                 told = (supervisor.state, now_s)
                 desk.forget_silent()
                 desk.beat()
+                self._tell(supervisor, desk)
+
+    def _tell(self, supervisor: Supervisor, desk: MemberDesk) -> None:
+        if self.tell is not None:
+            state = State.DRAINING if desk.is_draining else supervisor.state
+            load = supervisor.load
+            self.tell(
+                MemberStatus(self.address, state.value, load.num_running, load.num_waiting, desk.num_uncomputed_tokens)
+            )
 
     def _send(self, identity: bytes, message: ToGateway) -> bool:
         if self._socket is None:

@@ -1,11 +1,13 @@
-"""One of several members on this machine: a child of the gateway's process, which it does not outlive.
+"""A member that is the child of another process, of a gateway perhaps, which it does not outlive.
 
 python -m quire.fleet.replica_process          its order comes through standard input
 """
 
 import asyncio
+import os
 import signal
 import sys
+from functools import partial
 from typing import BinaryIO
 
 import msgspec
@@ -14,6 +16,7 @@ import uvloop
 from quire.errors import QuireError
 from quire.fleet.event_relay import MemberPlaces
 from quire.fleet.member_run import MemberPlan, run_member
+from quire.fleet.member_status import write_status
 from quire.fleet.replicas import ReplicaOrder
 from quire.observe.access_log import set_up
 from quire.worker.worker_plan import Limits, WorkerPlan
@@ -28,12 +31,12 @@ def read_order(source: BinaryIO) -> ReplicaOrder:
 
 
 def plan_of(order: ReplicaOrder) -> MemberPlan:
-    """The member that was ordered; its address is reached by this user alone, so it needs no keys."""
+    """The member that was ordered."""
     worker = WorkerPlan(order.open, Limits(stuck_s=order.stuck_s))
-    return MemberPlan(order.name, MemberPlaces(order.address).resolved(), None, worker, order.words)
+    return MemberPlan(order.name, MemberPlaces(order.address).resolved(), order.keys, worker, order.words)
 
 
-async def serve_order(plan: MemberPlan, drain_s: float) -> bool:
+async def serve_order(plan: MemberPlan, drain_s: float, *, tells_status: bool = False) -> bool:
     """Until told to end, or until the parent is gone."""
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -45,7 +48,11 @@ async def serve_order(plan: MemberPlan, drain_s: float) -> bool:
         ending.set()
 
     loop.add_reader(leash, let_go)  # nothing more is said there: it can only have closed
-    return await run_member(plan, ending, drain_s, _say)
+    if not tells_status:
+        return await run_member(plan, ending, drain_s, _say)
+    told = sys.stdout.fileno()
+    os.set_blocking(told, False)
+    return await run_member(plan, ending, drain_s, _say, partial(write_status, told))
 
 
 def main() -> int:
@@ -54,7 +61,7 @@ def main() -> int:
     try:
         order = read_order(sys.stdin.buffer)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve_order(plan_of(order), order.drain_s))
+            runner.run(serve_order(plan_of(order), order.drain_s, tells_status=order.tells_status))
     except (QuireError, msgspec.MsgspecError) as error:
         _say(f"error: {error}")
         return FAILED

@@ -29,6 +29,7 @@ from quire.config import ModelSettings, ServingSettings
 from quire.config.machine import share_of_memory_bytes
 from quire.config.model_settings import MEMORY_SHARE
 from quire.errors import ConfigError, EngineDeadError
+from quire.fleet.fleet_keys import MemberKeys
 from quire.fleet.fleet_messages import ModelWords
 from quire.fleet.fleet_model import FleetModel
 from quire.fleet.member_list import FixedMembers
@@ -53,6 +54,10 @@ class ReplicaOrder(msgspec.Struct, frozen=True):
     words: ModelWords
     stuck_s: float
     drain_s: float
+    keys: MemberKeys | None = None
+    """None: its address is reached by this machine alone."""
+    tells_status: bool = False
+    """Whether its standard output is read: it says there each second how it is."""
 
 
 def settings_of_replica(settings: ModelSettings, num_replicas: int) -> ModelSettings:
@@ -62,6 +67,12 @@ def settings_of_replica(settings: ModelSettings, num_replicas: int) -> ModelSett
     memory_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
     num_threads = settings.num_threads or physical_cores()
     return replace(settings, memory_bytes=memory_bytes // num_replicas, num_threads=max(1, num_threads // num_replicas))
+
+
+def packed_order(order: ReplicaOrder) -> bytes:
+    """As a member reads it from its standard input."""
+    data = msgspec.msgpack.encode(order)
+    return len(data).to_bytes(8, "big") + data
 
 
 def order_replicas(
@@ -153,7 +164,7 @@ class Replicas:
                 await asyncio.wait_for(self._closing.wait(), delay_s)
 
     async def _live_once(self, address: str) -> int:
-        order = msgspec.msgpack.encode(msgspec.structs.replace(self._order, address=address))
+        order = packed_order(msgspec.structs.replace(self._order, address=address))
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=subprocess.PIPE,
@@ -163,7 +174,7 @@ class Replicas:
         self.pids[address] = process.pid
         try:
             if process.stdin is not None:
-                process.stdin.write(len(order).to_bytes(8, "big") + order)
+                process.stdin.write(order)
                 with contextlib.suppress(ConnectionError):
                     await process.stdin.drain()
             ended, told = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._closing.wait())

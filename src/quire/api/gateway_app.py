@@ -1,0 +1,73 @@
+"""A gateway without a listener of its own: for a control plane that has proxies, and hands requests to an application.
+
+    clients ──HTTP──► the control plane's proxy ──ASGI──► this ── encrypted ──► members
+
+What `quire fleet gateway` does besides is the proxy's here: sockets, signals, limits of connections.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from quire.api.access.auth import Gate
+from quire.api.app import make_asgi
+from quire.api.asgi import RequestMiddleware
+from quire.api.server import CLOSE_GRACE_S
+from quire.api.serving import Plan, prepare, set_aside_what_was_loaded
+from quire.config import ParkedModel, Settings
+from quire.errors import EngineDeadError
+from quire.fleet.fleet_keys import GatewayKeys
+from quire.fleet.fleet_model import FleetModel
+from quire.fleet.member_list import MemberSource
+
+
+class GatewayApp:
+    """The API over the members that a source names."""
+
+    def __init__(
+        self,
+        name: str,
+        source: MemberSource,
+        keys: GatewayKeys | None,
+        settings: Settings,
+        *,
+        allow_no_keys: bool = False,
+    ) -> None:
+        """`host` of the settings is where the proxy listens. Raises ConfigError."""
+
+        @asynccontextmanager
+        async def opened(_model: ParkedModel, _tell: object) -> AsyncIterator[FleetModel]:
+            async with FleetModel(name, source, keys, settings.serving.queue) as client:
+                yield client
+
+        settings.server.check_keys_file()
+        plan = Plan([ParkedModel(name, name, is_kept=True)], settings, allow_no_keys)
+        self._prepared = prepare(plan, opened)
+        self._drain_s = settings.server.drain_s
+        self._is_closed = False
+        self.asgi: RequestMiddleware = make_asgi(self._prepared.admission, Gate(self._prepared.ring))
+        """What answers."""
+
+    async def start(self) -> None:
+        """Wait for the first member, and its tokenizer."""
+        await self._prepared.park.start()
+        set_aside_what_was_loaded()
+
+    def check(self) -> None:
+        """Raises EngineDeadError if nothing will be answered here any more."""
+        for model in self._prepared.models:
+            if model.is_dead:
+                raise EngineDeadError(f"the engine of {model.name} has stopped")
+
+    async def close(self) -> int:
+        """Let those inside finish, within bounds; how many had to be ended. The second time it does nothing."""
+        if self._is_closed:
+            return 0
+        self._is_closed = True
+        admission, store = self._prepared.admission, self._prepared.limits.store
+        num_ended = await admission.drain(self._drain_s, asyncio.Event())
+        await admission.emptied(CLOSE_GRACE_S)
+        await self._prepared.park.close()
+        if store is not None:
+            store.close()
+        return num_ended
