@@ -109,7 +109,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(quarters=st.sampled_from((1, 4, 20, 45)))
     def wait(self, quarters: int) -> None:
-        self.fleet.wait(quarters / 4)
+        self.fleet.let_pass(quarters / 4)
 
     @precondition(lambda self: self.fleet.said)
     @rule(data=st.data(), gateway=st.integers(0, 1))
@@ -130,7 +130,7 @@ class FleetMachine(RuleBasedStateMachine):
         for address in list(self.fleet.members):
             self.fleet.kill(address)
         self.fleet.join("a", "b")
-        self.fleet.wait(1.0)
+        self.fleet.let_pass(1.0)
         self.fleet.run()
         self.fleet.check_empty()
         for name, (gateway, request) in self.asked.items():

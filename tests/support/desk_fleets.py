@@ -284,7 +284,7 @@ class DeskFleet:
             max_steps -= 1
             assert max_steps, "some requests come to no end"
 
-    def wait(self, seconds: float) -> None:
+    def let_pass(self, seconds: float) -> None:
         """Time passes in quarters of a second, with all its beats and ticks."""
         for quarter in range(1, round(seconds * 4) + 1):
             self.now_s += 0.25

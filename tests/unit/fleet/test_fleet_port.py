@@ -77,9 +77,9 @@ def test_a_member_that_is_not_heard_of_for_4_5_s_has_its_streams_taken_and_its_l
     first = begun(fleet)
     link = fleet.gateway.links[first]
     fleet.members[first].is_hung = True
-    fleet.wait(4.25)
+    fleet.let_pass(4.25)
     assert fleet.gateway.of("r0") == first
-    fleet.wait(0.25)
+    fleet.let_pass(0.25)
     assert fleet.gateway.of("r0") == other(first)
     assert link.is_over
     fleet.run()
@@ -96,7 +96,7 @@ def test_a_gateway_that_did_not_run_itself_gives_all_members_their_time_anew() -
     assert fleet.port.num_ready == 2
     assert fleet.gateway.of("r0") == first
     fleet.members[first].is_hung = True
-    fleet.wait(4.5)
+    fleet.let_pass(4.5)
     assert fleet.gateway.of("r0") == other(first)
 
 
@@ -178,7 +178,7 @@ def test_two_members_that_fall_silent_together_do_not_get_each_others_streams() 
     begun(fleet, 1)
     for member in fleet.members.values():
         member.is_hung = True
-    fleet.wait(4.5)
+    fleet.let_pass(4.5)
     assert fleet.port.num_held == 2
     assert fleet.port.counts.num_moved == 0, "nobody has them yet"
     fleet.join("c")
@@ -330,10 +330,10 @@ def test_a_stream_in_the_middle_of_its_answer_is_never_sent_away() -> None:
     fleet.kill(first)
     fleet.talk()
     assert fleet.port.num_held == 1
-    fleet.wait(1.0)
+    fleet.let_pass(1.0)
     assert fleet.port.num_held + len(fleet.gateway.links[other(first)].to_member) >= 1
     fleet.members[other(first)].seat.refusal = None
-    fleet.wait(0.25)
+    fleet.let_pass(0.25)
     fleet.run()
     check_told(asked(0), fleet.gateway.told["r0"])
     fleet.check_empty()
@@ -418,9 +418,9 @@ def test_a_request_that_is_held_beyond_its_deadline_ends_with_what_it_has() -> N
     begun(fleet, deadline_s=3)
     had = fleet.gateway.tokens("r0")
     fleet.kill("a")
-    fleet.wait(2.75)
+    fleet.let_pass(2.75)
     assert fleet.gateway.ends("r0") == []
-    fleet.wait(0.25)
+    fleet.let_pass(0.25)
     assert [(end.reason, end.num_output_tokens) for end in fleet.gateway.ends("r0")] == [
         (FinishReason.DEADLINE, len(had))
     ]
@@ -534,13 +534,13 @@ def test_a_worker_that_takes_long_to_replace_has_its_streams_moved_and_the_membe
     fleet.join("a", "b")
     first = begun(fleet)
     fleet.members[first].seat.state = State.RESTARTING
-    fleet.wait(5.0)
+    fleet.let_pass(5.0)
     assert fleet.gateway.of("r0") == other(first)
     fleet.meet(first)
-    fleet.wait(20.0)
+    fleet.let_pass(20.0)
     assert fleet.port.router.membership.state_of(first) is MemberState.JOINING, "it is alive, and loads"
     fleet.members[first].seat.state = State.READY
-    fleet.wait(1.0)
+    fleet.let_pass(1.0)
     assert fleet.port.num_ready == 2
     fleet.run()
     fleet.check_empty()
@@ -560,7 +560,7 @@ def test_a_member_that_drains_ends_what_it_has_gets_nothing_new_and_keeps_its_li
     fleet.run()
     assert first not in fleet.port.members
     assert not link.is_over, "to meet it again and again would say nothing new"
-    fleet.wait(3.0)
+    fleet.let_pass(3.0)
     assert not link.is_over
     fleet.kill(first)
     for number in range(5):

@@ -41,6 +41,7 @@ from quire.fleet.fleet_messages import (
 )
 from quire.worker.messages import WorkerLoad
 from tests.support.messages import EVENTS, REQUEST, assigned
+from tests.support.patience import PATIENCE_S
 from tests.support.small_fleets import SmallMember, small_fleet
 
 TO_MEMBER: list[msgspec.Struct] = [
@@ -133,7 +134,7 @@ def intruder(context: zmq.asyncio.Context, address: str, keys: GatewayKeys | Non
 def plain_bytes(address: str, data: bytes) -> bytes:
     """What a member answers to who speaks another protocol, or only half of its own."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as wire:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as wire:
         wire.sendall(data)
         wire.shutdown(socket.SHUT_WR)
         heard = b""

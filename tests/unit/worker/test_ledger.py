@@ -86,6 +86,6 @@ def test_who_made_the_first_pass_may_count_better_at_the_end_and_nobody_else(
         books.due(1.0)
         epoch = 2
         books.take([FirstToken("a", 2, epoch=2)], told)
-    ends = [SequenceFinished("a", 0, FinishReason.STOP, 1, None, epoch=epoch), Finished("a", 3, 2, 1, epoch=epoch)]
-    books.take(ends, told)
+    end = SequenceFinished("a", 0, FinishReason.STOP, 1, None, epoch=epoch)
+    books.take([end, Finished("a", 3, 2, 1, epoch=epoch)], told)
     assert told[-1] == Finished("a", 3, num_cached, 1)
