@@ -19,10 +19,11 @@ from tests.support.block_lru import BlockLru
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 CONVERSATION = TRACES / "mooncake_conversation_trace.jsonl.gz"
 BLOCK = 512
-GPU = StepProfile.by_hand(prompt_tokens_per_s=16_000.0, step_s=0.01)
+PROMPT_TOKENS_PER_S = 16_000.0
+GPU = StepProfile.by_hand(prompt_tokens_per_s=PROMPT_TOKENS_PER_S, step_s=0.01)
 """Like one GPU with a model of 8B; nobody measured it."""
-MEMBERS_AT_REST = 4
-"""Members that the trace keeps as busy as every fleet here is, at its own speed."""
+BUSY = 0.8
+"""How much of its time every fleet here would compute prompts if nothing were cached, and nothing else."""
 
 
 def conversation(proof: Proof) -> Trace:
@@ -50,6 +51,12 @@ def one_member(proof: Proof) -> None:
     proof.at_most("hit_error", abs(told.hit_rate - exact.hit_rate), 0.01, "many at once, with their answers")
 
 
+def _equally_busy(trace: Trace, num_members: int) -> float:
+    """How much faster the trace must come."""
+    num_tokens = sum(row.prompt_tokens for row in trace.rows)
+    return BUSY * num_members * PROMPT_TOKENS_PER_S * trace.rows[-1].arrival_s / num_tokens
+
+
 def _run(config: FleetConfig, requests: Iterable[WorkloadRequest]) -> FleetReport:
     told = FleetSimulation(config, requests).run()
     say(
@@ -64,7 +71,7 @@ def policies(proof: Proof) -> None:
     """Fleets of 16 and 64, equally busy, beside one pool of the same size and beside the least loaded."""
     trace = conversation(proof).spread()
     for num_members, age_s in ((16, 0.25), (64, 0.06)):
-        rules = TraceRules(speedup=num_members / MEMBERS_AT_REST)
+        rules = TraceRules(speedup=_equally_busy(trace, num_members))
         whole = MemberSize(1_000 * num_members, BLOCK, 8_192 * num_members, 256 * num_members, speed=num_members)
         ideal = _run(FleetConfig(whole, GPU, make_policy("round-robin", BLOCK)), trace_requests(trace, rules))
         size = MemberSize(1_000, BLOCK)
