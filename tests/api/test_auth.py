@@ -230,6 +230,19 @@ def test_without_keys_everybody_is_one_tenant_and_may_be_urgent() -> None:
     assert asyncio.run(public(Request({"type": "http"}))) is None
 
 
+def test_what_a_key_allows_is_divided_among_the_gateways_there_are(tmp_path: Path) -> None:
+    secret = add_key(tmp_path / "keys.json", "alice", requests_per_minute=90, concurrent=2)
+    num_gateways = [3]
+    gate = Gate(KeyRing(tmp_path / "keys.json"), lambda: num_gateways[0])
+    quota = gate.caller(f"Bearer {secret}", None).quota
+    assert quota.requests is not None
+    assert (quota.requests.per_minute, quota.tokens, quota.concurrent) == (30, None, 1)
+    num_gateways[0] = 1
+    again = gate.caller(f"Bearer {secret}", None).quota
+    assert again.requests is not None
+    assert (again.requests.per_minute, again.concurrent) == (90, 2)
+
+
 def test_a_keys_file_that_cannot_be_seen_is_not_no_keys_file(tmp_path: Path) -> None:
     loop = tmp_path / "keys.json"
     loop.symlink_to(loop)

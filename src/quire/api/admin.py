@@ -74,6 +74,7 @@ class _Desk:
                 "state": model.state,
                 "max_model_len": model.card()["max_model_len"],
                 "engine": _as_dict(model.stats()),
+                "fleet": _as_dict(model.fleet_stats()),
             }
             for model in self._admission.models
         ]

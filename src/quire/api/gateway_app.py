@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from quire.api.access.auth import Gate
 from quire.api.app import make_asgi
 from quire.api.asgi import RequestMiddleware
 from quire.api.server import CLOSE_GRACE_S
@@ -45,7 +44,7 @@ class GatewayApp:
         self._prepared = prepare(plan, opened)
         self._drain_s = settings.server.drain_s
         self._is_closed = False
-        self.asgi: RequestMiddleware = make_asgi(self._prepared.admission, Gate(self._prepared.ring))
+        self.asgi: RequestMiddleware = make_asgi(self._prepared.admission, self._prepared.gate)
         """What answers."""
 
     async def start(self) -> None:

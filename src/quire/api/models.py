@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.park.park_moves import Stage
-from quire.client.client import EngineClient, EngineStats
+from quire.client.client import EngineClient, EngineStats, FleetStats
 from quire.errors import ConfigError, EngineDeadError, RequestTooLargeError
 from quire.observe.metrics import UNMETERED, TokenMeters
 
@@ -69,6 +69,10 @@ class ModelEntry:
     def stats(self) -> EngineStats | None:
         """What its engine counts, if it can tell."""
         return None if self.engine_client is None else self.engine_client.stats()
+
+    def fleet_stats(self) -> FleetStats | None:
+        """Of the members that compute it, if it is not computed here."""
+        return None if self.engine_client is None else self.engine_client.fleet_stats()
 
     def card(self) -> dict[str, Any]:
         """As `/v1/models` lists it."""
@@ -152,6 +156,12 @@ class Models:
     def using(self, model: ModelEntry) -> AbstractAsyncContextManager[EngineClient]:
         """The model's front, for as long as it is needed; waits until it is there."""
         return nullcontext(model.open()) if self.park is None else self.park.using(model)
+
+    @property
+    def num_gateways(self) -> int:
+        """Servers among which the quotas of a key are divided: those before the same members as this one."""
+        clients = [model.engine_client for model in self]
+        return max((client.num_gateways for client in clients if client is not None), default=1)
 
     def check_waiting(self, model: ModelEntry) -> None:
         """Refuse who would wait for this model in vain, or beside too many."""

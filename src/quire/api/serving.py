@@ -52,6 +52,11 @@ class Prepared:
     limits: AdmissionSettings
     admission: Admission
 
+    @property
+    def gate(self) -> Gate:
+        """Who may come in; what a key allows is divided among the gateways there are."""
+        return Gate(self.ring, lambda: self.models.num_gateways)
+
 
 def prepare(plan: Plan, opening: OpenClient) -> Prepared:
     """Raises ConfigError for what an operator must not start. Its store, if it has one, is open."""
@@ -84,7 +89,7 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
     with listener, listening_unix(admin_path) as operator, closing(store) if store else nullcontext():
         address = PublicAddress(_url_of(listener), prepared.ring.is_locked)
         servers = [
-            (make_server(make_asgi(admission, Gate(prepared.ring))), listener),
+            (make_server(make_asgi(admission, prepared.gate)), listener),
             (make_server(make_admin(admission, shutdown, address, prepared.park)), operator),
         ]
         return await _serve_while_loading(

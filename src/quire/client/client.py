@@ -67,6 +67,40 @@ class EngineStats:
     """Processor time of what grammars allow, step by step."""
 
 
+@dataclass(frozen=True, slots=True)
+class FleetMemberStats:
+    """A member of a fleet, as its gateway knows it."""
+
+    address: str
+    state: str
+    """As the router sees it: only `ready` gets requests."""
+    num_requests: int
+    """Of this gateway's, at this moment."""
+    num_tokens_in_flight: int
+    """Prompt tokens that it has still to compute, of all gateways."""
+    num_blocks: int
+    kv_usage: float
+    """Share of blocks in use, 0 to 1."""
+    exactness: str
+    """Members with the same one give the same bits; empty: nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStats:
+    """Where a model runs that several machines compute."""
+
+    members: tuple[FleetMemberStats, ...]
+    num_moved: int
+    """Requests that went on with another member."""
+    num_moved_inexact: int
+    """Of these, to one that may compute other bits."""
+    num_quarantined: int
+    num_held: int
+    """Requests that no member has at this moment."""
+    num_gateways: int
+    """That members hear, this one among them."""
+
+
 class EngineClient:
     """A model that any number of tasks on one event loop may ask."""
 
@@ -95,6 +129,15 @@ class EngineClient:
 
     def stats(self) -> EngineStats | None:
         """What its engine counts; None if it cannot tell."""
+        return None
+
+    @property
+    def num_gateways(self) -> int:
+        """Servers that ask the same engines: where one machine computes, this one."""
+        return 1
+
+    def fleet_stats(self) -> FleetStats | None:
+        """Of the members that compute it; None: it is computed here."""
         return None
 
     def clear_cache(self) -> None:

@@ -51,6 +51,8 @@ class KnownMember:
     state: str = "joining"
     num_heard: int = 0
     """Assignments that it had heard when it reported last."""
+    num_gateways: int = 1
+    """That it hears."""
     unheard_s: deque[float] = field(default_factory=deque)
     """When those after them were sent."""
 
@@ -130,7 +132,7 @@ class FleetMembers:
                 f"{known.num_heard + len(known.unheard_s)} requests were given to {member}, it has heard "
                 f"{report.num_heard} after {known.num_heard}"
             )
-        known.load, known.num_heard = report.load, report.num_heard
+        known.load, known.num_heard, known.num_gateways = report.load, report.num_heard, report.num_gateways
         for _ in range(num_new):
             known.unheard_s.popleft()
         # What it has not heard of it does not count.

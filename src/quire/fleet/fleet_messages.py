@@ -106,6 +106,8 @@ class MemberReport(msgspec.Struct, array_like=True, frozen=True):
     """Prompt tokens that are still to be computed there, of all gateways' requests."""
     num_heard: NotNegative
     """Assignments that it has heard of this gateway: what came after them is not counted here."""
+    num_gateways: NotNegative = 1
+    """That it hears, this one among them."""
 
 
 class MemberStepped(_Message, frozen=True):

@@ -16,7 +16,7 @@ from types import TracebackType
 
 import zmq.asyncio
 
-from quire.client.client import EngineClient, EngineStats
+from quire.client.client import EngineClient, EngineStats, FleetMemberStats, FleetStats
 from quire.client.text_model import MAX_BYTES_PER_TOKEN, TextModel
 from quire.engine.engine import ModelInfo
 from quire.errors import ConfigError, EngineDeadError
@@ -161,6 +161,30 @@ class FleetModel(EngineClient):
             num_accepted_tokens=sum(one.load.num_accepted_tokens for one in known),
             num_forced_tokens=sum(one.load.num_forced_tokens for one in known),
         )
+
+    @property
+    def num_gateways(self) -> int:
+        """As the member knows that hears the most."""
+        return max((1, *(known.num_gateways for known in self.fleet.members.values())))
+
+    def fleet_stats(self) -> FleetStats:
+        """Who is there, and what has moved."""
+        fleet, counts = self.fleet, self.fleet.counts
+        membership, in_flight = fleet.router.membership, fleet.router.loads.in_flight_tokens
+        members = tuple(
+            FleetMemberStats(
+                address,
+                membership.state_of(address).value,
+                membership.num_open(address),
+                in_flight.get(address, 0),
+                known.card.info.num_blocks,
+                known.load.num_used_blocks / known.card.info.num_blocks if known.card.info.num_blocks else 0.0,
+                known.card.info.exactness,
+            )
+            for address, known in fleet.members.items()
+        )
+        moves = counts.num_moved, counts.num_moved_inexact, counts.num_quarantined
+        return FleetStats(members, *moves, fleet.num_held, self.num_gateways)
 
     async def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait until what runs has ended; false if it has not in time."""

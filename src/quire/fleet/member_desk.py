@@ -313,7 +313,7 @@ class MemberDesk:
             self._send(identity, MemberBeat(state.value, self._report(gateway)))
 
     def _report(self, gateway: _Gateway) -> MemberReport:
-        return MemberReport(self._supervisor.load, self._num_uncomputed, gateway.num_heard)
+        return MemberReport(self._supervisor.load, self._num_uncomputed, gateway.num_heard, len(self._gateways))
 
     def _send(self, identity: bytes, message: ToGateway) -> None:
         if identity in self._gateways and not self._send_to(identity, message):

@@ -123,3 +123,20 @@ def test_keys_are_readable_by_their_owner_alone_and_never_overwritten(tmp_path: 
         assert file.stat().st_mode & 0o777 == 0o600
     with pytest.raises(ConfigError, match="never overwritten"):
         make_keys(tmp_path)
+
+
+def test_a_gateway_tells_who_its_members_are_and_how_many_gateways_they_hear() -> None:
+    async def run() -> None:
+        async with small_fleet(2) as (model, members):
+            told = model.fleet_stats()
+            assert {one.address for one in told.members} == {member.address for member in members}
+            assert {(one.state, one.exactness, one.num_requests) for one in told.members} == {("ready", "same", 0)}
+            assert (told.num_moved, told.num_held, told.num_gateways) == (0, 0, 1)
+            source = FixedMembers([member.address for member in members])
+            async with FleetModel("oracle", source, None) as other:
+                while not model.num_gateways == other.num_gateways == 2:
+                    await asyncio.sleep(0.02)
+            while model.num_gateways != 1:
+                await asyncio.sleep(0.02)
+
+    asyncio.run(run())

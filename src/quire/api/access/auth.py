@@ -4,6 +4,7 @@
 so that a public route says so in its own words.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -31,8 +32,10 @@ class Caller:
 class Gate:
     """Turns a presented key into a caller."""
 
-    def __init__(self, ring: KeyRing) -> None:
+    def __init__(self, ring: KeyRing, num_gateways: Callable[[], int] = lambda: 1) -> None:
+        """`num_gateways` says among how many servers like this one a key's quotas are divided at this moment."""
         self.ring = ring
+        self._num_gateways = num_gateways
         self._quotas = Quotas()
         quota = self._quotas.of(NOBODY, Terms())
         self._everybody = Caller(NOBODY, PriorityClass.HIGH, quota, is_everybody=True)
@@ -45,7 +48,7 @@ class Gate:
         key = self.ring.find(secret) if secret else None
         if key is None:
             raise _unauthorized(is_missing=not secret)
-        return Caller(key.name, key.ceiling, self._quotas.of(key.name, _terms(key)))
+        return Caller(key.name, key.ceiling, self._quotas.of(key.name, _terms(key, self._num_gateways())))
 
 
 async def require_key(request: Request) -> Caller:
@@ -67,8 +70,10 @@ def _bearer(authorization: str | None) -> str | None:
     return secret.strip() or None if scheme.lower() == "bearer" else None
 
 
-def _terms(key: Key) -> Terms:
-    return Terms(key.requests_per_minute, key.tokens_per_minute, key.concurrent)
+def _terms(key: Key, num_gateways: int) -> Terms:
+    """A gateway's part of what the key allows; at least one of each, or the key would be of no use there."""
+    allowed = (key.requests_per_minute, key.tokens_per_minute, key.concurrent)
+    return Terms(*(None if one is None else max(1, one // num_gateways) for one in allowed))
 
 
 def _unauthorized(*, is_missing: bool) -> ApiError:
