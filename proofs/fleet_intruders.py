@@ -27,7 +27,7 @@ from quire.fleet.member_list import FixedMembers
 from quire.worker.kv_snapshot import POSITION, SNAPSHOT
 from tests.support.breakable_wires import wire_to
 from tests.support.small_fleets import SmallMember, small_fleet, small_member
-from tests.unit.fleet.test_intruders import TO_MEMBER, plain_bytes, spoilt
+from tests.support.strange_messages import TO_MEMBER, plain_bytes, spoilt
 
 SHORT = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 SILENT_MS = 300

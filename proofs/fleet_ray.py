@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.record import say
 from benchmarks.servers import free_port
-from proofs.proof import Proof, run, section
+from proofs.proof import Proof, section
 from quire.fleet.fleet_keys import make_keys
 from quire.fleet.ray_config import GATEWAY, MEMBER, POLICY
 from quire.fleet.serve_rest import ServeRest, read_token
@@ -322,7 +322,3 @@ def _updated(proof: Proof, fleet: RayFleet) -> None:
     proof.equals("ray_updated_gateways", len(fleet.running(GATEWAY) - gateways), 1)
     proof.report("ray_update_s", time.monotonic() - began_s)
     proof.report("ray_update_requests", num_answered[0])
-
-
-if __name__ == "__main__":
-    sys.exit(run("fleet-ray"))

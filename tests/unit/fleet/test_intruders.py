@@ -2,7 +2,6 @@
 goes on serving those it knows."""
 
 import asyncio
-import socket
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -16,18 +15,12 @@ from hypothesis import strategies as st
 
 from quire.client.params import SamplingParams
 from quire.core.events import Queued
-from quire.engine import commands
-from quire.engine.commands import Cancel, ClearCache, Explain
 from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.errors import MessageError
 from quire.fleet.fleet_keys import GatewayKeys, make_keys, read_gateway_keys, read_member_keys, secure_gateway
 from quire.fleet.fleet_messages import (
     PROTOCOL,
-    AskWords,
-    Assign,
     Farewell,
-    FarewellHeard,
-    GatewayBeat,
     Hello,
     MemberBeat,
     MemberCard,
@@ -40,21 +33,10 @@ from quire.fleet.fleet_messages import (
     encode_fleet_message,
 )
 from quire.worker.messages import WorkerLoad
-from tests.support.messages import EVENTS, REQUEST, assigned
-from tests.support.patience import PATIENCE_S
+from tests.support.messages import EVENTS
 from tests.support.small_fleets import SmallMember, small_fleet
+from tests.support.strange_messages import TO_MEMBER, plain_bytes, spoilt
 
-TO_MEMBER: list[msgspec.Struct] = [
-    Hello(PROTOCOL, "gateway"),
-    GatewayBeat(),
-    AskWords(),
-    FarewellHeard(),
-    Assign(assigned(commands.Submit, REQUEST), 3),
-    Assign(assigned(commands.Restore, REQUEST), 0),
-    Cancel("a", 1),
-    Explain("q", REQUEST.namespace, (1, 2, 3)),
-    ClearCache(),
-]
 INFO = ModelInfo(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",), "bits")
 REPORT = MemberReport(WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8)), 9, 10)
 TO_GATEWAY: list[msgspec.Struct] = [
@@ -73,27 +55,6 @@ SHORT = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 def test_what_is_said_is_what_is_heard(message: object) -> None:
     decode = decode_to_member if message in TO_MEMBER else decode_to_gateway
     assert decode(encode_fleet_message(message)) == message
-
-
-def spoilt(random: Random, data: bytes) -> bytes:
-    """A message with some bytes changed, lost, doubled or added."""
-    made = bytearray(data)
-    for _ in range(random.randint(1, 4)):
-        at = random.randrange(len(made)) if made else 0
-        match random.randrange(5):
-            case 0:
-                made[at : at + 1] = random.randbytes(1)
-            case 1:
-                del made[at : at + random.randint(1, 8)]
-            case 2:
-                made[at:at] = random.randbytes(random.randint(1, 8))
-            case 3:
-                made[at:at] = made[at : at + random.randint(1, 30)]
-            case 4:
-                made[at : at + 1] = random.choice(
-                    (b"\xcb\x7f\xf8" + bytes(6), b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7))
-                )
-    return bytes(made)
 
 
 @pytest.mark.parametrize(("messages", "decode"), [(TO_MEMBER, decode_to_member), (TO_GATEWAY, decode_to_gateway)])
@@ -129,21 +90,6 @@ def intruder(context: zmq.asyncio.Context, address: str, keys: GatewayKeys | Non
     secure_gateway(made, keys)
     made.connect(address)
     return made
-
-
-def plain_bytes(address: str, data: bytes) -> bytes:
-    """What a member answers to who speaks another protocol, or only half of its own."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as wire:
-        wire.sendall(data)
-        wire.shutdown(socket.SHUT_WR)
-        heard = b""
-        try:
-            while more := wire.recv(4096):
-                heard += more
-        except ConnectionError:
-            pass
-        return heard
 
 
 def test_without_the_right_key_nobody_is_heard_and_the_right_gateway_is_served_meanwhile(tmp_path: Path) -> None:
