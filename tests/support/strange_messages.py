@@ -50,12 +50,12 @@ def plain_bytes(address: str, data: bytes) -> bytes:
     """What a member answers to who speaks another protocol, or only half of its own."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as wire:
-        wire.sendall(data)
-        wire.shutdown(socket.SHUT_WR)
         heard = b""
         try:
+            wire.sendall(data)
+            wire.shutdown(socket.SHUT_WR)
             while more := wire.recv(4096):
                 heard += more
-        except ConnectionError:
-            pass
+        except OSError:
+            pass  # whoever answers so has closed the wire already
         return heard
