@@ -34,8 +34,9 @@ types:
 contracts:
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command as run; run()" --config pyproject.toml
 
-test:  ## the tests on two cores, with branch coverage of the core; one file: python -m pytest tests/...
-	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term-missing:skip-covered
+# Three processes on two cores: many tests wait for servers that they have started.
+test:  ## the tests, with branch coverage of the core; one file: python -m pytest tests/...
+	$(PYTHON) -m pytest --numprocesses 3 --dist loadfile --cov --cov-report=term-missing:skip-covered
 
 fix:  ## format, and mend what the linter can mend
 	$(PYTHON) -m ruff check --fix .
