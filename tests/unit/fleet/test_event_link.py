@@ -119,7 +119,10 @@ def test_a_gap_longer_than_what_is_kept_ends_in_a_snapshot() -> None:
         async with small_fleet(1, num_kept_batches=2, settings=TIGHT) as (model, members):
             await until_true(model, members)
             lossy = Lossy(model, lambda _number: True)
-            await ask_many(model, 0, 12)
+            number = 0
+            while not lossy.link.reader.num_replays_short:  # until more was lost between two questions than is kept
+                await ask_many(model, number, 1)
+                number += 1
             await until_true(model, members)
             assert lossy.link.num_snapshots > 1
             assert lossy.link.reader.num_replays_short > 0
