@@ -424,8 +424,8 @@ MUTANTS = [
     ),
     Mutant(
         "a head is matched anew at every step",
-        SCHEDULER,
-        "            if placement.is_still_blocked(head):\n",
-        "            if False:\n",
+        PLACEMENT,
+        "self.has_place(head) and not self.is_still_blocked(head)",
+        "self.has_place(head)",
     ),
 ]

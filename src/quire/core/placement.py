@@ -81,6 +81,11 @@ class Placement:
         """What those who run still need."""
         return Needs.of(self.running, self.num_blocks_wanted)
 
+    def can_start(self, head: Sequence) -> bool:
+        """Whether it is worth asking if the head fits: it may have a place, and something has changed since it did
+        not."""
+        return self.has_place(head) and not self.is_still_blocked(head)
+
     def has_place(self, head: Sequence) -> bool:
         """Whether there is a place, or somebody who might give one up."""
         is_free = self.num_places + 1 + len(head.siblings) <= self._config.max_running

@@ -188,12 +188,10 @@ class Scheduler:
     def _admit(self) -> None:
         """Start who is next, as long as it would get tokens in this step and has a place and blocks."""
         placement, head = self.placement, self.queue.head()
-        if head is None or not placement.has_place(head) or placement.is_still_blocked(head):
+        if head is None or not placement.can_start(head):
             return  # in most steps nobody can start: what the others need is not added up
         needs = placement.needs()
-        while (head := self.queue.head()) is not None and placement.has_place(head) and placement.reaches(head, needs):
-            if placement.is_still_blocked(head):
-                return
+        while (head := self.queue.head()) is not None and placement.can_start(head) and placement.reaches(head, needs):
             namespace = head.request.namespace
             head.table = self.memory.reopen(namespace) if head.num_preemptions else self.memory.open(namespace)
             num_cached = head.num_cached_tokens
@@ -307,8 +305,7 @@ class Scheduler:
         stats.num_computed_tokens += num_computed
         stats.num_recomputed_tokens += num_again
         stats.num_output_tokens += num_taken
-        if row.forced:
-            stats.num_forced_tokens += max(0, num_taken - len(row.token_ids))
+        stats.num_forced_tokens += max(0, num_taken - len(row.token_ids))
         if len(item.token_ids) > 1 and (num_drafts := item.num_drafts):
             stats.num_draft_tokens += num_drafts
             stats.num_accepted_tokens += rows.num_right_drafts(sequence, item, num_computed)
