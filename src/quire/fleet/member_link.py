@@ -7,6 +7,7 @@ answered said what cannot be.
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -50,24 +51,15 @@ class LinkListener:
     """After a Welcome that was taken in: nothing more comes of this meeting."""
 
 
-class MemberLink:
-    """Meets a member again and again, until it is closed."""
+class MeetingLink(ABC):
+    """Meets whoever is at an address again and again, until it is closed: soon if all was well, else later."""
 
-    is_stranger = False
-
-    def __init__(
-        self, context: zmq.asyncio.Context, address: str, keys: GatewayKeys | None, gateway: str, listener: LinkListener
-    ) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
-        self._context = context
-        self._keys = keys
-        self._gateway = gateway
-        self._listener = listener
-        self._socket: zmq.asyncio.Socket | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_over = asyncio.Event()
         self.is_open = False
-        """A member has answered, and was not lost since."""
+        """Somebody has answered, and was not lost since."""
         self.problem = "not tried yet"
         """Why it is not open."""
 
@@ -82,6 +74,36 @@ class MemberLink:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    async def _run(self) -> None:
+        delay_s, said = FIRST_DELAY_S, ""
+        while True:
+            is_fine = await self._meet()
+            if self.problem != said:
+                said = self.problem
+                log.warning("member %s cannot be asked: %s", self.address, said)
+            delay_s = FIRST_DELAY_S if is_fine else min(MAX_DELAY_S, delay_s * 2)
+            await asyncio.sleep(delay_s)
+
+    @abstractmethod
+    async def _meet(self) -> bool:
+        """One meeting; whether somebody answered, and said nothing that cannot be."""
+
+
+class MemberLink(MeetingLink):
+    """To a member of quire's own."""
+
+    is_stranger = False
+
+    def __init__(
+        self, context: zmq.asyncio.Context, address: str, keys: GatewayKeys | None, gateway: str, listener: LinkListener
+    ) -> None:
+        super().__init__(address)
+        self._context = context
+        self._keys = keys
+        self._gateway = gateway
+        self._listener = listener
+        self._socket: zmq.asyncio.Socket | None = None
+
     def send(self, message: ToMember) -> None:
         """Say something to the member that answered; to nobody if it is lost: whoever asked hears of that."""
         if self._socket is None:
@@ -93,16 +115,6 @@ class MemberLink:
         """This meeting is over: the member is not to be trusted, or silent."""
         self.problem = why
         self._is_over.set()
-
-    async def _run(self) -> None:
-        delay_s, said = FIRST_DELAY_S, ""
-        while True:
-            is_fine = await self._meet()
-            if self.problem != said:
-                said = self.problem
-                log.warning("member %s cannot be asked: %s", self.address, said)
-            delay_s = FIRST_DELAY_S if is_fine else min(MAX_DELAY_S, delay_s * 2)
-            await asyncio.sleep(delay_s)
 
     async def _meet(self) -> bool:
         """One meeting; whether a member answered, and said nothing that cannot be."""

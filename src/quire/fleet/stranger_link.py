@@ -30,7 +30,7 @@ from quire.fleet.fleet_messages import (
     Welcome,
 )
 from quire.fleet.http_exchange import HttpServer, ask, opened_exchange
-from quire.fleet.member_link import BEAT_S, FIRST_DELAY_S, MAX_DELAY_S, LinkListener
+from quire.fleet.member_link import BEAT_S, LinkListener, MeetingLink
 from quire.fleet.stranger_address import StrangerAddress, read_key
 from quire.fleet.stranger_answers import StrangerFailure, StrangerStream, error_of, refusal_of
 from quire.fleet.stranger_card import PROBE, ModelClaim, card_of, check_probe, read_model, report_of
@@ -76,15 +76,15 @@ class _Meeting:
     has_metrics: bool
 
 
-class StrangerLink:
-    """Meets a server again and again, until it is closed."""
+class StrangerLink(MeetingLink):
+    """To a server of another make."""
 
     is_stranger = True
 
     def __init__(
         self, address: StrangerAddress, claim: Callable[[], ModelClaim | None], listener: LinkListener
     ) -> None:
-        self.address = address.line
+        super().__init__(address.line)
         self._where = address
         self._claim = claim
         self._listener = listener
@@ -95,26 +95,9 @@ class StrangerLink:
         self._has_heard = False
         """Something came of the server since the last beat."""
         self._is_honest = True
-        self._task: asyncio.Task[None] | None = None
         self._others: set[asyncio.Task[None]] = set()
-        self._is_over = asyncio.Event()
-        self.is_open = False
-        """A server has answered, and was not lost since."""
-        self.problem = "not tried yet"
-        """Why it is not open."""
 
     # -- as every link -------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin to try."""
-        self._task = asyncio.create_task(self._run(), name=f"quire-stranger {self.address}")
-
-    async def close(self) -> None:
-        """For good."""
-        self.problem = "this gateway leaves it"
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def end(self, why: str) -> None:
         """This meeting is over: the server is not to be trusted, or silent."""
@@ -143,16 +126,6 @@ class StrangerLink:
                 pass  # greetings and signs of life: HTTP needs none
 
     # -- meetings ------------------------------------------------------------------------------------------------------
-
-    async def _run(self) -> None:
-        delay_s, said = FIRST_DELAY_S, ""
-        while True:
-            is_fine = await self._meet()
-            if self.problem != said:
-                said = self.problem
-                log.warning("member %s cannot be asked: %s", self.address, said)
-            delay_s = FIRST_DELAY_S if is_fine else min(MAX_DELAY_S, delay_s * 2)
-            await asyncio.sleep(delay_s)
 
     async def _meet(self) -> bool:
         """One meeting; whether the server answered, and said nothing that cannot be."""
