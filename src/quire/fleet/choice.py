@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from typing import NamedTuple
 
 from quire.core.block_table import hit_cap
 from quire.errors import ConfigError, InvariantError
@@ -40,8 +41,7 @@ class RoutedPrompt:
             raise InvariantError(f"a prompt has at least one token, {self.request_id!r} has {self.num_tokens}")
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingChoice:
+class RoutingChoice(NamedTuple):
     """A member for a request, and why it."""
 
     member: str
@@ -268,7 +268,11 @@ class Router:
         if len(members) == 1:  # a conversation's own member: what is asked most
             member = members[0]
             return base + in_flight[member], in_flight[member], last_chosen[member], member, num_cached
-        least = min(map(in_flight.__getitem__, members))
-        idlest = [one for one in members if in_flight[one] == least]
-        when, member = min((last_chosen[one], one) for one in idlest)
+        tokens = [in_flight[one] for one in members]
+        least = min(tokens)
+        if tokens.count(least) == 1:
+            member = members[tokens.index(least)]
+            return base + least, least, last_chosen[member], member, num_cached
+        idlest = [one for one, num_tokens in zip(members, tokens, strict=True) if num_tokens == least]
+        when, member = min([(last_chosen[one], one) for one in idlest])
         return base + least, least, when, member, num_cached

@@ -235,9 +235,9 @@ class BlockIndex:
         rest = self._masks.get(among)
         if rest is None:
             rest = self._masks[among] = self._bits_of_members(among)
-        least = 0
-        while rest and (least <= 0 or self._reaches(names, least, rest)):
-            depth, group = self._deepest(names, rest)
+        least = bound = 0
+        while rest and (least <= 0 or self._reaches(names, least, rest, bound)):
+            depth, group, bound = self._deepest(names, rest)
             rest ^= group
             for deeper, believing in self._deeper(names, depth, group):
                 least = max(least, look(deeper, self._members(believing)))
@@ -245,31 +245,36 @@ class BlockIndex:
             if group:
                 least = max(least, look(depth, self._members(group)))
 
-    def _reaches(self, names: Sequence[int], depth: int, group: int) -> bool:
-        """Whether some of a group may hold so many of these blocks. Who does holds all before them, and of what is
-        believed those at marks."""
+    def _reaches(self, names: Sequence[int], depth: int, group: int, bound: int) -> bool:
+        """Whether some of a group, of whom nobody has confirmed as many as `bound`, may hold so many of these blocks.
+        Who does holds all before them, and of what is believed those at marks."""
         if depth > len(names):
             return False
         name = names[MARKS[bisect_right(MARKS, depth) - 1] - 1]
         at = name & self._shard_mask
-        return bool((self._confirmed[at].get(name, 0) | self._believed[at].get(name, 0)) & group)
+        if self._believed[at].get(name, 0) & group:
+            return True
+        return depth < bound and bool(self._confirmed[at].get(name, 0) & group)
 
-    def _deepest(self, names: Sequence[int], group: int) -> tuple[int, int]:
-        """How many of these blocks members of a group have confirmed, at most, and who has so many."""
+    def _deepest(self, names: Sequence[int], group: int) -> tuple[int, int, int]:
+        """How many of these blocks members of a group have confirmed, at most, who has so many, and which number nobody
+        else of the group has."""
         shards, shard_mask = self._confirmed, self._shard_mask
-        low, high = 0, len(names)
+        low, high, bound = 0, len(names), 0
         while low < high:  # all of the group hold `low` blocks, and nobody more than `high`
             # The first block decides most: it is looked at first.
             middle = (low + high + 1) >> 1 if low else 1
             name = names[middle - 1]
             held = shards[name & shard_mask].get(name, 0) & group
             if held:
+                if held != group:
+                    bound = middle
                 group, low = held, middle
             elif low:
                 high = middle - 1
             else:
                 break
-        return low, group
+        return low, group, bound
 
     def _bits_of_members(self, members: Iterable[str]) -> int:
         bits = 0
