@@ -80,8 +80,8 @@ class Setting:
 
 SETTINGS = (
     Setting("base"),
-    Setting("small pool", memory="700MiB"),
-    Setting("smaller pool", memory="650MiB"),
+    Setting("small pool", memory="500MiB"),
+    Setting("smaller pool", memory="430MiB"),
     Setting("step 64", step_tokens=64),
     Setting("step 512", step_tokens=512),
     Setting("blocks of 16", block_size=16),

@@ -95,8 +95,20 @@ MUTANTS = [
     Mutant(
         "what is believed is not looked at before a search ends",
         INDEX,
-        "return bool((self._confirmed[at].get(name, 0) | self._believed[at].get(name, 0)) & group)",
-        "return bool(self._confirmed[at].get(name, 0) & group)",
+        "if self._believed[at].get(name, 0) & group:\n            return True\n",
+        "",
+    ),
+    Mutant(
+        "what is confirmed is not looked at before a search ends",
+        INDEX,
+        "return depth < bound and bool(self._confirmed[at].get(name, 0) & group)",
+        "return False",
+    ),
+    Mutant(
+        "nobody else is thought to hold what the deepest group held first",
+        INDEX,
+        "                    bound = middle\n",
+        "                    bound = 1\n",
     ),
     Mutant(
         "beliefs hide what is confirmed",
