@@ -102,7 +102,7 @@ class Figures:
 @section("real server")
 def real_server(proof: Proof) -> None:
     """Errors of throughput and of the first token, and pairs of settings that the simulator ranks the other way."""
-    trace, memory = scaled_trace(proof), np.zeros(READ_BYTES // 4, np.float32)
+    trace, memory = scaled_trace(proof), np.ones(READ_BYTES // 4, np.float32)
     pairs: dict[str, list[tuple[Figures, Figures]]] = {setting.name: [] for setting in SETTINGS}
     num_dropped, speedup, errors = 0, 0.0, list[float]()
     for _ in range(proof.sized(quick=1, full=5)):
