@@ -1,9 +1,9 @@
 """The simulator beside the real server: the same requests, at the same moments, through both.
 
-A round times steps (the profile), and then runs every setting once for real: `quire serve` of SmolLM2 with its worker,
-asked over HTTP at the moments of a public trace, its lengths scaled. The simulator gets the round's profile and the
-pool that the server says it has. What the memory brings is read before each run; where it moved by more than a tenth
-from what it was beside the profile, the run is dropped and counted.
+Every setting is run for real in its turn: `quire serve` of SmolLM2 with its worker, asked over HTTP at the moments of a
+public trace, its lengths scaled. Steps are timed between the runs; the simulator gets a profile made of those just
+before and just after, and the pool that the server says it has. What the memory brings is read before and after each
+run; where it moved by more than a tenth, the run is dropped and counted.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from quire.bench.runs import Bench, RunListener, Wishes
 from quire.bench.setup import LoadSetup
 from quire.client.opening import open_model
 from quire.config import ModelSettings
+from quire.engine.step_fit import fitted_profile
 from quire.engine.step_profile import StepProfile
 from quire.sim.fleet_report import FleetReport
 from quire.sim.fleet_sim import FleetConfig, FleetSimulation
@@ -104,16 +105,19 @@ def real_server(proof: Proof) -> None:
     """Errors of throughput and of the first token, and pairs of settings that the simulator ranks the other way."""
     trace, memory = scaled_trace(proof), np.ones(READ_BYTES // 4, np.float32)
     pairs: dict[str, list[tuple[Figures, Figures]]] = {setting.name: [] for setting in SETTINGS}
-    num_dropped, speedup, errors = 0, 0.0, list[float]()
-    for _ in range(proof.sized(quick=1, full=5)):
-        before_s = bandwidth(memory)
-        profile = measured_profile()
-        errors.append(profile.relative_error)
-        speedup = speedup or busy_speedup(trace, profile)
-        for setting in SETTINGS:
+    num_dropped, errors = 0, list[float]()
+    with timed_engine() as engine:
+        engine.steps("slow", 1)  # the first steps of a process are
+        before = engine.steps("first", 1)
+        speedup = busy_speedup(trace, fitted_profile("first", before))
+        for number, setting in enumerate(SETTINGS * proof.sized(quick=1, full=5)):
+            before_s = bandwidth(memory)
             real, num_blocks = through_server(setting, trace, speedup)
-            simulated = through_simulator(setting, trace, speedup, profile, num_blocks)
             moved = bandwidth(memory) / before_s
+            after = engine.steps(f"{number}", 1)
+            profile, before = fitted_profile("smollm2", [*before, *after]), after
+            errors.append(profile.relative_error)
+            simulated = through_simulator(setting, trace, speedup, profile, num_blocks)
             is_kept = abs(moved - 1.0) <= MOVED
             say(f"  {setting.name}, {num_blocks} blocks: {real} real, {simulated} simulated, memory {moved:.2f}")
             num_dropped += not is_kept
@@ -166,7 +170,7 @@ def bandwidth(memory: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> float:
     return READ_BYTES / median(taken)
 
 
-def measured_profile() -> StepProfile:
+def timed_engine() -> EngineBench:
     """Of the model that the server has, with as many rows as any setting gives it."""
     model = ModelSettings(
         memory_bytes=4 << 30,
@@ -176,8 +180,7 @@ def measured_profile() -> StepProfile:
         speculation="off",
     )
     load = EngineLoad((1,), 1, 2, 0, 1, has_roof=False)
-    with EngineBench(open_model(str(smollm2_file()), model), load, None, "smollm2") as bench:
-        return bench.profile("smollm2")
+    return EngineBench(open_model(str(smollm2_file()), model), load, None, "smollm2")
 
 
 def busy_speedup(trace: Trace, profile: StepProfile) -> float:
@@ -187,7 +190,7 @@ def busy_speedup(trace: Trace, profile: StepProfile) -> float:
 
 
 def through_simulator(setting: Setting, trace: Trace, speedup: float, profile: StepProfile, num_blocks: int) -> Figures:
-    """The round's profile, and the pool that the server had."""
+    """The pool that the server had, and steps as long as they were beside it."""
     told = _simulated(setting, trace, speedup, profile, num_blocks)
     return Figures(told.output_tokens_per_s, told.ttft_s.p50, told.hit_rate)
 

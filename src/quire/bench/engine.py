@@ -26,7 +26,7 @@ from quire.client.requests import make_request
 from quire.config import Settings
 from quire.core.request import Request
 from quire.engine.profiling import timed_steps
-from quire.engine.step_fit import fitted_profile
+from quire.engine.step_fit import TimedStep, fitted_profile
 from quire.engine.step_profile import StepProfile
 from quire.errors import ConfigError
 from quire.workload.visits import Span
@@ -181,11 +181,13 @@ class EngineBench:
 
     def profile(self, name: str) -> StepProfile:
         """How long steps take, under loads of all kinds: for the simulator."""
+        self.steps(name, 1)  # the first steps of a process are slow
+        return fitted_profile(name, self.steps(name, self._load.num_rounds))
+
+    def steps(self, name: str, num_rounds: int) -> list[TimedStep]:
+        """Steps that a profile can be made of; the name decides what they have to do."""
         longest = min(self._opened.text.max_sequence_tokens, PROFILE_TOKENS)
-        steps = timed_steps(
-            self._opened.engine, self._request, self._load.num_rounds, longest_tokens=longest, random=Random(name)
-        )
-        return fitted_profile(name, steps)
+        return timed_steps(self._opened.engine, self._request, num_rounds, longest_tokens=longest, random=Random(name))
 
     def _request(self, prompt_tokens: int, output_tokens: int) -> Request:
         params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
