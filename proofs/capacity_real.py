@@ -47,6 +47,8 @@ MOST_TRACE_TOKENS = 16_384
 SHARE = 0.02
 """Of the trace's conversations."""
 MAX_RUNNING = 16
+NUM_THREADS = 1
+"""The model has one core for itself: who asks the server is on the same machine, and no part of it."""
 BUSY = 2.0
 """How much faster than the base can answer, by the profile, requests come: a server that keeps up with all of them has
 the throughput of the load, whatever its settings."""
@@ -76,6 +78,8 @@ class Setting:
             str(self.block_size),
             "--max-running",
             str(MAX_RUNNING),
+            "--threads",
+            str(NUM_THREADS),
         )
 
 
@@ -156,7 +160,7 @@ def scaled_trace(proof: Proof) -> Trace:
     """Some conversations of the trace, its long requests left out, lengths scaled to what the model takes."""
     whole = read_trace(CONVERSATION).spread()
     rows = tuple(row for row in whole.rows if row.prompt_tokens + row.output_tokens <= MOST_TRACE_TOKENS)
-    some = sampled(replace(whole, rows=rows), SHARE).head(proof.sized(quick=24, full=120))
+    some = sampled(replace(whole, rows=rows), SHARE).head(proof.sized(quick=24, full=64))
     return some.fitted(LONGEST_TOKENS)
 
 
@@ -177,6 +181,7 @@ def timed_engine() -> EngineBench:
         max_sequence_tokens=LONGEST_TOKENS,
         max_step_tokens=512,
         max_running=MAX_RUNNING,
+        num_threads=NUM_THREADS,
         speculation="off",
     )
     load = EngineLoad((1,), 1, 2, 0, 1, has_roof=False)
