@@ -35,7 +35,7 @@ def listening(*words: str) -> Iterator[int]:
         yield int(url.rpartition(":")[2].strip("/"))
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 @contextmanager

@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 ROOT = Path(__file__).parents[1]
 MEMBER_AT = r"member at ([^,;]+)"
@@ -43,6 +45,8 @@ def spawned(command: Sequence[str], pattern: str) -> tuple["subprocess.Popen[str
     for line in process.stderr:
         said.append(line)
         if found := re.match(pattern, line):
+            # A process whose voice nobody hears stands still once the pipe is full.
+            Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
             return process, found[1]
     raise RuntimeError(f"{command} ended before it was ready: {''.join(said)[-2000:]}")
 
@@ -67,8 +71,7 @@ class MemberLife:
 
     def ended(self) -> int:
         """Wait for its end."""
-        self.process.communicate()
-        return self.process.returncode
+        return self.process.wait()
 
     def begin_again(self) -> None:
         """Another life of it."""
@@ -86,4 +89,4 @@ def member_lives(command: Command, count: int) -> Iterator[list[MemberLife]]:
     finally:
         for life in lives:
             life.process.kill()
-            life.process.communicate()
+            life.process.wait()
