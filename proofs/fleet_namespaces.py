@@ -86,7 +86,7 @@ def _far_member(number: int, step_s: float, keys: Path, *, is_slow: bool) -> Ite
         places = [f"tcp://{net}.2:{port}" for port in (PORT, EVENTS_PORT, REPLAY_PORT)]
         command = [sys.executable, "-m", "tests.support.oracle_member", places[0], str(step_s), str(keys), *places[1:]]
         process, _ = spawned(["ip", "netns", "exec", space, *command], MEMBER_AT)
-        held.callback(process.communicate)
+        held.callback(process.wait)
         held.callback(process.kill)
         yield FarMember(number, process, f"{net}.2")
 
@@ -98,7 +98,7 @@ def _forwarder(space: str, near: str, far: str) -> Iterator[None]:
         yield
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.fleet.event_relay import MemberPlaces
@@ -21,6 +21,8 @@ from tests.support.small_fleets import LOCAL, oracle_words
 from tests.support.talkers import TEMPLATE, talker
 
 AT = "member at "
+ROOMY = replace(SETTINGS, memory_bytes=4096, block_size=16)
+"""As `oracle_server` has it: what the two cost is compared."""
 
 
 @dataclass
@@ -63,7 +65,7 @@ def main(address: str, step_s: str, keys: str = "", events: str = "", replay: st
             "oracle",
             MemberPlaces(address, events, replay).resolved(),
             read_member_keys(Path(keys)) if keys else None,
-            oracle_plan(size, SETTINGS, step_s=float(step_s)),
+            oracle_plan(size, ROOMY, step_s=float(step_s)),
             oracle_words(),
         )
         return await run_member(plan, ending, 60.0, _say)
