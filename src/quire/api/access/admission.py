@@ -26,6 +26,7 @@ from quire.api.http.body import Receive, declared_bytes, read_body
 from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.models import Models
+from quire.client.reuse_log import ReuseLog
 from quire.client.text_pool import TextPool
 from quire.core.promises import Promises
 from quire.core.share_types import Bounds, NoRoom, Room
@@ -71,6 +72,8 @@ class Admission:
         self._promises = Promises()
         self._arriving: Counter[str] = Counter()
         """Bodies that are still coming, by tenant."""
+        self.reuse_log = ReuseLog()
+        """What prompts found in the cache lately, of all models."""
         self.text_pool = TextPool()
         """Where text is worked on, beside the event loop: nothing whose size a client decides runs on it."""
 
