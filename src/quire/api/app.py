@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from quire import __version__
 from quire.api.access.admission import Admission
-from quire.api.access.auth import Caller, Gate, public, require_key
+from quire.api.access.auth import Caller, Gate, public, require_admin, require_key
 from quire.api.asgi import Pages, RequestMiddleware, allowed_methods, error_response
 from quire.api.dialects.answering import Answering
 from quire.api.dialects.anthropic.messages import AnthropicMessages, count_tokens
@@ -227,6 +227,7 @@ def _operations(routes: Iterable[GuardedRoute]) -> Iterator[Operation]:
                 route.endpoint.__name__,
                 inspect.getdoc(route.endpoint) or "",
                 is_public=route.guard is public,
+                is_admin=route.guard is require_admin,
                 body=BODIES.get(route.path),
             )
 

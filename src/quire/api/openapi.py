@@ -35,6 +35,8 @@ class Operation:
     words: str
     """What the endpoint says of itself."""
     is_public: bool
+    is_admin: bool
+    """For admin keys alone."""
     body: type[BaseModel] | None
 
     @property
@@ -80,7 +82,8 @@ def _described(one: Operation) -> dict[str, Any]:
 def _refusals(one: Operation) -> dict[str, Any]:
     if one.is_public:
         return {"503": {"description": "Not now."}}
-    return {status: {"description": said, "content": _json_of("Error")} for status, said in STATUSES.items()}
+    statuses = STATUSES | ({"403": "An admin key is needed."} if one.is_admin else {})
+    return {status: {"description": said, "content": _json_of("Error")} for status, said in statuses.items()}
 
 
 def _path_parameter(name: str) -> dict[str, Any]:

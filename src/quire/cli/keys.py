@@ -10,7 +10,8 @@ keys_app = typer.Typer(
     help="Make, list and revoke API keys. A running server takes notice within a second.",
     no_args_is_help=True,
     rich_markup_mode=None,
-    epilog="\b\nExamples:\n  quire keys add alice\n  quire keys add batch --max-class low --tokens-per-minute 50000",
+    epilog="\b\nExamples:\n  quire keys add alice\n  quire keys add batch --max-class low --tokens-per-minute 50000"
+    "\n  quire keys add me --admin",
 )
 KeysFile = Annotated[
     Path | None,
@@ -35,6 +36,9 @@ def add(
         int | None, typer.Option(min=1, help="Tokens it may use in a minute, prompts and answers together.")
     ] = None,
     concurrent: Annotated[int | None, typer.Option(min=1, help="Requests it may have at once.")] = None,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="It may also watch the whole server, every tenant: the operator's own key.")
+    ] = False,
     keys_file: KeysFile = None,
 ) -> None:
     """Make a key and print it. It is not shown again."""
@@ -48,6 +52,7 @@ def add(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         concurrent=concurrent,
+        admin=admin,
     )
     typer.echo(f"key {name} written to {path}; this is the only time it is shown", err=True)
     typer.echo(secret)
@@ -65,15 +70,20 @@ def list_keys(
     from quire.cli.columns import columns
 
     keys = read_keys(_path(keys_file)) or ()
-    fields = ("name", "max_class", "requests_per_minute", "tokens_per_minute", "concurrent", "created")
+    fields = ("name", "max_class", "requests_per_minute", "tokens_per_minute", "concurrent", "created", "admin")
     if as_json:
         typer.echo(json.dumps([{field: getattr(key, field) for field in fields} for key in keys]))
         return
     if not keys:
         typer.echo("there are no keys; make one with: quire keys add NAME", err=True)
         return
-    rows = [[str(getattr(key, field) or "-") for field in fields] for key in keys]
+    rows = [[_shown(getattr(key, field)) for field in fields] for key in keys]
     typer.echo(columns([field.replace("_", " ") for field in fields], rows))
+
+
+def _shown(value: object) -> str:
+    """What stands in the table."""
+    return "yes" if value is True else str(value or "-")
 
 
 @keys_app.command()

@@ -1,7 +1,8 @@
 """Who is asking. A guard of every route, never a matter of paths: a route without one cannot be added.
 
-`require_key` lets in whoever has a key, or everybody where there are no keys. `public` lets in everybody, and is there
-so that a public route says so in its own words.
+`require_key` lets in whoever has a key, or everybody where there are no keys. `require_admin` lets in whoever has an
+admin key: the operator, who where there are no keys is everybody that is let in at all. `public` lets in everybody, and
+is there so that a public route says so in its own words.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,8 @@ class Caller:
     quota: Quota
     is_everybody: bool = False
     """There are no keys: whoever comes is this one."""
+    is_admin: bool = False
+    """Whether this is the operator: by the key that was presented, never by a tenant's name."""
 
 
 class Gate:
@@ -38,7 +41,7 @@ class Gate:
         self._num_gateways = num_gateways
         self._quotas = Quotas()
         quota = self._quotas.of(NOBODY, Terms())
-        self._everybody = Caller(NOBODY, PriorityClass.HIGH, quota, is_everybody=True)
+        self._everybody = Caller(NOBODY, PriorityClass.HIGH, quota, is_everybody=True, is_admin=True)
 
     def caller(self, authorization: str | None, x_api_key: str | None) -> Caller:
         """Who presented this, or a refusal that says nothing about why."""
@@ -48,7 +51,8 @@ class Gate:
         key = self.ring.find(secret) if secret else None
         if key is None:
             raise _unauthorized(is_missing=not secret)
-        return Caller(key.name, key.ceiling, self._quotas.of(key.name, _terms(key, self._num_gateways())))
+        quota = self._quotas.of(key.name, _terms(key, self._num_gateways()))
+        return Caller(key.name, key.ceiling, quota, is_admin=key.admin)
 
 
 async def require_key(request: Request) -> Caller:
@@ -58,6 +62,16 @@ async def require_key(request: Request) -> Caller:
     request.scope["quire.caller"] = caller
     if (record := request.scope.get("quire.record")) is not None:
         record.tenant = caller.tenant
+    return caller
+
+
+async def require_admin(request: Request) -> Caller:
+    """The operator alone."""
+    caller = await require_key(request)
+    if not caller.is_admin:
+        raise ApiError(
+            403, "admin_key_needed", "an admin key is needed here; make one with: quire keys add NAME --admin"
+        )
     return caller
 
 

@@ -36,8 +36,8 @@ SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 LOG = logging.getLogger("quire.keys")
 
 
-class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One key as the file has it. Its name is the tenant's."""
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One key as the file has it. Its name is the tenant's; what is usual is left out of the file."""
 
     name: str
     sha256: str
@@ -46,6 +46,8 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_minute: int | None = None
     concurrent: int | None = None
     created: str = ""
+    admin: bool = False
+    """Whether it opens the operator's routes too."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
