@@ -21,8 +21,14 @@ from quire.fleet.fleet_model import FleetModel
 from quire.fleet.member_list import FixedMembers
 
 MIB = 1 << 20
-SETTINGS = ModelSettings(memory_bytes=1200 * MIB, max_sequence_tokens=1024, max_running=8, num_threads=1)
-FLAGS = ("--memory", "1200MiB", "--max-model-len", "1024", "--max-running", "8", "--threads", "1")
+SETTINGS = ModelSettings(
+    memory_bytes=1200 * MIB, max_sequence_tokens=1024, max_running=8, num_threads=1, tool_format="hermes"
+)
+"""The model's own template knows no tools."""
+FLAGS = (
+    *("--memory", "1200MiB", "--max-model-len", "1024", "--max-running", "8", "--threads", "1"),
+    *("--tool-format", "hermes"),
+)
 AT_ONCE = 8
 LOOK_UP = {
     "type": "function",
