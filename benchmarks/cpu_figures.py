@@ -48,7 +48,7 @@ def rows_of(record: Mapping[str, Any], words: Mapping[str, str]) -> list[tuple[s
     """What it is, the bound, the figure."""
     found, bounds = record["figures"], record["bounds"]
     return [
-        (told, bounds.get(key, "reported").partition(":")[0], f"{found[key]:,.6g}")
+        (told, bounds.get(key, "reported").partition(":")[0], _figure(found[key]))
         for key, told in words.items()
         if key in found
     ]
@@ -60,6 +60,11 @@ def circumstances_of(record: Mapping[str, Any]) -> Sequence[str]:
     told = (
         f"Run of {record['date']}, commit {record['commit'][:10]}, on {machine['cores']} cores "
         f"({machine['processor']}; {', '.join(machine['abilities'])}). Everything: "
-        "[results/proof-cpu.json](../../proofs/results/proof-cpu.json)."
+        f"[results/proof-{record['proof']}.json](../../proofs/results/proof-{record['proof']}.json)."
     )
     return wrapped(told)
+
+
+def _figure(value: float) -> str:
+    """A count to its last digit, a measure to its sixth."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

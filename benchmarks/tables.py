@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import client_figures, cpu_figures
+from benchmarks import capacity_figures, client_figures, cpu_figures
 from benchmarks.record import PROOF_RESULTS, RESULTS, ROOT, wrapped
 
 PAGES = (
@@ -23,6 +23,7 @@ PAGES = (
     "docs/guides/models.md",
     "docs/guides/peers.md",
     "docs/concepts/exactness.md",
+    "docs/concepts/scale.md",
     "docs/concepts/speed.md",
 )
 MARKED = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -170,14 +171,14 @@ def fits(_found: Results) -> str:
     return table(HEADER, list(fit_rows()))
 
 
-def of_cpu(words: Mapping[str, str]) -> Callable[[Results], str]:
-    """A table of some rows of proof-cpu."""
+def of_proof(name: str, words: Mapping[str, str]) -> Callable[[Results], str]:
+    """A table of some rows of this proof."""
 
     def written(found: Results) -> str:
-        record = found.get("proof-cpu")
+        record = found.get(name)
         rows = cpu_figures.rows_of(record, words) if record is not None else []
         if record is None or not rows:
-            return not_yet("make proof-cpu SCALE=full")
+            return not_yet(f"make {name} SCALE=full")
         made = table(("", "bound", "measured"), rows)
         return "\n".join((made, "", *cpu_figures.circumstances_of(record)))
 
@@ -218,9 +219,11 @@ TABLES: Writers = {
     "sweep": sweep,
     "fits": fits,
     "clients": clients,
-    "cpu-speed": of_cpu(cpu_figures.SPEED),
-    "cpu-exact": of_cpu(cpu_figures.EXACT),
-    "cpu-hold": of_cpu(cpu_figures.HOLD),
+    "cpu-speed": of_proof("proof-cpu", cpu_figures.SPEED),
+    "cpu-exact": of_proof("proof-cpu", cpu_figures.EXACT),
+    "cpu-hold": of_proof("proof-cpu", cpu_figures.HOLD),
+    "scale-fleets": of_proof("proof-capacity", capacity_figures.FLEETS),
+    "scale-gateway": of_proof("proof-capacity", capacity_figures.GATEWAY),
     "help-serve": lambda _: help_of("bench", "serve"),
     "help-engine": lambda _: help_of("bench", "engine"),
 }

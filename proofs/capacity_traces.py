@@ -90,3 +90,17 @@ def policies(proof: Proof) -> None:
         proof.at_most(
             f"gateways_8_ttft_{num_members}", many.ttft_s.p90 / cost.ttft_s.p90, 1.5, "p90 over one gateway's"
         )
+
+
+@section("sizes")
+def sizes(proof: Proof) -> None:
+    """Ten members and a hundred, equally busy: what gateways of them have to know, for docs/concepts/scale.md."""
+    trace = conversation(proof).spread()
+    for num_members in (10, 100):
+        rules = TraceRules(speedup=_equally_busy(trace, num_members))
+        config = FleetConfig(MemberSize(1_000, BLOCK), GPU, make_policy("cost", BLOCK), num_members)
+        told = _run(config, trace_requests(trace, rules))
+        proof.report(f"size_{num_members}_hit", told.hit_rate)
+        proof.report(f"size_{num_members}_imbalance", told.imbalance)
+        proof.report(f"size_{num_members}_ttft_p90_s", told.ttft_s.p90)
+        proof.report(f"size_{num_members}_requests_per_s", told.num_requests * rules.speedup / trace.rows[-1].arrival_s)

@@ -1,0 +1,31 @@
+"""What docs/concepts/scale.md shows of the record of proof-capacity, in its words."""
+
+FLEETS = {
+    "size_10_hit": "10 members: share of prompt tokens found cached",
+    "size_10_imbalance": "10 members: most work over mean",
+    "size_10_requests_per_s": "10 members: requests/s",
+    "policy_hit_16": "16 members: hits over those of one pool as large as all",
+    "policy_imbalance_16": "16 members: most work over mean",
+    "gateways_8_hit_16": "16 members, eight gateways: hits over one pool's",
+    "gateways_8_ttft_16": "16 members, eight gateways: TTFT p90 over one gateway's",
+    "policy_hit_64": "64 members: hits over those of one pool as large as all",
+    "policy_imbalance_64": "64 members: most work over mean",
+    "gateways_8_hit_64": "64 members, eight gateways: hits over one pool's",
+    "gateways_8_ttft_64": "64 members, eight gateways: TTFT p90 over one gateway's",
+    "size_100_hit": "100 members: share of prompt tokens found cached",
+    "size_100_imbalance": "100 members: most work over mean",
+    "size_100_requests_per_s": "100 members: requests/s",
+    "members_1000": "1,000 members: requests that ended",
+    "members_1000_imbalance": "1,000 members: most work over mean",
+    "members_1000_gib": "1,000 members: memory of the simulator, GiB",
+    "members_1000_s": "1,000 members: seconds of one core",
+}
+GATEWAY = {
+    "index_bytes": "bytes for each block the index knows",
+    "events_per_s": "blocks/s that events tell of, applied to the index",
+    "choice_us": "a choice, half of them, us",
+    "choice_p99_us": "a choice, p99, us",
+    "reserving_us": "choosing and reserving, half of them, us",
+    "names_ms": "names of a prompt of 12,800 tokens, ms",
+    "sweep_max_ms": "longest pause when a member's entries are swept, ms",
+}
