@@ -21,7 +21,7 @@ from quire.api.app import GuardedRoute, add_route, make_app
 from quire.api.asgi import RequestMiddleware
 from quire.api.http.errors import ApiError
 from quire.api.models import Models
-from quire.api.web_page import WebPage
+from quire.api.web_page import PAGES, WebPage
 from quire.core.request import PriorityClass
 from quire.errors import ConfigError, InvariantError
 from quire.observe.metrics import Metrics
@@ -29,7 +29,7 @@ from tests.support.local_api import House, house
 from tests.support.talkers import talker
 
 PROBES = {"/health", "/ready"}
-PUBLIC = {*PROBES, *WebPage().paths}
+PUBLIC = {*PROBES, *(path for page in PAGES for path in WebPage(page).paths)}
 """The page's files are the same for everybody."""
 BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 3}
 

@@ -11,7 +11,7 @@ from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing
 from quire.api.app import BODIES, make_app
 from quire.api.models import Models
-from quire.api.web_page import WebPage
+from quire.api.web_page import PAGES, WebPage
 from quire.observe.metrics import Metrics
 from tests.support.local_api import House
 
@@ -30,7 +30,7 @@ def test_it_has_every_route_but_those_that_are_for_probes_alone(told: Operations
     app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
     routes = [route for route in app.routes if isinstance(route, Route)]
     routed = {(route.path_format, method.lower()) for route in routes for method in route.methods or ()}
-    page = {(path, method) for path in WebPage().paths for method in ("get", "head")}
+    page = {(path, method) for one in PAGES for path in WebPage(one).paths for method in ("get", "head")}
     assert {("/health", "head"), ("/ready", "head"), *page} == routed - set(told)
     assert set(told) <= routed
     assert len(told) == 17

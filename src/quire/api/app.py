@@ -41,7 +41,7 @@ from quire.api.dialects.openai.tokens import detokenize, tokenize
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import Operation, description
-from quire.api.web_page import WebPage
+from quire.api.web_page import PAGES, PageFiles, WebPage
 from quire.errors import InvariantError, QuireError
 from quire.observe.metrics import CONTENT_TYPE, ENGINE_TOTALS, Picture
 
@@ -85,7 +85,8 @@ def make_app(admission: Admission, gate: Gate) -> Starlette:
     admission.metrics.watch(lambda: pictures(admission))
     _add_routes(app)
     if admission.settings.has_page:
-        _add_page(app)
+        for page in PAGES:
+            _add_page(app, page)
     return app
 
 
@@ -121,9 +122,9 @@ def _add_routes(app: Starlette) -> None:
         add_route(app, method, "/ready", _ready, public)
 
 
-def _add_page(app: Starlette) -> None:
+def _add_page(app: Starlette, files: PageFiles) -> None:
     """Files, and no part of the API: they are not described."""
-    page = WebPage()
+    page = WebPage(files)
     for path in page.paths:
         for method in ("GET", "HEAD"):
             route = GuardedRoute(method, path, page.answer, public)

@@ -1,24 +1,24 @@
-"""The page at `/` where people talk to models: a few files, the same for everybody, that hold nothing of anybody.
+"""The pages: `/` where people talk to models, `/dashboard` where an operator looks at the server.
 
-They are read once and served without a key; whatever the page shows it asks of the API, with the key of whoever sits
-before it. A browser is told to load nothing from elsewhere, run nothing that stands in the page, and frame it nowhere.
+Each is a few files, the same for everybody, that hold nothing of anybody. They are read once and served without a key;
+whatever a page shows it asks of the API, with the key of whoever sits before it. A browser is told to load nothing from
+elsewhere, run nothing that stands in the page, and frame it nowhere.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-FOLDER = files("quire.api") / "page"
 KINDS = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-NAMES = ("index.html", "style.css", "icon.svg", "main.js", "server.js", "conversations.js", "markdown.js")
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -43,13 +43,45 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 )
 
 
-class WebPage:
-    """The files by the path they are served at."""
+@dataclass(frozen=True, slots=True)
+class PageFiles:
+    """What a page is made of. A file that is not named here is not served."""
 
-    def __init__(self) -> None:
-        self._answers = {
-            path_of(name): ((FOLDER / name).read_bytes(), KINDS[name.rpartition(".")[2]]) for name in NAMES
-        }
+    folder: str
+    """Beside this module; the files that its page asks for are served below a path of the same name."""
+    path: str
+    """Where `index.html` is served."""
+    names: tuple[str, ...]
+
+    def path_of(self, name: str) -> str:
+        """Where a file is served."""
+        return self.path if name == "index.html" else f"/{self.folder}/{name}"
+
+    def read(self, name: str) -> bytes:
+        """A file as it is sent."""
+        return (files("quire.api") / self.folder / name).read_bytes()
+
+
+CHAT = PageFiles(
+    "page", "/", ("index.html", "style.css", "icon.svg", "main.js", "server.js", "conversations.js", "markdown.js")
+)
+DASHBOARD = PageFiles(
+    "dashboard",
+    "/dashboard",
+    (
+        *("index.html", "style.css", "icon.svg", "main.js", "watch.js", "store.js", "words.js", "palette.js"),
+        *("canvas.js", "cells.js", "pool.js", "block.js", "branches.js", "tree.js", "charts.js", "timeline.js"),
+        "tables.js",
+    ),
+)
+PAGES = (CHAT, DASHBOARD)
+
+
+class WebPage:
+    """The files of a page by the path they are served at."""
+
+    def __init__(self, page: PageFiles) -> None:
+        self._answers = {page.path_of(name): (page.read(name), KINDS[name.rpartition(".")[2]]) for name in page.names}
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -57,11 +89,6 @@ class WebPage:
         return tuple(self._answers)
 
     async def answer(self, request: Request) -> Response:
-        """A file of the page to talk to models."""
+        """A file of a page for a browser."""
         body, kind = self._answers[request.scope["path"]]
         return Response(body, media_type=kind, headers=dict(HEADERS))
-
-
-def path_of(name: str) -> str:
-    """Where a file is served: the page itself at the top."""
-    return "/" if name == "index.html" else f"/page/{name}"

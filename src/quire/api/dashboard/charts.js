@@ -1,0 +1,226 @@
+// Charts with axes: lines over the last hour, and the steps of the batch as stacked bars. Each tells in words what it
+// shows, and what is pointed at.
+import { Pointing, Sheet } from "./canvas.js";
+import { css, filling } from "./palette.js";
+import { HOUR_S } from "./store.js";
+import { ago, many, median, roundUp, short, span, whole } from "./words.js";
+
+const LEFT = 54;
+const RIGHT = 8;
+const TOP = 10;
+const BOTTOM = 22;
+const MOST_GAP_S = 45;
+const BAR = 6;
+
+/** Lines and figures of the value axis; where a value is. */
+export function axis(context, width, height, top, tell) {
+  const bottom = height - BOTTOM, scale = (value) => bottom - ((bottom - TOP) * value) / top;
+  context.textAlign = "right";
+  context.lineWidth = 1;
+  for (const part of [0, 0.5, 1]) {
+    const y = Math.round(scale(part * top)) + 0.5;
+    context.strokeStyle = css("line");
+    context.beginPath();
+    context.moveTo(LEFT, y);
+    context.lineTo(width - RIGHT, y);
+    context.stroke();
+    context.fillStyle = css("soft");
+    context.fillText(tell(part * top), LEFT - 6, y);
+  }
+  return scale;
+}
+
+const latest = (rows, name) => rows.findLast((row) => row[name] != null)?.[name] ?? null;
+
+/** One or two quantities over the last hour. */
+export class LineChart {
+  rows = [];
+  now_s = 0;
+
+  /** `lines`: name of the field, colour, words, and whether it is dashed; `tell` writes a value. */
+  constructor(at, name, { lines, tell, top = null }) {
+    Object.assign(this, { lines, tell, top, summary: at(`${name}-summary`) });
+    this.sheet = new Sheet(at(`${name}-chart`), (context, width, height) => this.#draw(context, width, height));
+    this.pointing = new Pointing(at(`${name}-chart`), at(`${name}-words`), {
+      count: () => this.rows.length,
+      find: (x) => this.#find(x),
+      describe: (row) => this.#describe(this.rows[row]),
+      first: () => this.rows.length - 1,
+      point: () => this.sheet.redraw(),
+    });
+  }
+
+  update(rows, now_s) {
+    const isSame = rows.length === this.rows.length && rows.at(-1) === this.rows.at(-1);
+    this.rows = rows;
+    this.now_s = now_s;
+    if (isSame) return;
+    this.sheet.redraw();
+    this.pointing.refresh();
+    this.summary.textContent = rows.length ? this.lines.map((line) => this.#summed(line)).join("; ") : "Nothing yet.";
+  }
+
+  #summed({ field, words }) {
+    const values = this.rows.map((row) => row[field]).filter((value) => value != null);
+    if (!values.length) return `${words}: none in the last hour`;
+    const [now, middle, most] = [latest(this.rows, field), median(values), Math.max(...values)].map(this.tell);
+    return `${words}: now ${now}, median ${middle}, highest ${most}`;
+  }
+
+  #describe(row) {
+    const values = this.lines.map(({ field, words }) => `${words} ${row[field] == null ? "none" : this.tell(row[field])}`);
+    return `${ago(this.now_s - row.at_s)}: ${values.join(", ")}`;
+  }
+
+  #x(at_s, width) {
+    return width - RIGHT - ((this.now_s - at_s) / HOUR_S) * (width - LEFT - RIGHT);
+  }
+
+  #find(x) {
+    let nearest = -1, least = 12;
+    this.rows.forEach((row, at) => {
+      const away = Math.abs(this.#x(row.at_s, this.sheet.width) - x);
+      if (away < least) [nearest, least] = [at, away];
+    });
+    return nearest;
+  }
+
+  #draw(context, width, height) {
+    const values = this.lines.flatMap(({ field }) => this.rows.map((row) => row[field] ?? 0));
+    const scale = axis(context, width, height, this.top ?? roundUp(Math.max(0, ...values)), this.tell);
+    for (const [words, at_s, align] of [["60 min ago", HOUR_S, "left"], ["30 min", HOUR_S / 2, "center"], ["now", 0, "right"]]) {
+      context.textAlign = align;
+      context.fillText(words, this.#x(this.now_s - at_s, width), height - BOTTOM / 2 + 1);
+    }
+    this.lines.forEach((line) => this.#line(context, width, scale, line));
+    const pointed = this.rows[this.pointing?.at];
+    if (pointed) this.#cross(context, this.#x(pointed.at_s, width), height, scale, pointed);
+  }
+
+  #line(context, width, scale, { field, colour, isDashed }) {
+    context.strokeStyle = css(colour);
+    context.lineWidth = 1.5;
+    context.lineJoin = "round";
+    context.setLineDash(isDashed ? [4, 3] : []);
+    context.beginPath();
+    let before_s = -Infinity;
+    for (const row of this.rows) {
+      if (row[field] == null) continue;
+      const x = this.#x(row.at_s, width), y = scale(Math.min(row[field], this.top ?? Infinity));
+      if (row.at_s - before_s > MOST_GAP_S) context.moveTo(x - 1, y);
+      context.lineTo(x, y);
+      before_s = row.at_s;
+    }
+    context.stroke();
+    context.setLineDash([]);
+  }
+
+  #cross(context, x, height, scale, row) {
+    context.strokeStyle = css("ink");
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(Math.round(x) + 0.5, TOP);
+    context.lineTo(Math.round(x) + 0.5, height - BOTTOM);
+    context.stroke();
+    context.fillStyle = css("ink");
+    for (const { field } of this.lines) {
+      if (row[field] != null) context.fillRect(x - 2.5, scale(Math.min(row[field], this.top ?? Infinity)) - 2.5, 5, 5);
+    }
+  }
+}
+
+/** What each of the last steps computed: answers' tokens below, prompts' above. */
+export class StepChart {
+  steps = [];
+
+  constructor(at) {
+    this.summary = at("steps-summary");
+    this.sheet = new Sheet(at("steps-chart"), (context, width, height) => this.#draw(context, width, height));
+    this.pointing = new Pointing(at("steps-chart"), at("steps-words"), {
+      count: () => this.#shown.length,
+      find: (x) => this.#find(x),
+      describe: (step) => this.#describe(this.#shown[step]),
+      first: () => this.#shown.length - 1,
+      point: () => this.sheet.redraw(),
+    });
+  }
+
+  get #shown() {
+    return this.steps.slice(-Math.max(1, Math.floor(((this.sheet?.width ?? 0) - LEFT - RIGHT) / BAR)));
+  }
+
+  update(steps) {
+    if (steps.at(-1) === this.steps.at(-1) && this.steps.length) return;
+    this.steps = steps;
+    this.sheet.redraw();
+    this.pointing.refresh();
+    const { rows, step } = steps.at(-1) ?? {};
+    const lasted = span(median(steps.map(({ ms }) => ms)) / 1000);
+    this.summary.textContent = steps.length
+      ? `Step ${whole(step)}: ${many(rows, "row")}. The median step took ${lasted}.`
+      : "No step yet: nothing has been asked.";
+  }
+
+  #describe({ step, prompt_tokens, output_tokens, rows, ms }) {
+    const tokens = `${whole(prompt_tokens)} prompt and ${whole(output_tokens)} output tokens`;
+    return `Step ${whole(step)}: ${tokens}, ${many(rows, "row")}, ${span(ms / 1000)}`;
+  }
+
+  #left(at, shown, width) {
+    return width - RIGHT - (shown - at) * BAR;
+  }
+
+  #find(x) {
+    const shown = this.#shown.length, at = Math.floor((x - this.#left(0, shown, this.sheet.width)) / BAR);
+    return at >= 0 && at < shown ? at : -1;
+  }
+
+  #draw(context, width, height) {
+    const shown = this.#shown, sums = shown.map((one) => one.prompt_tokens + one.output_tokens);
+    const scale = axis(context, width, height, roundUp(Math.max(1, ...sums)), short);
+    const output = filling(context, "output", "solid"), prompt = filling(context, "prompt", "stripes");
+    shown.forEach((one, at) => {
+      const x = this.#left(at, shown.length, width), split = scale(one.output_tokens);
+      context.fillStyle = output;
+      context.fillRect(x, split, BAR - 1, scale(0) - split);
+      context.fillStyle = prompt;
+      context.fillRect(x, scale(sums[at]), BAR - 1, split - scale(sums[at]));
+    });
+    context.fillStyle = css("soft");
+    context.textAlign = "right";
+    context.fillText("now", width - RIGHT, height - BOTTOM / 2 + 1);
+    context.textAlign = "left";
+    if (shown.length) context.fillText(`step ${whole(shown[0].step)}`, LEFT, height - BOTTOM / 2 + 1);
+    if (!(this.pointing?.at >= 0)) return;
+    context.strokeStyle = css("ink");
+    context.lineWidth = 1.5;
+    context.strokeRect(this.#left(this.pointing.at, shown.length, width) - 1, TOP, BAR + 1, scale(0) - TOP);
+  }
+}
+
+/** A line as small as a word, beside its figure. */
+export class Spark {
+  values = [];
+
+  constructor(canvas) {
+    this.sheet = new Sheet(canvas, (context, width, height) => this.#draw(context, width, height));
+  }
+
+  update(values) {
+    if (values.length === this.values.length && values.at(-1) === this.values.at(-1)) return;
+    this.values = values;
+    this.sheet.redraw();
+  }
+
+  #draw(context, width, height) {
+    const top = Math.max(...this.values.filter((one) => one != null), 0) || 1;
+    context.strokeStyle = css("accent");
+    context.lineWidth = 1.5;
+    context.lineJoin = "round";
+    context.beginPath();
+    this.values.forEach((value, at) => {
+      if (value != null) context.lineTo((at / (this.values.length - 1 || 1)) * width, height - 2 - (value / top) * (height - 4));
+    });
+    context.stroke();
+  }
+}

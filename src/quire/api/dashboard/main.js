@@ -1,0 +1,187 @@
+// The dashboard: joins the stream to what shows it. What the server sends is drawn or written as text, never as markup.
+import { BlockCard } from "./block.js";
+import { LineChart, Spark, StepChart } from "./charts.js";
+import { css, followTheme, filling } from "./palette.js";
+import { PoolMap } from "./pool.js";
+import { Store } from "./store.js";
+import { Tables } from "./tables.js";
+import { Timeline } from "./timeline.js";
+import { TreeMap } from "./tree.js";
+import { hasKey, setKey, takeKeyOfAddress, Watch } from "./watch.js";
+import { NONE, percent, short, span, whole } from "./words.js";
+
+const VERSION = 1;
+const MOST_MEASURES = 100;
+const SPARK_ROWS = 60;
+const at = (id) => document.getElementById(id);
+const write = (id, words) => { if (at(id).textContent !== words) at(id).textContent = words; };
+
+const store = new Store();
+let latest = null, isPaused = false, model = new URLSearchParams(location.search).get("model");
+
+takeKeyOfAddress();
+followTheme(at("theme"), () => redraw());
+
+const block = new BlockCard(at, () => model, (chain) => pool.show(chain), (number) => { pool.point(number); block.choose(number); });
+const pool = new PoolMap(at, (number) => block.choose(number));
+const tree = new TreeMap(at, (number) => { pool.point(number); block.choose(number); });
+const steps = new StepChart(at), timeline = new Timeline(at), tables = new Tables(at);
+const rate = new LineChart(at, "rate", {
+  lines: [
+    { field: "output_tokens_per_s", colour: "output", words: "output" },
+    { field: "prompt_tokens_per_s", colour: "prompt", words: "prompt", isDashed: true },
+  ],
+  tell: (value) => short(value),
+});
+const first = new LineChart(at, "first", {
+  lines: [{ field: "ttft_p50_s", colour: "prompt", words: "first token" }], tell: span,
+});
+const hits = new LineChart(at, "hits", {
+  lines: [{ field: "hit_rate", colour: "output", words: "found in the cache" }], tell: percent, top: 1,
+});
+const sparks = Object.entries({ rate: "output_tokens_per_s", first: "ttft_p50_s", hits: "hit_rate" })
+  .map(([name, field]) => [new Spark(at(`${name}-spark`)), field]);
+const watch = new Watch(hear, tell);
+
+// -- what comes -------------------------------------------------------------------------------------------------------
+
+function hear(snapshot) {
+  if (snapshot.v !== VERSION) {
+    return tell({ state: "lost", words: "the server is newer than this page: load it again", wait_s: 0 });
+  }
+  store.take(snapshot);
+  // What comes faster than it can be drawn is drawn once.
+  if (!latest) requestAnimationFrame(draw);
+  latest = snapshot;
+}
+
+function draw() {
+  const began = performance.now();
+  const { at_s, pool: memory, tree: { nodes }, requests } = latest;
+  at("gate").hidden = true;
+  at("content").hidden = false;
+  figures(latest);
+  choices(latest);
+  pool.update(memory);
+  tree.update(nodes);
+  steps.update(store.steps);
+  timeline.update(requests, at_s);
+  for (const chart of [rate, first, hits]) chart.update(store.history, at_s);
+  for (const [spark, field] of sparks) spark.update(store.history.slice(-SPARK_ROWS).map((row) => row[field]));
+  tables.update(latest);
+  latest = null;
+  // For whoever measures this page.
+  if (performance.getEntriesByName("update").length >= MOST_MEASURES) performance.clearMeasures("update");
+  performance.measure("update", { start: began, end: performance.now() });
+}
+
+function figures({ pool: { counts, num_blocks }, running, queue, totals }) {
+  const waiting = queue.reduce((sum, { num_requests }) => sum + num_requests, 0);
+  const used = counts.used + counts.shared + counts.pinned + counts.computing;
+  write("rate-figure", store.outputRate == null ? NONE : short(Math.round(store.outputRate)));
+  write("first-figure", span(store.firstToken_s));
+  write("hits-figure", percent(store.hitRate));
+  write("running-figure", whole(running.length));
+  write("waiting-figure", whole(waiting));
+  write("used-figure", percent(num_blocks ? used / num_blocks : 0));
+  write("used-note", `${whole(used)} held, ${whole(counts.cached)} cached, of ${whole(num_blocks)} blocks`);
+  write("running-note", `${short(totals.num_requests)} so far, ${short(totals.num_preemptions)} preemptions`);
+  at("used-bar").style.width = `${(100 * used) / (num_blocks || 1)}%`;
+  at("cached-bar").style.width = `${(100 * counts.cached) / (num_blocks || 1)}%`;
+}
+
+function choices({ model: shown, models }) {
+  const known = models.map(({ name, state }) => `${name}\u0000${state}`).join("\u0001");
+  const chooser = at("model");
+  if (chooser.dataset.known !== known) {
+    chooser.dataset.known = known;
+    chooser.replaceChildren(...models.map(({ name, state }) => new Option(state === "ready" ? name : `${name} (${state})`, name)));
+  }
+  if (chooser.value !== shown) chooser.value = shown;
+}
+
+// -- the connection ---------------------------------------------------------------------------------------------------
+
+const SIGNS = { live: "●", connecting: "○", lost: "▲", paused: "‖", refused: "✕" };
+
+function tell({ state, words = "", wait_s = 0, status = 0 }) {
+  at("connection").dataset.state = state;
+  write("connection-sign", SIGNS[state]);
+  const wait = wait_s ? `, asking again in ${wait_s} s` : "";
+  const told = { live: "Live", connecting: "Connecting …", paused: "Paused", lost: `Lost: ${words}${wait}` };
+  write("connection-words", told[state] ?? "Not let in");
+  at("forget").hidden = !hasKey();
+  if (state === "refused") refused(status, words);
+}
+
+function refused(status, words) {
+  if (status === 404 && model) return choose(null);
+  block.close();
+  at("content").hidden = true;
+  at("gate").hidden = false;
+  for (const kind of [401, 403, 404]) at(`gate-${kind}`).hidden = kind !== status;
+  at("gate-form").hidden = status === 404;
+  write("gate-told", words);
+  if (status !== 404) at("admin-key").focus();
+}
+
+function listen() {
+  if (isPaused) return;
+  store.begin();
+  watch.start(model);
+}
+
+function choose(name) {
+  model = name;
+  const query = name ? `?model=${encodeURIComponent(name)}` : location.pathname;
+  history.replaceState(null, "", query);
+  block.close();
+  listen();
+}
+
+function pause(isIt) {
+  isPaused = isIt;
+  at("pause").textContent = isIt ? "Go on" : "Pause";
+  if (!isIt) return listen();
+  watch.stop();
+  return tell({ state: "paused" });
+}
+
+// -- what somebody does -----------------------------------------------------------------------------------------------
+
+at("pause").addEventListener("click", () => pause(!isPaused));
+at("model").addEventListener("change", ({ target }) => { if (isPaused) pause(false); choose(target.value); });
+at("gate-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setKey(at("admin-key").value.trim());
+  at("admin-key").value = "";
+  listen();
+});
+at("forget").addEventListener("click", () => {
+  setKey("");
+  watch.stop();
+  tell({ state: "refused", status: 401, words: "The key is forgotten." });
+});
+at("go-to").addEventListener("submit", (event) => {
+  event.preventDefault();
+  pool.point(at("block").valueAsNumber);
+  block.choose(at("block").valueAsNumber);
+});
+// Nobody looks at a page that is hidden: the server need not draw a picture for it.
+document.addEventListener("visibilitychange", () => (document.hidden ? watch.stop() : listen()));
+
+function redraw() {
+  pool.redraw();
+  for (const { sheet } of [tree, steps, timeline, rate, first, hits, ...sparks.map(([spark]) => spark)]) sheet.redraw();
+  for (const key of document.querySelectorAll("canvas[data-fill]")) {
+    const context = key.getContext("2d"), [name, kind] = key.dataset.fill.split(" ");
+    context.clearRect(0, 0, key.width, key.height);
+    context.fillStyle = kind === "dashed" || kind === "line" ? css(name) : filling(context, name, kind);
+    if (kind === "dashed") for (const x of [0, 9]) context.fillRect(x, 5, 6, 2);
+    else if (kind === "line") context.fillRect(0, 5, key.width, 2);
+    else context.fillRect(0, 0, key.width, key.height);
+  }
+}
+
+redraw();
+listen();
