@@ -15,6 +15,7 @@ from typing import Any, Unpack
 from uuid import uuid4
 
 from quire.client.conversation import ConversationArguments, asked_in_python
+from quire.client.engine_view import EngineView
 from quire.client.explanation import Explanation, explanation
 from quire.client.live_replies import hand_out
 from quire.client.outputs import Completion, Piece
@@ -65,6 +66,8 @@ class EngineStats:
     grammar_compile_s: float = 0.0
     grammar_mask_s: float = 0.0
     """Processor time of what grammars allow, step by step."""
+    num_snapshots: int = 0
+    """Made for those who watch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class EngineClient:
         self._live: dict[str, RequestHandle] = {}
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
+        self._view: EngineView | None = None
         self._verdicts: Sequence[Verdict] = ()
         self._turned_away: dict[tuple[str, str], Verdict] = {}
         """The same by tenant and class, less what was let through since."""
@@ -143,6 +147,13 @@ class EngineClient:
     def clear_cache(self) -> None:
         """Forget every cached block that nobody uses."""
         self._started()[0].clear_cache()
+
+    @property
+    def view(self) -> EngineView:
+        """Through which it is watched."""
+        if self._view is None:
+            self._view = EngineView(self._started()[0].watching, self._on_loop)
+        return self._view
 
     @property
     def num_open(self) -> int:

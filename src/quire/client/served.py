@@ -236,6 +236,7 @@ class ServedModel(EngineClient):
             num_forced_tokens=load.num_forced_tokens,
             grammar_compile_s=load.grammar_compile_s,
             grammar_mask_s=load.grammar_mask_s,
+            num_snapshots=load.num_snapshots,
         )
 
     async def drain(self, timeout_s: float) -> bool:

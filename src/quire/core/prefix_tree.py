@@ -313,10 +313,11 @@ class PrefixTree:
         """Every live root, for checks; a tenant at rest has one only while its blocks are cached."""
         return iter([~slot for slot in self._slot_of.values()])
 
-    def copied(self) -> tuple[bytes, Sequence[int], Sequence[int], list[tuple[Namespace, int]]]:
-        """Records, first children, older siblings, and roots with theirs: to be read while names come and go."""
+    def copied(self, *, bare: bool = False) -> tuple[bytes, Sequence[int], Sequence[int], list[tuple[Namespace, int]]]:
+        """Records (unless `bare`), first children, older siblings, and roots with theirs, to be read while names come
+        and go."""
         roots = [(root.namespace, root.first_child) for root in self._roots if root is not None]
-        return bytes(self._records), self._first_child[:], self._older[:], roots
+        return b"" if bare else bytes(self._records), self._first_child[:], self._older[:], roots
 
     def num_tables(self, root: int) -> int:
         """How many open tables keep this root."""

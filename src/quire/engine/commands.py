@@ -63,8 +63,25 @@ class ClearCache(_Command, frozen=True):
     """Forget every cached block that nobody uses."""
 
 
+class Watch(_Command, frozen=True):
+    """Somebody looks: show a snapshot so often, until nobody does."""
+
+    period_s: float
+
+
+class Unwatch(_Command, frozen=True):
+    """Nobody looks any more."""
+
+
+class AskBlock(_Command, frozen=True):
+    """Say what is known of one block."""
+
+    question_id: str
+    block_id: int
+
+
 class Close(_Command, frozen=True):
     """The last one: end after the step in flight."""
 
 
-Command = Submit | Restore | Cancel | Explain | ClearCache | Close
+Command = Submit | Restore | Cancel | Explain | ClearCache | Watch | Unwatch | AskBlock | Close

@@ -20,6 +20,7 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
+from quire.engine.engine_watch import EngineWatch, Show
 from quire.engine.guides import Guides
 from quire.errors import CapacityError, InvalidParameterError, InvariantError, RequestError
 
@@ -97,6 +98,14 @@ class Engine:
             capacity.vocabulary_size,
             config.max_sequence_tokens,
         )
+        self.watch: EngineWatch | None = None
+        """None: nobody looks."""
+        self._num_snapshots = 0
+
+    @property
+    def num_snapshots(self) -> int:
+        """Of all who have looked."""
+        return self._num_snapshots + (0 if self.watch is None else self.watch.num_snapshots)
 
     @property
     def has_work(self) -> bool:
@@ -142,6 +151,8 @@ class Engine:
         if not plan.items:
             return self._told(self.scheduler.take_events())
         began(self._names_in(plan))
+        if self.watch is not None:
+            self.watch.began(plan, clock)
         try:
             result = self._result_of(plan)
         except BaseException as error:
@@ -151,7 +162,10 @@ class Engine:
             self._give_up_states()
             raise
         self._check_tokens(result)
-        return self._told(self.scheduler.apply(result, clock()))
+        events = self._told(self.scheduler.apply(result, clock()))
+        if self.watch is not None:
+            self.watch.ended(clock())
+        return events
 
     def _give_up_states(self) -> None:
         """Nobody knows which copies of states a broken step has made: whoever runs begins again from a kept one."""
@@ -187,6 +201,15 @@ class Engine:
     def _names_in(self, plan: StepPlan) -> list[str]:
         planned = {item.sequence_id for item in plan.items}
         return sorted({one.request.request_id for one in self.scheduler.running if one.sequence_id in planned})
+
+    def begin_watch(self, period_s: float, show: Show) -> None:
+        """Show a snapshot so often, from now on."""
+        self.end_watch()
+        self.watch = EngineWatch(self.scheduler, self.memory, period_s, show)
+
+    def end_watch(self) -> None:
+        """Nobody looks any more."""
+        self._num_snapshots, self.watch = self.num_snapshots, None
 
     def close(self) -> None:
         """Give the runner's memory back."""

@@ -7,19 +7,33 @@ nothing is retried here. A command that comes too late for a step is refused, ne
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Protocol
+from uuid import uuid4
 
+from quire.core.block_facts import facts_of
 from quire.core.digests import Namespace
 from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.request import Request
 from quire.core.share_types import Verdict
-from quire.engine.commands import Cancel, ClearCache, Close, Command, Explain, Restore, Submit
+from quire.core.snapshots import BlockFacts, EngineSnapshot
+from quire.engine.commands import (
+    AskBlock,
+    Cancel,
+    ClearCache,
+    Close,
+    Command,
+    Explain,
+    Restore,
+    Submit,
+    Unwatch,
+    Watch,
+)
 from quire.engine.engine import Clock, Engine
-from quire.engine.port import Listener, OnFailure
-from quire.errors import EngineDeadError
+from quire.engine.port import Listener, OnFailure, TellBlock, WorkerLife
+from quire.errors import EngineDeadError, QuireError
 
 
 class LoopHost(Protocol):
@@ -37,6 +51,14 @@ class LoopHost(Protocol):
         """What commands or a step brought, perhaps nothing."""
         ...
 
+    def show(self, snapshot: EngineSnapshot) -> None:
+        """The engine at this moment, for those who watch."""
+        ...
+
+    def answer(self, question_id: str, facts: BlockFacts | None) -> None:
+        """What is known of a block; None: there is no such block."""
+        ...
+
 
 def run_loop(engine: Engine, host: LoopHost, clock: Clock = monotonic) -> None:
     """Obey and step until `Close`."""
@@ -48,6 +70,8 @@ def run_loop(engine: Engine, host: LoopHost, clock: Clock = monotonic) -> None:
             host.tell(told)
         if is_open:
             host.tell(engine.step(clock, host.began))
+        if engine.watch is not None and not engine.has_work:
+            engine.watch.work(clock)
 
 
 def _obey_all(engine: Engine, host: LoopHost, clock: Clock, told: list[RequestEvent]) -> bool:
@@ -66,6 +90,12 @@ def _obey_all(engine: Engine, host: LoopHost, clock: Clock, told: list[RequestEv
                 told.append(Explained(question_id, engine.explain(namespace, prompt, clock())))
             case ClearCache():
                 engine.memory.clear()
+            case Watch(period_s):
+                engine.begin_watch(period_s, host.show)
+            case Unwatch():
+                engine.end_watch()
+            case AskBlock(question_id, block_id):
+                host.answer(question_id, facts_of(engine.memory, engine.scheduler.running, block_id))
             case Close():
                 return False
     return True
@@ -92,6 +122,43 @@ def received(command: Submit | Restore, now_s: float) -> Request:
     )
 
 
+class ThreadWatch:
+    """Looks at an engine through the queue of the thread that steps it."""
+
+    lives: Sequence[WorkerLife] = ()
+
+    def __init__(self, put: Callable[[Command], bool]) -> None:
+        """`put` says whether the command will be seen."""
+        self._put = put
+        self.show: Callable[[EngineSnapshot], None] = _unseen
+        self._questions: dict[str, TellBlock] = {}
+
+    def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
+        """Show a snapshot so often."""
+        self.show = show
+        self._put(Watch(period_s))
+
+    def unwatch(self) -> None:
+        """Nobody looks any more."""
+        self.show = _unseen
+        self._put(Unwatch())
+
+    def ask_block(self, block_id: int, tell: TellBlock) -> None:
+        """Ask what is known of one block."""
+        question_id = uuid4().hex
+        self._questions[question_id] = tell
+        if not self._put(AskBlock(question_id, block_id)):
+            self.answer(question_id, EngineDeadError("the engine has stopped; start it again"))
+
+    def answer(self, question_id: str, facts: BlockFacts | QuireError | None) -> None:
+        """What is known of it, or why it cannot be told."""
+        self._questions.pop(question_id)(facts)
+
+
+def _unseen(_snapshot: EngineSnapshot) -> None:
+    """One that was made when nobody looked any more."""
+
+
 class EngineThread:
     """A port to an engine that a thread of its own steps, from `start` to `close`.
 
@@ -104,6 +171,7 @@ class EngineThread:
         self._failed = failed
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
+        self.watching = ThreadWatch(self._try_put)
         self.verdicts: Sequence[Verdict] = ()
         self._is_over = False
         """Guarded by the lock: once true, no command is put into the queue."""
@@ -153,23 +221,35 @@ class EngineThread:
         self._thread.join()
 
     def _put(self, command: Command, request_id: str) -> None:
+        if not self._try_put(command):
+            self._listener([Refused.of(request_id, EngineDeadError("the engine has stopped; start it again"))])
+
+    def _try_put(self, command: Command) -> bool:
         with self._lock:
             if not self._is_over:
                 self._commands.put(command)
-                return
-        self._listener([Refused.of(request_id, EngineDeadError("the engine has stopped; start it again"))])
+            return not self._is_over
 
     # -- on its own thread ---------------------------------------------------------------------------------------------
 
     def next_command(self, *, waits: bool) -> Command | None:
         """The next one, or None if there is none and there is something else to do."""
+        watch = self._engine.watch
         try:
-            return self._commands.get(block=waits)
+            return self._commands.get(waits, None if watch is None else watch.due_in(monotonic()))
         except Empty:
             return None
 
     def began(self, request_ids: list[str]) -> None:
         """Nobody asks: what ends this thread ends the engine."""
+
+    def show(self, snapshot: EngineSnapshot) -> None:
+        """For those who watch."""
+        self.watching.show(snapshot)
+
+    def answer(self, question_id: str, facts: BlockFacts | None) -> None:
+        """What is known of a block."""
+        self.watching.answer(question_id, facts)
 
     def tell(self, events: Sequence[RequestEvent]) -> None:
         """Pass on what there is."""
@@ -197,3 +277,5 @@ class EngineThread:
                     self._listener([Refused.of(request_id, error)])
                 case Explain(question_id):
                     self._listener([Refused.of(question_id, error)])
+                case AskBlock(question_id):
+                    self.watching.answer(question_id, error)

@@ -6,23 +6,71 @@ Whatever becomes of a request is an event of its id, a refusal too. Nothing else
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
 from quire.core.request import Request
 from quire.core.share_types import Verdict
+from quire.core.snapshots import BlockFacts, EngineSnapshot
+from quire.errors import QuireError
 
 Listener = Callable[[Sequence[RequestEvent]], None]
 OnFailure = Callable[[BaseException], None]
 
 
+TellBlock = Callable[[BlockFacts | QuireError | None], None]
+"""Hears of a block: what is known of it, None if there is no such block, or why it cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLife:
+    """One worker process, from its beginning to its end."""
+
+    number: int
+    """1 is the first."""
+    state: str
+    """`loading`, `ready` or `ended`."""
+    started_s: float
+    ended_s: float | None = None
+    why: str | None = None
+    """It ended."""
+
+
+class WatchPort(Protocol):
+    """Through which an engine is looked at. Nothing is made of what nobody looks at."""
+
+    @property
+    def lives(self) -> Sequence[WorkerLife]:
+        """Of its workers, if it has any: the oldest first."""
+        ...
+
+    def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
+        """Show a snapshot so often, until `unwatch`; on whatever thread. The second time replaces the first."""
+        ...
+
+    def unwatch(self) -> None:
+        """Nobody looks any more."""
+        ...
+
+    def ask_block(self, block_id: int, tell: TellBlock) -> None:
+        """Ask what is known of one block: told once, on whatever thread."""
+        ...
+
+
 class EnginePort(Protocol):
     """Where requests go."""
+
 
     verdicts: Sequence[Verdict]
     """What tenants would be told that the queue turned away lately, as of the last events. Never changed, but replaced
     by others."""
+
+    @property
+    def watching(self) -> WatchPort:
+        """Through which it is looked at."""
+        ...
 
     def submit(self, request: Request) -> None:
         """Queue a request: `Queued` or `Refused` is its first event."""

@@ -38,6 +38,7 @@ from quire.fleet.fleet_messages import (
     Welcome,
 )
 from quire.fleet.fleet_request import FleetRequest
+from quire.fleet.fleet_watch import FleetWatch
 from quire.fleet.membership import SUSPECT_AFTER_S, MemberState, Transition
 
 log = logging.getLogger("quire.fleet")
@@ -85,6 +86,7 @@ class FleetPort:
         self._questions: dict[str, str] = {}
         """Question -> the member that was asked."""
         self.verdicts: Sequence[Verdict] = ()
+        self.watching = FleetWatch()
         self._num_moved = self._num_moved_inexact = self._num_quarantined = 0
         self.is_draining = False
         self.on_change: Callable[[], None] = lambda: None

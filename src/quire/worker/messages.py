@@ -1,7 +1,7 @@
 """What crosses between a worker and its parent: msgspec structs as msgpack. Nothing that can carry code.
 
     parent ──► Open, then the engine's commands ──► worker
-    parent ◄── LoadProgress · Ready · Failed · Stepped, with events ◄── worker
+    parent ◄── LoadProgress · Ready · Failed · Stepped, with events · SnapshotMade · BlockTold ◄── worker
 
 Commands are the engine's own types, requests and events the core's. Bytes that are no message raise `MessageError`, and
 nothing else.
@@ -14,6 +14,7 @@ import msgspec
 from quire.config import ModelSettings
 from quire.core.events import RequestEvent
 from quire.core.share_types import Verdict
+from quire.core.snapshots import BlockFacts, EngineSnapshot
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.commands import Command
 from quire.engine.engine import ModelInfo
@@ -85,6 +86,8 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     num_forced_tokens: int = 0
     grammar_compile_s: float = 0.0
     grammar_mask_s: float = 0.0
+    num_snapshots: int = 0
+    """For those who watch; none are made while nobody does."""
 
 
 class Stepped(_Message, frozen=True):
@@ -95,7 +98,21 @@ class Stepped(_Message, frozen=True):
     """None: about as it was told last."""
 
 
-ToParent = LoadProgress | Ready | Failed | Stepped
+class SnapshotMade(_Message, frozen=True):
+    """For those who watch."""
+
+    snapshot: EngineSnapshot
+
+
+class BlockTold(_Message, frozen=True):
+    """The answer to `AskBlock`."""
+
+    question_id: str
+    facts: BlockFacts | None
+    """None: there is no such block."""
+
+
+ToParent = LoadProgress | Ready | Failed | Stepped | SnapshotMade | BlockTold
 
 encode_message = msgspec.msgpack.Encoder().encode
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -26,6 +26,7 @@ import zmq
 
 from quire.checkpoints import Progress, resolve
 from quire.core.events import KVEvent, RequestEvent, Token
+from quire.core.snapshots import BlockFacts, EngineSnapshot
 from quire.engine.commands import Command
 from quire.engine.engine import Engine
 from quire.engine.loading import open_engine
@@ -35,7 +36,7 @@ from quire.worker import messages
 from quire.worker.faults import faults_from, with_faults
 from quire.worker.kv_events import KVEventPublisher
 from quire.worker.low_priority import giving_way
-from quire.worker.messages import Open, Ready, Stepped, ToParent, ToWorker, WorkerLoad
+from quire.worker.messages import BlockTold, Open, Ready, SnapshotMade, Stepped, ToParent, ToWorker, WorkerLoad
 from quire.worker.shared_status import SharedStatus
 
 LOAD_S = 0.1
@@ -64,6 +65,11 @@ class Channel:
     def send(self, message: ToParent) -> None:
         """Say something, now or as soon as the parent reads."""
         self.put(messages.encode_message(message))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the reader has left something unread."""
+        return bool(self._backlog)
 
     def put(self, data: bytes) -> None:
         """Say bytes."""
@@ -126,7 +132,7 @@ class Worker:
         self._status.beat()
         self._channel.flush()
         is_asked = self._publisher is not None and self._publisher.has_work
-        command = self._channel.receive(IDLE_S if waits and not is_asked else 0.0)
+        command = self._channel.receive(self._idle_s() if waits and not is_asked else 0.0)
         if isinstance(command, Open):
             raise InvariantError("a worker is opened once, with its first message")
         return command
@@ -143,6 +149,19 @@ class Worker:
             self._channel.send(Stepped(tuple(events), self._load_if_due(events)))
         if self._publisher is not None:
             self._publisher.publish(time())
+
+    def show(self, snapshot: EngineSnapshot) -> None:
+        """For those who watch. A parent that is behind misses it: there will be another."""
+        if not self._channel.is_behind:
+            self._channel.send(SnapshotMade(snapshot))
+
+    def answer(self, question_id: str, facts: BlockFacts | None) -> None:
+        """What is known of a block."""
+        self._channel.send(BlockTold(question_id, facts))
+
+    def _idle_s(self) -> float:
+        watch = self._engine.watch
+        return IDLE_S if watch is None else min(IDLE_S, watch.due_in(monotonic()))
 
     def _count_step(self) -> None:
         totals = self._engine.scheduler.stats
@@ -177,6 +196,7 @@ class Worker:
             totals.num_forced_tokens,
             0.0 if guides is None else guides.compile_s,
             0.0 if guides is None else guides.mask_s,
+            self._engine.num_snapshots,
         )
 
 

@@ -34,12 +34,23 @@ from quire.errors import (
 from quire.worker.cache_questions import CacheQuestions
 from quire.worker.handle import WorkerProcess
 from quire.worker.ledger import Ledger
-from quire.worker.messages import Failed, LoadProgress, Ready, Stepped, ToParent, ToWorker, WorkerLoad
+from quire.worker.messages import (
+    BlockTold,
+    Failed,
+    LoadProgress,
+    Ready,
+    SnapshotMade,
+    Stepped,
+    ToParent,
+    ToWorker,
+    WorkerLoad,
+)
 from quire.worker.session import SessionEnd, WorkerSession
 from quire.worker.shared_status import Flight
 from quire.worker.spawned_worker import SpawnedWorker
 from quire.worker.step_sizes import StepSizes
 from quire.worker.worker_plan import WorkerPlan
+from quire.worker.worker_watch import WorkerWatch
 
 log = logging.getLogger("quire.worker")
 
@@ -76,6 +87,7 @@ class Supervisor:
         self._failed = failed
         self._ledger = Ledger()
         self._questions = CacheQuestions()
+        self.watching = WorkerWatch(self._send)
         self._session: WorkerSession | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._idle = asyncio.Event()
@@ -227,7 +239,9 @@ class Supervisor:
         num_without_progress = 0
         while not self._closing.is_set():
             num_before = self._ledger.num_progress
+            self.watching.began()
             ending = await self._live_once()
+            self.watching.ended(ending.reason)
             self._tell(self._questions.drop())
             is_idle = ending.was_ready and not self._ledger.entries
             has_moved = self._ledger.num_progress > num_before
@@ -299,6 +313,8 @@ class Supervisor:
                 self._plan.progress(label, done_bytes, total_bytes)
             case Ready():
                 self._begin(session, message)
+            case SnapshotMade() | BlockTold():
+                self.watching.take(message)
             case _:
                 self._fail(session, message)
 
@@ -324,6 +340,7 @@ class Supervisor:
         self._ledger.vocabulary_size = ready.info.vocabulary_size
         if self.state in (State.LOADING, State.RESTARTING):
             self.state = State.READY
+        self.watching.ready()
         log.info("worker %d is ready; %d requests go on", session.process.pid, self.num_open)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(ready)

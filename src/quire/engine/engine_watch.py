@@ -1,0 +1,140 @@
+"""What an engine shows while somebody watches it: made between planning a step and running it, and while it is idle.
+
+Nothing of this is there while nobody looks: `Engine.watch` is None, and a step costs nothing more. A drawing of a large
+pool is made a little at each step, so that no step waits for it; the tree, which costs most, is drawn less often.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from quire.core.kv_memory import KVMemory
+from quire.core.pool_picture import PoolDrawing
+from quire.core.request import Sequence
+from quire.core.scheduler import Scheduler
+from quire.core.snapshots import (
+    MAX_RUNNING_SHOWN,
+    MAX_STEPS_SHOWN,
+    EngineSnapshot,
+    RunningFigures,
+    StepFigures,
+    TreePicture,
+)
+from quire.core.step import StepPlan
+from quire.core.tree_picture import TreeDrawing
+
+WORK_S = 0.002
+"""How long a step may wait for a drawing, unless it takes long itself."""
+WORK_SHARE = 0.02
+"""The share of the time since the last piece that the next may take, where that is more."""
+TREE_SHARE = 0.005
+MAX_TREE_AGE_S = 30.0
+
+Clock = Callable[[], float]
+Show = Callable[[EngineSnapshot], None]
+
+
+class EngineWatch:
+    """From the moment somebody looks until nobody does."""
+
+    def __init__(self, scheduler: Scheduler, memory: KVMemory, period_s: float, show: Show) -> None:
+        self._scheduler = scheduler
+        self._memory = memory
+        self._show = show
+        self._period_s = period_s
+        self._due_s = self._tree_due_s = float("-inf")
+        self._worked_s: float | None = None
+        self._pool: tuple[PoolDrawing, Iterator[None]] | None = None
+        self._tree: tuple[TreeDrawing, Iterator[None]] | None = None
+        self._tree_s = 0.0
+        """How long the drawing under way has taken so far."""
+        self._tree_drawn = TreePicture()
+        self._steps: deque[tuple[StepFigures, float]] = deque(maxlen=MAX_STEPS_SHOWN)
+        """With when they ended."""
+        self._began: tuple[StepPlan, float, int, int] | None = None
+        self.num_snapshots = 0
+
+    def due_in(self, now_s: float) -> float:
+        """How long there is nothing to do."""
+        return 0.0 if self._pool or self._tree else max(0.0, self._due_s - now_s)
+
+    def began(self, plan: StepPlan, clock: Clock) -> None:
+        """This step is planned, and is about to run."""
+        self.work(clock)
+        num_prompt = sum(
+            max(0, min(item.first_position + len(item.token_ids), one.num_prompt_tokens) - item.first_position)
+            for item, one in zip(plan.items, self._scheduler.planned, strict=True)
+        )
+        self._began = plan, clock(), num_prompt, self._scheduler.stats.num_output_tokens
+
+    def ended(self, now_s: float) -> None:
+        """It has returned, and what came of it is known."""
+        if self._began is None:
+            return
+        plan, began_s, num_prompt, num_output = self._began
+        self._began = None
+        num_output = self._scheduler.stats.num_output_tokens - num_output
+        ms = round(1000 * (now_s - began_s), 3)
+        self._steps.append((StepFigures(plan.step, 0.0, num_prompt, num_output, len(plan.items), ms), now_s))
+
+    def work(self, clock: Clock) -> None:
+        """Draw a little more, if it is time; show it when it is done."""
+        now_s = clock()
+        if self._pool is None and self._tree is None and now_s < self._due_s:
+            return
+        since_s = 0.0 if self._worked_s is None else now_s - self._worked_s
+        until_s = now_s + max(WORK_S, WORK_SHARE * since_s)
+        if self._pool is None and now_s >= self._due_s:
+            self._due_s = now_s + self._period_s
+            memory = self._memory
+            drawing = PoolDrawing(memory.pool, memory.pins, memory.tables.values(), memory.config.block_size)
+            self._pool = drawing, drawing.pieces()
+        if self._pool is not None and _drawn_by(self._pool[1], until_s, clock):
+            drawing, self._pool = self._pool[0], None
+            self.num_snapshots += 1
+            self._show(self._snapshot(drawing, clock()))
+        self._draw_tree(until_s, clock)
+        self._worked_s = clock()
+
+    def _draw_tree(self, until_s: float, clock: Clock) -> None:
+        began_s = clock()
+        if self._tree is None:
+            if began_s < self._tree_due_s:
+                return
+            drawing = TreeDrawing(self._memory.tree, self._memory.pool)
+            self._tree, self._tree_s = (drawing, drawing.pieces()), 0.0
+        is_drawn = _drawn_by(self._tree[1], until_s, clock)
+        if is_drawn:
+            self._tree_drawn, self._tree = self._tree[0].drawn(), None
+        now_s = clock()
+        self._tree_s += now_s - began_s
+        self._tree_due_s = now_s + min(self._tree_s / TREE_SHARE, MAX_TREE_AGE_S)
+
+    def _snapshot(self, drawing: PoolDrawing, now_s: float) -> EngineSnapshot:
+        steps = tuple(
+            StepFigures(one.step, round(now_s - at_s, 4), one.prompt_tokens, one.output_tokens, one.rows, one.ms)
+            for one, at_s in self._steps
+        )
+        self._steps.clear()
+        running = tuple(map(_running, self._scheduler.running[:MAX_RUNNING_SHOWN]))
+        return EngineSnapshot(drawing.drawn(), self._tree_drawn, steps, running)
+
+
+def _drawn_by(pieces: Iterator[None], until_s: float, clock: Clock) -> bool:
+    """Draw until this moment, at least one piece; whether all is drawn."""
+    return all(clock() < until_s for _ in pieces)
+
+
+def _running(one: Sequence) -> RunningFigures:
+    request, num_output = one.request, one.num_output_tokens
+    computed = 0 if one.table is None else one.table.num_computed
+    return RunningFigures(
+        request.request_id,
+        request.tenant,
+        request.priority.value,
+        "prompt" if computed < one.num_prompt_tokens else "answer",
+        computed,
+        len(one.tokens),
+        one.num_prompt_tokens,
+        one.num_cached_tokens,
+        num_output,
+    )
