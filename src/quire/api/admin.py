@@ -20,6 +20,7 @@ from quire.api.asgi import RequestMiddleware, allowed_methods, error_response
 from quire.api.http.errors import ApiError
 from quire.api.park.model_park import ModelPark
 from quire.api.server import Shutdown
+from quire.api.watch.watch_routes import block_answer, watching
 from quire.errors import DrainingError
 
 
@@ -43,6 +44,8 @@ def make_admin(
         Route("/requests/{request_id}", desk.end_request, methods=["DELETE"]),
         Route("/models/{name:path}/load", desk.load, methods=["POST"]),
         Route("/models/{name:path}/unload", desk.unload, methods=["POST"]),
+        Route("/watch", desk.watch, methods=["GET"]),
+        Route("/blocks/{block}", desk.block, methods=["GET"]),
         Route("/cache/clear", desk.clear_cache, methods=["POST"]),
         Route("/drain", desk.drain, methods=["POST"]),
     ]
@@ -98,6 +101,12 @@ class _Desk:
             raise ApiError(404, "not_found", "there is no such request; GET /requests lists them")
         found[0].end(DrainingError("the operator ended this request"))
         return _json({"ended": True})
+
+    async def watch(self, request: Request) -> Response:
+        return watching(self._admission, request)
+
+    async def block(self, request: Request) -> Response:
+        return await block_answer(self._admission, request)
 
     async def load(self, request: Request) -> Response:
         model = self._admission.models.named(request.path_params["name"])

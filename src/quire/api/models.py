@@ -3,7 +3,7 @@
 The API knows a model as an `EngineClient`: an engine in this process, or a supervised worker.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,6 +14,7 @@ from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.park.park_moves import Stage
 from quire.client.client import EngineClient, EngineStats, FleetStats
+from quire.client.engine_view import WorkerLife
 from quire.errors import ConfigError, EngineDeadError, RequestTooLargeError
 from quire.observe.metrics import UNMETERED, TokenMeters
 
@@ -73,6 +74,10 @@ class ModelEntry:
     def fleet_stats(self) -> FleetStats | None:
         """Of the members that compute it, if it is not computed here."""
         return None if self.engine_client is None else self.engine_client.fleet_stats()
+
+    def lives(self) -> Sequence[WorkerLife]:
+        """Of its workers, if it has any."""
+        return () if self.engine_client is None else self.engine_client.view.lives
 
     def card(self) -> dict[str, Any]:
         """As `/v1/models` lists it."""

@@ -7,6 +7,8 @@ from quire.core.snapshots import BlockFacts, EngineSnapshot
 from quire.engine.port import WatchPort, WorkerLife
 from quire.errors import CapacityError, QuireError
 
+__all__ = ["EngineView", "WorkerLife"]
+
 MAX_QUESTIONS = 16
 """About blocks of one model, under way at once: each holds up the steps of everybody for a moment."""
 

@@ -6,8 +6,8 @@ engine which answers those are (`stopped`), so that it computes no more of them.
 Times are of this side's clock, at the moment an event is heard.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -41,6 +41,7 @@ from quire.text.parsers.parts import TEXT, Part, ReasoningPart
 from quire.text.parsers.reader import AnswerReader, Said
 from quire.text.tokenizer import Tokenizer
 
+MAX_PAUSES = 16
 TOOL_CALLS = "tool_calls"
 """How an answer ends that wants something called."""
 
@@ -115,6 +116,8 @@ class Reply:
         """Why it was not let in, or ended without ever having run."""
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
+        self._pauses: deque[tuple[float, float | None]] = deque(maxlen=MAX_PAUSES)
+        self._is_paused = False
 
     def _begun(self, continuation: Continuation) -> _PartialAnswer:
         """An answer goes on behind the tokens it has: their text was shown elsewhere, except what they held back."""
@@ -135,6 +138,8 @@ class Reply:
         """What these events add."""
         added = [piece for event in events for piece in self._take(event)]
         self.pieces += added
+        if self._is_paused and added:
+            self._resume()
         self.num_tokens += sum(len(piece.token_ids) for piece in added)
         return added
 
@@ -160,6 +165,16 @@ class Reply:
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Those of the prompt's tokens but its first, as far as they came."""
         return tuple(self._prompt_logprobs)
+
+    @property
+    def moments(self) -> Mapping[str, float]:
+        """When it was `admitted`, its `first` token came, and it came to its `end`, as far as that has happened."""
+        return self._times
+
+    @property
+    def pauses(self) -> Sequence[tuple[float, float | None]]:
+        """The last times it gave up its place, each until something came again; without an end, it has not."""
+        return self._pauses
 
     @property
     def timings(self) -> Timings:
@@ -211,6 +226,7 @@ class Reply:
                 self.explanation = self._explanation(event)
             case Preempted():
                 self.num_preemptions += 1
+                self._pause()
             case Replayed():
                 self.num_replays += event.is_exact
                 self.num_inexact_moves += not event.is_exact
@@ -223,6 +239,16 @@ class Reply:
                 self.num_cached_tokens = event.num_cached_tokens
                 self.is_done = True
         return []
+
+    def _pause(self) -> None:
+        if not self._is_paused:
+            self._pauses.append((self._clock(), None))
+            self._is_paused = True
+
+    def _resume(self) -> None:
+        start_s, _ = self._pauses.pop()
+        self._pauses.append((start_s, self._clock()))
+        self._is_paused = False
 
     def _explanation(self, event: Admitted) -> Explanation | None:
         if event.miss is None:

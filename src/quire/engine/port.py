@@ -62,7 +62,6 @@ class WatchPort(Protocol):
 class EnginePort(Protocol):
     """Where requests go."""
 
-
     verdicts: Sequence[Verdict]
     """What tenants would be told that the queue turned away lately, as of the last events. Never changed, but replaced
     by others."""

@@ -26,6 +26,8 @@ from quire.api.http.body import Receive, declared_bytes, read_body
 from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.models import Models
+from quire.api.watch.activity import Activity
+from quire.api.watch.watchers import Watchers
 from quire.client.reuse_log import ReuseLog
 from quire.client.text_pool import TextPool
 from quire.core.promises import Promises
@@ -66,6 +68,8 @@ class Admission:
             model.meters = metrics.token_meters(model.name)
         self.settings = settings or AdmissionSettings()
         self.open_requests: dict[str, tuple[RequestRecord, Caller]] = {}
+        self.activity = Activity(self.open_requests)
+        self.watchers = Watchers(self)
         self.is_draining = False
         self._emptied = asyncio.Event()
         self._shares = Shares(Bounds(self.settings.max_open_requests, (OPEN,), state="open"))
@@ -95,6 +99,7 @@ class Admission:
         quota.num_open += 1
         self.open_requests[record.request_id] = (record, caller)
         self._emptied.clear()
+        self.activity.begin()
         try:
             yield
         finally:
@@ -103,6 +108,7 @@ class Admission:
                 self._shares.give_back(record.request_id)
                 self._shares.left(monotonic())
             del self.open_requests[record.request_id]
+            self.activity.take(record)
             if not self.open_requests:
                 self._emptied.set()
 

@@ -39,6 +39,8 @@ class RequestRecord(msgspec.Struct, eq=False):
     asked: list[RequestHandle] = msgspec.field(default_factory=list)
     is_promised: bool = False
     """Its tenant was told to come back at this time: it is let in whatever waits."""
+    is_counted: bool = False
+    """Its first token is in the history."""
     ending: QuireError | None = None
     """Why somebody ended it before it was done."""
     _entering: asyncio.Timeout | None = None

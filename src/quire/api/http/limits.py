@@ -72,6 +72,13 @@ its bytes; more where a token's text is long), so this is an answer of about 8 t
 alternatives each, or 131,072 with one."""
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity; the field's floor."""
+MAX_WATCHERS = 16
+"""Readers of the stream for those who run the server, all models together."""
+WATCH_PERIOD_S = 0.4
+"""How often an engine is asked to show itself while somebody watches."""
+WATCH_BEAT_S = 0.45
+"""After so long an event comes all the same."""
+WATCH_RETRY_S = 5
 FULL_RETRY_S = 2
 """What is said in Retry-After where nothing is known of how long it takes."""
 LOADING_RETRY_S = 5

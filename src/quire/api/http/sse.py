@@ -20,6 +20,11 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: bytes, data: bytes) -> bytes:
+    """One event of a kind that has a name."""
+    return b"event: " + name + b"\ndata: " + data + b"\n\n"
+
+
 async def send_whole(
     send: Send, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), content_type: bytes = JSON
 ) -> None:

@@ -1,0 +1,91 @@
+"""The routes of those who watch: the stream of events, and one block. On the public server for a key made with
+`--admin`, and on the operator's socket.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.access.admission import Admission
+from quire.api.access.request_record import RequestRecord
+from quire.api.dialects.body_answers import while_client_stays
+from quire.api.http.body import ClientGoneError
+from quire.api.http.errors import ApiError, invalid
+from quire.api.http.sse import HEADERS, Send, named_event
+from quire.api.models import ModelEntry
+from quire.api.watch.timeline import shown_id
+from quire.api.watch.watchers import ModelWatch
+from quire.core.snapshots import BlockFacts
+
+
+class Watching(Response):
+    """A stream of events, until the reader leaves or the server ends."""
+
+    background = None
+
+    def __init__(self, admission: Admission, model: ModelEntry) -> None:
+        self._admission = admission
+        self._model = model
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the newest event again and again; a reader that is slow misses those between."""
+        record: RequestRecord = scope["quire.record"]
+        record.is_streamed = True
+        with self._admission.watchers.reading(self._model) as watch:
+            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            try:
+                await while_client_stays(receive, _send_all(watch, send))
+            except ClientGoneError:
+                record.is_cut = True
+
+
+async def _send_all(watch: ModelWatch, send: Send) -> None:
+    number = num_rows = 0
+    while True:
+        await watch.newer_than(number)
+        if watch.number <= number:
+            break
+        number = watch.number
+        data, num_rows = watch.event_after(num_rows)
+        await send({"type": "http.response.body", "body": named_event(b"snapshot", data), "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def watching(admission: Admission, request: Request) -> Watching:
+    """The stream that this request asks for."""
+    return Watching(admission, _model(admission, request))
+
+
+async def block_answer(admission: Admission, request: Request) -> Response:
+    """One block, as JSON."""
+    model, given = _model(admission, request), request.path_params["block"]
+    if not re.fullmatch("[0-9]{1,10}", given):
+        raise invalid(f"a block is a whole number, {given[:40]!r} given", "block")
+    facts = await model.open().view.block(int(given))
+    if facts is None:
+        raise ApiError(404, "not_found", f"the pool of {model.name} has no block {given}")
+    return Response(msgspec.json.encode(_told(admission, model, facts)), media_type="application/json")
+
+
+def _model(admission: Admission, request: Request) -> ModelEntry:
+    """The one that is named; the first, if none is."""
+    name = request.query_params.get("model")
+    return next(iter(admission.models)) if name is None else admission.models.named(name)
+
+
+def _told(admission: Admission, model: ModelEntry, facts: BlockFacts) -> BlockFacts:
+    """Under the names that clients know."""
+    records = admission.activity.open_of(model.name)
+    names = {asked.request_id: shown_id(record) for record in records for asked in record.asked}
+    requests = tuple(dict.fromkeys(names.get(one, one) for one in facts.requests))
+    return msgspec.structs.replace(facts, requests=requests, tenant=facts.tenant or _tenant_of(facts.cache_group))
+
+
+def _tenant_of(cache_group: str | None) -> str | None:
+    """A cache group is called after its tenant (`dialects.request_options`)."""
+    if cache_group is None or not cache_group.startswith("tenant:"):
+        return None
+    return cache_group.removeprefix("tenant:").partition("/salt:")[0]

@@ -1,0 +1,130 @@
+"""Who watches, and what they get: one look at each model's engine, however many readers there are.
+
+    engine ─► snapshot, about every 0.4 s ─► one event, encoded once ─► every reader takes the newest
+
+The first reader makes the engine begin to show itself, and the last one makes it end. A reader that is slow misses
+events and never queues any. Where no snapshot comes, because a step is long or no worker is there, events come all the
+same, with what the server knows.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from time import monotonic
+
+import msgspec
+
+from quire.api.http.errors import ApiError
+from quire.api.http.limits import MAX_WATCHERS, WATCH_BEAT_S, WATCH_PERIOD_S, WATCH_RETRY_S
+from quire.api.models import ModelEntry
+from quire.api.watch.watch_event import WatchedServer, watch_event
+from quire.client.client import EngineClient
+from quire.core.snapshots import EngineSnapshot
+
+
+class Watchers:
+    """All readers of all models. For one event loop."""
+
+    def __init__(self, server: WatchedServer) -> None:
+        self._server = server
+        self._watched: dict[str, ModelWatch] = {}
+
+    @property
+    def num_readers(self) -> int:
+        """That watch at this moment."""
+        return sum(one.num_readers for one in self._watched.values())
+
+    @contextmanager
+    def reading(self, model: ModelEntry) -> Iterator["ModelWatch"]:
+        """Watch a model, or be told that too many do."""
+        if self.num_readers >= MAX_WATCHERS:
+            message = f"{MAX_WATCHERS} may watch at once, {self.num_readers} do; close another page, or look later"
+            raise ApiError(503, "too_many_watchers", message, retry_after_s=WATCH_RETRY_S)
+        watch = self._watched.get(model.name)
+        if watch is None:
+            watch = self._watched[model.name] = ModelWatch(self._server, model, self._watched.keys())
+            watch.begin()
+        watch.num_readers += 1
+        try:
+            yield watch
+        finally:
+            watch.num_readers -= 1
+            if not watch.num_readers:
+                del self._watched[model.name]
+                watch.end()
+
+
+class ModelWatch:
+    """One model, from its first reader to its last."""
+
+    def __init__(self, server: WatchedServer, model: ModelEntry, watched: Collection[str]) -> None:
+        self._server = server
+        self._model = model
+        self._watched = watched
+        self.num_readers = 0
+        self.number = 0
+        """Of the newest event."""
+        self.is_over = False
+        """There will be no more events: the server ends."""
+        self._event = b""
+        self._shown: tuple[EngineSnapshot, float] | None = None
+        self._client: EngineClient | None = None
+        self._came = asyncio.Event()
+        self._told = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Somebody looks."""
+        self._task = asyncio.create_task(self._run(), name="quire-watchers")
+
+    def end(self) -> None:
+        """Nobody looks any more."""
+        if self._task is not None:
+            self._task.cancel()
+        self._look_at(None)
+
+    async def newer_than(self, number: int) -> None:
+        """Wait until there is an event after this one, or there will be none."""
+        while self.number <= number and not self.is_over:
+            await self._told.wait()
+
+    def event_after(self, num_rows: int) -> tuple[bytes, int]:
+        """The newest event, with the history's rows beyond the first so many; and how many there are now."""
+        activity = self._server.activity.of(self._model.name)
+        num_new = min(activity.num_rows - num_rows, len(activity.rows))
+        rows = list(activity.rows)[len(activity.rows) - num_new :] if num_new else []
+        return self._event[:-1] + b',"history":' + msgspec.json.encode(rows) + b"}", activity.num_rows
+
+    async def _run(self) -> None:
+        while not self.is_over:
+            self._look_at(self._model.engine_client)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._came.wait(), WATCH_BEAT_S)
+            self._came.clear()
+            self._tell()
+
+    def _look_at(self, client: EngineClient | None) -> None:
+        """A model may be unloaded and come back as another client of another engine."""
+        if client is self._client:
+            return
+        before, self._client, self._shown = self._client, client, None
+        if before is not None:
+            before.view.unwatch()
+        if client is not None:
+            client.view.watch(self._show, WATCH_PERIOD_S)
+
+    def _show(self, snapshot: EngineSnapshot) -> None:
+        self._shown = snapshot, monotonic()
+        self._came.set()
+
+    def _tell(self) -> None:
+        shown = self._shown
+        if shown is not None and not self._model.is_ready:
+            shown = None  # of a worker that is no more
+        self._event = msgspec.json.encode(watch_event(self._server, self._model, shown, self._watched))
+        if self._shown is not None:  # steps are told once
+            self._shown = msgspec.structs.replace(self._shown[0], steps=()), self._shown[1]
+        self.number += 1
+        self.is_over = self._server.is_draining and not self._server.open_requests
+        told, self._told = self._told, asyncio.Event()
+        told.set()
