@@ -19,6 +19,16 @@ from quire.core.events import (
 )
 from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling
+from quire.core.snapshots import (
+    BlockFacts,
+    CellCounts,
+    EngineSnapshot,
+    PoolCells,
+    RunningFigures,
+    StepFigures,
+    TreeNode,
+    TreePicture,
+)
 from quire.core.step import TokenLogprobs
 from quire.core.waiting_queue import QueueConfig
 from quire.engine import commands
@@ -94,6 +104,9 @@ TO_WORKER = [
     commands.Cancel("a"),
     commands.Explain("q", REQUEST.namespace, (1, 2, 3)),
     commands.ClearCache(),
+    commands.Watch(0.4),
+    commands.Unwatch(),
+    commands.AskBlock("q", 7),
     commands.Close(),
 ]
 TO_PARENT = [
@@ -101,4 +114,14 @@ TO_PARENT = [
     messages.Ready(ModelInfo(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",))),
     messages.Failed("ConfigError", "why"),
     Stepped(tuple(EVENTS), WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8))),
+    messages.SnapshotMade(
+        EngineSnapshot(
+            PoolCells(2, 32, 1, b"\x0a\x01", CellCounts(used=1, cached=1)),
+            TreePicture((TreeNode(2, -1, 32, 0, 0, "group", 32),), 1, 32),
+            (StepFigures(1, 0.5, 3, 1, 1, 2.5),),
+            (RunningFigures("a", "someone", "low", "prompt", 2, 3, 3, 0, 0),),
+        )
+    ),
+    messages.BlockTold("q", BlockFacts(7, "used", 1, 0, None, "group", "someone", None, 3, (6, 7), (), ("a",))),
+    messages.BlockTold("q", None),
 ]

@@ -41,6 +41,7 @@ from quire.api.dialects.openai.tokens import detokenize, tokenize
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import Operation, description
+from quire.api.watch.watch_routes import block_answer, watching
 from quire.api.web_page import PAGES, PageFiles, WebPage
 from quire.errors import InvariantError, QuireError
 from quire.observe.metrics import CONTENT_TYPE, ENGINE_TOTALS, Picture
@@ -114,6 +115,8 @@ def _add_routes(app: Starlette) -> None:
     add_route(app, "POST", "/tokenize", _tokenize, require_key)
     add_route(app, "POST", "/detokenize", _detokenize, require_key)
     add_route(app, "POST", "/v1/cache/explain", _explain, require_key)
+    add_route(app, "GET", "/v1/admin/watch", _watch, require_admin)
+    add_route(app, "GET", "/v1/admin/blocks/{block}", _block, require_admin)
     add_route(app, "GET", "/version", _version, require_key)
     add_route(app, "GET", "/metrics", _metrics, require_key)
     add_route(app, "GET", "/openapi.json", _openapi, require_key)
@@ -197,6 +200,16 @@ async def _detokenize(request: Request) -> Response:
 async def _explain(request: Request) -> Response:
     """How much of a prompt would be found in the cache, and why the next token would not. Nothing is computed."""
     return Explaining(*_admitted(request))
+
+
+async def _watch(request: Request) -> Response:
+    """A stream of events for whoever runs the server: the pool, what runs, what waits, and the last hour."""
+    return watching(_admission(request), request)
+
+
+async def _block(request: Request, block: str) -> Response:
+    """What is known of one block of the pool."""
+    return await block_answer(_admission(request), request)
 
 
 async def _version(request: Request) -> Response:
