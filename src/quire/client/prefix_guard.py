@@ -1,0 +1,329 @@
+"""Notices what keeps prompts from being found in the cache again and again, and what that costs. Pure: no clock, no
+sockets; told of every prompt when it begins to run.
+
+    prompt ─► compared with the nearest of the same tenant ─► gaps ─► what is wrong with them ─► patterns ─► warnings
+
+One difference is nothing: conversations branch, people ask other things. A warning needs the same line to differ again
+and again, with so much behind it that had to be computed for that reason alone. What was lost is counted in tokens that
+are the same again behind the line, never more than were computed.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.client.kept_prompts import KeptPrompt, KeptPrompts, ShelfName
+from quire.client.prompt_alignment import WIDTH, Gap, gaps_between, packed
+from quire.client.reuse_log import PromptPart, ReuseRecord
+from quire.client.unstable_lines import ComparedPrompts, Instability, Place, UnstableKind, instabilities
+
+HOUR_S, MINUTE_S = 3600.0, 60.0
+MIN_REQUESTS = 3
+"""So many requests must have lost something to a line before anybody is warned."""
+MIN_VALUES: Mapping[UnstableKind, int] = {"order": 2, "history": 1}
+"""So many different texts must have stood there; 3 if nothing else is said."""
+MIN_LOST_TOKENS = 256
+"""Within an hour, or nobody is warned."""
+MIN_COMPUTED = 32
+"""A prompt of which fewer tokens were computed lost nothing to speak of."""
+MAX_PATTERNS = 2048
+MAX_TENANT_PATTERNS = 64
+MAX_VALUES = 8
+MAX_REQUESTS = 4096
+"""Whose warnings are still known."""
+MAX_SHOWN_CHARS = 160
+SNIPPET_CHARS, LEAST_SNIPPET = 60, 8
+OTHER_REASONS = frozenset({"evicted", "other_namespace", "state_missing"})
+"""Misses that no line of a client's is to blame for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPrompt:
+    """A prompt that has begun to run."""
+
+    record: ReuseRecord
+    token_ids: Sequence[int]
+    text_of: Callable[[Sequence[int]], str]
+    """The text of some of its tokens."""
+    messages: Sequence[object] | None = None
+    """The conversation it is; None: a prompt as a text, or as tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixWarning:
+    """A line that costs a tenant much of what its prompts share."""
+
+    tenant: str
+    model: str
+    kind: UnstableKind
+    line: str | None
+    """As it was the last time. None for whoever may not read it."""
+    num_lost_tokens: int
+    """Within the last hour."""
+    num_requests: int
+    """That lost them."""
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        line = f"a line ({self.kind})" if self.line is None else f"{self.line!r} ({self.kind})"
+        return f"{line} cost {self.num_lost_tokens:,} tokens in the last hour, in {self.num_requests:,} requests"
+
+
+class _Pattern:
+    """One line of one tenant, however it is filled in."""
+
+    def __init__(self, kind: UnstableKind) -> None:
+        self.kind = kind
+        self.line = ""
+        self.values: set[bytes] = set()
+        self.num_requests = 0
+        self.minutes: deque[list[int]] = deque()
+        """Minute, tokens, requests."""
+        self.told_s: float | None = None
+        """When it was last said aloud."""
+        self.is_known = False
+        """It was warned of, so its tokens are counted as lost."""
+
+    def add(self, found: Instability, now_s: float) -> None:
+        """It has cost another request something."""
+        self.line = shown(found.line)
+        if len(self.values) < MAX_VALUES:
+            self.values.add(found.value)
+        self.num_requests += 1
+        minute = int(now_s // MINUTE_S)
+        if not self.minutes or self.minutes[-1][0] != minute:
+            self.minutes.append([minute, 0, 0])
+        self.minutes[-1][1] += found.num_lost_tokens
+        self.minutes[-1][2] += 1
+        self.forget(now_s)
+
+    def forget(self, now_s: float) -> None:
+        """What is more than an hour ago is no cost of the last hour."""
+        while self.minutes and (self.minutes[0][0] + 1) * MINUTE_S <= now_s - HOUR_S:
+            self.minutes.popleft()
+
+    @property
+    def num_lost_tokens(self) -> int:
+        return sum(tokens for _, tokens, _ in self.minutes)
+
+    @property
+    def is_certain(self) -> bool:
+        """It was seen often enough, and it costs something."""
+        is_repeated = self.num_requests >= MIN_REQUESTS and len(self.values) >= MIN_VALUES.get(self.kind, 3)
+        return is_repeated and self.num_lost_tokens >= MIN_LOST_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class _PatternName:
+    model: str
+    kind: UnstableKind
+    pattern: str
+
+
+class PrefixGuard:
+    """Watches all prompts of a server. For one event loop."""
+
+    def __init__(
+        self,
+        tell: Callable[[PrefixWarning], None] = lambda _: None,
+        count: Callable[[str, int], None] = lambda _model, _num: None,
+    ) -> None:
+        """`tell` hears of each pattern once an hour at most; `count` hears a model and tokens that were lost."""
+        self._tell = tell
+        self._count = count
+        self._prompts = KeptPrompts()
+        self._patterns: OrderedDict[str, OrderedDict[_PatternName, _Pattern]] = OrderedDict()
+        self._num_patterns = 0
+        self._requests: OrderedDict[str, tuple[str, list[_PatternName]]] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        """What the kept prompts take."""
+        return self._prompts.num_bytes
+
+    @property
+    def num_patterns(self) -> int:
+        """Of all tenants, warned of or not."""
+        return self._num_patterns
+
+    def take(self, seen: SeenPrompt) -> None:
+        """A prompt has begun to run. Prompts come in order of time."""
+        record, tokens = seen.record, packed(seen.token_ids)
+        shelf = ShelfName(record.tenant, record.cache_group, record.model)
+        nearest = self._prompts.nearest(shelf, tokens)
+        self._prompts.add(shelf, _name_of(record), tokens, _gone_on_from(nearest, tokens))
+        found = _found(seen, tokens, nearest)
+        names = [self._add(record, one) for one in found]
+        if names:
+            before = self._requests.pop(record.request_id, (record.tenant, []))[1]
+            self._requests[record.request_id] = (record.tenant, before + names)
+            if len(self._requests) > MAX_REQUESTS:
+                self._requests.popitem(last=False)
+
+    def answered(self, record: ReuseRecord, token_ids: Sequence[int]) -> None:
+        """What was answered to a prompt: a later one may go on from it, and tell it in another way."""
+        self._prompts.answered(_name_of(record), packed(token_ids))
+
+    def of_request(self, request_id: str, now_s: float) -> list[PrefixWarning]:
+        """What there is to warn its client of."""
+        tenant, names = self._requests.get(request_id, ("", []))
+        patterns = self._patterns.get(tenant, OrderedDict())
+        told = [(name, patterns[name]) for name in dict.fromkeys(names) if name in patterns]
+        return [_warning(tenant, name, one, now_s) for name, one in told if one.is_certain]
+
+    def warnings(self, now_s: float, *, tenant: str | None = None, reads_lines: bool = False) -> list[PrefixWarning]:
+        """What there is to warn of, the most expensive first: of one tenant, with its lines; or of all, whose lines
+        only the operator's own socket may read."""
+        tenants = list(self._patterns) if tenant is None else [tenant]
+        is_read = reads_lines or tenant is not None
+        found = list[PrefixWarning]()
+        for each in tenants:
+            for name, one in self._patterns.get(each, OrderedDict()).items():
+                one.forget(now_s)
+                if one.is_certain:
+                    found.append(_warning(each, name, one, now_s, is_read=is_read))
+        return sorted(found, key=lambda one: (-one.num_lost_tokens, one.tenant, one.kind))
+
+    def _add(self, record: ReuseRecord, found: Instability) -> _PatternName:
+        name = _PatternName(record.model, found.kind, found.pattern[:MAX_SHOWN_CHARS])
+        patterns = self._patterns.setdefault(record.tenant, OrderedDict())
+        self._patterns.move_to_end(record.tenant)
+        pattern = patterns.get(name)
+        if pattern is None:
+            pattern = patterns[name] = _Pattern(found.kind)
+            self._num_patterns += 1
+            self._make_room(patterns)
+        patterns.move_to_end(name)
+        pattern.add(found, record.at_s)
+        if pattern.is_certain:
+            self._say(record, name, pattern, found.num_lost_tokens)
+        return name
+
+    def _say(self, record: ReuseRecord, name: _PatternName, pattern: _Pattern, num_lost: int) -> None:
+        self._count(record.model, num_lost if pattern.is_known else pattern.num_lost_tokens)
+        pattern.is_known = True
+        if pattern.told_s is None or record.at_s - pattern.told_s >= HOUR_S:
+            pattern.told_s = record.at_s
+            self._tell(_warning(record.tenant, name, pattern, record.at_s))
+
+    def _make_room(self, patterns: OrderedDict[_PatternName, _Pattern]) -> None:
+        if len(patterns) > MAX_TENANT_PATTERNS:
+            patterns.popitem(last=False)
+            self._num_patterns -= 1
+        while self._num_patterns > MAX_PATTERNS:
+            tenant, oldest = next(iter(self._patterns.items()))
+            oldest.popitem(last=False)
+            self._num_patterns -= 1
+            if not oldest:
+                del self._patterns[tenant]
+
+
+def _found(seen: SeenPrompt, tokens: bytes, nearest: Sequence[tuple[KeptPrompt, int]]) -> list[Instability]:
+    """What is wrong with a prompt, beside the one of the nearest that it would have found most of."""
+    explanation = seen.record.explanation
+    num_computed = len(tokens) // WIDTH - explanation.num_cached_tokens
+    if explanation.reason in OTHER_REASONS or num_computed < MIN_COMPUTED:
+        return []
+    best = list[Instability]()
+    for theirs, start in nearest:
+        # What is found reaches further than this prompt does: it is not the one to compare with.
+        if start < explanation.num_cached_tokens or start * WIDTH >= min(len(tokens), len(theirs.tokens)):
+            continue
+        gaps = gaps_between(tokens, theirs.tokens, start)
+        compared = ComparedPrompts(tokens, theirs, gaps, seen.text_of, _Places(seen).of)
+        best = max(best, instabilities(compared), key=_num_lost)
+    return _at_most(best, num_computed)
+
+
+def _num_lost(found: Sequence[Instability]) -> int:
+    return sum(one.num_lost_tokens for one in found)
+
+
+def _at_most(found: Sequence[Instability], num_computed: int) -> list[Instability]:
+    """Nobody loses more than was computed."""
+    made, left = list[Instability](), num_computed
+    for one in found:
+        lost = min(one.num_lost_tokens, left)
+        left -= lost
+        if lost:
+            made.append(Instability(one.kind, one.line, one.pattern, one.value, lost))
+    return made
+
+
+def _gone_on_from(nearest: Sequence[tuple[KeptPrompt, int]], tokens: bytes) -> KeptPrompt | None:
+    """The prompt that this one extends."""
+    return next((one for one, start in nearest if start >= min(one.num_prompt_tokens, len(one.tokens) // WIDTH)), None)
+
+
+def _name_of(record: ReuseRecord) -> str:
+    return f"{record.request_id}/{record.prompt_index}"
+
+
+class _Places:
+    """Where the gaps of a prompt lie: by what is known of its first difference, else by whose message has the text."""
+
+    def __init__(self, seen: SeenPrompt) -> None:
+        self._seen = seen
+
+    def of(self, gap: Gap, head: str, text: str, tail: str) -> Place:
+        """The place of one gap."""
+        record, messages = self._seen.record, self._seen.messages
+        if record.part is not None and record.explanation.position == gap.start:
+            return _place_of_part(record.part)
+        if messages is None:
+            return "text"
+        texts = [(_is_system(one), _texts_of(one)) for one in messages if isinstance(one, Mapping)]
+        for snippet in _snippets(head, text, tail):
+            owners = {is_system for is_system, held in texts if any(snippet in one for one in held)}
+            if owners:
+                return "message" if False in owners else "system"
+        return "tool"
+
+
+def _snippets(head: str, text: str, tail: str) -> Iterator[str]:
+    """Short texts by which a gap may be found in a message: first with much around it, last what stands beside it. On
+    both sides there may be what the template wrote."""
+    lines = [line[:SNIPPET_CHARS] for line in text[: 4 * SNIPPET_CHARS].split("\n")]
+    for num_around in (40, 20, 8, 0):
+        before = head[-num_around:] if num_around else ""
+        after = tail[:num_around] if len(text) <= SNIPPET_CHARS and len(lines) == 1 else ""
+        yield from filter(None, [(before + lines[0] + after).strip()])
+    yield from (line.strip() for line in [*lines[1:], head[-20:], tail[:20]] if len(line.strip()) >= LEAST_SNIPPET)
+
+
+def _place_of_part(part: PromptPart) -> Place:
+    match part.kind:
+        case "message":
+            return "system" if part.name in ("system", "developer") else "message"
+        case "text":
+            return "text"
+        case kind:
+            return kind
+
+
+def _is_system(message: Mapping[object, object]) -> bool:
+    return message.get("role") in ("system", "developer")
+
+
+def _texts_of(message: Mapping[object, object]) -> list[str]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else ()
+    return [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+
+
+def _warning(
+    tenant: str, name: _PatternName, pattern: _Pattern, now_s: float, *, is_read: bool = True
+) -> PrefixWarning:
+    pattern.forget(now_s)
+    num_requests = sum(requests for _, _, requests in pattern.minutes)
+    line = pattern.line if is_read else None
+    return PrefixWarning(tenant, name.model, name.kind, line, pattern.num_lost_tokens, num_requests)
+
+
+def shown(line: str) -> str:
+    """On one line, of bounded length, with nothing in it that a terminal would obey."""
+    clean = "".join(char if char.isprintable() else " " for char in line[: 2 * MAX_SHOWN_CHARS]).strip()
+    return clean if len(clean) <= MAX_SHOWN_CHARS else clean[: MAX_SHOWN_CHARS - 1] + "…"

@@ -1,0 +1,101 @@
+"""Where two prompts that begin alike differ, and where they go on alike. Pure: tokens in, gaps out.
+
+    ours     b b b b X b b b b b b b b
+    theirs   b b b b Y Y b b b b b b c
+                     └┬┘ └────┬────┘
+                     gap     run: what would have been found, had the gap been the same
+
+A few tokens that are the same are chance, in JSON above all; so a run has `GRAM` of them at least.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GRAM = 32
+"""So many equal tokens in a row mark a place where two prompts go on alike."""
+NEAR, FAR = 192, 4096
+"""How many tokens behind a difference such a place is looked for: first close by, then further off."""
+MAX_GAPS = 64
+MAX_FAR = 6
+"""So many times it is looked for further off."""
+WIDTH = 4
+"""Bytes of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A place where two prompts differ: tokens `start` to `stop` of one, and of the other."""
+
+    start: int
+    stop: int
+    other_start: int
+    other_stop: int
+    num_alike: int
+    """Tokens behind it that are the same again, up to the next gap or to an end."""
+
+
+def packed(token_ids: Sequence[int]) -> bytes:
+    """Tokens as they are compared: bytes compare as fast as memory is read."""
+    return array("I", token_ids).tobytes()
+
+
+def num_common(one: bytes, other: bytes, at: int = 0, other_at: int = 0) -> int:
+    """How many packed tokens are the same from these places on."""
+    limit, low, step = min(len(one) // WIDTH - at, len(other) // WIDTH - other_at), 0, 64
+    while low < limit and _is_same(one, at + low, other, other_at + low, min(step, limit - low)):
+        low, step = min(limit, low + step), step * 4
+    high = min(limit, low + step)
+    while low < high:
+        middle = (low + high) // 2
+        if _is_same(one, at + low, other, other_at + low, middle + 1 - low):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _is_same(one: bytes, at: int, other: bytes, other_at: int, size: int) -> bool:
+    return one[at * WIDTH : (at + size) * WIDTH] == other[other_at * WIDTH : (other_at + size) * WIDTH]
+
+
+def gaps_between(ours: bytes, theirs: bytes, start: int) -> list[Gap]:
+    """The gaps of two packed prompts that are the same up to token `start`. The last may reach to both ends."""
+    found, at, other, num_far = list[Gap](), start, start, 0
+    while len(found) < MAX_GAPS and at * WIDTH < len(ours) and other * WIDTH < len(theirs):
+        place = _place_within(ours, theirs, at, other, NEAR)
+        if place is None and num_far < MAX_FAR:
+            place, num_far = _place_within(ours, theirs, at, other, FAR), num_far + 1
+        stop, other_stop = _ends(ours, theirs) if place is None else _moved_back(ours, theirs, place, (at, other))
+        run = num_common(ours, theirs, stop, other_stop)
+        found.append(Gap(at, stop, other, other_stop, run))
+        at, other = stop + run, other_stop + run
+    return found
+
+
+def _ends(ours: bytes, theirs: bytes) -> tuple[int, int]:
+    return len(ours) // WIDTH, len(theirs) // WIDTH
+
+
+def _place_within(ours: bytes, theirs: bytes, at: int, other: int, width: int) -> tuple[int, int] | None:
+    size = GRAM * WIDTH
+    window = theirs[other * WIDTH : (other + width) * WIDTH]
+    grams = dict[bytes, int]()
+    for place in range(0, len(window) - size + 1, WIDTH):
+        grams.setdefault(window[place : place + size], place // WIDTH)
+    best: tuple[int, int] | None = None
+    best_steps = 2 * width
+    for step in range(min(width, len(ours) // WIDTH - at - GRAM + 1)):
+        if step >= best_steps:
+            break
+        there = grams.get(ours[(at + step) * WIDTH : (at + step) * WIDTH + size])
+        if there is not None and step + there < best_steps:
+            best, best_steps = (at + step, other + there), step + there
+    return best
+
+
+def _moved_back(ours: bytes, theirs: bytes, place: tuple[int, int], least: tuple[int, int]) -> tuple[int, int]:
+    at, other = place
+    while at > least[0] and other > least[1] and _is_same(ours, at - 1, theirs, other - 1, 1):
+        at, other = at - 1, other - 1
+    return at, other

@@ -1,0 +1,113 @@
+"""Lines that are taken out of system texts before a template sees them, because an operator lists them. Pure.
+
+Only the system and developer messages that a conversation begins with are looked at, line by line: never what users and
+assistants say, never tools. What stays keeps its order and its characters. What is taken out is told.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.text.chat.changing_text import ChangingKind, fold
+from quire.text.chat.line_patterns import MAX_MATCHED_CHARS, line_pattern
+
+BILLING_HEADER = "x-anthropic-billing-header:"
+BUILT_IN = ("dates", "times", "ids", "billing-header")
+MAX_PATTERNS = 16
+MAX_LINES = 512
+"""Of a system text, from its beginning: what comes later stays as it is."""
+MAX_LABEL_WORDS = 8
+"""A line is about a date, a time or an id alone if it has so many other words at most."""
+WORD = re.compile(r"[^\W\d_]{2,}")
+NAMES = re.compile(r"<[a-z]{1,6}>")
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedLine:
+    """A line that was taken out."""
+
+    text: str
+    by: str
+    """The name or the pattern that asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedMessages:
+    """A conversation without the lines, and the lines."""
+
+    messages: Sequence[Any]
+    removed: tuple[RemovedLine, ...] = ()
+
+
+class StablePrefix:
+    """What an operator lists."""
+
+    def __init__(self, listed: Sequence[str] = ()) -> None:
+        """Names of `BUILT_IN`, or regular expressions that match a whole line. Raises ConfigError."""
+        if len(listed) > MAX_PATTERNS:
+            raise ConfigError(
+                f"stable_prefix may have {MAX_PATTERNS} patterns, {len(listed)} given; leave some out",
+                ("stable_prefix",),
+            )
+        self._names = frozenset(listed) & frozenset(BUILT_IN)
+        self._patterns = [(source, line_pattern(source)) for source in listed if source not in self._names]
+
+    def __bool__(self) -> bool:
+        return bool(self._names or self._patterns)
+
+    def cleaned(self, messages: Sequence[Any]) -> CleanedMessages:
+        """The conversation without what is listed. What is no message is left for others to refuse."""
+        if not self:
+            return CleanedMessages(messages)
+        made, removed = list(messages), list[RemovedLine]()
+        for at, message in enumerate(messages):
+            if not isinstance(message, Mapping) or message.get("role") not in ("system", "developer"):
+                break
+            made[at] = self._message(message, removed)
+        return CleanedMessages(made, tuple(removed)) if removed else CleanedMessages(messages)
+
+    def _message(self, message: Mapping[str, Any], removed: list[RemovedLine]) -> Mapping[str, Any]:
+        content = message.get("content")
+        if isinstance(content, str):
+            return {**message, "content": self._text(content, removed)}
+        if not isinstance(content, list):
+            return message
+        return {**message, "content": [self._part(part, removed) for part in content]}
+
+    def _part(self, part: Any, removed: list[RemovedLine]) -> Any:
+        text = part.get("text") if isinstance(part, Mapping) else None
+        return {**part, "text": self._text(text, removed)} if isinstance(text, str) else part
+
+    def _text(self, text: str, removed: list[RemovedLine]) -> str:
+        lines = text.split("\n", MAX_LINES)
+        kept = list[str]()
+        for at, line in enumerate(lines):
+            by = self._by(line) if at < MAX_LINES else None
+            if by is None:
+                kept.append(line)
+            else:
+                removed.append(RemovedLine(line, by))
+        return "\n".join(kept)
+
+    def _by(self, line: str) -> str | None:
+        """What on the list this line is, if anything."""
+        bare = line.strip()
+        if not bare or len(bare) > MAX_MATCHED_CHARS:
+            return None
+        if "billing-header" in self._names and bare.lower().startswith(BILLING_HEADER):
+            return "billing-header"
+        found = next((source for source, pattern in self._patterns if pattern.fullmatch(bare)), None)
+        return found or (self._name(bare) if self._names else None)
+
+    def _name(self, line: str) -> str | None:
+        folded = fold(line)
+        kinds: Sequence[ChangingKind] = ("dates", "times", "ids")
+        name = next((kind for kind in kinds if kind in folded.kinds and kind in self._names), None)
+        if name is None or len(WORD.findall(NAMES.sub(" ", folded.pattern))) > MAX_LABEL_WORDS:
+            return None
+        return name
+
+
+NOTHING_LISTED = StablePrefix()
