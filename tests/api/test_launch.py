@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from quire.cli import app
 from quire.cli.agent_clients import AGENTS, Server
+from quire.cli.ending import ending
 from quire.cli.found_servers import running_servers, server_behind
-from quire.cli.launch import _child, _ending
+from quire.cli.launch import _child
 from quire.errors import ConfigError
 from tests.api.test_process import started
 from tests.support.patience import PATIENCE_S
@@ -114,7 +115,7 @@ def test_a_child_that_is_just_being_spawned_ends_with_us_too(monkeypatch: pytest
         return spawned[0]
 
     monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
-    with pytest.raises(SystemExit) as ended, _ending(), _child(["sleep", "600"]):
+    with pytest.raises(SystemExit) as ended, ending(), _child(["sleep", "600"]):
         pytest.fail("somebody was told to end, and went on")
     assert ended.value.code == 128 + signal.SIGHUP
     assert spawned[0].returncode == -signal.SIGTERM

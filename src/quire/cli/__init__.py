@@ -32,6 +32,8 @@ from quire.cli.run import run
 from quire.cli.serve import EPILOG as SERVE_EPILOG
 from quire.cli.serve import serve
 from quire.cli.sim import sim
+from quire.cli.top import EPILOG as TOP_EPILOG
+from quire.cli.top import top
 from quire.errors import CheckpointError, QuireError
 
 app = typer.Typer(
@@ -62,6 +64,7 @@ app.command(
 app.command(epilog=LAUNCH_EPILOG)(launch)
 app.command(epilog="Example: quire connect codex")(connect)
 app.command(epilog=EXPLAIN_EPILOG)(explain)
+app.command(epilog=TOP_EPILOG)(top)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
 app.command(epilog=PLAN_EPILOG)(plan)
 app.add_typer(

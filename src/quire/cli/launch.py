@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from quire.cli.agent_clients import AGENTS, KEY_VARIABLE, AgentClient, AgentSetup, Server
+from quire.cli.ending import ENDINGS, ending
 from quire.cli.found_servers import FoundServer, running_servers, server_behind
 from quire.config.home import expanded
 from quire.errors import ConfigError
@@ -35,7 +36,6 @@ END_S = 60.0
 COMFORTABLE_TOKENS = 32_768
 """An agent's first request has up to 26,000."""
 SHOWN_LINES = 20
-ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 EPILOG = """\
 \b
 Examples:
@@ -66,7 +66,7 @@ def launch(
     program = shutil.which(client.program)
     if program is None:
         raise ConfigError(f"{client.program} must be installed to be launched, it is not; say: {client.install}")
-    with _ending(), TemporaryDirectory(prefix="quire-launch-") as folder, _server(model, Path(folder)) as found:
+    with ending(), TemporaryDirectory(prefix="quire-launch-") as folder, _server(model, Path(folder)) as found:
         home = Path(folder) / client.name
         setup = client.setup(found.server, home)
         _write(setup, home)
@@ -92,21 +92,6 @@ def connect(agent: Annotated[str, _AGENT], model: Annotated[str | None, _MODEL] 
     for name, value in setup.variables.items():
         typer.echo(f"export {name}={_shown(value, found.server.key)}")
     typer.echo(" ".join([client.program, *setup.arguments]))
-
-
-@contextmanager
-def _ending() -> Iterator[None]:
-    """Whoever closes the terminal leaves neither a server nor a folder behind."""
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in ENDINGS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _shown(value: str, key: str) -> str:

@@ -36,7 +36,7 @@ class Remote:
     @classmethod
     def at(cls, url: str, model: str | None, key: str | None) -> "Remote":
         """The server at this address; without a name, the first of its models."""
-        base = _base(url)
+        base = server_base(url)
         known = [str(card["id"]) for card in cls(base, "", key)._listed()]
         if not known:
             raise ConfigError(f"the server at {base} has no model")
@@ -47,7 +47,7 @@ class Remote:
     @classmethod
     def unlisted(cls, url: str, key: str | None) -> "Remote":
         """The server at this address, for questions whose body names its model."""
-        return cls(_base(url), "", key)
+        return cls(server_base(url), "", key)
 
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """How much of a body's prompt is cached there, and why the next token is not."""
@@ -125,7 +125,7 @@ def _complaint(response: HTTPResponse) -> str:
         return f"the server answered {response.status}"
 
 
-def _base(url: str) -> str:
+def server_base(url: str) -> str:
     """The server's part of an address, or what is wrong with it."""
     try:
         parts = urlsplit(url)
