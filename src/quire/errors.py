@@ -12,6 +12,7 @@
     │   └── TemplateError         the model's chat template refused the messages, or is missing
     ├── EngineDeadError           the engine ended while requests were running
     ├── MessageError              what came from the other process is no message, or says what cannot be
+    ├── ReplayError               a file is no trace that could be replayed: another file, damaged, of a later version
     └── CapacityError             something bounded is full
         ├── DisplacedError        it waited, and gave its place to a tenant that had less: come back later
         ├── DrainingError         the server is about to end: ask another, or later
@@ -90,6 +91,10 @@ class EngineDeadError(QuireError):
 
 class MessageError(QuireError):
     """What came from the other process is no message, or says what cannot be. That process is replaced."""
+
+
+class ReplayError(QuireError):
+    """A file is no trace that could be replayed. The message says where, and what was expected."""
 
 
 class CapacityError(QuireError):

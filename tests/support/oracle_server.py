@@ -25,6 +25,7 @@ from quire.api import asgi, serving
 from quire.api.http.limits import STUCK_S
 from quire.api.server import listen
 from quire.api.serving import Plan, run
+from quire.cli.model_traces import ModelTraces
 from quire.client.served import ServedModel, Serving
 from quire.config import ModelSettings, ParkedModel, Settings, load_settings
 from quire.engine.loading import queue_of
@@ -87,6 +88,8 @@ def options() -> argparse.ArgumentParser:
 
 
 def opener(given: argparse.Namespace, settings: Settings) -> Any:
+    traces = ModelTraces(settings.server, [ParkedModel("oracle", "oracle", is_kept=True)])
+
     @asynccontextmanager
     async def opened(_model: ParkedModel, _tell: Any) -> AsyncIterator[ServedModel]:
         template = TEMPLATE if given.template is None else given.template.read_text()
@@ -104,6 +107,7 @@ def opener(given: argparse.Namespace, settings: Settings) -> Any:
             faults=given.faults,
             queue=queue_of(settings.serving),
             step_s=given.step_s,
+            trace=traces.of("oracle"),
         )
         async with ServedModel(lambda: Serving(plan, lambda ready: replace(text, info=ready.info))) as engine_client:
             yield engine_client

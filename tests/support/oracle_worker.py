@@ -17,6 +17,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.guides import Guides
+from quire.engine.trace_recorder import TraceSettings
 from quire.errors import CheckpointError
 from quire.worker.kv_events import KVEventSettings
 from quire.worker.messages import Open
@@ -83,11 +84,12 @@ def oracle_plan(
     kv_events: KVEventSettings | None = None,
     step_s: float = 0.0,
     command: tuple[str, ...] = ORACLE,
+    trace: TraceSettings | None = None,
 ) -> WorkerPlan:
     """What a supervisor needs to run oracles."""
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
     return WorkerPlan(
-        Open(str(vocabulary_size), settings, queue or QueueConfig(), bytes(32), kv_events),
+        Open(str(vocabulary_size), settings, queue or QueueConfig(), bytes(32), kv_events, trace=trace),
         limits or Limits(),
         command,
         {"QUIRE_FAULTS": faults, "QUIRE_TESTING": "1", STEP_S: str(step_s), "PYTHONPATH": path},

@@ -5,6 +5,7 @@ from dataclasses import replace
 from quire.client.served import ServedModel, Serving
 from quire.config import ModelSettings
 from quire.core.waiting_queue import QueueConfig
+from quire.engine.trace_recorder import TraceSettings
 from quire.worker.worker_plan import Limits
 from tests.support.oracle_worker import ORACLE, SETTINGS, oracle_plan
 from tests.support.talkers import talker
@@ -18,10 +19,18 @@ def served(
     queue: QueueConfig | None = None,
     step_s: float = 0.0,
     command: tuple[str, ...] = ORACLE,
+    trace: TraceSettings | None = None,
 ) -> ServedModel:
     """An oracle in a worker of its own; it answers as `talker()` does in this process."""
     text = talker().text
     plan = oracle_plan(
-        text.vocabulary_size, settings, faults=faults, limits=limits, queue=queue, step_s=step_s, command=command
+        text.vocabulary_size,
+        settings,
+        faults=faults,
+        limits=limits,
+        queue=queue,
+        step_s=step_s,
+        command=command,
+        trace=trace,
     )
     return ServedModel(lambda: Serving(plan, lambda ready: replace(text, info=ready.info)))

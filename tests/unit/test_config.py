@@ -71,6 +71,9 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "models_folder": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "idle_s": ((0, 0.0), ("600", 600.0), (1.5, 1.5)),
     "min_stay_s": ((0, 0.0), ("10", 10.0), (1.5, 1.5)),
+    "trace": (("/a/b.jsonl", Path("/a/b.jsonl")), ("~/c", Path("~/c")), ("d e", Path("d e"))),
+    "trace_max_bytes": (("4GiB", 4 * GIB), (900_000_000, 900_000_000), ("1.5 GiB", 3 * GIB // 2)),
+    "trace_tokens": (("true", True), ("false", False)),
     "log_format": (("plain", "plain"), ("json", "json")),
     "metrics_prefix": (("vllm", "vllm"), ("quire", "quire")),
 }

@@ -27,6 +27,8 @@ from quire.cli.plan import EPILOG as PLAN_EPILOG
 from quire.cli.plan import plan
 from quire.cli.pull import EPILOG as PULL_EPILOG
 from quire.cli.pull import pull, rm
+from quire.cli.replay import EPILOG as REPLAY_EPILOG
+from quire.cli.replay import replay
 from quire.cli.run import EPILOG as RUN_EPILOG
 from quire.cli.run import run
 from quire.cli.serve import EPILOG as SERVE_EPILOG
@@ -67,6 +69,7 @@ app.command(epilog=EXPLAIN_EPILOG)(explain)
 app.command(epilog=TOP_EPILOG)(top)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
 app.command(epilog=PLAN_EPILOG)(plan)
+app.command(epilog=REPLAY_EPILOG)(replay)
 app.add_typer(
     lazy_group(
         "quire.cli.bench",

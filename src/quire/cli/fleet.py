@@ -34,9 +34,9 @@ fleet_app.add_typer(
 )
 COMPUTES = (Group.MODEL, Group.SCHEDULING)
 MEMBER_SETTINGS = [one.name for one in SETTINGS if one.group in COMPUTES or one.name in ("drain_s", "log_format")]
-PARKS_MODELS = ("models_folder", "idle_s", "min_stay_s")
+HAS_MODELS = ("models_folder", "idle_s", "min_stay_s", "trace", "trace_max_bytes", "trace_tokens")
 GATEWAY_SETTINGS = [
-    one.name for one in SETTINGS if (one.group is Group.SERVER and one.name not in PARKS_MODELS) or one.name == "queue"
+    one.name for one in SETTINGS if (one.group is Group.SERVER and one.name not in HAS_MODELS) or one.name == "queue"
 ]
 KeysFile = Annotated[Path | None, typer.Option("--fleet-keys", metavar="FILE", help="Keys of `quire fleet keys`.")]
 

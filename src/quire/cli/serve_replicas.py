@@ -28,6 +28,10 @@ def serve_replicas(
         raise ConfigError(
             f"replicas are of one model, {len(models)} would be served; name one MODEL alone, or leave --replicas out"
         )
+    if settings.server.trace is not None:
+        raise ConfigError(
+            f"a trace is of one worker, {num_replicas} replicas would write it; leave --trace or --replicas out"
+        )
     set_up("json" if settings.server.log_format == "json" else "plain")
     if (warning := allow_many_connections()) is not None:
         _say(warning)

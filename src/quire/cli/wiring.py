@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.background import in_background
+from quire.cli.model_traces import ModelTraces
 
 if TYPE_CHECKING:
     from quire.api.park.model_park import OpenClient, Sizes, TellProgress, Weigh
@@ -70,6 +71,7 @@ class _Opener:
     ) -> None:
         self._models, self._settings, self._progress = models, settings, progress
         self._worker: SpawnedWorker | None = first
+        self._traces = ModelTraces(settings.server, models)
         self._prepared: dict[str, tuple[FileStamps, Serving]] = {}
         """Models that were here, as their files were then."""
         self._planning = asyncio.create_task(self._plan(), name="quire-plan-models")
@@ -122,7 +124,12 @@ class _Opener:
             str(weighed.path),
             settings_of(model, self._settings.model, weighed.needed_bytes),
             self._settings.serving,
-            own=OwnSettings([one.name for one in self._models].index(model.name), model.sampling, not model.is_kept),
+            own=OwnSettings(
+                [one.name for one in self._models].index(model.name),
+                model.sampling,
+                not model.is_kept,
+                self._traces.of(model.name),
+            ),
             progress=progress,
         )
         worker, self._worker = self._worker, None

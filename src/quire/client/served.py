@@ -19,6 +19,7 @@ from quire.config import ModelSettings, ServingSettings
 from quire.config.machine import share_of_memory_bytes
 from quire.config.model_settings import MEMORY_SHARE
 from quire.engine.loading import kv_key, queue_of
+from quire.engine.trace_recorder import TraceSettings
 from quire.errors import EngineDeadError
 from quire.text.grammar_checker import GrammarChecker
 from quire.text.grammar_wire import LoadVocabulary
@@ -55,6 +56,8 @@ class OwnSettings:
     """Stands before what the model's files say."""
     gives_way: bool = False
     """Others may answer while it loads."""
+    trace: TraceSettings | None = None
+    """Where its workers write what they do."""
 
 
 def plan_worker(
@@ -83,6 +86,7 @@ def plan_worker(
             kv_key(queueing),
             None if announced is None else announced.of_worker(among.number),
             among.gives_way,
+            among.trace,
         )
         words = _Words(checkpoint, given, among.sampling)
         plan = WorkerPlan(command, limits or Limits(stuck_s=queueing.stuck_step_s), progress=progress)

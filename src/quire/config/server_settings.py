@@ -40,6 +40,11 @@ class ServerSettings:
     """None: models that are loaded on demand stay until memory is needed."""
     min_stay_s: float = 10.0
     """A model that was loaded on demand stays for so long at least."""
+    trace: Path | None = None
+    """None: nothing is written down of what workers do."""
+    trace_max_bytes: int = 1 << 30
+    trace_tokens: bool = False
+    """Token ids are written as they are; else under a permutation."""
     log_format: str = "plain"
     metrics_prefix: str = "vllm"
 
@@ -56,6 +61,10 @@ class ServerSettings:
     def store_path(self) -> Path | None:
         """Where conversations are kept."""
         return None if self.store is None else expanded(self.store, "--store to a full path")
+
+    def trace_path(self) -> Path | None:
+        """Where a trace is written."""
+        return None if self.trace is None else expanded(self.trace, "--trace to a full path").absolute()
 
     @property
     def aliases(self) -> dict[str, str]:

@@ -313,6 +313,21 @@ SETTINGS: tuple[Setting, ...] = (
         "10",
     ),
     Setting(
+        Group.SERVER, "trace", FILE_PATH, _SERVER.trace,
+        "A new file for a trace: what the worker was told, planned and got, which quire replay runs again. It has no "
+        "text, and token ids under a secret permutation; equal tokens are still equal, so do not publish it. Only its "
+        "owner can read it. A second model has a file of its own, FILE-2 and so on.",
+        "trace.jsonl", "none",
+    ),
+    Setting(
+        Group.SERVER, "trace_max_bytes", SIZE, _SERVER.trace_max_bytes,
+        "How large a trace may become; then it ends, and the server goes on.", "4GiB",
+    ),
+    Setting(
+        Group.SERVER, "trace_tokens", SWITCH, _SERVER.trace_tokens,
+        "Write token ids into the trace as they are: who has the model can read what was said.", "true",
+    ),
+    Setting(
         Group.SERVER, "log_format", choice("plain", "json"), _SERVER.log_format,
         "How log lines are written: for people or for machines.", "json",
     ),

@@ -13,15 +13,15 @@ from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import KVEvent, Queued, Refused, RequestEvent
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.ngrams import Ngrams
 from quire.core.policy import check_request
 from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
-from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.engine.engine_watch import EngineWatch, Show
+from quire.engine.guessing_scheduler import make_scheduler
 from quire.engine.guides import Guides
+from quire.engine.trace_recorder import TracedEngine, TraceRecorder, TraceSettings, open_recorder
 from quire.errors import CapacityError, InvalidParameterError, InvariantError, RequestError
 
 FORMAT_VERSION = 1
@@ -86,11 +86,10 @@ class Engine:
             capacity.num_blocks, capacity.block_size, num_slots=capacity.num_slots, num_running_slots=num_running
         )
         self.memory = KVMemory(memory_config, BlockHasher(key), emit)
-        if config.step_cost is None or self.memory.states is not None:
-            self.scheduler = Scheduler(config, self.memory)
-        else:  # who knows what a guess costs lets sequences guess
-            guesses = Ngrams()
-            self.scheduler = Scheduler(config, self.memory, guesses.propose, guesses.ended)
+        # Who knows what a guess costs lets sequences guess.
+        self.scheduler = make_scheduler(config, self.memory, guesses=config.step_cost is not None)
+        self.recorder: TraceRecorder | None = None
+        """Who writes down what this engine is told and does, if anybody does."""
         self.info = ModelInfo(
             identity,
             capacity.block_size,
@@ -106,6 +105,20 @@ class Engine:
     def num_snapshots(self) -> int:
         """Of all who have looked."""
         return self._num_snapshots + (0 if self.watch is None else self.watch.num_snapshots)
+
+    def record(self, settings: TraceSettings) -> None:
+        """Write down from now on what this engine is told and does. Raises ConfigError if the file cannot be had."""
+        scheduler = self.scheduler
+        about = TracedEngine(
+            settings.quire,
+            f"{self.info.identity.fingerprint} {self.info.identity.kv_layout}",
+            self.info.vocabulary_size,
+            self.guides is not None,
+            scheduler.propose is not None,
+            self.memory.config,
+            scheduler.config,
+        )
+        self.recorder = open_recorder(settings, about)
 
     @property
     def has_work(self) -> bool:
@@ -125,29 +138,45 @@ class Engine:
         return self._entered(request, self.scheduler.restore)
 
     def _entered(self, request: Request, enter: Callable[[Request], None]) -> Queued | Refused:
+        recorder = None
         try:
             if request.grammar is not None:
                 self._opened_guides().check(request.grammar)
+            if (recorder := self.recorder) is not None:
+                recorder.entering(request, is_restored=enter == self.scheduler.restore)
             enter(request)
         except (RequestError, CapacityError) as error:
-            return Refused.of(request.request_id, error, request.epoch)
+            answer = Refused.of(request.request_id, error, request.epoch)
+            if recorder is not None:
+                recorder.refused(answer)
+            return answer
         return Queued(request.request_id, epoch=request.epoch)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone; its last events come with a later step. Unknown ids are none of
         our business.
         """
+        if self.recorder is not None:
+            self.recorder.cancelling(request_id, index)
         self.scheduler.cancel(request_id, index)
+
+    def clear(self) -> None:
+        """Forget every cached block that nobody uses."""
+        if self.recorder is not None:
+            self.recorder.clearing()
+        self.memory.clear()
 
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], now_s: float) -> Divergence:
         """How much of this prompt is cached, and why the next token is not. Between steps; nothing changes by it, but
         the memory is told the time."""
+        if self.recorder is not None:
+            self.recorder.asking(now_s)
         self.memory.advance(now_s)
         return self.scheduler.explain(namespace, prompt)
 
     def step(self, clock: Clock, began: OnStepBegan = lambda _ids: None) -> list[RequestEvent]:
         """Plan, run, apply; what happened to whom. The clock is read before and after the step."""
-        plan = self.scheduler.plan(clock())
+        plan = self._plan(clock())
         if not plan.items:
             return self._told(self.scheduler.take_events())
         began(self._names_in(plan))
@@ -158,23 +187,38 @@ class Engine:
         except BaseException as error:
             # Torn in the middle: what the step wrote cannot be trusted, and nothing may wait for it for ever.
             rows = {item.sequence_id: RowResult(error=f"the step was broken off: {error!r}") for item in plan.items}
-            self.scheduler.apply(StepResult(plan.step, rows), clock())
+            self._apply(StepResult(plan.step, rows), clock())
             self._give_up_states()
             raise
         self._check_tokens(result)
-        events = self._told(self.scheduler.apply(result, clock()))
+        events = self._told(self._apply(result, clock()))
         if self.watch is not None:
             self.watch.ended(clock())
         return events
 
+    def _plan(self, now_s: float) -> StepPlan:
+        plan = self.scheduler.plan(now_s)
+        if self.recorder is not None and (plan.items or self.has_work):  # an idle loop has nothing to tell
+            self.recorder.planned(plan, now_s)
+        return plan
+
+    def _apply(self, result: StepResult, now_s: float) -> list[RequestEvent]:
+        if self.recorder is not None:
+            self.recorder.returned(result, now_s)
+        return self.scheduler.apply(result, now_s)
+
     def _give_up_states(self) -> None:
         """Nobody knows which copies of states a broken step has made: whoever runs begins again from a kept one."""
+        if self.recorder is not None:
+            self.recorder.giving_up()
         while self.memory.states is not None and self.scheduler.running:
             self.scheduler.preempt_latest()
 
     def _told(self, events: list[RequestEvent]) -> list[RequestEvent]:
         if self.guides is not None:
             self.guides.forget(events)
+        if self.recorder is not None:
+            self.recorder.told(events)
         return events
 
     def _result_of(self, plan: StepPlan) -> StepResult:
@@ -212,5 +256,7 @@ class Engine:
         self._num_snapshots, self.watch = self.num_snapshots, None
 
     def close(self) -> None:
-        """Give the runner's memory back."""
+        """Give the runner's memory back, and end the trace if there is one."""
+        if self.recorder is not None:
+            self.recorder.close()
         self.runner.close()

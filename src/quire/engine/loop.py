@@ -89,7 +89,7 @@ def _obey_all(engine: Engine, host: LoopHost, clock: Clock, told: list[RequestEv
             case Explain(question_id, namespace, prompt):
                 told.append(Explained(question_id, engine.explain(namespace, prompt, clock())))
             case ClearCache():
-                engine.memory.clear()
+                engine.clear()
             case Watch(period_s):
                 engine.begin_watch(period_s, host.show)
             case Unwatch():

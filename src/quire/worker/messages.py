@@ -18,6 +18,7 @@ from quire.core.snapshots import BlockFacts, EngineSnapshot
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.commands import Command
 from quire.engine.engine import ModelInfo
+from quire.engine.trace_recorder import TraceSettings
 from quire.errors import MessageError, QuireError
 from quire.worker.kv_events import KVEventSettings
 
@@ -39,6 +40,8 @@ class Open(_Message, frozen=True):
     kv_events: KVEventSettings | None = None
     gives_way: bool = False
     """It is loaded at a low priority: other models may answer meanwhile."""
+    trace: TraceSettings | None = None
+    """Where what its engine is told and does is written down."""
 
 
 ToWorker = Open | Command

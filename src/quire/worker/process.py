@@ -119,6 +119,11 @@ class Worker:
         """Until the parent closes it."""
         run_loop(self._engine, self)
 
+    def close(self) -> None:
+        """What is left of a trace is written."""
+        if self._engine.recorder is not None:
+            self._engine.recorder.close()
+
     def blame(self) -> None:
         """A step that was under way has named its requests; for anything else all who live are named."""
         if not self._status.read().request_ids:
@@ -264,6 +269,8 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         load = partial(opener, command, progress, emit)
         opened = giving_way(load) if command.gives_way else load()
         engine = with_faults(opened, faults_from(os.environ), channel.put)
+        if command.trace is not None:
+            engine.record(command.trace)
         if publisher is not None:
             publisher.follow(engine.memory.stored_events)
         worker = Worker(engine, channel, status, publisher)
@@ -277,6 +284,8 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         channel.send(messages.Failed(type(error).__name__, str(error)))
         return FAILED
     finally:
+        if worker is not None:
+            worker.close()
         if publisher is not None:
             publisher.close()
     return 0

@@ -1,0 +1,14 @@
+"""A scheduler as an engine has it: with guesses from what was said before, where they are wanted. Replays too."""
+
+from quire.core.kv_memory import KVMemory
+from quire.core.ngrams import Ngrams
+from quire.core.scheduler import Scheduler
+from quire.core.scheduler_config import SchedulerConfig
+
+
+def make_scheduler(config: SchedulerConfig, memory: KVMemory, *, guesses: bool) -> Scheduler:
+    """A scheduler whose sequences guess what follows, if that is wanted and can be taken back."""
+    if not guesses or memory.states is not None:
+        return Scheduler(config, memory)
+    ngrams = Ngrams()
+    return Scheduler(config, memory, ngrams.propose, ngrams.ended)

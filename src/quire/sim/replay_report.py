@@ -1,0 +1,179 @@
+"""What a replay found, as data and as a person reads it: what was planned then, and what is planned now."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from quire.engine.trace_records import PlannedRow
+
+MAX_ROWS_SHOWN = 4
+MAX_BLOCKS_SHOWN = 12
+MAX_WORDS = 400
+"""Characters of a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A row of a plan with all its blocks."""
+
+    row: PlannedRow
+    blocks: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        """As a sentence without a subject."""
+        row = self.row
+        known = row.num_tokens - len(row.drafts)
+        end = row.first_position + row.num_tokens
+        parts = [f"sequence {row.sequence_id} feeds {_counted(row.num_tokens, 'token')}, {row.first_position} to {end}"]
+        if row.drafts:
+            parts.append(f"the last {len(row.drafts)} drafts ({_some(row.drafts)}) behind {known}")
+        parts.append(f"through blocks {_some(self.blocks)}")
+        parts.append(
+            "chooses nothing" if row.sampled_position is None else f"chooses the token at {row.sampled_position}"
+        )
+        if row.num_scored:
+            parts.append(f"scores {_counted(row.num_scored, 'token')}")
+        if row.state_slot:
+            parts.append(f"state in slot {row.state_slot}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class RowDifference:
+    """One sequence in a step: as the trace has it, and as it is planned now."""
+
+    sequence_id: int
+    request_id: str | None
+    recorded: TableRow | None
+    now: TableRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first one of a life: nothing behind it can be compared."""
+
+    line: int
+    """Of the file."""
+    step: int
+    kind: str
+    """plan, events or failure."""
+    recorded: str
+    now: str
+    rows: tuple[RowDifference, ...] = ()
+    """Where it is one of rows."""
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"{KINDS[self.kind]} in step {self.step:,} (line {self.line:,})"
+        for row in self.rows[:MAX_ROWS_SHOWN]:
+            yield f"  {row.request_id or 'a request that has ended'}"
+            yield f"    recorded  {_words_of(row.recorded)}"
+            yield f"    now       {_words_of(row.now)}"
+        if len(self.rows) > MAX_ROWS_SHOWN:
+            yield f"  and {len(self.rows) - MAX_ROWS_SHOWN} more rows"
+        if not self.rows:
+            yield f"    recorded  {_plain(self.recorded)}"
+            yield f"    now       {_plain(self.now)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        rows = [
+            {
+                "request_id": row.request_id,
+                "sequence_id": row.sequence_id,
+                "recorded": _words_of(row.recorded),
+                "now": _words_of(row.now),
+            }
+            for row in self.rows
+        ]
+        return {
+            "line": self.line, "step": self.step, "kind": self.kind, "recorded": self.recorded, "now": self.now,
+            "rows": rows,
+        }  # fmt: skip
+
+
+KINDS = {"plan": "another plan", "events": "other events", "failure": "the scheduler fails"}
+
+
+@dataclass(frozen=True, slots=True)
+class LifeReport:
+    """How far the life of one worker was the same."""
+
+    line: int
+    """Of its header."""
+    quire: str
+    model: str
+    num_steps: int
+    num_requests: int
+    note: str
+    """How it ended, where that is worth a word."""
+    difference: Difference | None
+
+    def lines(self, number: int) -> Iterator[str]:
+        """For people."""
+        counts = f"{_counted(self.num_steps, 'step')}, {_counted(self.num_requests, 'request')}"
+        if self.difference is None:
+            yield f"life {number}: {counts}: every plan is the same" + f"; {_plain(self.note)}" * bool(self.note)
+            return
+        yield f"life {number}: the same for {counts}, then"
+        yield from (f"  {line}" for line in self.difference.lines())
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "line": self.line,
+            "quire": self.quire,
+            "model": self.model,
+            "num_steps": self.num_steps,
+            "num_requests": self.num_requests,
+            "note": self.note,
+            "difference": None if self.difference is None else self.difference.as_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """All lives of a file."""
+
+    path: str
+    lives: tuple[LifeReport, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing is different now."""
+        return all(life.difference is None for life in self.lives)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are the same now."""
+        return sum(life.num_steps for life in self.lives)
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        for number, life in enumerate(self.lives, start=1):
+            yield from life.lines(number)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {"file": self.path, "is_same": self.is_same, "lives": [life.as_json() for life in self.lives]}
+
+
+def _words_of(row: TableRow | None) -> str:
+    return "not in this step" if row is None else row.words
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _some(numbers: tuple[int, ...]) -> str:
+    """The last ones: what is new stands there."""
+    shown = " ".join(map(str, numbers[-MAX_BLOCKS_SHOWN:]))
+    return f"… {shown}" if len(numbers) > MAX_BLOCKS_SHOWN else shown or "none"
+
+
+def _plain(words: str) -> str:
+    """On one line, with nothing in it that a terminal would obey."""
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
+    return shown if len(shown) <= MAX_WORDS else f"{shown[:MAX_WORDS]}…"
