@@ -119,6 +119,9 @@ class TestTheFigures:
         assert figures.prompt_tokens_per_s == pytest.approx(50.0)
         idle = figures_of(snapshot(steps=[]), snapshot(at_s=1004.0, steps=[]))
         assert idle.output_tokens_per_s == 0
+        fleet = {"members": [], "num_moved": 0}
+        gateway = figures_of(snapshot(steps=[], fleet=fleet), snapshot(at_s=1004.0, steps=[], fleet=fleet))
+        assert gateway.output_tokens_per_s == 812
 
     def test_old_figures_of_the_history_are_not_called_the_latest(self) -> None:
         told = snapshot(at_s=1100.0, steps=[])

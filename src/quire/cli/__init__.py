@@ -10,6 +10,8 @@ import typer
 from quire.cli.background import leave_background
 from quire.cli.chat import chat
 from quire.cli.config import config_app
+from quire.cli.dashboard import EPILOG as DASHBOARD_EPILOG
+from quire.cli.dashboard import dashboard
 from quire.cli.doctor import EPILOG as DOCTOR_EPILOG
 from quire.cli.doctor import doctor
 from quire.cli.explain import EPILOG as EXPLAIN_EPILOG
@@ -67,6 +69,7 @@ app.command(epilog=LAUNCH_EPILOG)(launch)
 app.command(epilog="Example: quire connect codex")(connect)
 app.command(epilog=EXPLAIN_EPILOG)(explain)
 app.command(epilog=TOP_EPILOG)(top)
+app.command(epilog=DASHBOARD_EPILOG)(dashboard)
 app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
 app.command(epilog=PLAN_EPILOG)(plan)
 app.command(epilog=REPLAY_EPILOG)(replay)

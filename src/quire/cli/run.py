@@ -62,11 +62,15 @@ def talk(path: str, settings: Settings) -> None:
 
 def show_page(url: str) -> None:
     """In a browser, where there is a screen for one: elsewhere a text browser would take the terminal."""
-    has_screen = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if not has_screen:
+    if not has_screen():
         return
     import webbrowser
 
     for anywhere, here in ANY_ADDRESS.items():
         url = url.replace(f"//{anywhere}:", f"//{here}:")
     webbrowser.open(url + "/")
+
+
+def has_screen() -> bool:
+    """Whether a browser would have somewhere to show a page."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

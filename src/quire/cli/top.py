@@ -4,6 +4,7 @@ watch stream ─► TopWatcher (a thread) ─► TopFigures ─► picture (line
                                                     └► a line now and then, where stdout is no terminal
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 \b
-A server of yours on this machine is found by its admin socket and needs no key; one elsewhere needs an
-admin key (quire keys add NAME --admin).
+A server of yours on this machine is found by its admin socket and needs no key;
+one elsewhere needs an admin key (quire keys add NAME --admin).
 \b
 Examples:
   quire top
@@ -58,14 +59,11 @@ def top(
     from quire.cli.top_watcher import TopWatcher
 
     console = Console()
-    with ending(), TopWatcher(source, model) as watcher:
-        try:
-            if console.is_terminal:
-                show_in_terminal(watcher, console)
-            else:
-                write_lines(watcher, every)
-        except KeyboardInterrupt:
-            pass  # that is how it is ended
+    with ending(), TopWatcher(source, model) as watcher, suppress(KeyboardInterrupt):  # that is how it is ended
+        if console.is_terminal:
+            show_in_terminal(watcher, console)
+        else:
+            write_lines(watcher, every)
 
 
 def _print_once(figures: "TopFigures", *, as_json: bool) -> None:

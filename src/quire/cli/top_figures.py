@@ -72,7 +72,7 @@ class TopFigures:
         if self.seen is None:
             return None
         watched_s = self.seen.at_s - self._since_s
-        if watched_s < SETTLED_S:
+        if watched_s < SETTLED_S or self.seen.fleet is not None:  # gateways have no steps of their own
             return self._latest(f"{what}_per_s")
         span_s = min(NOW_S, watched_s)
         begin_s = self.seen.at_s - span_s
@@ -95,7 +95,7 @@ def essentials(figures: TopFigures) -> dict[str, Any]:
     if seen is None:
         return {"v": VERSION, "server": figures.server, "model": None}
     pool = None
-    if seen.pool is not None:
+    if seen.pool is not None and seen.pool.is_shown:
         counts = msgspec.structs.asdict(seen.pool.counts)
         pool = {"num_blocks": seen.pool.num_blocks, "block_size": seen.pool.block_size, **counts}
     told: dict[str, Any] = {
@@ -136,7 +136,7 @@ def plain_line(figures: TopFigures) -> str:
         f"{len(seen.running)} running",
         f"{sum(one.num_requests for one in seen.queue)} waiting",
     ]
-    if seen.pool is not None and seen.pool.num_blocks:
+    if seen.pool is not None and seen.pool.is_shown:
         held = seen.pool.num_blocks - seen.pool.counts.free - seen.pool.counts.cached
         parts.append(f"pool {percent(held / seen.pool.num_blocks)} in use")
     return ", ".join(parts)

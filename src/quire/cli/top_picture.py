@@ -121,8 +121,8 @@ def _curved(label: str, drawn: str, behind: str, frame: Frame) -> Text:
 
 
 def _pool(seen: SeenSnapshot, frame: Frame) -> list[Text]:
-    if seen.pool is None or not seen.pool.num_blocks:
-        return [_heading("pool: the model is not loaded", frame)]
+    if seen.pool is None or not seen.pool.is_shown:
+        return [_heading("pool: nothing is known, the model is not loaded", frame)]
     pool = seen.pool
     words = f"pool: {pool.num_blocks:,} blocks of {pool.block_size} tokens"
     legend = list[Text]()

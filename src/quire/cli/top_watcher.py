@@ -10,7 +10,7 @@ from quire.cli.watched_state import SeenModel, read_snapshot
 from quire.errors import ConfigError, QuireError
 
 ASK_AGAIN_S = 1.0
-EVENTS_UNTIL_WHOLE = 8
+EVENTS_UNTIL_WHOLE = 6
 """So many are read at most by who wants one: the first may come before the engine has shown its pool."""
 
 
@@ -106,7 +106,7 @@ def seen_once(source: WatchSource, model: str | None) -> TopFigures:
         with closing(source.snapshots(model)) as snapshots:
             for _, data in zip(range(EVENTS_UNTIL_WHOLE), snapshots, strict=False):
                 figures.take(read_snapshot(data))
-                if figures.seen is not None and figures.seen.pool is not None:
+                if figures.seen is not None and figures.seen.pool is not None and figures.seen.pool.is_shown:
                     break
     except WatchGoneError as error:
         if figures.seen is None:

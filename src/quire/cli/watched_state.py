@@ -35,6 +35,11 @@ class SeenPool(msgspec.Struct, frozen=True):
     block_size: int = 0
     counts: SeenCounts = SeenCounts()
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether anything is known of it: while a model loads, all counts are 0."""
+        return self.num_blocks > 0 and any(msgspec.structs.astuple(self.counts))
+
 
 class SeenStep(msgspec.Struct, frozen=True):
     """One step of the engine."""
