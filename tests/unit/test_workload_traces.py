@@ -118,7 +118,7 @@ def test_a_sample_that_was_written_gives_the_same_requests(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"when": 1}', "input_toks .ShareGPT. or arrival_s .quire."),
+        ('{"when": 1}', "input_toks .ShareGPT., arrival_s .quire."),
         ('{"timestamp": 1', "line 1"),
         (lines_of({**SHAREGPT, "input_toks": 4}), "a prompt of 4 tokens has 3 token ids"),
         (lines_of({**SHAREGPT, "input_tok_ids": [0, -1, 1]}), "a token id is from 0 to"),

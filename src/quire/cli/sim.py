@@ -10,7 +10,7 @@ from quire.cli.trace_flags import TraceFlags, with_flags_of
 if TYPE_CHECKING:
     from quire.sim.report import Report
 
-TRACE_HELP = "A trace to replay: JSONL of Mooncake, ShareGPT or quire, or Azure's CSV; also as .gz."
+TRACE_HELP = "A trace to replay: JSONL of Mooncake, ShareGPT, quire or its server, or Azure's CSV; also as .gz."
 
 
 @with_flags_of(TraceFlags, "With a trace: ")

@@ -6,6 +6,8 @@
                nothing is known of content
     quire      JSON lines: arrival_s, prompt_tokens, output_tokens; hash_ids and block_tokens, or token_ids; and
                tenant, class
+    recorded   what `quire serve --trace` has written (`recorded_traces`): prompts as their token ids, permuted or not,
+               and tenants and classes as they were
     Azure      CSV: TIMESTAMP, ContextTokens, GeneratedTokens; nothing is known of content, so nothing is shared
 
 A plain file or a .gz. A trace of long prompts meets a small model by scaling: every length by one factor, so that the
@@ -25,8 +27,9 @@ from hashlib import blake2b
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from quire.workload.recorded_traces import HEADER_FIELD, recorded_requests
 from quire.workload.visits import Span, Turn, Visit
 
 HASH_TOKENS = 512
@@ -37,6 +40,9 @@ MAX_LENGTH = 1 << 24
 """No prompt or answer of a trace is longer; a file that says so is not a trace."""
 MAX_TOKEN_ID = (1 << 31) - 1
 CLASSES = ("high", "normal", "low")
+MAX_HEADER_FIELD = 64
+"""Characters of a recorded trace's first line, in which its form is said."""
+Given = TypeVar("Given")
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -172,6 +178,9 @@ def _rows(path: Path, lines: Iterable[str]) -> Iterator[Row]:
     source = iter(lines)
     first = next(source, "").strip().lstrip("\ufeff")
     parse: Callable[[str], Row] = _azure
+    if f'"{HEADER_FIELD}"' in first[:MAX_HEADER_FIELD]:
+        yield from _recorded(path, [first, *source])
+        return
     if tuple(first.split(",")) != AZURE_FIELDS:
         parse = _parse_of(path, first)
         yield _row(path, 1, first, parse)
@@ -190,15 +199,26 @@ def _parse_of(path: Path, first: str) -> Callable[[str], Row]:
         if field in fields:
             return lambda line: parse(json.loads(line))
     raise TraceError(
-        f"a trace begins with a JSON object that has timestamp (Mooncake), input_toks (ShareGPT) or arrival_s (quire), "
-        f"or with {','.join(AZURE_FIELDS)} (Azure); {path} begins with {first[:60]!r}"
+        f"a trace begins with a JSON object that has timestamp (Mooncake), input_toks (ShareGPT), arrival_s (quire) or "
+        f"{HEADER_FIELD} (quire serve --trace), or with {','.join(AZURE_FIELDS)} (Azure); "
+        f"{path} begins with {first[:60]!r}"
     )
 
 
-def _row(path: Path, number: int, line: str, parse: Callable[[str], Row]) -> Row:
+def _recorded(path: Path, lines: Iterable[str]) -> Iterator[Row]:
+    """Of a trace that a server has written of itself."""
+    try:
+        found = list(recorded_requests(enumerate(lines, start=1)))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise TraceError(f"the trace {path} is damaged: {error!r}; quire replay says where") from error
+    for number, fields in found:
+        yield _row(path, number, fields, _own)
+
+
+def _row(path: Path, number: int, given: Given, parse: Callable[[Given], Row]) -> Row:
     where = f"line {number} of {path}"
     try:
-        row = parse(line)
+        row = parse(given)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, csv.Error) as error:
         raise TraceError(f"{where} is not a request of a trace: {error!r}") from error
     if not isfinite(row.arrival_s):

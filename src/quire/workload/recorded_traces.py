@@ -1,0 +1,123 @@
+"""A trace that `quire serve --trace` has written, as a load: who asked when, with which prompt, and what was answered.
+
+Of its lines those count that say what came and how it ended; plans and results only for answers that had not ended when
+the trace did. A request that a second worker went on with is one request. Each of several answers to one prompt is a
+request of the load, for that is what it costs.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Fields = dict[str, Any]
+HEADER_FIELD = "quire_trace"
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One request, and how many tokens each of its answers has."""
+
+    line: int
+    fields: Fields
+    counts: dict[int, int] = field(default_factory=dict)
+
+
+class _Life:
+    """What is known of one worker's sequences."""
+
+    def __init__(self) -> None:
+        self.next_sequence = 1
+        self.sequences: dict[int, tuple[_Asked, int]] = {}
+        self.planned: list[int] = []
+
+
+class RecordedLoad:
+    """Takes a trace line by line."""
+
+    def __init__(self) -> None:
+        self.asked: list[_Asked] = []
+        self._by_name: dict[str, _Asked] = {}
+        self._life = _Life()
+        self._entered: tuple[str, int] | None = None
+        """The request of the line before, and how many sequences it has: perhaps it was refused."""
+        self._damaged: int | None = None
+
+    def take(self, number: int, line: str) -> None:
+        """One more line. Raises ValueError, KeyError or TypeError for what is none."""
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None  # a worker that was killed within a line; only another's header may follow
+        if self._damaged is not None and (found is None or found["is"] != "header"):
+            raise ValueError(f"line {self._damaged} is damaged")
+        self._damaged = number if found is None else None
+        if found is not None:
+            self._take(number, found)
+
+    def _take(self, number: int, found: Mapping[str, Any]) -> None:
+        entered, self._entered = self._entered, None
+        match found["is"]:
+            case "header":
+                self._life = _Life()
+            case "submit" | "restore" as kind:
+                self._enter(number, found, is_new=kind == "submit")
+            case "refused" if entered is not None:
+                self._forget(*entered)
+            case "plan":
+                self._life.planned = [int(row[0]) for row in found["rows"]]
+            case "result":
+                self._count(found["outcomes"])
+            case "events":
+                self._end(found["events"])
+
+    def _enter(self, number: int, found: Mapping[str, Any], *, is_new: bool) -> None:
+        name, life = str(found["request_id"]), self._life
+        asked = self._by_name.get(name)
+        if asked is None or is_new:
+            fields = {
+                "arrival_s": found["arrival_s"],
+                "token_ids": found["prompt"],
+                "tenant": found["tenant"],
+                "class": found["priority"],
+            }
+            asked = self._by_name[name] = _Asked(number, fields)
+            self.asked.append(asked)
+        for one in found["continuations"]:
+            asked.counts[int(one["index"])] = len(one["produced"])
+            life.sequences[life.next_sequence] = asked, int(one["index"])
+            life.next_sequence += 1
+        self._entered = name, len(found["continuations"])
+
+    def _forget(self, name: str, num_sequences: int) -> None:
+        self._life.next_sequence -= num_sequences
+        asked = self._by_name.pop(name)
+        if asked is self.asked[-1]:
+            self.asked.pop()
+
+    def _count(self, outcomes: Iterable[Any]) -> None:
+        for sequence, outcome in zip(self._life.planned, outcomes, strict=False):
+            if sequence not in self._life.sequences or outcome is None:
+                continue
+            asked, index = self._life.sequences[sequence]
+            tokens = outcome if isinstance(outcome, list) else [*outcome.get("tokens", ()), *outcome.get("forced", ())]
+            asked.counts[index] = asked.counts.get(index, 0) + len(tokens)
+
+    def _end(self, events: Iterable[list[Any]]) -> None:
+        for kind, name, *rest in events:
+            asked = self._by_name.get(name)
+            if asked is not None and kind == "answer_ended":
+                asked.counts[int(rest[0])] = int(rest[2])
+            elif asked is not None and kind == "finished":
+                del self._by_name[name]
+
+
+def recorded_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Fields]]:
+    """The requests of a trace, each with the number of its line, in the fields of quire's own format."""
+    load = RecordedLoad()
+    for number, line in lines:
+        if line.strip():
+            load.take(number, line)
+    for asked in load.asked:
+        for count in asked.counts.values():
+            yield asked.line, {**asked.fields, "output_tokens": count}
