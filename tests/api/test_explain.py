@@ -61,7 +61,14 @@ def test_an_answer_says_why_where_it_is_asked_to(here: House) -> None:
     asked = {"cache_salt": "beside", "cache_explain": True}
     whole = here.post("/v1/completions", prompt([TEXT, TEXT[:40]], **asked)).json["usage"]["prompt_tokens_details"]
     first, _second = whole["cache_misses"]
-    assert first == {"cached_tokens": 0, "reason": "first_seen", "position": None}
+    num_lost = (len(here.post("/tokenize", prompt(TEXT)).json["tokens"]) - 1) // 4 * 4
+    assert first == {
+        "cached_tokens": 0,
+        "reason": "first_seen",
+        "position": None,
+        "part": None,
+        "lost_tokens": num_lost,
+    }
     told = here.post(EXPLAIN, prompt("the cat sat on the rug and so on", cache_salt="beside")).json
     body = prompt("the cat sat on the rug and so on", **asked, stream=True, stream_options={"include_usage": True})
     (last,) = [one["usage"] for one in here.post("/v1/completions", body).events if one["usage"]]
@@ -70,6 +77,8 @@ def test_an_answer_says_why_where_it_is_asked_to(here: House) -> None:
         "cached_tokens": told["cached_tokens"],
         "reason": "diverged",
         "position": told["difference"]["position"],
+        "part": {"kind": "text", "index": 0, "name": None},
+        "lost_tokens": told["lost_tokens"],
     }
     plain = here.post("/v1/completions", prompt(TEXT)).json["usage"]["prompt_tokens_details"]
     assert list(plain) == ["cached_tokens"]

@@ -45,6 +45,7 @@ class ToyWriter:
 
     content_type = PLAIN
     stream_headers = ((b"content-type", PLAIN),)
+    answer_id = ""
     keep_alive = b".\n"
 
     def begin(self, replies: Sequence[Reply]) -> bytes:

@@ -6,6 +6,7 @@ Whoever may open the socket may do all of it: the file system is the lock.
 
 import asyncio
 from dataclasses import asdict, dataclass
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -87,6 +88,7 @@ class _Desk:
             "num_prompt_tokens": self._admission.metrics.num_prompt_tokens,
             "num_cached_tokens": self._admission.metrics.num_cached_tokens,
             **asdict(self._address),
+            "misses": [asdict(miss) for miss in self._admission.reuse_log.misses(monotonic())],
             "models": models,
         }
         return _json({**told, "num_tasks": len(asyncio.all_tasks())})

@@ -13,6 +13,8 @@ from quire.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 16
 """How many tokens before a difference are shown, and how many from it on."""
+UNKNOWN = "unknown"
+"""The reason where whoever computed the prompt does not say, or looked for no block."""
 PARTS = {"model": "model", "adapter": "adapter"}
 """Fields of a namespace that have a name of their own for people; all others are its format."""
 
@@ -42,7 +44,7 @@ class Explanation:
     num_prompt_tokens: int
     num_cached_tokens: int
     reason: str
-    """`computing`, `too_short`, `evicted`, `diverged`, `other_namespace` or `first_seen`."""
+    """`computing`, `too_short`, `state_missing`, `evicted`, `diverged`, `other_namespace`, `first_seen`; `unknown`."""
     difference: Difference | None = None
     """diverged: where, and what stands there."""
     evicted_s_ago: float | None = None
@@ -60,6 +62,8 @@ class Explanation:
     @property
     def sentence(self) -> str:
         """The reason as a person says it."""
+        if self.reason == UNKNOWN:
+            return "nobody knows: whoever computed the prompt does not say, or looked for nothing in the cache"
         return _SENTENCES[MissReason(self.reason)].format(
             rest=self.num_prompt_tokens - self.num_cached_tokens,
             next=self.num_cached_tokens,

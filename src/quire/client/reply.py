@@ -16,6 +16,7 @@ from time import monotonic
 from quire.client.explanation import Explanation, explanation
 from quire.client.outputs import Answer, Completion, Piece, Timings, called, thought
 from quire.client.params import SamplingParams
+from quire.client.reuse_log import ReuseRecord
 from quire.core.events import (
     Admitted,
     Explained,
@@ -105,6 +106,8 @@ class Reply:
         """Prompt tokens that were not computed, as far as it is known."""
         self.explanation: Explanation | None = None
         """Why the next token was not found when it was admitted, if it wanted to know."""
+        self.reuse: ReuseRecord | None = None
+        """The same as it was written down, by whoever keeps such records."""
         self.num_preemptions = 0
         self.num_replays = 0
         """Counted by whoever asks again after a crash."""
@@ -160,6 +163,11 @@ class Reply:
     def is_admitted(self) -> bool:
         """It left the queue."""
         return "admitted" in self._times
+
+    @property
+    def is_computed(self) -> bool:
+        """All of its prompt is computed: what of it was cached is known."""
+        return "first" in self._times
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:

@@ -64,7 +64,8 @@ def make_request(
         priority=_priority(options.get("priority", PriorityClass.NORMAL)),
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
-        is_explained=bool(options.get("explain", False)),
+        # For log-probabilities of its prompt all of it is computed: no block is looked for.
+        is_explained=bool(options.get("explain", False)) and params.prompt_logprobs is None,
         is_promised=options.get("is_promised", False),
         grammar=None if params.grammar is None else model.checked(params.grammar),
         has_stop_texts=bool(params.stop),

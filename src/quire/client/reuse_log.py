@@ -7,10 +7,12 @@ minutes, so that it is whole also where more requests come in an hour than are k
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from quire.client.explanation import Difference, Explanation
+from quire.core.block_table import hit_cap
 from quire.errors import InvariantError
+from quire.text.chat.prompt_parts import PromptPart as PromptPart  # noqa: PLC0414 - for the API, too
+from quire.text.chat.prompt_parts import PromptParts as PromptParts  # noqa: PLC0414
 
 MAX_RECORDS = 10_000
 MAX_AGE_S = 3600.0
@@ -18,20 +20,6 @@ MAX_BYTES = 16 << 20
 RECORD_BYTES = 1024
 """What a record takes beside its texts, generously."""
 MINUTE_S = 60.0
-
-PartKind = Literal["system", "tool", "message", "text"]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPart:
-    """A piece of a prompt as its client gave it."""
-
-    kind: PartKind
-    """`text`: a prompt that is no conversation, or what the model's template wrote itself."""
-    index: int
-    """Which one of the client's messages or tools, or of its prompts, from 0."""
-    name: str | None = None
-    """A tool's name, or the role of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +37,12 @@ class ReuseRecord:
     """diverged: in which part of the prompt; None where that cannot be known."""
     num_lost_tokens: int
     """Prompt tokens that were computed and would have been found, had all of the prompt's blocks been cached."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were not computed: those found at that moment, and those of blocks that it waited for."""
     prompt_index: int = 0
     """Which one of the request's prompts."""
+    answer_id: str = ""
+    """What the answer itself calls it; finds the record as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +78,7 @@ class ReuseLog:
         self._max_age_s = max_age_s
         self._max_bytes = max_bytes
         self._records: deque[ReuseRecord] = deque()
-        self._by_request: dict[str, list[ReuseRecord]] = {}
+        self._by_name: dict[str, list[ReuseRecord]] = {}
         self._num_bytes = 0
         self._minutes: deque[_Minute] = deque()
         self._callbacks: list[OnRecord] = []
@@ -102,7 +94,8 @@ class ReuseLog:
     def add(self, record: ReuseRecord) -> None:
         """Remember it, forget what that leaves no room for, and tell whoever listens. Records come in order of time."""
         self._records.append(record)
-        self._by_request.setdefault(record.request_id, []).append(record)
+        for name in _names(record):
+            self._by_name.setdefault(name, []).append(record)
         self._num_bytes += size_of(record)
         self._count(record)
         self.forget_old(record.at_s)
@@ -110,8 +103,8 @@ class ReuseLog:
             callback(record)
 
     def find(self, request_id: str) -> tuple[ReuseRecord, ...]:
-        """Of this request, one for each prompt in order; none: it is not known, or no longer."""
-        return tuple(sorted(self._by_request.get(request_id, ()), key=lambda record: record.prompt_index))
+        """Of this request or answer, one for each prompt in order; none: it is not known, or no longer."""
+        return tuple(sorted(self._by_name.get(request_id, ()), key=lambda record: record.prompt_index))
 
     def subscribe(self, callback: OnRecord) -> Callable[[], None]:
         """Tell each record from now on, on the thread that adds it. Returns what ends that."""
@@ -149,12 +142,13 @@ class ReuseLog:
     def _drop_oldest(self) -> None:
         record = self._records.popleft()
         self._num_bytes -= size_of(record)
-        its_records = self._by_request[record.request_id]
-        if its_records[0] is not record:
-            raise InvariantError(f"the oldest record of request {record.request_id} is not its first")
-        del its_records[0]
-        if not its_records:
-            del self._by_request[record.request_id]
+        for name in _names(record):
+            its_records = self._by_name[name]
+            if its_records[0] is not record:
+                raise InvariantError(f"the oldest record of request {record.request_id} is not its first")
+            del its_records[0]
+            if not its_records:
+                del self._by_name[name]
 
     def _count(self, record: ReuseRecord) -> None:
         number = int(record.at_s // MINUTE_S)
@@ -165,9 +159,13 @@ class ReuseLog:
         minute.requests[key] = minute.requests.get(key, 0) + 1
 
 
+def _names(record: ReuseRecord) -> tuple[str, ...]:
+    return (record.request_id, record.answer_id) if record.answer_id else (record.request_id,)
+
+
 def size_of(record: ReuseRecord) -> int:
     """About how many bytes a record takes."""
-    texts = [record.request_id, record.tenant, record.cache_group, record.model]
+    texts = [record.request_id, record.tenant, record.cache_group, record.model, record.answer_id]
     if record.part is not None:
         texts.append(record.part.name or "")
     if record.explanation.difference is not None:
@@ -177,3 +175,9 @@ def size_of(record: ReuseRecord) -> int:
 
 def _texts(found: Difference) -> list[str]:
     return [found.token, found.cached_token, found.before, found.after, found.cached_after]
+
+
+def lost_tokens(num_prompt_tokens: int, num_cached_tokens: int, block_size: int) -> int:
+    """What of a prompt had to be computed that could have been found: its whole blocks, but for the last token, which
+    is always computed; less what was found."""
+    return max(0, hit_cap(num_prompt_tokens, block_size) * block_size - num_cached_tokens)

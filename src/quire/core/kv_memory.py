@@ -295,10 +295,12 @@ class KVMemory:
             table.is_naming = table.is_naming and not table.blocks
         self.names.clear()
 
-    def divergence(self, namespace: Namespace, tokens: Sequence[int]) -> Divergence:
-        """Why the next token of this prompt would not be reused. Changes nothing."""
+    def divergence(self, namespace: Namespace, tokens: Sequence[int], asker: BlockTable | None = None) -> Divergence:
+        """Why the next token of this prompt would not be reused. Changes nothing. `asker` is a table of these very
+        tokens in this namespace, if there is one: it knows digests."""
         slots = None if self.states is None else self.slots
-        return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s, slots)
+        known = () if asker is None else asker.digests
+        return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s, slots, known)
 
     def stored_events(self) -> Iterator[BlockStored]:
         """All that can be hit at this moment, as who listens would have heard it: parents come first. To be read at

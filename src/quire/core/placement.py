@@ -123,7 +123,7 @@ class Placement:
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], besides: Sequence | None) -> Divergence:
         """Why the next token of this prompt is not in the cache: because somebody who runs, `besides` aside, knows it
         and has not computed it yet, or as the memory says."""
-        found = self._memory.divergence(namespace, prompt)
+        found = self._memory.divergence(namespace, prompt, None if besides is None else besides.table)
         if found.reason is MissReason.TOO_SHORT:
             return found
         tokens = list(prompt[: found.num_cached_tokens + self._memory.config.block_size])

@@ -89,8 +89,8 @@ def blocks_to_finish_alone(request: Request, max_sequence_tokens: int, block_siz
 def will_compute(sequence: Sequence, namespace: Namespace, tokens: list[int]) -> bool:
     """Whether a running sequence knows these tokens and has not computed all of them yet."""
     return (
-        sequence.request.namespace == namespace
-        and len(sequence.tokens) - sequence.num_uncomputed < len(tokens)
+        len(sequence.tokens) - sequence.num_uncomputed < len(tokens)
+        and sequence.request.namespace == namespace
         and sequence.tokens[: len(tokens)] == tokens
     )
 

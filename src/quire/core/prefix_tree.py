@@ -341,10 +341,12 @@ class PrefixTree:
         in_flight: Container[bytes],
         now_s: float,
         slots: StateSlots | None = None,
+        known: Sequence[bytes] = (),
     ) -> Divergence:
         """How far these tokens are cached, and the first reason of `MissReason` that holds for the next block.
 
         `slots` are those of a model with recurrent layers: the deepest block with a state is as far as a hit goes.
+        `known` are digests of their first blocks that somebody has made already: making them is most of the work.
         """
         packed = pack_tokens(tokens)
         cap = hit_cap(len(tokens), self.block_size)
@@ -355,7 +357,7 @@ class PrefixTree:
         next_tokens = first_unusable = b""
         while num_hits < cap:
             next_tokens = packed[num_hits * self._width : (num_hits + 1) * self._width]
-            digest = self.hasher.child(digest, next_tokens)
+            digest = known[num_hits] if num_hits < len(known) else self.hasher.child(digest, next_tokens)
             block = None if node is None else self.find(digest, next_tokens, node)
             if block is None:
                 break

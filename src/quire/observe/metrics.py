@@ -142,6 +142,11 @@ class Metrics:
             self._max_tokens.labels(*where).observe(told.max_tokens)
         self._observe_times(told, where)
 
+    def observe_reuse(self, model: str, reason: str, num_lost_tokens: int) -> None:
+        """Why a prompt's next token was not found, and how many tokens that cost."""
+        self._misses.labels(model, ENGINE, reason).inc()
+        self._lost.labels(model, ENGINE, reason).inc(num_lost_tokens)
+
     def _observe_times(self, told: ModelFigures, where: tuple[str, str]) -> None:
         self._total_s.labels(*where).observe(told.total_s)
         self._queue_s.labels(*where).observe(told.queue_s)
@@ -163,6 +168,12 @@ class Metrics:
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked for in the cache.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the cache.")
         self._generated = self._counter("generation_tokens", "Tokens produced.")
+        self._misses = self._own_counter(
+            "prefix_misses", "Prompts that ran, by why their next token was not found.", "reason"
+        )
+        self._lost = self._own_counter(
+            "prefix_tokens_lost", "Prompt tokens computed that might have been found, by why not.", "reason"
+        )
         self._preemptions = self._counter("num_preemptions", "Times a sequence gave up its place.")
 
     def _make_histograms(self) -> None:
@@ -185,6 +196,10 @@ class Metrics:
 
     def _counter(self, name: str, said: str, *labels: str) -> Counter:
         return Counter(f"{self._prefix}:{name}", said, (*LABELS, *labels), registry=self.registry)
+
+    def _own_counter(self, name: str, said: str, *labels: str) -> Counter:
+        """One that the field has no name for."""
+        return Counter(f"quire:{name}", said, (*LABELS, *labels), registry=self.registry)
 
     def _histogram(self, name: str, said: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"{self._prefix}:{name}", said, LABELS, buckets=buckets, registry=self.registry)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -29,6 +30,7 @@ from quire.api.http.errors import ApiError, api_error_of, invalid
 from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
 from quire.api.http.sse import COMMENT, HEADERS, Send, send_whole
 from quire.api.models import ModelEntry, within_context
+from quire.api.reuse_notes import AnswerNames, ReuseNotes
 from quire.client.client import EngineClient
 from quire.client.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply import Reply
@@ -82,11 +84,14 @@ class Answering(BodyAnswer):
         record = call.record
         call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
         clock = TokenClock(generation.to.model, record, call.bill)
+        names = AnswerNames(generation.writer.answer_id, generation.parts)
+        notes = ReuseNotes(self._admission.reuse_log, self._admission.metrics, record, names)
         try:
             self._ask(generation, record)
             with within_context(generation.to.text.max_sequence_tokens):
-                await self._send(generation, call, clock, head)
+                await self._send(generation, call, Sending(clock, head, notes))
         finally:
+            notes.take(is_last=True)
             for asked in record.asked:
                 asked.close()
             clock.close()
@@ -121,7 +126,7 @@ class Answering(BodyAnswer):
         """The question with the requests it comes to. Beside the event loop: lists in it may be long."""
         with within_context(to.text.max_sequence_tokens):
             generation = self._dialect.generation(fields, to)
-            options = to.options | RequestOptions(is_promised=record.is_promised)
+            options = to.options | RequestOptions(is_promised=record.is_promised, explain=True)
             requests = [make_request(to.text, ids, generation.params, **options) for ids in generation.prompts]
             return replace(generation, requests=requests)
 
@@ -130,28 +135,29 @@ class Answering(BodyAnswer):
         for request in generation.requests:
             record.asked.append(generation.to.client.submit(request, generation.params))
 
-    async def _send(
-        self, generation: GenerationRequest, call: BodyRequest, clock: "TokenClock", head: "StreamHead"
-    ) -> None:
+    async def _send(self, generation: GenerationRequest, call: BodyRequest, beside: "Sending") -> None:
         with Batches(call.record.asked) as batches:
             if generation.is_streamed:
-                await Streaming(generation, call, head, self.run).run(batches, clock)
+                await Streaming(generation, call, beside, self.run).run(batches)
             else:
-                await self._send_whole(generation, call, batches, clock)
+                await self._send_whole(generation, call, batches, beside)
 
     async def _send_whole(
-        self, generation: GenerationRequest, call: BodyRequest, batches: "Batches", clock: "TokenClock"
+        self, generation: GenerationRequest, call: BodyRequest, batches: "Batches", beside: "Sending"
     ) -> None:
         record = call.record
         async for batch in batches:
-            clock.tick(batch)
+            beside.clock.tick(batch)
+            if beside.notes.is_waiting:
+                beside.notes.take()
             check_finishes(batch, [asked.reply for asked in record.asked])
         if (keep := generation.keep) is not None:
             await self.run(lambda: keep([asked.reply for asked in record.asked]))
         num_bytes = sum(piece.num_bytes for asked in record.asked for piece in asked.reply.pieces)
         num_bytes += prompt_bytes(generation, record.num_prompt_tokens)
         data = await self.sized(num_bytes, lambda: whole_answer(generation, record))
-        await send_whole(call.send, data, self.limits(), generation.writer.content_type)
+        headers = [*self.limits(), *beside.notes.headers]
+        await send_whole(call.send, data, headers, generation.writer.content_type)
 
 
 class StreamHead:
@@ -194,35 +200,41 @@ class StreamHead:
         await self.write(SERVER_ERRORS.at(record.path).event(refusal), is_last=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What goes on beside an answer that is sent."""
+
+    clock: "TokenClock"
+    head: StreamHead
+    notes: ReuseNotes
+
+
 class Streaming:
     """The answers to one request, sent as they come."""
 
     def __init__(
-        self,
-        generation: GenerationRequest,
-        call: BodyRequest,
-        head: StreamHead,
-        run_beside: RunBeside,
+        self, generation: GenerationRequest, call: BodyRequest, beside: Sending, run_beside: RunBeside
     ) -> None:
         self._generation = generation
         self._writer = generation.writer
         self._record = call.record
-        self._head = head
+        self._clock, self._head, self._notes = beside.clock, beside.head, beside.notes
         self._run_beside = run_beside
         self._replies: list[Reply] = [asked.reply for asked in call.record.asked]
         self._begun: set[int] = set()
         """Prompts whose answers have begun."""
         self._has_said = False
 
-    async def run(self, batches: "Batches", clock: "TokenClock") -> None:
+    async def run(self, batches: "Batches") -> None:
         """All pieces, then the end; an error after the first bytes is part of the stream."""
         try:
             async for batch in batches:
-                clock.tick(batch)
+                self._clock.tick(batch)
                 if data := await self._data(batch):
                     await self._write(data)
             if (keep := self._generation.keep) is not None:
                 await self._run_beside(lambda: keep(self._replies))
+            self._notes.take()
             await self._write(self._writer.end(self._replies), is_last=True)
         except (ReaderStuckError, asyncio.CancelledError):
             raise
@@ -255,10 +267,12 @@ class Streaming:
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
         """Hand it to the socket. The first bytes open the stream, if it is not open."""
+        headers = self._writer.stream_headers
         if not self._has_said:
             data = self._writer.begin(self._replies) + data
+            headers = (*headers, *self._notes.headers)
             self._has_said = True
-        await self._head.write(data, self._writer.stream_headers, is_last=is_last)
+        await self._head.write(data, headers, is_last=is_last)
 
 
 class TokenClock:

@@ -20,6 +20,7 @@ from quire.client.outputs import Piece
 from quire.client.params import SamplingParams
 from quire.client.reply import Reply
 from quire.client.requests import RequestOptions
+from quire.client.reuse_log import PromptParts
 from quire.client.text_model import TextModel
 from quire.core.request import PriorityClass, Request
 
@@ -42,6 +43,11 @@ class ResponseWriter(Protocol):
     @property
     def stream_headers(self) -> Sequence[tuple[bytes, bytes]]:
         """Of a stream, its content type among them."""
+        ...
+
+    @property
+    def answer_id(self) -> str:
+        """What the answer calls itself; empty where it has no name."""
         ...
 
     @property
@@ -111,6 +117,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     is_streamed: bool = False
     requests: Sequence[Request] = ()
     """One for each prompt, once they are made."""
+    parts: Sequence[PromptParts] = ()
+    """Where in each prompt its client's messages and tools lie, of one that is made of such."""
     keep: Callable[[Sequence[Reply]], None] | None = None
     """Called beside the event loop when all is said, before the last bytes: who has these may go on with it."""
 

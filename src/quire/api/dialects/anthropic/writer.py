@@ -33,7 +33,7 @@ class MessagesWriter:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self.message_id = "msg_" + uuid4().hex[:24]
+        self.message_id = self.answer_id = "msg_" + uuid4().hex[:24]
         self._part: Part | None = None
         """Of the block that is open."""
         self._num_blocks = 0

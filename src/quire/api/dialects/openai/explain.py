@@ -12,7 +12,8 @@ import msgspec
 from pydantic import RootModel
 
 from quire.api.dialects.body_answers import BodyAnswer, BodyRequest
-from quire.api.dialects.dialect import Dialect, Target
+from quire.api.dialects.dialect import Dialect, GenerationRequest, Target
+from quire.api.dialects.explained import explanation_body, part_body
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
@@ -20,7 +21,9 @@ from quire.api.http.body import parse_object
 from quire.api.http.errors import invalid
 from quire.api.http.sse import send_whole
 from quire.api.models import ModelEntry, Models, within_context
-from quire.client.explanation import Difference, Explanation
+from quire.api.reuse_notes import part_at
+from quire.client.explanation import Explanation
+from quire.client.reuse_log import lost_tokens
 from quire.errors import CapacityError, EngineDeadError
 
 
@@ -40,19 +43,23 @@ class Explaining(BodyAnswer):
             fields = await self.run(lambda: dialect.parse(body))
             at = dialect.address(fields, models, self._caller, call.record.headers)
             async with models.using(at.model) as client:
-                ids = await self.run(lambda: _prompt(dialect, fields, Target.of(at, client)))
+                asked = await self.run(lambda: _generation(dialect, fields, Target.of(at, client)))
+                (ids,) = asked.prompts
                 call.bill.settle(1, len(ids))
                 found = await explained(at.model, models, ids, at.options["cache_group"])
+                num_lost = lost_tokens(len(ids), found.num_cached_tokens, client.text.info.block_size)
+        part = part_body(part_at(asked.parts, 0, found.position))
         told = {"object": "cache.explanation", "model": at.model.name, **explanation_body(found)}
+        told |= {"part": part, "lost_tokens": num_lost}
         await send_whole(call.send, msgspec.json.encode(told), self.limits())
 
 
-def _prompt(dialect: Dialect, fields: Any, to: Target) -> list[int]:
+def _generation(dialect: Dialect, fields: Any, to: Target) -> GenerationRequest:
     with within_context(to.text.max_sequence_tokens):
         generation = dialect.generation(fields, to)
     if len(generation.prompts) != 1:
         raise invalid(f"one prompt is explained at a time, {len(generation.prompts)} given; ask for each", "prompt")
-    return generation.prompts[0]
+    return generation
 
 
 async def explained(model: ModelEntry, models: Models, ids: list[int], cache_group: str) -> Explanation:
@@ -73,30 +80,3 @@ async def _has_cached(model: ModelEntry, ids: list[int], cache_group: str) -> bo
     with suppress(CapacityError, EngineDeadError):
         return (await model.engine_client.explain_ids(ids, cache_group)).num_cached_tokens > 0
     return False
-
-
-def explanation_body(found: Explanation) -> dict[str, Any]:
-    """An explanation as the API words it."""
-    return {
-        "prompt_tokens": found.num_prompt_tokens,
-        "cached_tokens": found.num_cached_tokens,
-        "reason": found.reason,
-        "explanation": found.sentence,
-        "difference": None if found.difference is None else _difference(found.difference),
-        "evicted_seconds_ago": None if found.evicted_s_ago is None else round(found.evicted_s_ago, 3),
-        "differs": list(found.differs),
-        "other_model": found.other_model,
-    }
-
-
-def _difference(one: Difference) -> dict[str, Any]:
-    return {
-        "position": one.position,
-        "token_id": one.token_id,
-        "token": one.token,
-        "cached_token_id": one.cached_token_id,
-        "cached_token": one.cached_token,
-        "before": one.before,
-        "after": one.after,
-        "cached_after": one.cached_after,
-    }

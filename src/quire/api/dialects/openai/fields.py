@@ -105,7 +105,7 @@ def _biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
 def options(fields: SamplingFields, caller: Caller, headers: Headers) -> RequestOptions:
     """Who asks, how urgently, and with whom blocks are shared."""
     wanted = asked_class(headers, fields.priority, TIERS.get(fields.service_tier or "", PriorityClass.NORMAL))
-    return {**request_options(caller, wanted, fields.cache_salt), "explain": bool(fields.cache_explain)}
+    return request_options(caller, wanted, fields.cache_salt)
 
 
 def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> GenerationRequest:

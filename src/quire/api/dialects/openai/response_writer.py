@@ -32,7 +32,7 @@ class ItemsWriter:
     keep_alive = b": keep-alive\n\n"
 
     def __init__(self, model: str, fields: ResponseFields, is_kept: bool = False) -> None:
-        self.response_id = "resp_" + uuid4().hex
+        self.response_id = self.answer_id = "resp_" + uuid4().hex
         self._head = _head(model, fields) | {"id": self.response_id, "store": is_kept}
         self._items = _Items(self.response_id)
         self._num_events = 2

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from quire.api.dialects.explained import part_body
 from quire.api.dialects.openai.error_body import DONE, error_event
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http import sse
@@ -38,6 +39,7 @@ class OpenAIWriter:
 
     def __init__(self, model: str, fields: SamplingFields) -> None:
         options = fields.stream_options
+        self._tells_misses = bool(fields.cache_explain)
         self.with_usage = bool(options and options.include_usage)
         """It is the last chunk."""
         self.with_usage_always = self.with_usage and bool(options and options.continuous_usage_stats)
@@ -48,6 +50,11 @@ class OpenAIWriter:
         """What a chunk has before its choice."""
         self.after = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
         """What it has after it, unless usage stands in every chunk."""
+
+    @property
+    def answer_id(self) -> str:
+        """What clients call this response."""
+        return str(self._head["id"])
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
         """Nothing: a stream is its chunks."""
@@ -74,7 +81,7 @@ class OpenAIWriter:
         num_prompt = sum(len(reply.request.prompt) for reply in replies)
         num_output = sum(reply.num_tokens for reply in replies)
         details: dict[str, Any] = {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)}
-        if any(reply.request.is_explained for reply in replies):
+        if self._tells_misses:
             details["cache_misses"] = [_cache_miss(reply) for reply in replies]
         told: dict[str, Any] = {
             "prompt_tokens": num_prompt,
@@ -91,8 +98,14 @@ class OpenAIWriter:
 
 
 def _cache_miss(reply: Reply) -> dict[str, Any] | None:
-    """Why the next token was not found when the request was admitted; None before that."""
-    found = reply.explanation
-    if found is None:
+    """Why the next token was not found when the request was admitted; None before that is known."""
+    if reply.reuse is None:
         return None
-    return {"cached_tokens": found.num_cached_tokens, "reason": found.reason, "position": found.position}
+    found = reply.reuse.explanation
+    return {
+        "cached_tokens": found.num_cached_tokens,
+        "reason": found.reason,
+        "position": found.position,
+        "part": part_body(reply.reuse.part),
+        "lost_tokens": reply.reuse.num_lost_tokens,
+    }
