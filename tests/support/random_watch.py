@@ -84,7 +84,7 @@ class RandomWatch:
         self.random, self.num_blocks, self.num_running = Random(seed), num_blocks, num_running
         self.now_s, self.step = 50_000.0, 0
         self.blocks: dict[int, Block] = {}
-        self.unused = list(range(num_blocks - 1, -1, -1))
+        self.unused = list(range(num_blocks, 0, -1))
         self.roots: list[Block] = []
         self.tails: dict[str, list[Block]] = {}
         self.waiting: deque[Asked] = deque()
@@ -279,7 +279,7 @@ class RandomWatch:
     def _pool(self) -> dict[str, Any]:
         cells, counts = bytearray(self.num_blocks), dict.fromkeys(STATES, 0)
         for number, block in self.blocks.items():
-            cells[number] = block.state | min(31, len(block.holders) + block.pins) << 3
+            cells[number - 1] = block.state | min(31, len(block.holders) + block.pins) << 3
             counts[STATES[block.state]] += 1
         counts["free"] = self.num_blocks - len(self.blocks)
         told = {"num_blocks": self.num_blocks, "block_size": BLOCK_SIZE, "blocks_per_cell": 1, "counts": counts}

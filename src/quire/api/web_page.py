@@ -71,7 +71,7 @@ DASHBOARD = PageFiles(
     (
         *("index.html", "style.css", "icon.svg", "main.js", "watch.js", "store.js", "words.js", "palette.js"),
         *("canvas.js", "cells.js", "pool.js", "block.js", "branches.js", "tree.js", "charts.js", "timeline.js"),
-        "tables.js",
+        *("lanes.js", "tables.js"),
     ),
 )
 PAGES = (CHAT, DASHBOARD)

@@ -51,15 +51,15 @@ export class BlockCard {
     const terms = [
       ["Chain", told.chain.length ? `${many(told.chain.length, "block")} from the root` : "none: it is not named",
         this.#blocks(told.chain, "→")],
+      ["Children", told.children.length ? whole(told.children.length) : "none", this.#blocks(told.children, "·")],
       ["Cache group", told.cache_group ?? "–"],
       ["Tenant", told.tenant ?? "–"],
-      ["Tokens", whole(told.num_tokens)],
       ["Age", span(told.age_s)],
+      ["Tokens", whole(told.num_tokens)],
       ["Digest", told.digest ? `${told.digest.slice(0, 16)}…` : "none yet"],
-      ["Children", told.children.length ? whole(told.children.length) : "none", this.#blocks(told.children, "·")],
       ["Held by", told.requests.length ? this.#requests(told.requests) : "no request"],
     ];
-    this.at("block-terms").replaceChildren(...terms.flatMap(row));
+    this.at("block-terms").replaceChildren(...terms.map(row));
     this.show(told.chain);
   }
 
@@ -90,8 +90,9 @@ export class BlockCard {
 }
 
 function row([term, words, more]) {
-  const name = document.createElement("dt"), told = document.createElement("dd");
+  const pair = document.createElement("div"), name = document.createElement("dt"), told = document.createElement("dd");
   name.textContent = term;
-  told.append(words, ...(more ? [more] : []));
-  return [name, told];
+  told.append(words, ...(more ? [": ", more] : []));
+  pair.append(name, told);
+  return pair;
 }

@@ -10,6 +10,10 @@ const NOTHING = 255;
 export const stateOf = (cell) => cell & STATE;
 export const referencesOf = (cell) => cell >> 3;
 
+/** Block 0 is never handed out: the first cell stands for block 1, or for as many from it on as a cell has. */
+export const blockOf = (cell, perCell) => cell * perCell + 1;
+export const cellOf = (block, perCell) => Math.floor((block - 1) / perCell);
+
 export function decode(text) {
   const told = atob(text), cells = new Uint8Array(told.length);
   for (let at = 0; at < told.length; at += 1) cells[at] = told.charCodeAt(at);

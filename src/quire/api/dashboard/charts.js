@@ -2,7 +2,6 @@
 // shows, and what is pointed at.
 import { Pointing, Sheet } from "./canvas.js";
 import { css, filling } from "./palette.js";
-import { HOUR_S } from "./store.js";
 import { ago, many, median, roundUp, short, span, whole } from "./words.js";
 
 const LEFT = 54;
@@ -30,16 +29,17 @@ export function axis(context, width, height, top, tell) {
   return scale;
 }
 
-const latest = (rows, name) => rows.findLast((row) => row[name] != null)?.[name] ?? null;
+/** Over how long the rows are shown: an hour, and less of a server that is young. */
+const SPANS_S = [120, 300, 900, 1800, 3600];
 
-/** One or two quantities over the last hour. */
+/** One quantity over the last hour. */
 export class LineChart {
   rows = [];
   now_s = 0;
 
-  /** `lines`: name of the field, colour, words, and whether it is dashed; `tell` writes a value. */
-  constructor(at, name, { lines, tell, top = null }) {
-    Object.assign(this, { lines, tell, top, summary: at(`${name}-summary`) });
+  /** `field` of the rows in this colour, written by `tell`; `top` is the end of its axis, where that is known. */
+  constructor(at, name, { field, colour, tell, top = null }) {
+    Object.assign(this, { field, colour, tell, top, summary: at(`${name}-summary`) });
     this.sheet = new Sheet(at(`${name}-chart`), (context, width, height) => this.#draw(context, width, height));
     this.pointing = new Pointing(at(`${name}-chart`), at(`${name}-words`), {
       count: () => this.rows.length,
@@ -57,23 +57,27 @@ export class LineChart {
     if (isSame) return;
     this.sheet.redraw();
     this.pointing.refresh();
-    this.summary.textContent = rows.length ? this.lines.map((line) => this.#summed(line)).join("; ") : "Nothing yet.";
+    this.summary.textContent = this.#summed();
   }
 
-  #summed({ field, words }) {
-    const values = this.rows.map((row) => row[field]).filter((value) => value != null);
-    if (!values.length) return `${words}: none in the last hour`;
-    const [now, middle, most] = [latest(this.rows, field), median(values), Math.max(...values)].map(this.tell);
-    return `${words}: now ${now}, median ${middle}, highest ${most}`;
+  #summed() {
+    const values = this.rows.map((row) => row[this.field]).filter((value) => value != null);
+    if (!values.length) return "Nothing in the last hour.";
+    const [now, middle, most] = [values.at(-1), median(values), Math.max(...values)].map(this.tell);
+    return `Now ${now}, median ${middle}, highest ${most}.`;
   }
 
   #describe(row) {
-    const values = this.lines.map(({ field, words }) => `${words} ${row[field] == null ? "none" : this.tell(row[field])}`);
-    return `${ago(this.now_s - row.at_s)}: ${values.join(", ")}`;
+    return `${ago(this.now_s - row.at_s)}: ${row[this.field] == null ? "nothing" : this.tell(row[this.field])}`;
+  }
+
+  get #span_s() {
+    const age_s = this.now_s - (this.rows[0]?.at_s ?? this.now_s);
+    return SPANS_S.find((one) => one >= age_s) ?? SPANS_S.at(-1);
   }
 
   #x(at_s, width) {
-    return width - RIGHT - ((this.now_s - at_s) / HOUR_S) * (width - LEFT - RIGHT);
+    return width - RIGHT - ((this.now_s - at_s) / this.#span_s) * (width - LEFT - RIGHT);
   }
 
   #find(x) {
@@ -86,33 +90,33 @@ export class LineChart {
   }
 
   #draw(context, width, height) {
-    const values = this.lines.flatMap(({ field }) => this.rows.map((row) => row[field] ?? 0));
+    const values = this.rows.map((row) => row[this.field] ?? 0);
     const scale = axis(context, width, height, this.top ?? roundUp(Math.max(0, ...values)), this.tell);
-    for (const [words, at_s, align] of [["60 min ago", HOUR_S, "left"], ["30 min", HOUR_S / 2, "center"], ["now", 0, "right"]]) {
+    for (const [part, align] of [[1, "left"], [0.5, "center"], [0, "right"]]) {
+      const past_s = part * this.#span_s;
       context.textAlign = align;
-      context.fillText(words, this.#x(this.now_s - at_s, width), height - BOTTOM / 2 + 1);
+      context.fillText(ago(past_s), this.#x(this.now_s - past_s, width), height - BOTTOM / 2 + 1);
     }
-    this.lines.forEach((line) => this.#line(context, width, scale, line));
+    this.#line(context, width, scale);
     const pointed = this.rows[this.pointing?.at];
     if (pointed) this.#cross(context, this.#x(pointed.at_s, width), height, scale, pointed);
   }
 
-  #line(context, width, scale, { field, colour, isDashed }) {
-    context.strokeStyle = css(colour);
+  #line(context, width, scale) {
+    context.strokeStyle = css(this.colour);
     context.lineWidth = 1.5;
     context.lineJoin = "round";
-    context.setLineDash(isDashed ? [4, 3] : []);
     context.beginPath();
     let before_s = -Infinity;
     for (const row of this.rows) {
-      if (row[field] == null) continue;
-      const x = this.#x(row.at_s, width), y = scale(Math.min(row[field], this.top ?? Infinity));
+      const value = row[this.field];
+      if (value == null) continue;
+      const x = this.#x(row.at_s, width), y = scale(value);
       if (row.at_s - before_s > MOST_GAP_S) context.moveTo(x - 1, y);
       context.lineTo(x, y);
       before_s = row.at_s;
     }
     context.stroke();
-    context.setLineDash([]);
   }
 
   #cross(context, x, height, scale, row) {
@@ -123,9 +127,7 @@ export class LineChart {
     context.lineTo(Math.round(x) + 0.5, height - BOTTOM);
     context.stroke();
     context.fillStyle = css("ink");
-    for (const { field } of this.lines) {
-      if (row[field] != null) context.fillRect(x - 2.5, scale(Math.min(row[field], this.top ?? Infinity)) - 2.5, 5, 5);
-    }
+    if (row[this.field] != null) context.fillRect(x - 2.5, scale(row[this.field]) - 2.5, 5, 5);
   }
 }
 
@@ -190,7 +192,10 @@ export class StepChart {
     context.textAlign = "right";
     context.fillText("now", width - RIGHT, height - BOTTOM / 2 + 1);
     context.textAlign = "left";
-    if (shown.length) context.fillText(`step ${whole(shown[0].step)}`, LEFT, height - BOTTOM / 2 + 1);
+    if (shown.length) {
+      const x = Math.min(this.#left(0, shown.length, width), width - 120);
+      context.fillText(`step ${whole(shown[0].step)}`, x, height - BOTTOM / 2 + 1);
+    }
     if (!(this.pointing?.at >= 0)) return;
     context.strokeStyle = css("ink");
     context.lineWidth = 1.5;

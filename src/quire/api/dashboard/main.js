@@ -1,7 +1,7 @@
 // The dashboard: joins the stream to what shows it. What the server sends is drawn or written as text, never as markup.
 import { BlockCard } from "./block.js";
 import { LineChart, Spark, StepChart } from "./charts.js";
-import { css, followTheme, filling } from "./palette.js";
+import { followTheme, filling } from "./palette.js";
 import { PoolMap } from "./pool.js";
 import { Store } from "./store.js";
 import { Tables } from "./tables.js";
@@ -20,25 +20,19 @@ const store = new Store();
 let latest = null, isPaused = false, model = new URLSearchParams(location.search).get("model");
 
 takeKeyOfAddress();
+addEventListener("hashchange", () => { if (takeKeyOfAddress()) listen(); });
 followTheme(at("theme"), () => redraw());
 
 const block = new BlockCard(at, () => model, (chain) => pool.show(chain), (number) => { pool.point(number); block.choose(number); });
 const pool = new PoolMap(at, (number) => block.choose(number));
 const tree = new TreeMap(at, (number) => { pool.point(number); block.choose(number); });
 const steps = new StepChart(at), timeline = new Timeline(at), tables = new Tables(at);
-const rate = new LineChart(at, "rate", {
-  lines: [
-    { field: "output_tokens_per_s", colour: "output", words: "output" },
-    { field: "prompt_tokens_per_s", colour: "prompt", words: "prompt", isDashed: true },
-  ],
-  tell: (value) => short(value),
-});
-const first = new LineChart(at, "first", {
-  lines: [{ field: "ttft_p50_s", colour: "prompt", words: "first token" }], tell: span,
-});
-const hits = new LineChart(at, "hits", {
-  lines: [{ field: "hit_rate", colour: "output", words: "found in the cache" }], tell: percent, top: 1,
-});
+const charts = [
+  new LineChart(at, "rate", { field: "output_tokens_per_s", colour: "output", tell: short }),
+  new LineChart(at, "prompts", { field: "prompt_tokens_per_s", colour: "prompt", tell: short }),
+  new LineChart(at, "first", { field: "ttft_p50_s", colour: "prompt", tell: span }),
+  new LineChart(at, "hits", { field: "hit_rate", colour: "output", tell: percent, top: 1 }),
+];
 const sparks = Object.entries({ rate: "output_tokens_per_s", first: "ttft_p50_s", hits: "hit_rate" })
   .map(([name, field]) => [new Spark(at(`${name}-spark`)), field]);
 const watch = new Watch(hear, tell);
@@ -57,16 +51,16 @@ function hear(snapshot) {
 
 function draw() {
   const began = performance.now();
-  const { at_s, pool: memory, tree: { nodes }, requests } = latest;
+  const { at_s, pool: memory, tree: branches, requests } = latest;
   at("gate").hidden = true;
   at("content").hidden = false;
   figures(latest);
   choices(latest);
   pool.update(memory);
-  tree.update(nodes);
+  tree.update(branches);
   steps.update(store.steps);
   timeline.update(requests, at_s);
-  for (const chart of [rate, first, hits]) chart.update(store.history, at_s);
+  for (const chart of charts) chart.update(store.history, at_s);
   for (const [spark, field] of sparks) spark.update(store.history.slice(-SPARK_ROWS).map((row) => row[field]));
   tables.update(latest);
   latest = null;
@@ -84,7 +78,7 @@ function figures({ pool: { counts, num_blocks }, running, queue, totals }) {
   write("running-figure", whole(running.length));
   write("waiting-figure", whole(waiting));
   write("used-figure", percent(num_blocks ? used / num_blocks : 0));
-  write("used-note", `${whole(used)} held, ${whole(counts.cached)} cached, of ${whole(num_blocks)} blocks`);
+  write("used-note", `${whole(used)} held · ${whole(counts.cached)} cached`);
   write("running-note", `${short(totals.num_requests)} so far, ${short(totals.num_preemptions)} preemptions`);
   at("used-bar").style.width = `${(100 * used) / (num_blocks || 1)}%`;
   at("cached-bar").style.width = `${(100 * counts.cached) / (num_blocks || 1)}%`;
@@ -172,14 +166,12 @@ document.addEventListener("visibilitychange", () => (document.hidden ? watch.sto
 
 function redraw() {
   pool.redraw();
-  for (const { sheet } of [tree, steps, timeline, rate, first, hits, ...sparks.map(([spark]) => spark)]) sheet.redraw();
+  for (const { sheet } of [tree, steps, timeline, ...charts, ...sparks.map(([spark]) => spark)]) sheet.redraw();
   for (const key of document.querySelectorAll("canvas[data-fill]")) {
     const context = key.getContext("2d"), [name, kind] = key.dataset.fill.split(" ");
     context.clearRect(0, 0, key.width, key.height);
-    context.fillStyle = kind === "dashed" || kind === "line" ? css(name) : filling(context, name, kind);
-    if (kind === "dashed") for (const x of [0, 9]) context.fillRect(x, 5, 6, 2);
-    else if (kind === "line") context.fillRect(0, 5, key.width, 2);
-    else context.fillRect(0, 0, key.width, key.height);
+    context.fillStyle = filling(context, name, kind);
+    context.fillRect(0, 0, key.width, key.height);
   }
 }
 

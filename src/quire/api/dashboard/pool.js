@@ -1,7 +1,7 @@
 // The pool as a map: one cell for each block, drawn as pixels; a lens for what the pointer is at; and the chain of the
 // block that was chosen, over the map.
 import { Pointing, Sheet } from "./canvas.js";
-import { CellPicture, decode, layout, LETTERS, lookOf, referencesOf, sprite, STATES, stateOf } from "./cells.js";
+import { blockOf, CellPicture, cellOf, decode, layout, LETTERS, lookOf, referencesOf, sprite, STATES, stateOf } from "./cells.js";
 import { colours, css, inkOn, mixed } from "./palette.js";
 import { many, percent, whole } from "./words.js";
 
@@ -24,9 +24,12 @@ export class PoolMap {
   #shaped = "";
   #only = null;
   #chain = [];
+  /** What the lens shows while nothing is pointed at. */
+  #seen = null;
 
   constructor(at, choose) {
     this.frame = at("pool-frame");
+    this.empty = at("pool-empty");
     this.map = at("pool-map").getContext("2d");
     this.over = at("pool-over").getContext("2d");
     this.lens = new Sheet(at("pool-lens"), (context) => this.#drawLens(context));
@@ -37,17 +40,24 @@ export class PoolMap {
       find: (x, y) => this.#find(x, y),
       describe: (cell) => this.#describe(cell),
       step: (cell, key) => this.#step(cell, key),
-      first: () => Math.max(0, this.#cells.findIndex((cell) => stateOf(cell) > 1)),
-      point: () => this.#mark(),
-      choose: (cell) => choose(this.blockOf(cell)),
+      first: () => this.#seen ?? 0,
+      point: (cell) => {
+        if (cell >= 0) this.#seen = cell;
+        this.#mark();
+      },
+      choose: (cell) => choose(blockOf(cell, this.#pool.blocks_per_cell)),
     });
     new ResizeObserver(() => this.redraw()).observe(this.frame);
   }
 
   update(pool) {
     this.#pool = pool;
-    this.#cells = decode(pool.cells);
+    this.#cells = decode(pool.cells ?? "");
+    this.frame.hidden = !this.#cells.length;
+    this.empty.hidden = Boolean(this.#cells.length);
+    if (!(this.#seen < this.#cells.length)) this.#seen = null;
     this.#draw();
+    this.#seen ??= this.#interesting();
     this.pointing.refresh();
     this.lens.redraw();
     this.legend.forEach(({ figure }, state) => {
@@ -65,8 +75,10 @@ export class PoolMap {
     this.lens.redraw();
   }
 
-  blockOf(cell) {
-    return cell * this.#pool.blocks_per_cell;
+  /** A cell around which there is something to see. */
+  #interesting() {
+    const held = this.#cells.findIndex((cell) => stateOf(cell) > 1), { columns = 0 } = this.#picture;
+    return held < 0 ? null : Math.min(held + 3 * columns + (LENS.columns >> 1), this.#cells.length - 1);
   }
 
   /** Show where these blocks are, from the root on; with none, the map as it is. */
@@ -77,7 +89,8 @@ export class PoolMap {
 
   /** Point at a block. */
   point(block) {
-    this.pointing.move(Math.floor(block / this.#pool.blocks_per_cell));
+    const cell = cellOf(block, this.#pool.blocks_per_cell);
+    this.pointing.move(cell >= 0 && cell < this.#cells.length ? cell : -1);
   }
 
   // -- the picture ----------------------------------------------------------------------------------------------------
@@ -120,7 +133,7 @@ export class PoolMap {
     if (this.#chain.length) {
       context.fillStyle = css("card", 0.72);
       context.fillRect(0, 0, width, height);
-      const cells = this.#chain.map((block) => Math.floor(block / this.#pool.blocks_per_cell));
+      const cells = this.#chain.map((block) => cellOf(block, this.#pool.blocks_per_cell));
       context.strokeStyle = css("accent", 0.55);
       context.lineWidth = Math.max(1, size / 5);
       context.beginPath();
@@ -161,8 +174,8 @@ export class PoolMap {
   }
 
   #describe(cell) {
-    const per = this.#pool.blocks_per_cell, first = this.blockOf(cell), state = stateOf(this.#cells[cell]);
-    const last = Math.min(first + per, this.#pool.num_blocks) - 1;
+    const per = this.#pool.blocks_per_cell, first = blockOf(cell, per), state = stateOf(this.#cells[cell]);
+    const last = Math.min(first + per - 1, this.#pool.num_blocks);
     const name = per === 1 ? `Block ${whole(first)}` : `Blocks ${whole(first)} to ${whole(last)}, the busiest of them`;
     const references = referencesOf(this.#cells[cell]);
     const held = references === 31 ? "31 or more hold it" : `${many(references, "reference")}`;
@@ -170,7 +183,7 @@ export class PoolMap {
   }
 
   #drawLens(context) {
-    const { columns: across } = this.#picture, { columns, rows, size } = LENS, middle = this.pointing?.at ?? -1;
+    const { columns: across } = this.#picture, { columns, rows, size } = LENS, middle = this.#seen ?? -1;
     context.textAlign = "center";
     for (let row = 0; row < rows; row += 1) {
       for (let column = 0; column < columns; column += 1) {
@@ -180,7 +193,7 @@ export class PoolMap {
         this.#drawUnderLens(context, isThere ? this.#cells[cell] : null, column * size, row * size);
       }
     }
-    if (middle < 0) return;
+    if (!(this.pointing?.at >= 0)) return;
     context.strokeStyle = css("ink");
     context.lineWidth = 2;
     context.strokeRect((columns >> 1) * size - 0.5, (rows >> 1) * size - 0.5, size, size);

@@ -58,11 +58,10 @@ export class Store {
     return this.#recent("ttft_p50_s");
   }
 
-  /** The part of prompt tokens that was found, of the last minute, or of when there were any. */
+  /** The part of prompt tokens that was found: in the last minute in which there were any, or since the beginning. */
   get hitRate() {
-    const [, now] = this.#counted.at(-1), [, then] = this.#counted[0];
-    const asked = now.num_prompt_tokens - then.num_prompt_tokens;
-    return asked > 0 ? (now.num_cached_tokens - then.num_cached_tokens) / asked : this.#recent("hit_rate");
+    const { num_prompt_tokens, num_cached_tokens } = this.last.totals;
+    return this.#recent("hit_rate") ?? (num_prompt_tokens ? num_cached_tokens / num_prompt_tokens : null);
   }
 
   #recent(name) {

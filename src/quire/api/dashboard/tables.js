@@ -57,7 +57,8 @@ export class Tables {
     const tenants = new Map();
     for (const { class: priority, tenant, num_requests } of queue) {
       const row = tenants.get(tenant) ?? tenants.set(tenant, { sum: 0 }).get(tenant);
-      row[priority] = (row[priority] ?? 0) + num_requests;
+      const column = String(priority).toUpperCase();
+      row[column] = (row[column] ?? 0) + num_requests;
       row.sum += num_requests;
     }
     const rows = [...tenants].sort(([, one], [, other]) => other.sum - one.sum);

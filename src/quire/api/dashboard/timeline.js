@@ -1,5 +1,6 @@
-// The last requests as rows over time: how long each waited, read its prompt, answered, and stood aside.
+// The last requests over time: how long each waited, read its prompt, answered, and stood aside.
 import { Pointing, Sheet } from "./canvas.js";
+import { lanes } from "./lanes.js";
 import { css, filling } from "./palette.js";
 import { ago, many, span } from "./words.js";
 
@@ -11,45 +12,48 @@ const KINDS = {
 };
 const BOTTOM = 22;
 const MOST_ROW = 16;
-const LEAST_ROW = 4;
+/** The window that shows all of them. */
+const WINDOWS_S = [15, 30, 60, 120, 300, 600, 1800];
 
 export class Timeline {
   #requests = [];
   #now_s = 0;
+  #seconds = WINDOWS_S[0];
+  #found = lanes([], 0);
 
   constructor(at) {
     this.span = at("timeline-span");
     this.summary = at("timeline-summary");
     this.sheet = new Sheet(at("timeline-chart"), (context, width, height) => this.#draw(context, width, height));
     this.pointing = new Pointing(at("timeline-chart"), at("timeline-words"), {
-      count: () => this.#shown.length,
-      find: (_, y) => this.#find(y),
-      describe: (row) => this.#describe(this.#shown[row]),
-      first: () => this.#shown.length - 1,
+      count: () => this.#found.placed.length,
+      find: (x, y) => this.#find(x, y),
+      describe: (place) => this.#describe(this.#found.placed[place].request),
+      first: () => this.#found.placed.length - 1,
       point: () => this.sheet.redraw(),
     });
-    this.span.addEventListener("change", () => this.sheet.redraw());
-  }
-
-  get #from_s() {
-    return this.#now_s - Number(this.span.value);
-  }
-
-  /** Those of which there is anything in the window: the newest, as many as have room. */
-  get #shown() {
-    const from_s = this.#from_s, room = Math.floor(((this.sheet?.height ?? 0) - BOTTOM) / LEAST_ROW);
-    const seen = this.#requests.filter(({ segments }) => segments.some(([, , end_s]) => (end_s ?? Infinity) > from_s));
-    return seen.slice(-Math.max(1, room));
+    this.span.addEventListener("change", () => { this.#place(); this.sheet.redraw(); this.pointing.refresh(); });
   }
 
   get #row() {
-    return Math.min(MOST_ROW, (this.sheet.height - BOTTOM) / Math.max(1, this.#shown.length));
+    return Math.min(MOST_ROW, (this.sheet.height - BOTTOM) / Math.max(1, this.#found.numRows));
+  }
+
+  #place() {
+    const first_s = Math.min(this.#now_s, ...this.#requests.map(({ segments }) => segments[0]?.[1] ?? Infinity));
+    const all_s = WINDOWS_S.find((one) => one >= this.#now_s - first_s) ?? WINDOWS_S.at(-1);
+    this.#seconds = Number(this.span.value) || all_s;
+    this.#found = lanes(this.#requests, this.#now_s - this.#seconds);
+  }
+
+  #x(at_s) {
+    return this.sheet.width * (1 - (this.#now_s - (at_s ?? this.#now_s)) / this.#seconds);
   }
 
   update(requests, now_s) {
-    const began = ({ segments }) => segments[0]?.[1] ?? 0;
-    this.#requests = [...requests].sort((one, other) => began(one) - began(other));
+    this.#requests = requests;
     this.#now_s = now_s;
+    this.#place();
     this.sheet.redraw();
     this.pointing.refresh();
     const open = requests.filter(({ segments }) => segments.at(-1)?.[2] === null), aside = requests.filter(
@@ -59,9 +63,10 @@ export class Timeline {
     this.summary.textContent = requests.length ? words : "No request yet.";
   }
 
-  #find(y) {
-    const at = Math.floor(y / this.#row);
-    return at >= 0 && at < this.#shown.length ? at : -1;
+  #find(x, y) {
+    const row = Math.floor(y / this.#row);
+    return this.#found.placed.findIndex(({ request: { segments }, row: own }) =>
+      own === row && x >= this.#x(segments[0][1]) && x <= this.#x(segments.at(-1)[2]) + 1);
   }
 
   #describe({ request_id, tenant, class: priority, state, segments }) {
@@ -70,24 +75,26 @@ export class Timeline {
   }
 
   #draw(context, width, height) {
-    const from_s = this.#from_s, scale = width / Number(this.span.value), row = this.#row, shown = this.#shown;
+    const row = this.#row, high = row > 3 ? row - 1 : row;
     const fillings = Object.fromEntries(Object.entries(KINDS).map(([kind, how]) => [kind, filling(context, ...how)]));
     this.#axis(context, width, height);
-    shown.forEach(({ segments }, at) => {
+    for (const { request: { segments }, row: at } of this.#found.placed) {
       for (const [kind, start_s, end_s] of segments) {
-        const left = Math.max(0, (start_s - from_s) * scale), right = ((end_s ?? this.#now_s) - from_s) * scale;
+        const left = Math.max(0, this.#x(start_s)), right = this.#x(end_s);
         context.fillStyle = fillings[kind] ?? css("soft");
-        if (right > 0) context.fillRect(left, at * row, Math.max(1, right - left), Math.max(1, row - 1));
+        if (right > 0) context.fillRect(left, at * row, Math.max(1, right - left - 0.5), high);
       }
-    });
-    if (!(this.pointing?.at >= 0)) return;
+    }
+    const pointed = this.#found.placed[this.pointing?.at];
+    if (!pointed) return;
+    const { segments } = pointed.request, left = Math.max(1, this.#x(segments[0][1]));
     context.strokeStyle = css("ink");
-    context.lineWidth = 1.5;
-    context.strokeRect(1, this.pointing.at * row - 1, width - 2, row + 1);
+    context.lineWidth = 2;
+    context.strokeRect(left - 1, pointed.row * row - 1, Math.max(3, this.#x(segments.at(-1)[2]) - left), high + 2);
   }
 
   #axis(context, width, height) {
-    const seconds = Number(this.span.value), bottom = height - BOTTOM;
+    const seconds = this.#seconds, bottom = height - BOTTOM;
     context.lineWidth = 1;
     for (const part of width < 420 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1]) {
       const x = Math.min(width - 0.5, Math.round(part * width) + 0.5);

@@ -26,7 +26,7 @@ export class TreeMap {
     });
   }
 
-  update(nodes) {
+  update({ nodes, num_nodes = 0 }) {
     this.#nodes = nodes;
     this.#found = branches(nodes);
     this.sheet.redraw();
@@ -35,7 +35,8 @@ export class TreeMap {
     const hot = hottest?.num_references > 1
       ? ` The hottest: ${many(hottest.num_tokens, "token")} held by ${whole(hottest.num_references)}.` : "";
     this.summary.textContent = nodes.length
-      ? `${many(nodes.length, "branch", "branches")}, the longest prompt ${many(this.#found.numTokens, "token")}.${hot}`
+      ? `${num_nodes > nodes.length ? `${whole(nodes.length)} of ` : ""}${many(Math.max(num_nodes, nodes.length), "branch",
+        "branches")}, the longest prompt ${many(this.#found.numTokens, "token")}.${hot}`
       : "Nothing is cached yet.";
   }
 

@@ -13,9 +13,10 @@ export const hasKey = () => Boolean(sessionStorage.getItem(KEY));
 /** A key that came behind the # of the address: kept in this tab, and taken out of the address. */
 export function takeKeyOfAddress() {
   const key = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (!key) return;
+  if (key === null) return false;
   setKey(key);
   history.replaceState(null, "", location.pathname + location.search);
+  return true;
 }
 
 /** The server answered, and not with what was asked for. */
