@@ -102,6 +102,8 @@ class _Gateway:
     num_heard: int = 0
     """Assignments."""
     reported_s: float = float("-inf")
+    num_reported_tokens: int = 0
+    """What it was told last that is still to be computed here."""
 
 
 class MemberDesk:
@@ -288,10 +290,9 @@ class MemberDesk:
             gateway = self._gateways.get(identity)
             if gateway is None:
                 continue
-            is_due = now_s - gateway.reported_s >= REPORT_EVERY_S
-            if is_due:
-                gateway.reported_s = now_s
-            self._send(identity, MemberStepped(tuple(its_events), self._report(gateway) if is_due else None))
+            # By what is to be computed here the next request is sent here or elsewhere: that must not be old news.
+            is_due = self._num_uncomputed != gateway.num_reported_tokens or now_s - gateway.reported_s >= REPORT_EVERY_S
+            self._send(identity, MemberStepped(tuple(its_events), self._report(gateway, now_s) if is_due else None))
 
     def _expect(self, taken: _Taken, num_uncomputed: int) -> None:
         self._num_uncomputed += num_uncomputed - taken.num_uncomputed
@@ -310,9 +311,10 @@ class MemberDesk:
         gateway = self._gateways.get(identity)
         if gateway is not None:
             state = State.DRAINING if self.is_draining else self._supervisor.state
-            self._send(identity, MemberBeat(state.value, self._report(gateway)))
+            self._send(identity, MemberBeat(state.value, self._report(gateway, self._clock())))
 
-    def _report(self, gateway: _Gateway) -> MemberReport:
+    def _report(self, gateway: _Gateway, now_s: float) -> MemberReport:
+        gateway.reported_s, gateway.num_reported_tokens = now_s, self._num_uncomputed
         return MemberReport(self._supervisor.load, self._num_uncomputed, gateway.num_heard, len(self._gateways))
 
     def _send(self, identity: bytes, message: ToGateway) -> None:

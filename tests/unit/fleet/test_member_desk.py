@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from quire.core.events import Explained, Finished, Queued, Refused, Token
+from quire.core.events import Explained, Finished, FirstToken, Queued, Refused, Token
 from quire.core.request import Continuation, ResolvedSampling
 from quire.engine.commands import Cancel, Explain, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError
@@ -283,6 +283,19 @@ def test_reports_count_what_is_still_to_be_computed_and_what_was_heard() -> None
     assert (beat.report.num_uncomputed_tokens, beat.report.num_heard) == (12, 3)
     desk.steps()
     assert desk.desk.num_uncomputed_tokens == 0
+
+
+def test_a_prompt_that_is_computed_is_reported_at_once_and_steps_that_change_nothing_are_not() -> None:
+    desk = Desk()
+    desk.greet(b"g")
+    desk.desk.hear(b"g", Assign(command(0), 6))  # the clock stands still: no report is due by time
+    desk.steps()
+    stepped = [one for one in desk.said[b"g"] if isinstance(one, MemberStepped)]
+    told = [one.report for one in stepped if one.report is not None]
+    first_tokens = [one for one in stepped if any(isinstance(event, FirstToken) for event in one.events)]
+    assert [one.report is not None for one in first_tokens] == [True]
+    assert told[-1].num_uncomputed_tokens == 0
+    assert len(told) < len(stepped)
 
 
 def test_words_are_sent_to_who_asks() -> None:
