@@ -92,7 +92,7 @@ FAILURES: dict[str, Failure] = {
 @section("network")
 async def network(proof: Proof) -> None:
     """Each failure so many times; then 50 ms and lost packets for all the time."""
-    member_keys, gateway_keys = make_keys(proof.folder / "keys")
+    member_keys, gateway_keys = make_keys(proof.folder / "keys of the network")
     keys, times = read_gateway_keys(gateway_keys), proof.sized(quick=1, full=10)
     num_wrong = dict[str, int]()
     with far_members(2, STEP_S, member_keys) as members:
