@@ -26,6 +26,8 @@ log = logging.getLogger("quire.fleet")
 TICK_S = 0.5
 PATIENCE_S = 2.0
 """An answer of which nothing has come for so long is asked for again."""
+POSITIONS_UNTIL_LOST = 2
+"""The same where the member has answered so many questions meanwhile: the first may have been asked before."""
 MAX_UNREAD = 100_000
 
 
@@ -45,6 +47,8 @@ class EventLink:
         """What has not been answered to the end, in which of the member's lives, and from which number on."""
         self._heard_s = 0.0
         """When a part of the answer came last."""
+        self._num_positions = 0
+        """Times the member said where it stands since then."""
         self._num_news = self._num_news_asked = 0
         """Batches that came, and how many had when the member was asked where it stands."""
         self._task: asyncio.Task[None] | None = None
@@ -115,13 +119,15 @@ class EventLink:
     async def _hear_answers(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             frames = await socket.recv_multipart()
-            num_before = self.reader.num_parts
+            num_parts, num_positions = self.reader.num_parts, self.reader.num_positions
             try:
                 self._take_answer(frames)
             except MessageError as error:
                 self._count_strange(error)
-            if self.reader.num_parts != num_before:
-                self._heard_s = monotonic()
+            if self.reader.num_parts != num_parts:
+                self._heard_s, self._num_positions = monotonic(), 0
+            elif self.reader.num_positions != num_positions:
+                self._note_position()
             await asyncio.sleep(0)
 
     def _take_answer(self, frames: Sequence[bytes]) -> None:
@@ -134,6 +140,13 @@ class EventLink:
             self.reader.replay_ended(asked[2])
             if self.reader.want is Want.SNAPSHOT:
                 self._ask()
+
+    def _note_position(self) -> None:
+        """A member answers in the order it is asked: what it passed over was lost, with a worker that died perhaps."""
+        self._num_positions += 1
+        if self._asked is not None and self._num_positions >= POSITIONS_UNTIL_LOST:
+            self._asked = None
+            self._ask()
 
     async def _tick(self) -> None:
         while True:
@@ -153,7 +166,7 @@ class EventLink:
             return
         if self._send(SNAPSHOT if want is Want.SNAPSHOT else first.to_bytes(NUMBER_BYTES, "big")):
             self.num_snapshots += want is Want.SNAPSHOT
-            self._asked, self._heard_s = (want, life, first), monotonic()
+            self._asked, self._heard_s, self._num_positions = (want, life, first), monotonic(), 0
 
     def _ask_position(self) -> None:
         """Of one that has no such answer, what comes next is asked for: mostly nothing does."""

@@ -58,6 +58,8 @@ class EventReader:
         """Of the batch that is to be applied next."""
         self.num_parts = 0
         """Of answers to what was wanted: an answer that still comes is not asked for again."""
+        self.num_positions = 0
+        """Answers to where the member stands."""
         self.num_orphans = 0
         """Blocks that were left out because the one before them is not known."""
         self.num_lives = 0
@@ -163,6 +165,7 @@ class EventReader:
         self._meet(answer.life)
         if isinstance(answer, Position):
             self._told_number = answer.number
+            self.num_positions += 1
             return False
         self.num_parts += 1
         if isinstance(answer, SnapshotPiece):

@@ -13,6 +13,8 @@ import zmq
 import zmq.asyncio
 
 from quire.client.params import SamplingParams
+from quire.fleet import event_link
+from quire.fleet.event_link import EventLink
 from quire.fleet.event_relay import MemberPlaces, as_seen_from
 from quire.fleet.fleet_keys import GatewayKeys, make_keys, read_gateway_keys, read_member_keys, secure_gateway
 from quire.fleet.fleet_model import FleetModel
@@ -140,6 +142,30 @@ def test_a_gateway_that_comes_late_hears_all_that_is_there() -> None:
                 await ask_many(late, 0, 4)
                 await until_true(late, members)
                 await until_true(model, members)
+
+    run(test)
+
+
+def test_a_question_that_was_lost_is_asked_again_once_the_member_has_passed_it_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost, send = list[bytes](), EventLink._send
+
+    def losing(link: EventLink, question: bytes) -> bool:
+        if question == SNAPSHOT and len(lost) < 2:
+            lost.append(question)
+            return True
+        return send(link, question)
+
+    async def test() -> None:
+        async with small_fleet(2) as (model, members):
+            await ask_many(model, 0, 8)
+            monkeypatch.setattr(event_link, "PATIENCE_S", 1e9)  # by time alone it would never be
+            monkeypatch.setattr(EventLink, "_send", losing)
+            source = FixedMembers([member.address for member in members])
+            async with FleetModel("oracle", source, None) as late:
+                await until_true(late, members)
+                assert len(lost) == 2
 
     run(test)
 
