@@ -8,6 +8,7 @@ import pytest
 
 from quire.api.access.keys import add_key
 from quire.client.reuse_log import Miss
+from tests.api.test_tools import tool_talker
 from tests.support.local_api import House, Reply, house
 from tests.support.talkers import paced_talker, talker
 
@@ -153,3 +154,83 @@ def test_a_refused_request_leaves_no_record() -> None:
         assert answer.status == 400
         assert "x-quire-cache" not in answer.headers
         assert len(here.admission.reuse_log) == 0
+
+
+LONG = "and the books stand in rows that nobody has counted yet"
+CHANGED = LONG.replace("nobody", "nurses")
+TOOLS = [
+    {"name": name, "description": f"what {name} says", "schema": {"type": "object", "properties": {}}}
+    for name in ("alpha", "bravo", "carol")
+]
+
+
+def chat_body(system: str, turns: list[tuple[str, str]], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    given = [
+        {"function": {"name": one["name"], "description": one["description"], "parameters": one["schema"]}}
+        for one in tools
+    ]
+    messages = [{"role": "system", "content": system}, *[{"role": role, "content": text} for role, text in turns]]
+    return {"messages": messages, "tools": [{"type": "function", **one} for one in given], "max_tokens": 2}
+
+
+def responses_body(system: str, turns: list[tuple[str, str]], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    given = [
+        {"type": "function", "name": one["name"], "description": one["description"], "parameters": one["schema"]}
+        for one in tools
+    ]
+    items = [{"role": role, "content": text} for role, text in turns]
+    return {"instructions": system, "input": items, "tools": given, "max_output_tokens": 2}
+
+
+def messages_body(system: str, turns: list[tuple[str, str]], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    given = [{"name": one["name"], "description": one["description"], "input_schema": one["schema"]} for one in tools]
+    turns_told = [{"role": role, "content": text} for role, text in turns]
+    return {"system": system, "messages": turns_told, "tools": given, "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "make", "first_message"),
+    [
+        ("/v1/chat/completions", chat_body, 1),
+        ("/v1/responses", responses_body, 0),
+        ("/v1/messages", messages_body, 0),
+    ],
+)
+def test_a_difference_falls_in_a_tool_a_message_or_the_system_text(path: str, make: Any, first_message: int) -> None:
+    turns = [("user", f"one {LONG}"), ("assistant", f"two {LONG}"), ("user", f"also three {LONG}")]
+    other_turns = [turns[0], turns[1], ("user", f"also three {CHANGED}")]
+    with house(models={"oracle": tool_talker()}) as here:
+
+        def asked(*told: Any) -> Any:
+            answer = here.post(path, {"model": "oracle", **make(*told)})
+            assert answer.status == 200, answer.data
+            return reuse_of(here, answer)["prompts"][0]
+
+        asked(f"system {LONG}", turns, TOOLS)
+        parts = [
+            asked(f"system {LONG}", turns, [TOOLS[0], TOOLS[2], TOOLS[1]]),
+            asked(f"system {CHANGED}", turns, TOOLS),
+            asked(f"system {LONG}", other_turns, TOOLS),
+        ]
+        assert [one["reason"] for one in parts] == ["diverged"] * 3
+        last = first_message + 2
+        assert [one["part"] for one in parts] == [
+            {"kind": "tool", "index": 1, "name": "carol"},
+            {"kind": "system", "index": 0, "name": None},
+            {"kind": "message", "index": last, "name": "user"},
+        ]
+
+
+def test_an_answer_of_several_blocks_counts_as_its_own_turn() -> None:
+    result = {"type": "tool_result", "tool_use_id": "a", "content": f"{LONG} first"}
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": f"one {LONG}"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "alpha", "input": {}}]},
+        {"role": "user", "content": [result, {"type": "text", "text": f"{LONG} then {LONG}"}]},
+    ]
+    body = {"model": "oracle", "messages": turns, "max_tokens": 2}
+    with house(models={"oracle": tool_talker()}) as here:
+        here.post("/v1/messages", body)
+        turns[2]["content"] = [result, {"type": "text", "text": f"{LONG} that {LONG}"}]
+        (found,) = reuse_of(here, here.post("/v1/messages", body))["prompts"]
+        assert (found["reason"], found["part"]) == ("diverged", {"kind": "message", "index": 2, "name": "user"})

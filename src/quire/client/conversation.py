@@ -10,6 +10,10 @@ from quire.errors import InvalidParameterError
 from quire.text.answer_grammar import AnswerRules, CallableTool, ToolRules, answer_grammar, text_keys
 from quire.text.chat.answer_formats import ModelFormats
 from quire.text.chat.canonical import canonical
+from quire.text.chat.prompt_parts import (
+    NumberedMessages as NumberedMessages,  # noqa: PLC0414 - for the API, too
+)
+from quire.text.chat.prompt_parts import PromptPart, PromptParts, TemplateParts, num_system, parts_of
 from quire.text.chat.tools import NO_TOOLS
 from quire.text.chat.tools import Tool as Tool  # noqa: PLC0414 - for the API, too
 from quire.text.chat.tools import ToolMode as ToolMode  # noqa: PLC0414
@@ -35,6 +39,8 @@ class ChatPrompt:
     ids: list[int]
     form: AnswerFormat
     """What the answer's parts look like."""
+    parts: PromptParts
+    """Where its messages and tools lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +67,17 @@ def chat_prompt(
     """A conversation as the model's template writes it, tools and all. No grammar is made for it."""
     formats, tools = model.formats(), use.callable
     form = _tool_form(model, formats) if tools else None
+    parts = parts_of(messages)
     if tools and formats.tools is not None:
         arguments["tools"] = [tool.shown for tool in use.tools]
     elif tools:
+        # Tools and the system's text become one text: nobody knows which of them a token is.
+        num_first = num_system(messages)
         messages = with_written_tools(messages, use.tools)
-    rendered = model.rendered(canonical(messages, formats.spelling), **arguments)
+        parts = [*[None] * num_system(messages), *parts[num_first:]]
+    told = canonical(messages, formats.spelling)
+    table = TemplateParts(parts[len(parts) - len(told) :], _tool_parts(use))
+    rendered = model.rendered(told, **arguments)
     answer = AnswerFormat(
         reasoning=formats.reasoning,
         is_thinking=formats.reasoning is not None and formats.reasoning.is_open(rendered.text),
@@ -73,7 +85,12 @@ def chat_prompt(
         text_keys={tool.name: text_keys(tool.schema) for tool in tools},
         shown_token_ids=_shown(formats, form),
     )
-    return ChatPrompt(model.encoded(rendered), answer)
+    ids, spans = model.encoded_parts(rendered, table)
+    return ChatPrompt(ids, answer, spans)
+
+
+def _tool_parts(use: ToolUse) -> list[PromptPart]:
+    return [PromptPart("tool", at, tool.name) for at, tool in enumerate(use.tools)]
 
 
 def converse(

@@ -14,6 +14,7 @@ from quire.errors import CheckpointError, InvalidParameterError, InvariantError,
 from quire.text.chat.answer_formats import NO_FORMATS, FormatFinder, ModelFormats
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.messages import num_text_bytes
+from quire.text.chat.prompt_parts import PromptParts, TemplateParts, parts_of
 from quire.text.chat.render_wire import Rendered
 from quire.text.chat.template import ChatTemplate
 from quire.text.chat.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
@@ -140,6 +141,11 @@ class TextModel:
         """Token ids of a conversation, by the model's own template."""
         return self.encoded(self.rendered(messages, **arguments))
 
+    def chat_parts(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> tuple[list[int], PromptParts]:
+        """The same, and where its messages lie among them."""
+        rendered = self.rendered(messages, **arguments)
+        return self.encoded_parts(rendered, TemplateParts(parts_of(messages)))
+
     def rendered(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> Rendered:
         """A conversation as the model's own template writes it."""
         strange = sorted(set(arguments) - TemplateArguments.__annotations__.keys())
@@ -157,9 +163,14 @@ class TextModel:
 
     def encoded(self, rendered: Rendered) -> list[int]:
         """Token ids of what was rendered. No text of a client's becomes a control token."""
+        return self.encoded_parts(rendered, None)[0]
+
+    def encoded_parts(self, rendered: Rendered, table: TemplateParts | None) -> tuple[list[int], PromptParts]:
+        """The same, and where the parts of `table` lie among them."""
         if self.chat_tokenizer is None:
             raise InvariantError("a text was rendered without a template")
-        return self._within_rows(self.chat_tokenizer.encode(rendered))
+        ids, parts = self.chat_tokenizer.encode_parts(rendered, table)
+        return self._within_rows(ids), parts
 
     def is_simple(self, messages: Messages) -> bool:
         """A chat whose answer is all text, in roles that every template knows: there is nothing to find out for it."""

@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from quire.errors import InvalidTextError
+from quire.text.chat.prompt_parts import UNKNOWN_PARTS, PromptParts, TemplateParts, prompt_parts
 from quire.text.chat.render_wire import Rendered
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_twin import twin_of
@@ -63,11 +64,19 @@ class ChatTokenizer:
 
     def encode(self, rendered: Rendered) -> list[int]:
         """The conversation's token ids. Raises RequestTooLargeError and InvalidTextError."""
+        return self.encode_parts(rendered, None)[0]
+
+    def encode_parts(self, rendered: Rendered, table: TemplateParts | None) -> tuple[list[int], PromptParts]:
+        """The same, and where the parts of `table` lie. Nobody knows that of a text that is encoded apart."""
         encoding = self._tokenizer.encoding(rendered.text)
         ids = encoding.ids
         spans = Touching(rendered)
         found = self._found(encoding, ids, rendered.text, self._control)
-        return ids if not any(spans.touches(*place) for place in found) else self.encode_apart(rendered)
+        if any(spans.touches(*place) for place in found):
+            return self.encode_apart(rendered), UNKNOWN_PARTS
+        if table is None:
+            return ids, UNKNOWN_PARTS
+        return ids, prompt_parts(rendered, len(ids), encoding.token_to_chars, table)
 
     def encode_apart(self, rendered: Rendered) -> list[int]:
         """The same in the slow way, which is right for every text."""

@@ -5,6 +5,7 @@ because a client that writes the name of a control token has written text and no
 `MarkedText`: a `str`, equal to the plain one, with spans beside it. Everything is made of two verbs, cut and join:
 
     spans     (start, stop) of the client's characters, in order, never touching each other
+    sources   (start, stop, label) where it is known which message or tool they come from
     the rest  the template's own
 
 What is not understood (`center`, `translate`, `encode` ...) is left to `str` and gives a plain text; whoever calls it
@@ -17,6 +18,8 @@ from typing import Any, SupportsIndex
 from jinja2 import Undefined
 
 Spans = tuple[tuple[int, int], ...]
+Sources = tuple[tuple[int, int, str], ...]
+"""Of a client's characters, in order; where they touch, their labels differ."""
 
 SCALARS = frozenset({str, int, float, bool, type(None)})
 
@@ -24,22 +27,34 @@ SCALARS = frozenset({str, int, float, bool, type(None)})
 class MarkedText(str):
     """A text with spans that a client wrote: all of it unless said otherwise."""
 
-    __slots__ = ("client",)
+    __slots__ = ("client", "sources")
     client: Spans
+    sources: Sources
 
-    def __new__(cls, text: str, client: Spans | None = None) -> "MarkedText":
+    def __new__(cls, text: str, client: Spans | None = None, sources: Sources = ()) -> "MarkedText":
         """The same characters, with the spans beside them."""
         made = super().__new__(cls, text)
         whole = ((0, len(text)),) if text else ()
         made.client = whole if client is None else client
+        made.sources = sources
         return made
+
+    @classmethod
+    def labelled(cls, text: str, label: str | None) -> "MarkedText":
+        """All of it a client's, and from there."""
+        return cls(text, None, ((0, len(text), label),) if label is not None and text else ())
 
     # -- the two verbs -------------------------------------------------------------------------------------------------
 
     def cut(self, start: int, stop: int) -> "MarkedText":
         """The characters from start to stop, which must lie inside."""
         spans = ((max(left, start) - start, min(right, stop) - start) for left, right in self.client)
-        return MarkedText(str.__getitem__(self, slice(start, stop)), tuple(span for span in spans if span[0] < span[1]))
+        sources = ((max(left, start) - start, min(right, stop) - start, label) for left, right, label in self.sources)
+        return MarkedText(
+            str.__getitem__(self, slice(start, stop)),
+            tuple(span for span in spans if span[0] < span[1]),
+            tuple(source for source in sources if source[0] < source[1]),
+        )
 
     def join(self, parts: Iterable[str], /) -> str:
         """The parts with this text between them."""
@@ -141,7 +156,9 @@ class MarkedText(str):
 
     def _recased(self, text: str) -> "MarkedText":
         """The same letters in another case: one for one, or else all are the client's if one was."""
-        return MarkedText(text, self.client if len(text) == len(self) else None if self.client else ())
+        if len(text) == len(self):
+            return MarkedText(text, self.client, self.sources)
+        return MarkedText.labelled(text, label_of(self)) if self.client else MarkedText(text, ())
 
     def _parts(self, texts: Sequence[str], sep: str | None) -> list[str]:
         """Texts found in this one in their order: with `sep` between them, or with white space."""
@@ -162,6 +179,7 @@ def concat(parts: Iterable[str]) -> str:
     pieces = list(parts)
     text = "".join(pieces)
     spans: list[tuple[int, int]] = []
+    sources: list[tuple[int, int, str]] = []
     offset = 0
     for piece in pieces:
         if isinstance(piece, MarkedText):
@@ -169,8 +187,12 @@ def concat(parts: Iterable[str]) -> str:
                 is_next = bool(spans) and spans[-1][1] == offset + start
                 first = spans.pop()[0] if is_next else offset + start
                 spans.append((first, offset + stop))
+            for start, stop, label in piece.sources:
+                is_next = bool(sources) and sources[-1][1:] == (offset + start, label)
+                first = sources.pop()[0] if is_next else offset + start
+                sources.append((first, offset + stop, label))
         offset += len(piece)
-    return MarkedText(text, tuple(spans)) if spans else text
+    return MarkedText(text, tuple(spans), tuple(sources)) if spans else text
 
 
 def written(value: Any) -> str:
@@ -178,16 +200,49 @@ def written(value: Any) -> str:
     if isinstance(value, str):
         return value
     is_simple = type(value) in SCALARS or isinstance(value, Undefined)
-    return str(value) if is_simple else MarkedText(str(value))
+    return str(value) if is_simple else MarkedText.labelled(str(value), label_of(value))
 
 
-def mark(value: Any) -> Any:
-    """What a client sent, with all its texts marked: in lists and mappings too, names among them."""
+def mark(value: Any, label: str | None = None) -> Any:
+    """What a client sent, with all its texts marked: in lists and mappings too, names among them. `label` says where it
+    comes from."""
     if isinstance(value, str):
-        return MarkedText(value)
+        return MarkedText.labelled(value, label)
     if isinstance(value, dict):
-        return {mark(name): mark(one) for name, one in value.items()}
-    return [mark(one) for one in value] if isinstance(value, list) else value
+        return {mark(name, label): mark(one, label) for name, one in value.items()}
+    return [mark(one, label) for one in value] if isinstance(value, list) else value
+
+
+def label_of(*values: Any) -> str | None:
+    """Where all of a client's text in these values comes from, if it is one place."""
+    found = set[str | None]()
+    left: list[Any] = [*values]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind is MarkedText:
+            _add_labels(value, found)
+        elif kind is dict:
+            left += value
+            left += value.values()
+        elif kind in (list, tuple):
+            left += value
+        elif kind not in SCALARS and not is_plain(value):
+            found.add(None)
+        if len(found) > 1:
+            return None
+    return next(iter(found), None)
+
+
+def _add_labels(text: MarkedText, found: set[str | None]) -> None:
+    """None stands for what nobody knows."""
+    sources = text.sources
+    if len(sources) == 1 and sources[0][1] - sources[0][0] == len(text):
+        found.add(sources[0][2])
+        return
+    found.update(label for _, _, label in sources)
+    if sum(stop - start for start, stop, _ in sources) != sum(stop - start for start, stop in text.client):
+        found.add(None)
 
 
 def is_plain(value: Any) -> bool:
@@ -206,4 +261,4 @@ def marked_like(result: Any, *sources: Any) -> Any:
     """What was made of the sources by somebody who marks nothing: a text is the client's unless all are plain."""
     if not isinstance(result, str) or isinstance(result, MarkedText) or all(map(is_plain, sources)):
         return result
-    return MarkedText(result)
+    return MarkedText.labelled(result, label_of(*sources))

@@ -3,10 +3,12 @@
 A part is told as a client knows it, before its template wrote it down. Where that cannot be known there is none.
 """
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from quire.text.chat.render_wire import Rendered
 
 PartKind = Literal["system", "tool", "message", "text"]
 
@@ -57,3 +59,123 @@ class PromptParts:
         if before is not None and position < before.after:
             return before.part  # of a token that both have, the first is told
         return span.part if position <= span.after else OF_TEMPLATE
+
+
+UNKNOWN_PARTS = PromptParts((PartSpan(0, 1 << 62, None),))
+"""Of a prompt that nobody can take apart."""
+AT_START = ("system", "developer")
+
+
+class NumberedMessages(list[dict[str, Any]]):
+    """Messages that were made out of a client's, not one for one: each with the part it comes from."""
+
+    def __init__(self, messages: Iterable[dict[str, Any]], parts: Iterable[PromptPart | None]) -> None:
+        super().__init__(messages)
+        self.parts = tuple(parts)
+
+    @classmethod
+    def of(cls, numbered: Sequence[tuple[dict[str, Any], int]]) -> "NumberedMessages":
+        """Each with the number of the client's own that it was made of."""
+        parts = [PromptPart("message", at, _role(message)) for message, at in numbered]
+        return cls([message for message, _ in numbered], parts)
+
+    def behind(self, others: Sequence[dict[str, Any]]) -> "NumberedMessages":
+        """With others before them, of which the client told no number."""
+        return NumberedMessages([*others, *self], [*[None] * len(others), *self.parts])
+
+
+def parts_of(messages: Sequence[Mapping[str, Any]]) -> list[PromptPart | None]:
+    """Which part each message is. Those of the system at the start are one."""
+    parts: list[PromptPart | None] = (
+        list(messages.parts)
+        if isinstance(messages, NumberedMessages)
+        else [PromptPart("message", at, _role(message)) for at, message in enumerate(messages)]
+    )
+    num_first = num_system(messages)
+    return [*[PromptPart("system", 0)] * num_first, *parts[num_first:]]
+
+
+def num_system(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many at the start are the system's."""
+    return next((at for at, message in enumerate(messages) if _role(message) not in AT_START), len(messages))
+
+
+def _role(message: Any) -> str | None:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    return role if isinstance(role, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateParts:
+    """What a template was handed, in its order."""
+
+    messages: Sequence[PromptPart | None]
+    tools: Sequence[PromptPart] = ()
+
+    def of(self, label: str) -> PromptPart | None:
+        """The part that the rendering calls so."""
+        parts = self.messages if label.startswith("m") else self.tools
+        index = int(label[1:])
+        return parts[index] if index < len(parts) else None
+
+
+CharSpan = tuple[int, int, str | None]
+"""Characters from start to stop that come from one place; None: nobody knows which."""
+
+
+def char_spans(rendered: Rendered) -> list[CharSpan]:
+    """All that clients wrote, in order. What one place wrote with nothing of another's between is one span."""
+    spans, place = list[CharSpan](), 0
+    sources = iter((*rendered.sources, (len(rendered.text), len(rendered.text), "")))
+    source = next(sources)
+    for start, stop in rendered.client:
+        place = max(place, start)
+        while place < stop:
+            while source[1] <= place and source[1] < len(rendered.text):
+                source = next(sources)
+            is_inside = source[0] <= place < source[1]
+            end = min(stop, source[1] if is_inside else source[0] if source[0] > place else stop)
+            label = source[2] if is_inside else None
+            if spans and spans[-1][2] == label and label is not None:
+                spans[-1] = (spans[-1][0], end, label)
+            else:
+                spans.append((place, end, label))
+            place = end
+    return spans
+
+
+MAX_SPANS = 4096
+"""A prompt of more is not taken apart: each costs two searches among its tokens."""
+
+
+def prompt_parts(
+    rendered: Rendered, num_tokens: int, chars_of: Callable[[int], tuple[int, int] | None], table: TemplateParts
+) -> PromptParts:
+    """The parts of a rendered conversation, by its tokens. `chars_of` says which characters a token stands for."""
+    spans, found, low = char_spans(rendered), list[PartSpan](), 0
+    if len(spans) > MAX_SPANS:
+        return UNKNOWN_PARTS
+    tokens = range(num_tokens)
+
+    def start_of(token: int) -> int:
+        place = chars_of(token)
+        if place is None:
+            raise LookupError(token)
+        return place[0]
+
+    def stop_of(token: int) -> int:
+        place = chars_of(token)
+        if place is None:
+            raise LookupError(token)
+        return place[1]
+
+    try:
+        for start, stop, label in spans:
+            first = bisect_right(tokens, start, lo=low, key=stop_of)
+            after = bisect_left(tokens, stop, lo=first, key=start_of)
+            if first < after:
+                found.append(PartSpan(first, after, None if label is None else table.of(label)))
+            low = max(low, first)
+    except LookupError:
+        return UNKNOWN_PARTS
+    return PromptParts(found)

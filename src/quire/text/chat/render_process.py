@@ -55,14 +55,16 @@ class Program:
 
         context = {
             **mark(asked.extra),
-            "messages": [_marked_message(message) for message in asked.messages],
-            "tools": mark(asked.tools),
+            "messages": [_marked_message(message, f"m{at}") for at, message in enumerate(asked.messages)],
+            "tools": _marked_tools(asked.tools),
             "documents": mark(asked.documents),
             "add_generation_prompt": asked.add_generation_prompt,
             "strftime_now": strftime_now,
         }
         text = self._run(context)
-        return Rendered(str.__str__(text), text.client if isinstance(text, MarkedText) else ())
+        if not isinstance(text, MarkedText):
+            return Rendered(text, ())
+        return Rendered(str.__str__(text), text.client, text.sources)
 
     def _run(self, context: dict[str, Any]) -> str:
         """Collect the output piece by piece, so that too much of it is noticed while there is little."""
@@ -97,9 +99,15 @@ class Program:
         return False
 
 
-def _marked_message(message: dict[str, Any]) -> dict[str, Any]:
+def _marked_message(message: dict[str, Any], label: str) -> dict[str, Any]:
     """All of it is the client's but the role: that is one of a few names."""
-    return {mark(name): value if name == "role" else mark(value) for name, value in message.items()}
+    return {mark(name, label): value if name == "role" else mark(value, label) for name, value in message.items()}
+
+
+def _marked_tools(tools: Any) -> Any:
+    if not isinstance(tools, list):
+        return mark(tools)
+    return [mark(tool, f"t{at}") for at, tool in enumerate(tools)]
 
 
 class Renderer:

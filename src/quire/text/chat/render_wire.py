@@ -52,6 +52,8 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
     text: str
     client: tuple[tuple[int, int], ...]
     """Spans (start, stop), in order."""
+    sources: tuple[tuple[int, int, str], ...] = ()
+    """Spans (start, stop, label) of what comes from one message (`m` and its index) or tool (`t`), in order."""
 
 
 class TemplateRefused(msgspec.Struct, frozen=True, tag=True):

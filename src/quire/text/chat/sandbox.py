@@ -24,7 +24,7 @@ from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import pass_environment
 
-from quire.text.chat.marked_text import MarkedText, concat, is_plain, marked_like, written
+from quire.text.chat.marked_text import MarkedText, Sources, concat, is_plain, label_of, marked_like, written
 from quire.text.chat.metering import AddCounting, GenerationTag, join_texts, meter_of
 
 RETAINING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})
@@ -115,8 +115,28 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """As published templates expect it: jinja's own escapes HTML, which no model was trained on."""
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return str(marked_like(text, value, separators))
+
+    def dumped(one: Any) -> str:
+        return json.dumps(one, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    text = marked_like(dumped(value), value, separators)
+    if isinstance(value, list) and isinstance(text, MarkedText) and not text.sources:
+        text = MarkedText(text, None, _sources_of_items(text, value, dumped))
+    return str(text)
+
+
+def _sources_of_items(text: str, items: list[Any], dumped: Callable[[Any], str]) -> Sources:
+    """Where in the JSON of a list each item stands that comes from one place. None, if it is not where it should be."""
+    found, place = list[tuple[int, int, str]](), 0
+    for item in items:
+        written_item = dumped([item])[1:-1].strip()  # indented as deep as it is there
+        start = text.find(written_item, place)
+        label = label_of(item)
+        if start < 0 or label is None:
+            return ()
+        place = start + len(written_item)
+        found.append((start, place, label))
+    return tuple(found)
 
 
 @pass_environment
@@ -209,4 +229,4 @@ class BraceFormat:
         formatter = MarkingFormatter(self._environment)
         places, names = ((), args[0]) if self._takes_mapping else (args, kwargs)
         text = formatter.held.put_back(formatter.vformat(str.__str__(self._layout), places, names))
-        return text if is_plain(self._layout) else MarkedText(text)
+        return text if is_plain(self._layout) else MarkedText.labelled(text, label_of(self._layout, places, names))

@@ -178,4 +178,9 @@ def _cut_at_mark(rendered: Rendered) -> Rendered:
         raise TemplateError("the model's chat template does not show the final message, so it cannot be continued")
     text = before if after.startswith(" ") else before.rstrip()
     spans = ((start, min(stop, len(text))) for start, stop in rendered.client)
-    return Rendered(text, tuple(span for span in spans if span[0] < span[1]))
+    sources = ((start, min(stop, len(text)), label) for start, stop, label in rendered.sources)
+    return Rendered(
+        text,
+        tuple(span for span in spans if span[0] < span[1]),
+        tuple(source for source in sources if source[0] < source[1]),
+    )

@@ -1,6 +1,6 @@
 """`/v1/messages` and `/v1/messages/count_tokens`: a conversation in, a message of blocks out; or only its length."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from quire.api.dialects.request_options import asked_class, request_options
 from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
 from quire.api.models import Models
-from quire.client.conversation import chat_prompt, converse
+from quire.client.conversation import NumberedMessages, chat_prompt, converse
 from quire.client.params import SamplingParams
 from quire.client.text_model import TemplateArguments, TextModel
 from quire.core.request import PriorityClass
@@ -74,7 +74,9 @@ class AnthropicMessages:
         )
         params, writer = asked.applied(params), MessagesWriter(to.model.name)
         keep = None if thread is None else thread.keeping(writer.message_id, new)
-        return GenerationRequest(to, [asked.ids], params, writer, bool(fields.stream), keep=keep)
+        return GenerationRequest(
+            to, [asked.ids], params, writer, bool(fields.stream), parts=[asked.prompt.parts], keep=keep
+        )
 
 
 async def count_tokens(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
@@ -98,14 +100,12 @@ async def count_tokens(body: dict[str, Any], admission: Admission, caller: Calle
         return await pool.run(caller.tenant, lambda: counted(asked, client.text))
 
 
-def _conversation(
-    fields: Fields, thread: Thread | None, new: Sequence[dict[str, Any]]
-) -> tuple[Fields, list[dict[str, Any]]]:
+def _conversation(fields: Fields, thread: Thread | None, new: NumberedMessages) -> tuple[Fields, NumberedMessages]:
     """A body with what it need not tell again, and all messages."""
     if thread is None:
-        return fields, [*system_message(fields), *new]
+        return fields, new.behind(system_message(fields))
     filled: Fields = thread.filled(fields)
-    return filled, [*system_message(filled), *thread.said.messages, *new]
+    return filled, new.behind([*system_message(filled), *thread.said.messages])
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import msgspec
 from quire.api.dialects.anthropic.schemas import CountFields, MessageFields
 from quire.api.dialects.images import Images
 from quire.api.http.errors import invalid
-from quire.client.conversation import Tool, ToolMode, ToolUse, checked_tool
+from quire.client.conversation import NumberedMessages, Tool, ToolMode, ToolUse, checked_tool
 from quire.client.params import Grammar
 
 ROTATING = "x-anthropic-billing-header:"
@@ -25,9 +25,10 @@ ROTATING = "x-anthropic-billing-header:"
 MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED, "none": ToolMode.NONE}
 
 
-def messages_of_turns(fields: CountFields, images: Images) -> list[dict[str, Any]]:
+def messages_of_turns(fields: CountFields, images: Images) -> NumberedMessages:
     """Its messages, in the common form."""
-    return [one for message in fields.messages for one in _turns(message, images)]
+    told = [(one, at) for at, message in enumerate(fields.messages) for one in _turns(message, images)]
+    return NumberedMessages.of(told)
 
 
 def system_message(fields: CountFields) -> list[dict[str, Any]]:

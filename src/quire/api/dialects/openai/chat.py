@@ -59,12 +59,12 @@ class Chat:
         if fields.tools or fields.tool_choice or params.grammar is not None or not to.text.is_simple(messages):
             budget, arguments = fields.thinking_token_budget, template_arguments(fields)
             asked_for = converse(to.text, messages, chat_tools(fields), params.grammar, budget, **arguments)
-            ids, params = asked_for.ids, asked_for.applied(params)
+            ids, parts, params = asked_for.ids, asked_for.prompt.parts, asked_for.applied(params)
         else:
-            ids = to.text.chat(messages, **template_arguments(fields))
+            ids, parts = to.text.chat_parts(messages, **template_arguments(fields))
         names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
         writer = ChatWriter(to.model.name, fields, names, TIER_OF[to.priority])
-        generation = GenerationRequest(to, [ids], params, writer, bool(fields.stream))
+        generation = GenerationRequest(to, [ids], params, writer, bool(fields.stream), parts=[parts])
         return within_bounds(generation, num_prompt_times=1)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from quire.api.dialects.images import Images
 from quire.api.dialects.openai.schemas import ResponseFields
 from quire.api.http.errors import ApiError, invalid
-from quire.client.conversation import ToolUse, checked_tool, tool_mode
+from quire.client.conversation import NumberedMessages, ToolUse, checked_tool, tool_mode
 from quire.client.params import Grammar
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
@@ -21,26 +21,29 @@ PICTURE_PARTS = ("input_image", "input_file")
 ROLES = ("user", "assistant", "system", "developer")
 
 
-def messages_of_items(fields: ResponseFields, images: Images) -> list[dict[str, Any]]:
+def messages_of_items(fields: ResponseFields, images: Images) -> NumberedMessages:
     """Its messages, in the common form."""
     given = fields.input
     items: Sequence[Mapping[str, Any]] = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    return [*_messages(items, images)]
+    return NumberedMessages.of([*_messages(items, images)])
 
 
-def _messages(items: Sequence[Mapping[str, Any]], images: Images) -> Iterator[dict[str, Any]]:
+def _messages(items: Sequence[Mapping[str, Any]], images: Images) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each with the number of its item; what the model wrote in one go has that of the first."""
     answer: dict[str, Any] | None = None
-    for item in items:
+    first = 0
+    for at, item in enumerate(items):
         added = _of_answer(item, images)
         if added is not None:
+            first = at if answer is None else first
             answer = _merged(answer, added)
             continue
         if answer is not None:
-            yield answer
+            yield answer, first
             answer = None
-        yield _other(item, images)
+        yield _other(item, images), at
     if answer is not None:
-        yield answer
+        yield answer, first
 
 
 def _of_answer(item: Mapping[str, Any], images: Images) -> dict[str, Any] | None:

@@ -59,8 +59,8 @@ class Responses:
         if isinstance(effort, str):
             arguments["extra"] = {"reasoning_effort": effort}
         tenant = to.options["tenant"]
-        told = [*self._history(fields, tenant), *messages_of_items(fields, self._images)]
-        messages = [*_instructions(fields), *told]
+        kept, new = self._history(fields, tenant), messages_of_items(fields, self._images)
+        told, messages = [*kept, *new], new.behind([*_instructions(fields), *kept])
         asked = converse(to.text, messages, response_tools(fields), response_grammar(fields), **arguments)
         room = to.text.max_sequence_tokens - len(asked.ids)
         if room < 1:
@@ -77,7 +77,9 @@ class Responses:
         if store is not None:
             keep = keeping(store, tenant, writer.response_id, KeptConversation(told), sent_back, writer.finished)
         params = asked.applied(params)
-        return GenerationRequest(to, [asked.ids], params, writer, bool(fields.stream), keep=keep)
+        return GenerationRequest(
+            to, [asked.ids], params, writer, bool(fields.stream), parts=[asked.prompt.parts], keep=keep
+        )
 
     def _history(self, fields: ResponseFields, tenant: str) -> Sequence[dict[str, Any]]:
         """What was said before, without the instructions of then."""
