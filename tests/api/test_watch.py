@@ -1,5 +1,6 @@
 """The stream for those who run the server: what is in it, who may read it, and what becomes of readers that leave."""
 
+import asyncio
 import base64
 import itertools
 import json
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from quire.api.access.keys import add_key
+from quire.api.access.request_record import RequestRecord
 from quire.api.http.limits import MAX_WATCHERS
+from quire.api.watch.watch_routes import Watching
 from tests.support.local_api import House, house
 from tests.support.talkers import paced_talker, talker
 
@@ -176,6 +179,64 @@ def test_no_key_but_an_admins_sees_any_of_it(tmp_path: Path) -> None:
         one = Reader(here, key=boss)
         assert event_with_pool(one)["model"] == "oracle"
         one.leave()
+
+
+def test_a_reader_that_takes_nothing_costs_the_others_nothing_and_then_finds_the_newest(here: House) -> None:
+    admission = here.admission
+    model = next(iter(admission.models))
+
+    async def main() -> None:
+        sent: asyncio.Queue[bytes] = asyncio.Queue()
+        is_read = asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                sent.put_nowait(message["body"])
+                await is_read.wait()
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        scope = {"quire.record": RequestRecord("req", "GET", PATH)}
+        slow = asyncio.ensure_future(Watching(admission, model)(scope, receive, send))
+        await sent.get()
+        with admission.watchers.reading(model) as watch:
+            await watch.newer_than(watch.number + 4)
+            assert sent.empty()
+            newest, _ = watch.event_after(0)
+            is_read.set()
+            taken = json.loads((await sent.get()).removeprefix(b"event: snapshot\ndata: "))
+            assert taken["at_s"] >= json.loads(newest)["at_s"]
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        assert not admission.watchers.num_readers
+
+    here.run(main)
+
+
+def test_the_history_comes_once_and_then_by_rows(here: House) -> None:
+    activity = here.admission.activity.of("oracle")
+    before = activity.num_rows
+
+    async def end_row() -> None:
+        activity.end_row(here.admission.activity.open_of("oracle"), 1000.0 + activity.num_rows, 10.0)
+
+    here.post("/v1/completions", BODY)
+    here.post("/v1/completions", BODY)
+    here.run(end_row)
+    one = Reader(here)
+    rows = one.event()["history"]
+    assert len(rows) == before + 1
+    assert rows[-1]["output_tokens_per_s"] > 0
+    assert 0 < rows[-1]["hit_rate"] < 1
+    assert rows[-1]["ttft_p50_s"] > 0
+    assert one.event()["history"] == []
+    here.run(end_row)
+    while not (rows := one.event()["history"]):
+        pass
+    assert [(row["output_tokens_per_s"], row["hit_rate"], row["ttft_p50_s"]) for row in rows] == [(0.0, None, None)]
+    one.leave()
 
 
 def test_a_server_that_ends_ends_the_stream() -> None:

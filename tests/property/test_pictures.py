@@ -1,7 +1,5 @@
 """Pictures of the memory after any order of operations equal what an independent walk of it finds, block by block."""
 
-from random import Random
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
@@ -11,7 +9,7 @@ from quire.core.block_facts import facts_of
 from quire.core.block_pool import BlockPool
 from quire.core.kv_memory import KVMemory
 from quire.core.pins import Pins
-from quire.core.pool_picture import STATES, PoolDrawing, folded
+from quire.core.pool_picture import LEVELS, STATES, PoolDrawing
 from quire.core.snapshots import MAX_CELLS, CellCounts, PoolCells, TreePicture
 from quire.core.tree_picture import TreeDrawing
 from tests.support.machine import KVMemoryMachine
@@ -153,23 +151,32 @@ def test_of_many_nodes_those_in_use_are_shown_then_the_largest_and_their_parents
             assert (node.num_references, node.num_tokens_below) <= least
 
 
-@pytest.mark.parametrize("run", [2, 4, 32])
-def test_a_run_of_blocks_shows_its_worst_state_and_its_largest_count(run: int) -> None:
-    random = Random(run)
-    cells = bytes(random.randrange(6) | random.randrange(32) << 3 for _ in range(run * 50 + 1))
-    expected = [
-        max(cell & 7 for cell in cells[at : at + run]) | max(cell >> 3 for cell in cells[at : at + run]) << 3
-        for at in range(0, len(cells), run)
-    ]
-    assert list(folded(cells, run)) == expected
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("max_cells", [150, 75, 10])
+def test_a_run_of_blocks_shows_its_highest_state_and_its_largest_count(
+    seed: int, max_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_picture, "MAX_CELLS", max_cells)
+    monkeypatch.setattr(pool_picture, "PIECE_BLOCKS", 64)
+    driver = RandomDriver(seed, 300, 2, check_every=500)
+    for _ in range(5):
+        driver.run(200)
+        memory = driver.shadow.memory
+        picture, blocks = drawn_cells(memory), walked_cells(memory)
+        run = picture.blocks_per_cell
+        assert len(picture.cells) == -(-300 // run) <= max_cells
+        for at, cell in enumerate(picture.cells):
+            own = blocks[at * run : (at + 1) * run]
+            largest = max(count for _, count in own)
+            assert cell & 7 == max(state for state, _ in own)
+            assert cell >> 3 == max((level for level in LEVELS if level <= largest), default=0)
 
 
-def test_a_large_pool_has_as_many_cells_as_there_may_be() -> None:
+def test_a_large_pool_has_as_many_cells_as_there_may_be_and_counts_beyond_a_byte() -> None:
     pool = BlockPool(100_000)
     blocks = pool.allocate(40_000).blocks
     for block in blocks[::3]:
-        for _ in range(300):
-            pool.ref_count[block] += 1
+        pool.ref_count[block] = 256
     drawing = PoolDrawing(pool, Pins(100_000, 0, 1), (), 32)
     for _ in drawing.pieces():
         pass

@@ -5,7 +5,7 @@ from itertools import islice
 
 from quire.core.block_table import BlockTable
 from quire.core.kv_memory import KVMemory
-from quire.core.pool_picture import MASK, STATES, block_cells, written_blocks
+from quire.core.pool_picture import state_of
 from quire.core.request import Sequence
 from quire.core.snapshots import MAX_CHAIN, MAX_CHILDREN, BlockFacts
 
@@ -15,8 +15,6 @@ def facts_of(memory: KVMemory, running: Iterable[Sequence], block: int) -> Block
     pool, tree = memory.pool, memory.tree
     if not 1 <= block <= pool.num_blocks:
         return None
-    written = written_blocks(memory.tables.values())
-    cell = block_cells(pool, memory.pins, written, block, block + 1)[0]
     holders = [one for one in running if one.table is not None and block in one.table.blocks]
     table = holders[0].table if holders else _pinned_in(memory, block)
     is_named = bool(tree.parent_of(block))
@@ -24,7 +22,7 @@ def facts_of(memory: KVMemory, running: Iterable[Sequence], block: int) -> Block
     namespace = None if root is None else tree.namespace_of(root)
     return BlockFacts(
         block_id=block,
-        state=STATES[cell & MASK],
+        state=state_of(pool, memory.pins, memory.tables.values(), block),
         ref_count=pool.ref_count[block],
         pin_count=memory.pins.pin_count[block],
         digest=tree.digest_of(block).hex() if is_named else None,

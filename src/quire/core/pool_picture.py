@@ -1,9 +1,12 @@
 """The pool as a map: a byte for each block, or for each run of blocks of a large pool.
 
 A million blocks are not looked at one by one: whole planes of bytes are translated and joined, as bytes and as large
-integers. A piece of `PIECE_BLOCKS` takes about a millisecond, and whoever draws decides how many are drawn at once.
+integers. Whoever draws decides how many pieces are drawn at once; one takes less than a millisecond.
 
-    references, named, pins, blocks of the step ─► one byte a block ─► runs: the worst state, the largest count
+    references ─┐
+    names ──────┼─► one byte for each block, or for each run: the highest state, the largest count
+    pins ───────┤
+    the step ───┘
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,16 +23,26 @@ MASK = 7
 FREE, CACHED, USED, SHARED, PINNED, COMPUTING = range(6)
 STATES = ("free", "cached", "used", "shared", "pinned", "computing")
 MAX_COUNT = 31
+LEVELS = (1, 2, 3, 4, 8, 16, MAX_COUNT)
+"""To which counts of runs are rounded down: each is a bit, so that the largest of a run is found by joining bits."""
+_NAMED = 0x80
 _LOW = 0 if byteorder == "little" else 3
-_BASE = bytes((min(n, 2) + 1 if n else FREE) | min(n, MAX_COUNT) << 3 for n in range(256))
-"""A reference count to its cell: nothing is said of names yet."""
+_BIT_OF = bytes(1 << max(at for at, level in enumerate(LEVELS) if level <= n) if n else 0 for n in range(256))
 _IS_ZERO = bytes([1, *bytes(255)])
-_SEVEN = bytes([0, *[7] * 255])
-_ONE_HOT = bytes(1 << (n & 7) if (n & 7) < 6 else 0 for n in range(256))
-_WORST = bytes(max(n.bit_length() - 1, 0) for n in range(256))
-_COUNT = bytes(n >> 3 for n in range(256))
-_SHIFTED = bytes(n << 3 & 255 for n in range(256))
-_IS_STATE = [bytes((n & 7) == state for n in range(256)) for state in range(len(STATES))]
+_IS_SHARED = bytes([0, 0, *[1] * 254])
+_SEVEN = bytes([0, *[MASK] * 255])
+
+
+def _held(count: int) -> int:
+    return (SHARED if count > 1 else USED) | min(count, MAX_COUNT) << 3
+
+
+_CELL_OF = bytes([FREE, *(_held(n) for n in range(1, 256))])
+"""A reference count to its cell: of names nothing is said yet."""
+_CELL_OF_BITS = bytes(
+    _held(LEVELS[(n & ~_NAMED).bit_length() - 1]) if n & ~_NAMED else CACHED if n else FREE for n in range(256)
+)
+"""What has been joined of a run to its cell: that of a name matters only where nothing is held."""
 
 
 class PoolDrawing:
@@ -43,27 +56,61 @@ class PoolDrawing:
         self.blocks_per_cell = 1
         while -(-pool.num_blocks // self.blocks_per_cell) > MAX_CELLS:
             self.blocks_per_cell *= 2
-        self._written = written_blocks(tables)
-        self._counts = [0] * len(STATES)
+        self._tables = tables
+        self._written: list[int] = []
+        self._num_shared = 0
 
     def pieces(self) -> Iterator[None]:
         """Draws one piece after the other."""
-        for first in range(1, self._pool.num_blocks + 1, PIECE_BLOCKS):
-            end = min(first + PIECE_BLOCKS, self._pool.num_blocks + 1)
-            cells = block_cells(self._pool, self._pins, self._written, first, end)
-            self._count(cells)
-            self._cells += cells if self.blocks_per_cell == 1 else folded(cells, self.blocks_per_cell)
+        pool = self._pool
+        for first in range(1, pool.num_blocks + 1, PIECE_BLOCKS):
+            end = min(first + PIECE_BLOCKS, pool.num_blocks + 1)
+            counts = low_bytes(pool.ref_count[first:end].tobytes())
+            pins = self._pinned_in(first, end)
+            is_shared = int.from_bytes(counts.translate(_IS_SHARED), "little") & ~int.from_bytes(pins, "little")
+            self._num_shared += is_shared.bit_count()
+            if self.blocks_per_cell == 1:
+                cells = _cells(counts, pool.named[first:end])
+            else:
+                cells = _cells_of_runs(counts, pool.named[first:end], self.blocks_per_cell)
+                pins = joined_runs(pins, self.blocks_per_cell)
+            self._cells += _with_pins(cells, pins)
             yield
+        self._written = written_blocks(self._tables)
+        for block in self._written:
+            at = (block - 1) // self.blocks_per_cell
+            self._cells[at] = self._cells[at] & ~MASK | COMPUTING
 
     def drawn(self) -> PoolCells:
-        """All of it."""
-        counts = CellCounts(*self._counts)
-        return PoolCells(self._pool.num_blocks, self._block_size, self.blocks_per_cell, bytes(self._cells), counts)
+        """All of it, just after the last piece. The counts are of this moment."""
+        pool, num_computing = self._pool, len(self._written)
+        num_held = pool.num_referenced - self._pins.num_pinned_blocks - num_computing
+        num_shared = min(self._num_shared, num_held)  # some may have been let go of since they were drawn
+        counts = CellCounts(
+            pool.num_blank,
+            pool.num_cached,
+            num_held - num_shared,
+            num_shared,
+            self._pins.num_pinned_blocks,
+            num_computing,
+        )
+        return PoolCells(pool.num_blocks, self._block_size, self.blocks_per_cell, bytes(self._cells), counts)
 
-    def _count(self, cells: bytes) -> None:
-        found = [int.from_bytes(cells.translate(table), "little").bit_count() for table in _IS_STATE[1:]]
-        for state, count in enumerate((len(cells) - sum(found), *found)):
-            self._counts[state] += count
+    def _pinned_in(self, first: int, end: int) -> bytes:
+        """All bits of a state, of each block that is pinned."""
+        if not self._pins.num_pinned_blocks:
+            return b""
+        return low_bytes(self._pins.pin_count[first:end].tobytes()).translate(_SEVEN)
+
+
+def state_of(pool: BlockPool, pins: Pins, tables: Iterable[BlockTable], block: int) -> str:
+    """Of one block."""
+    if block in written_blocks(tables):
+        return STATES[COMPUTING]
+    if pins.pin_count[block]:
+        return STATES[PINNED]
+    count = min(pool.ref_count[block], MAX_COUNT)
+    return STATES[_CELL_OF[count] & MASK if count else CACHED if pool.named[block] else FREE]
 
 
 def written_blocks(tables: Iterable[BlockTable]) -> list[int]:
@@ -76,28 +123,41 @@ def written_blocks(tables: Iterable[BlockTable]) -> list[int]:
     return written
 
 
-def block_cells(pool: BlockPool, pins: Pins, written: Iterable[int], first: int, end: int) -> bytes:
-    """The cells of the blocks from `first` to before `end`, one each."""
-    counts = _capped(pool.ref_count[first:end].tobytes())
+def _cells(counts: bytes, named: bytes) -> bytes:
+    """One for each block."""
     zero = int.from_bytes(counts.translate(_IS_ZERO), "little")
-    cached = zero & int.from_bytes(pool.named[first:end], "little")
-    cells = int.from_bytes(counts.translate(_BASE), "little") | cached
-    if pins.num_pinned_blocks:
-        held = int.from_bytes(_capped(pins.pin_count[first:end].tobytes()).translate(_SEVEN), "little")
-        fours = int.from_bytes(b"\x04" * (end - first), "little")
-        cells = cells & ~held | held & fours
-    drawn = bytearray(cells.to_bytes(end - first, "little"))
-    for block in written:
-        if first <= block < end:
-            drawn[block - first] = drawn[block - first] & ~7 | COMPUTING
-    return bytes(drawn)
+    cached = zero & int.from_bytes(named, "little")
+    return (int.from_bytes(counts.translate(_CELL_OF), "little") | cached).to_bytes(len(counts), "little")
 
 
-def _capped(raw: bytes) -> bytes:
-    """The low byte of each count; those that need more are 255."""
-    low, num = raw[_LOW::4], len(raw) // 4
+def _cells_of_runs(counts: bytes, named: bytes, run: int) -> bytes:
+    """One for each run of so many blocks, a power of two."""
+    bits = int.from_bytes(counts.translate(_BIT_OF), "little") | int.from_bytes(named, "little") << 7
+    return joined_runs(bits.to_bytes(len(counts), "little"), run).translate(_CELL_OF_BITS)
+
+
+def _with_pins(cells: bytes, pins: bytes) -> bytes:
+    if not pins:
+        return cells
+    all_bits = int.from_bytes(pins, "little")
+    fours = all_bits & int.from_bytes(bytes([PINNED]) * len(cells), "little")
+    return (int.from_bytes(cells, "little") & ~all_bits | fours).to_bytes(len(cells), "little")
+
+
+def joined_runs(plane: bytes, run: int) -> bytes:
+    """All bits of each run of so many bytes, a power of two, in one byte."""
+    bits, reach = int.from_bytes(plane, "little"), 1
+    while reach < run:
+        bits |= bits >> 8 * reach
+        reach *= 2
+    return bits.to_bytes(len(plane), "little")[::run]
+
+
+def low_bytes(raw: bytes) -> bytes:
+    """The low byte of each of these numbers of four bytes; 255 for one that has more."""
+    low, nothing = raw[_LOW::4], bytes(len(raw) // 4)
     higher = [raw[plane::4] for plane in range(4) if plane != _LOW]
-    if all(plane == bytes(num) for plane in higher):
+    if all(plane == nothing for plane in higher):
         return low
     capped = bytearray(low)
     for plane in higher:
@@ -105,28 +165,3 @@ def _capped(raw: bytes) -> bytes:
             if byte:
                 capped[at] = 255
     return bytes(capped)
-
-
-def folded(cells: bytes, run: int) -> bytes:
-    """One cell for each run of so many, a power of two: the worst state, and the largest count."""
-    cells += bytes(-len(cells) % run)
-    states = int.from_bytes(cells.translate(_ONE_HOT), "little")
-    counts = cells.translate(_COUNT)
-    reach = 1
-    while reach < run:
-        states |= states >> 8 * reach
-        counts = _larger(counts[0::2], counts[1::2])
-        reach *= 2
-    worst = states.to_bytes(len(cells), "little")[::run].translate(_WORST)
-    joined = int.from_bytes(worst, "little") | int.from_bytes(counts.translate(_SHIFTED), "little")
-    return joined.to_bytes(len(worst), "little")
-
-
-def _larger(left: bytes, right: bytes) -> bytes:
-    """Of each pair of bytes below 128 the larger one: all at once, as two large numbers."""
-    num = len(left)
-    a, b = int.from_bytes(left, "little"), int.from_bytes(right, "little")
-    tops = int.from_bytes(b"\x80" * num, "little")
-    is_left = ((a | tops) - b) & tops  # no byte borrows from the next: each is at least 128 before
-    mask = is_left | (is_left - (is_left >> 7))
-    return (b ^ ((a ^ b) & mask)).to_bytes(num, "little")

@@ -1,6 +1,6 @@
 """The prefix tree drawn small: runs of blocks without a fork become one node, and of the nodes the most used are shown.
 
-The links are copied at one moment, and walked at leisure: a piece is a few thousand blocks, about half a millisecond.
+The links are copied at one moment, and walked at leisure: a piece is two thousand blocks, about a millisecond.
 Nodes stand in flat arrays, so a tree of a million of them is no million objects.
 """
 
@@ -12,7 +12,7 @@ from quire.core.block_pool import BlockPool
 from quire.core.prefix_tree import PrefixTree
 from quire.core.snapshots import MAX_NODES, TreeNode, TreePicture
 
-PIECE_BLOCKS = 4096
+PIECE_BLOCKS = 2048
 
 
 class TreeDrawing:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from quire.core.kv_memory import KVMemory
-from quire.core.pool_picture import PoolDrawing
+from quire.core.pool_picture import PIECE_BLOCKS, PoolDrawing
 from quire.core.request import Sequence
 from quire.core.scheduler import Scheduler
 from quire.core.snapshots import (
@@ -26,6 +26,8 @@ WORK_S = 0.002
 """How long a step may wait for a drawing, unless it takes long itself."""
 WORK_SHARE = 0.02
 """The share of the time since the last piece that the next may take, where that is more."""
+POOL_SHARE = 0.01
+"""Of the time, for drawing a pool of several pieces: it is drawn less often than it is asked for."""
 TREE_SHARE = 0.005
 MAX_TREE_AGE_S = 30.0
 
@@ -45,8 +47,8 @@ class EngineWatch:
         self._worked_s: float | None = None
         self._pool: tuple[PoolDrawing, Iterator[None]] | None = None
         self._tree: tuple[TreeDrawing, Iterator[None]] | None = None
-        self._tree_s = 0.0
-        """How long the drawing under way has taken so far."""
+        self._pool_s = self._tree_s = 0.0
+        """How long the drawings under way have taken so far."""
         self._tree_drawn = TreePicture()
         self._steps: deque[tuple[StepFigures, float]] = deque(maxlen=MAX_STEPS_SHOWN)
         """With when they ended."""
@@ -83,17 +85,28 @@ class EngineWatch:
             return
         since_s = 0.0 if self._worked_s is None else now_s - self._worked_s
         until_s = now_s + max(WORK_S, WORK_SHARE * since_s)
-        if self._pool is None and now_s >= self._due_s:
-            self._due_s = now_s + self._period_s
+        self._draw_pool(until_s, clock)
+        self._draw_tree(until_s, clock)
+        self._worked_s = clock()
+
+    def _draw_pool(self, until_s: float, clock: Clock) -> None:
+        began_s = clock()
+        if self._pool is None:
+            if began_s < self._due_s:
+                return
             memory = self._memory
             drawing = PoolDrawing(memory.pool, memory.pins, memory.tables.values(), memory.config.block_size)
-            self._pool = drawing, drawing.pieces()
-        if self._pool is not None and _drawn_by(self._pool[1], until_s, clock):
+            self._pool, self._pool_s = (drawing, drawing.pieces()), 0.0
+            self._due_s = began_s + self._period_s
+        is_drawn = _drawn_by(self._pool[1], until_s, clock)
+        if is_drawn:
             drawing, self._pool = self._pool[0], None
             self.num_snapshots += 1
             self._show(self._snapshot(drawing, clock()))
-        self._draw_tree(until_s, clock)
-        self._worked_s = clock()
+        now_s = clock()
+        self._pool_s += now_s - began_s
+        if is_drawn and self._memory.config.num_blocks > PIECE_BLOCKS:
+            self._due_s = max(self._due_s, now_s + self._pool_s / POOL_SHARE)
 
     def _draw_tree(self, until_s: float, clock: Clock) -> None:
         began_s = clock()

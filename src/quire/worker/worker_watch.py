@@ -68,7 +68,8 @@ class WorkerWatch:
 
     def ready(self) -> None:
         """It has loaded its model."""
-        self._lives[-1] = replace(self._lives[-1], state="ready")
+        if self._lives:
+            self._lives[-1] = replace(self._lives[-1], state="ready")
         if self._watch is not None:
             self._send([self._watch])
 
