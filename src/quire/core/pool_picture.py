@@ -123,14 +123,14 @@ def written_blocks(tables: Iterable[BlockTable]) -> list[int]:
     return written
 
 
-def _cells(counts: bytes, named: bytes) -> bytes:
+def _cells(counts: bytes, named: bytearray) -> bytes:
     """One for each block."""
     zero = int.from_bytes(counts.translate(_IS_ZERO), "little")
     cached = zero & int.from_bytes(named, "little")
     return (int.from_bytes(counts.translate(_CELL_OF), "little") | cached).to_bytes(len(counts), "little")
 
 
-def _cells_of_runs(counts: bytes, named: bytes, run: int) -> bytes:
+def _cells_of_runs(counts: bytes, named: bytearray, run: int) -> bytes:
     """One for each run of so many blocks, a power of two."""
     bits = int.from_bytes(counts.translate(_BIT_OF), "little") | int.from_bytes(named, "little") << 7
     return joined_runs(bits.to_bytes(len(counts), "little"), run).translate(_CELL_OF_BITS)
