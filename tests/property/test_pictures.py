@@ -99,9 +99,11 @@ class PicturedMachine(KVMemoryMachine):
         check_cells(memory)
         check_tree(memory)
         for block in range(1, memory.pool.num_blocks + 1, 7):
-            facts = facts_of(memory, (), block)
+            facts = facts_of(memory, (), block, self.now_s)
             assert facts is not None
             assert facts.ref_count == memory.pool.ref_count[block]
+            assert (facts.age_s is None) == (facts.digest is None)
+            assert facts.age_s is None or 0.0 <= facts.age_s <= self.now_s
             assert facts.chain == () or facts.chain[-1] == block
             for before, after in zip(facts.chain, facts.chain[1:], strict=False):
                 if facts.digest is not None:

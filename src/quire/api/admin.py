@@ -105,7 +105,7 @@ class _Desk:
         return _json({"ended": True})
 
     async def watch(self, request: Request) -> Response:
-        return watching(self._admission, request)
+        return watching(self._admission, request, reads_lines=True)
 
     async def block(self, request: Request) -> Response:
         return await block_answer(self._admission, request)

@@ -206,7 +206,8 @@ async def _explain(request: Request) -> Response:
 
 async def _watch(request: Request) -> Response:
     """A stream of events for whoever runs the server: the pool, what runs, what waits, and the last hour."""
-    return watching(_admission(request), request)
+    admission, caller = _admitted(request)
+    return watching(admission, request, reads_lines=caller.is_everybody)  # then all prompts are of one tenant
 
 
 async def _block(request: Request, block: str) -> Response:

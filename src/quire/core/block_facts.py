@@ -10,7 +10,7 @@ from quire.core.request import Sequence
 from quire.core.snapshots import MAX_CHAIN, MAX_CHILDREN, BlockFacts
 
 
-def facts_of(memory: KVMemory, running: Iterable[Sequence], block: int) -> BlockFacts | None:
+def facts_of(memory: KVMemory, running: Iterable[Sequence], block: int, now_s: float) -> BlockFacts | None:
     """None: there is no such block."""
     pool, tree = memory.pool, memory.tree
     if not 1 <= block <= pool.num_blocks:
@@ -28,7 +28,7 @@ def facts_of(memory: KVMemory, running: Iterable[Sequence], block: int) -> Block
         digest=tree.digest_of(block).hex() if is_named else None,
         cache_group=None if namespace is None else namespace.cache_group,
         tenant=holders[0].request.tenant if holders else None,
-        age_s=None,
+        age_s=round(max(0.0, now_s - memory.names.named_at_s(block)), 3) if is_named else None,
         num_tokens=_num_tokens(memory.config.block_size, block, table, is_named=is_named),
         chain=tuple(chain),
         children=tuple(islice(tree.children(block), MAX_CHILDREN)) if is_named else (),

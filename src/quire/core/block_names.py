@@ -4,6 +4,7 @@ Called by `KVMemory` alone. The tree knows names and no references, the pool ref
 both are told is kept here.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 from quire.core.block_pool import BlockPool
@@ -18,7 +19,7 @@ from quire.core.state_slots import StateSlots
 class BlockNames:
     """The names of one memory's blocks."""
 
-    __slots__ = ("_announcer", "_counters", "_pool", "_slots", "_tree")
+    __slots__ = ("_announcer", "_counters", "_named_at_s", "_pool", "_slots", "_tree", "now_s")
 
     def __init__(
         self,
@@ -33,6 +34,8 @@ class BlockNames:
         self._slots = slots
         self._counters = counters
         self._announcer = announcer
+        self.now_s = 0.0
+        self._named_at_s = array("d", bytes(8 * (pool.num_blocks + 1)))
 
     def found(self, table: BlockTable, tokens: Sequence[int], cap: int) -> list[int]:
         """The named blocks that follow those of the table, up to its block `cap`."""
@@ -70,11 +73,17 @@ class BlockNames:
         packed = bytes(table.packed_tokens[first * width : last * width])
         num_named = self._tree.name(blocks, digests, packed, table.parent_of(first))
         self._pool.name(blocks[:num_named])
+        for block in blocks[:num_named]:
+            self._named_at_s[block] = self.now_s
         if num_named < len(blocks):
             self._counters.num_collisions += 1
             table.is_naming = False
         if self._announcer is not None and num_named:
             self._announcer.named(table, first, first + num_named, self._tree.namespace_of(table.root))
+
+    def named_at_s(self, block: int) -> float:
+        """When a named block got its name."""
+        return self._named_at_s[block]
 
     def _adopt_named(self, table: BlockTable, index: int, last: int) -> int:
         """Where an equal block is named already, take it and give up the own one; returns the first index without.

@@ -70,7 +70,7 @@ class KVMemory:
 
     def advance(self, now_s: float) -> None:
         """Tell the time. Pins that have run out are dropped, a bounded number of blocks at a time."""
-        self.now_s = now_s
+        self.now_s = self.names.now_s = now_s
         self.tree.sweep()
         for table, blocks in self.pins.take_expired(now_s):
             self.slots.unpin_states(self.pins.unpinned(blocks))

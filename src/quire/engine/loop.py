@@ -95,7 +95,7 @@ def _obey_all(engine: Engine, host: LoopHost, clock: Clock, told: list[RequestEv
             case Unwatch():
                 engine.end_watch()
             case AskBlock(question_id, block_id):
-                host.answer(question_id, facts_of(engine.memory, engine.scheduler.running, block_id))
+                host.answer(question_id, facts_of(engine.memory, engine.scheduler.running, block_id, clock()))
             case Close():
                 return False
     return True

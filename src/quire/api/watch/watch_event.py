@@ -15,6 +15,7 @@ from quire.api.access.request_record import RequestRecord
 from quire.api.models import ModelEntry, Models
 from quire.api.watch.activity import MAX_ENDED, Activity, OpenRequests, Totals
 from quire.api.watch.timeline import request_line, shown_id
+from quire.client.prefix_guard import PrefixGuard
 from quire.client.reuse_log import ReuseLog
 from quire.core.snapshots import (
     MAX_RUNNING_SHOWN,
@@ -26,6 +27,7 @@ from quire.core.snapshots import (
 )
 
 VERSION = 1
+MAX_WARNINGS = 64
 MAX_QUEUES = 200
 """Classes and tenants that wait, the longest queues."""
 
@@ -40,10 +42,27 @@ class WatchedServer(Protocol):
     is_draining: bool
 
 
+def warnings_of(server: WatchedServer, now_s: float, *, reads_lines: bool) -> list[dict[str, Any]]:
+    """Of the prefix guard. Lines are clients' text: not for everybody who may watch."""
+    guard: PrefixGuard | None = getattr(server, "prefix_guard", None)
+    found = [] if guard is None else guard.warnings(now_s, reads_lines=reads_lines)
+    return [
+        {
+            "tenant": one.tenant,
+            "line": one.line or "",
+            "num_lost_tokens": one.num_lost_tokens,
+            "num_requests": one.num_requests,
+            "kind": one.kind,
+        }
+        for one in found[:MAX_WARNINGS]
+    ]
+
+
 def watch_event(
     server: WatchedServer, model: ModelEntry, shown: tuple[EngineSnapshot, float] | None, watched: Iterable[str]
 ) -> dict[str, Any]:
-    """All but the history. `shown`: the latest snapshot and when it came, if there is one; its steps are told."""
+    """All but the history and the warnings. `shown`: the latest snapshot and when it came, if there is one; its steps
+    are told."""
     now_s, open_requests, is_watched = monotonic(), server.open_requests, frozenset(watched)
     records = server.activity.open_of(model.name)
     totals = server.activity.of(model.name).totals(records)
@@ -64,7 +83,6 @@ def watch_event(
         "totals": totals,
         "workers": model.lives(),
         "fleet": _fleet(model, totals),
-        "warnings": [],
     }
 
 

@@ -26,9 +26,11 @@ class Watching(Response):
 
     background = None
 
-    def __init__(self, admission: Admission, model: ModelEntry) -> None:
+    def __init__(self, admission: Admission, model: ModelEntry, *, reads_lines: bool = False) -> None:
+        """`reads_lines` says whether whoever reads it may see lines of clients in warnings."""
         self._admission = admission
         self._model = model
+        self._reads_lines = reads_lines
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the newest event again and again; a reader that is slow misses those between."""
@@ -37,26 +39,25 @@ class Watching(Response):
         with self._admission.watchers.reading(self._model) as watch:
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
             try:
-                await while_client_stays(receive, _send_all(watch, send))
+                await while_client_stays(receive, self._send_all(watch, send))
             except ClientGoneError:
                 record.is_cut = True
 
+    async def _send_all(self, watch: ModelWatch, send: Send) -> None:
+        number = num_rows = 0
+        while True:
+            await watch.newer_than(number)
+            if watch.number <= number:
+                break
+            number = watch.number
+            data, num_rows = watch.event_after(num_rows, reads_lines=self._reads_lines)
+            await send({"type": "http.response.body", "body": named_event(b"snapshot", data), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-async def _send_all(watch: ModelWatch, send: Send) -> None:
-    number = num_rows = 0
-    while True:
-        await watch.newer_than(number)
-        if watch.number <= number:
-            break
-        number = watch.number
-        data, num_rows = watch.event_after(num_rows)
-        await send({"type": "http.response.body", "body": named_event(b"snapshot", data), "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-
-def watching(admission: Admission, request: Request) -> Watching:
+def watching(admission: Admission, request: Request, *, reads_lines: bool) -> Watching:
     """The stream that this request asks for."""
-    return Watching(admission, _model(admission, request))
+    return Watching(admission, _model(admission, request), reads_lines=reads_lines)
 
 
 async def block_answer(admission: Admission, request: Request) -> Response:

@@ -17,7 +17,7 @@ import msgspec
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import MAX_WATCHERS, WATCH_BEAT_S, WATCH_PERIOD_S, WATCH_RETRY_S
 from quire.api.models import ModelEntry
-from quire.api.watch.watch_event import WatchedServer, watch_event
+from quire.api.watch.watch_event import WatchedServer, warnings_of, watch_event
 from quire.client.client import EngineClient
 from quire.core.snapshots import EngineSnapshot
 
@@ -67,6 +67,8 @@ class ModelWatch:
         self.is_over = False
         """There will be no more events: the server ends."""
         self._event = b""
+        self._warnings = {True: b"[]", False: b"[]"}
+        """With lines, and without."""
         self._shown: tuple[EngineSnapshot, float] | None = None
         self._client: EngineClient | None = None
         self._came = asyncio.Event()
@@ -88,12 +90,14 @@ class ModelWatch:
         while self.number <= number and not self.is_over:
             await self._told.wait()
 
-    def event_after(self, num_rows: int) -> tuple[bytes, int]:
-        """The newest event, with the history's rows beyond the first so many; and how many there are now."""
+    def event_after(self, num_rows: int, *, reads_lines: bool = False) -> tuple[bytes, int]:
+        """The newest event, with the history's rows beyond the first so many; and how many there are now. `reads_lines`
+        says whether clients' lines may be shown."""
         activity = self._server.activity.of(self._model.name)
         num_new = min(activity.num_rows - num_rows, len(activity.rows))
         rows = list(activity.rows)[len(activity.rows) - num_new :] if num_new else []
-        return self._event[:-1] + b',"history":' + msgspec.json.encode(rows) + b"}", activity.num_rows
+        own = b',"warnings":%b,"history":%b}' % (self._warnings[reads_lines], msgspec.json.encode(rows))
+        return self._event[:-1] + own, activity.num_rows
 
     async def _run(self) -> None:
         while not self.is_over:
@@ -122,9 +126,13 @@ class ModelWatch:
         if shown is not None and not self._model.is_ready:
             shown = None  # of a worker that is no more
         self._event = msgspec.json.encode(watch_event(self._server, self._model, shown, self._watched))
+        now_s = monotonic()
+        for reads_lines in self._warnings:
+            told = warnings_of(self._server, now_s, reads_lines=reads_lines)
+            self._warnings[reads_lines] = msgspec.json.encode(told)
         if self._shown is not None:  # steps are told once
             self._shown = msgspec.structs.replace(self._shown[0], steps=()), self._shown[1]
         self.number += 1
         self.is_over = self._server.is_draining and not self._server.open_requests
-        told, self._told = self._told, asyncio.Event()
-        told.set()
+        waiting, self._told = self._told, asyncio.Event()
+        waiting.set()
