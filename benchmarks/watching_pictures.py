@@ -1,9 +1,11 @@
 """Takes the pictures of `quire top` and `quire explain`: docs/images/top.svg and docs/images/explain.svg.
 
-`python -m benchmarks.watching_pictures FOLDER` serves the test model to agents of three tenants and draws what the
-commands show in a terminal meanwhile. Nothing is typed in here but the commands and the agents' words.
+`python -m benchmarks.watching_pictures FOLDER` runs both commands in a terminal and draws what they show: what the test
+model's cache says of a prompt whose day has changed, and a server that agents of three tenants keep busy. Its model is
+an oracle with a pace, as in the pictures of the dashboard: its speed is no measurement.
 """
 
+import asyncio
 import fcntl
 import html
 import json
@@ -17,11 +19,9 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from itertools import groupby
 from pathlib import Path
@@ -32,17 +32,23 @@ from rich.text import Span, Text
 from benchmarks.record import ROOT, say
 from benchmarks.terminal_picture import CHARACTER, LINE, MARGIN
 from benchmarks.test_model import smollm2_file
+from proofs.dashboard_load import agents
 from quire.api.access.keys import add_key
 
 IMAGES = ROOT / "docs" / "images"
 COLUMNS, ROWS = 104, 36
-UNDER_LOAD_S = 75.0
-"""Of the model's own pace: the pool fills, the queue forms, and the last hour has a few rows."""
+UNDER_LOAD_S = 150.0
+"""The pool fills, the queue forms, and the last hour has a few rows."""
+PORT = 8000
+TOP, EXPLAIN = "quire top", "quire explain body.json"
+ORACLE = (
+    *("--blocks", "20000", "--running", "64", "--sequence-tokens", "4096"),
+    *("--step-s", "0.2", "--prompt-tokens", "512"),
+)
+NUM_AGENTS = 80
 START_S = 300.0
 FRAME = "\x1b[H"
 """Where a screen is drawn anew."""
-TENANTS: Mapping[str, tuple[str, int]] = {"support": ("high", 4), "research": ("normal", 12), "nightly": ("low", 8)}
-"""The most urgent class of each, and how many agents it has."""
 COLOURS = {
     "grey": ("#59636e", "#9198a1"), "blue": ("#0550ae", "#79c0ff"), "green": ("#116329", "#56d364"),
     "magenta": ("#8250df", "#d2a8ff"), "yellow": ("#7d4e00", "#e3b341"), "cyan": ("#1b6c7c", "#56d4dd"),
@@ -50,18 +56,6 @@ COLOURS = {
 """In the light and in the dark."""
 NUMBERED = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "grey")
 """What a terminal calls its colours."""
-TOOLS = (
-    "read_file reads a file of the project. write_file writes one, all of it. run_tests runs the tests and tells which "
-    "failed. search finds words in the project. ask asks the person who sits before it. Use one at a time, and say in "
-    "a sentence why. Never guess what is in a file: read it. Never end before the tests pass. Names of files are from "
-    "the folder where the project begins. Keep what you write short, in the words of the project, and leave what works "
-    "as it is. When you are not sure what is wanted, ask first; when a tool fails twice, say so and stop. "
-)
-QUESTIONS = (
-    "The tests of the parser fail since yesterday. Find out why.", "Write what changed since the last release.",
-    "Which files would a new setting touch?", "Make the search ignore folders that are hidden.",
-    "Sum up the open questions of this week.", "Why is the start slower than it was?",
-)  # fmt: skip
 LIBRARY = (
     "You answer letters to a public library of a small town, its readers and its books, and you answer in one or two "
     "friendly sentences. Today is {day}, and the library is open from nine to five. Never promise a book that is lent "
@@ -69,86 +63,42 @@ LIBRARY = (
 )
 
 
-# -- a server that works -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Where it listens, and the keys of its tenants."""
-
-    port: int
-    keys: Mapping[str, str]
-
-    def ask(self, tenant: str, system: str, asked: str, num_tokens: int) -> str:
-        """One answer."""
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": asked}]
-        body = {"model": "smollm2", "messages": messages, "max_tokens": num_tokens, "service_tier": "priority"}
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=600)
-        try:
-            headers = {"content-type": "application/json", "authorization": f"Bearer {self.keys[tenant]}"}
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-            return str(json.loads(connection.getresponse().read())["choices"][0]["message"]["content"])
-        finally:
-            connection.close()
+# -- servers that work -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def served(folder: Path, around: Mapping[str, str]) -> Iterator[Served]:
-    """The test model behind keys."""
-    shutil.copy(smollm2_file(), folder / "smollm2.gguf")
-    keys_file = folder / "keys.json"
-    keys_file.unlink(missing_ok=True)
-    keys = {name: add_key(keys_file, name, max_class=ceiling) for name, (ceiling, _) in TENANTS.items()}
-    words = ["quire", "serve", "smollm2.gguf", "--port", "8000", "--keys-file", str(keys_file), "--max-running", "16"]
+def served(words: Sequence[str], folder: Path, around: Mapping[str, str]) -> Iterator[None]:
+    """A server at the usual port, until this is left."""
     with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen([*words, "--memory", "900MB"], cwd=folder, env=dict(around), stderr=log)
+        server = subprocess.Popen([*words, "--port", str(PORT)], cwd=folder, env=dict(around), stderr=log)
         try:
-            _wait_until_ready(8000, server)
-            yield Served(8000, keys)
+            _wait_until_ready(server)
+            yield
         finally:
-            server.send_signal(signal.SIGINT)
-            server.send_signal(signal.SIGINT)
+            for _ in range(2):  # what runs need not be waited for
+                server.send_signal(signal.SIGINT)
             server.wait()
 
 
-def _wait_until_ready(port: int, server: "subprocess.Popen[bytes]") -> None:
+def _wait_until_ready(server: "subprocess.Popen[bytes]") -> None:
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s and server.poll() is None:
         with suppress(OSError, HTTPException):
-            connection = HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/ready")
-            if connection.getresponse().status == 200:
+            if _asked("GET", "/ready") == 200:
                 return
         time.sleep(0.2)
     sys.exit("the server did not come up; server.log says why")
 
 
-@contextmanager
-def agents(at: Served) -> Iterator[None]:
-    """Conversations that grow, of all tenants at once, until the picture is taken."""
-    is_over = threading.Event()
-
-    def work(tenant: str, number: int) -> None:
-        dice = random.Random(f"{tenant} {number}")
-        while not is_over.is_set():
-            # What belongs behind stands in front: the day and a number of the run, as clients do.
-            rotating = f"Run {dice.randrange(10**6)}. " if tenant == "nightly" else ""
-            said = ""
-            for _ in range(dice.randint(2, 5)):
-                said += f"{dice.choice(QUESTIONS)} "
-                with suppress(OSError, HTTPException, KeyError, ValueError):
-                    answer = at.ask(tenant, f"{rotating}You are an agent of {tenant}. {TOOLS}", said, 48)
-                    said += f"{answer} "
-                if is_over.is_set():
-                    return
-
-    for tenant, (_, num_agents) in TENANTS.items():
-        for number in range(num_agents):
-            threading.Thread(target=work, args=(tenant, number), daemon=True).start()
+def _asked(method: str, path: str, body: object = None) -> int:
+    connection = HTTPConnection("127.0.0.1", PORT, timeout=600)
     try:
-        yield
+        connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        return response.status
     finally:
-        is_over.set()
+        connection.close()
 
 
 # -- what a terminal shows ---------------------------------------------------------------------------------------------
@@ -254,6 +204,32 @@ def _style() -> str:
   }}"""
 
 
+def explained(folder: Path, around: Mapping[str, str]) -> list[Text]:
+    """Yesterday's question to the test model, and then today's: the day stands near the top."""
+    shutil.copy(smollm2_file(), folder / "smollm2.gguf")
+    with served(["quire", "serve", "smollm2.gguf", "--memory", "1GB"], folder, around):
+        for day in ("Monday", "Tuesday"):
+            told = [("system", LIBRARY.format(day=day)), ("user", "Is the book about bees there?")]
+            messages = [{"role": role, "content": content} for role, content in told]
+            body = {"model": "smollm2", "messages": messages, "max_tokens": 4}
+            (folder / "body.json").write_text(json.dumps(body))
+            if day == "Monday":
+                _asked("POST", "/v1/chat/completions", body)
+        return shown(EXPLAIN, folder, around)
+
+
+async def watched(folder: Path, around: Mapping[str, str]) -> list[Text]:
+    """A server whose model is an oracle with a pace, while agents of three tenants keep 64 places busy."""
+    keys_file = folder / "keys.json"
+    keys_file.unlink(missing_ok=True)
+    ceilings = {"support": "high", "research": "normal", "nightly": "low"}
+    keys = {name: add_key(keys_file, name, max_class=ceiling) for name, ceiling in ceilings.items()}
+    words = [sys.executable, "-m", "tests.support.oracle_server", *ORACLE, "--keys-file", str(keys_file)]
+    with served(words, folder, {**around, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}):
+        async with agents(f"http://127.0.0.1:{PORT}", keys, NUM_AGENTS, random.Random(29)):
+            return await asyncio.to_thread(shown, TOP, folder, around, UNDER_LOAD_S)
+
+
 def main(folder: Path) -> None:
     """Both pictures."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -261,21 +237,16 @@ def main(folder: Path) -> None:
     around = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8",
         "XDG_RUNTIME_DIR": str(folder), "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS),
-        **{name: value for name, value in os.environ.items() if name.startswith("QUIRE_CACHE")},
     }  # fmt: skip
-    with served(folder, around) as at:
-        at.ask("support", LIBRARY.format(day="Monday"), "Is the book about bees there?", 4)
-        asked = {"model": "smollm2", "messages": [
-            {"role": "system", "content": LIBRARY.format(day="Tuesday")},
-            {"role": "user", "content": "Is the book about bees there?"},
-        ]}  # fmt: skip
-        (folder / "body.json").write_text(json.dumps(asked))
-        explained = shown("quire explain body.json", folder, {**around, "OPENAI_API_KEY": at.keys["support"]})
-        (IMAGES / "explain.svg").write_text(drawn("quire explain body.json", explained))
-        with agents(at):
-            (IMAGES / "top.svg").write_text(drawn("quire top", shown("quire top", folder, around, UNDER_LOAD_S)))
-    for name in ("explain.svg", "top.svg"):
-        say(f"docs/images/{name}")
+    if (cache := os.environ.get("QUIRE_CACHE")) is not None:
+        around["QUIRE_CACHE"] = cache
+    for name, command, lines in (
+        ("explain", EXPLAIN, explained(folder, around)),
+        ("top", TOP, asyncio.run(watched(folder, around))),
+    ):
+        path = IMAGES / f"{name}.svg"
+        path.write_text(drawn(command, lines))
+        say(f"{path.relative_to(ROOT)}: {len(lines)} lines")
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from quire.api.access.keys import add_key
 from quire.api.web_page import DASHBOARD, POLICY
 from quire.cli import app
 from quire.cli import dashboard_server as module
 from quire.cli.dashboard_server import DashboardServer
 from quire.cli.watch_source import WatchSource
 from quire.errors import ConfigError
+from tests.api.test_process import started
 from tests.support.local_api import Reply
 from tests.support.patience import PATIENCE_S
 from tests.support.watch_stand_in import Answer, StandIn, event, snapshot, stand_in
@@ -294,3 +296,16 @@ def test_a_port_that_is_taken_is_told_with_what_helps(own: StandIn) -> None:
         done = CliRunner().invoke(app, ["dashboard", "--no-browser", "--port", port])
     assert isinstance(done.exception, ConfigError)
     assert "--port" in str(done.exception)
+
+
+def test_before_a_real_server_with_keys_none_is_needed(tmp_path: Path) -> None:
+    add_key(tmp_path / "keys.json", "alice")
+    with started(tmp_path) as server, served(WatchSource(f"http://127.0.0.1:{server.port}", server.admin)) as serving:
+        assert server.get("/v1/admin/watch") == 401
+        block = ask(serving, "/v1/admin/blocks/1", **bearer(serving))
+        assert (block.status, block.json["block_id"]) == (200, 1)
+        with closing(http.client.HTTPConnection("127.0.0.1", serving.server_address[1], timeout=PATIENCE_S)) as wire:
+            wire.request("GET", "/v1/admin/watch?model=oracle", headers=bearer(serving))
+            with closing(wire.getresponse()) as response:
+                assert response.readline() == b"event: snapshot\n"
+                assert json.loads(response.readline().removeprefix(b"data: "))["model"] == "oracle"

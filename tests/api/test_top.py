@@ -14,12 +14,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from quire.api.access.keys import add_key
 from quire.cli import app, top_terminal, top_watcher
 from quire.cli.top_figures import TopFigures
 from quire.cli.top_terminal import show_in_terminal, typed_keys
 from quire.cli.top_watcher import TopWatcher
 from quire.cli.watch_source import WatchSource, chosen_source
 from quire.errors import ConfigError, RequestError
+from tests.support.local_api import House, house
 from tests.support.patience import PATIENCE_S
 from tests.support.watch_stand_in import Answer, StandIn, event, snapshot, stand_in
 
@@ -246,3 +248,42 @@ def test_without_a_terminal_lines_are_written_and_trouble_is_told_once_on_stderr
     told = capsys.readouterr()
     assert all("pool 20% in use" in line for line in told.out.splitlines())
     assert "\x1b" not in told.out + told.err
+
+
+# -- beside a real server ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_script_gets_is_what_the_server_counts(here: House) -> None:
+    asked = {"model": "oracle", "prompt": list(range(100, 140)), "max_tokens": 4, "ignore_eos": True}
+    assert [here.post("/v1/completions", asked).status for _ in range(2)] == [200, 200]
+    done = CliRunner().invoke(app, ["top", "--once", "--json", "--server", here.url, "--model", "oracle"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    pool = told["pool"]
+    assert pool["num_blocks"] == sum(count for name, count in pool.items() if name not in ("num_blocks", "block_size"))
+    assert pool["cached"] >= 9
+    assert (told["model"], told["num_running"], told["num_waiting"]) == ("oracle", 0, 0)
+    totals = told["totals"]
+    assert (totals["num_requests"], totals["num_prompt_tokens"], totals["num_cached_tokens"]) == (2, 80, 36)
+    assert totals["num_output_tokens"] == 8
+    here.wait_until(lambda: not here.admission.watchers.num_readers)
+
+
+def test_a_model_that_is_not_there_is_told_by_the_server(here: House) -> None:
+    done = CliRunner().invoke(app, ["top", "--once", "--server", here.url, "--model", "nobody"])
+    assert isinstance(done.exception, RequestError)
+    assert "nobody" in str(done.exception)
+
+
+def test_with_keys_only_an_admin_key_opens_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    tenant, boss = add_key(path, "alice"), add_key(path, "boss", admin=True)
+    with house(keys_file=path) as server:
+        runs = [
+            CliRunner().invoke(app, ["top", "--once", "--server", server.url, *words])
+            for words in ([], ["--key", tenant], ["--key", boss])
+        ]
+        server.wait_until(lambda: not server.admission.watchers.num_readers)
+    assert "an API key is needed" in str(runs[0].exception)
+    assert "quire keys add NAME --admin" in str(runs[1].exception)
+    assert "[oracle ready]" in runs[2].stdout

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from quire.cli.top_figures import HOUR_ROWS, MAX_STEPS, TopFigures, essentials, number, plain_line, seconds
+from quire.cli.top_figures import HOUR_ROWS, MAX_STEPS, TopFigures, essentials, number, percent, plain_line, seconds
 from quire.cli.top_glyphs import ASCII, UNICODE, Glyphs, bar, curve, shares
 from quire.cli.top_picture import Frame, picture
 from quire.cli.watch_source import WatchGoneError, events
@@ -40,7 +40,7 @@ class TestThePicture:
             URL, "[coder ready]", "writer loaded", "812 tokens/s", "4,100 prompt/s", "120 ms first token",
             "83% hit rate", "1 running", "7 waiting", "2 preempted", "1,000 blocks of 32 tokens",
             "free 500 50%", "cached 300 30%",
-            "used 100 10%", "shared 80 8%", "pinned 15 2%", "computing 5", "last 50 steps", "max 192", "max 16",
+            "used 100 10%", "shared 80 8%", "pinned 15 2%", "computing 5 <1%", "last 50 steps", "max 192", "max 16",
             "low     nightly", "41,000  diverged, 12 requests", "req_1", "alice", "640/641", "512",
         ):  # fmt: skip
             assert words in shown, words
@@ -173,6 +173,7 @@ class TestTheFigures:
     def test_numbers_are_as_long_as_they_are_worth(self) -> None:
         assert [number(one) for one in (None, 0, 0.25, 9.94, 12.3, 4100)] == ["-", "0", "0.2", "9.9", "12", "4,100"]
         assert [seconds(one) for one in (None, 0.0123, 0.999, 2.34)] == ["-", "12 ms", "999 ms", "2.3 s"]
+        assert [percent(one) for one in (None, 0, 0.001, 0.01, 0.834, 1)] == ["-", "0%", "<1%", "1%", "83%", "100%"]
 
 
 class TestTheGlyphs:

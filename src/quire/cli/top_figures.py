@@ -157,5 +157,8 @@ def seconds(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share as a person reads it."""
-    return "-" if share is None else f"{100 * share:.0f}%"
+    """A share as a person reads it: something is never read as nothing."""
+    if share is None:
+        return "-"
+    rounded = f"{100 * share:.0f}%"
+    return "<1%" if rounded == "0%" and share > 0 else rounded
