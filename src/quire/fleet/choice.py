@@ -7,6 +7,10 @@ block that everybody has is a small credit to everybody. Equal costs go to who h
 chosen least recently, then by name. Nothing is drawn. Gateways with a salt have an order of their own among those never
 chosen: otherwise all that start together would begin with the same member.
 
+Several gateways do not see what the others have just sent (`load.unseen_tokens`), and would all send to whoever had
+least when it was told. Each therefore takes a part of that, from none to all, to be in flight at each member, by an
+order of its own for each request.
+
 To choose is to reserve: the tokens count as in flight and the blocks as held there from this moment on, so that the
 next choice sees this one and a burst spreads.
 """
@@ -25,6 +29,11 @@ from quire.fleet.membership import Assignment, Membership, MemberState, Transiti
 
 UNCACHED_WEIGHT = 4.0
 """k: how many tokens in somebody's queue one token is worth that need not be computed."""
+
+
+LOTS = (1 << 64) - 1
+MIX = 0xD1342543DE82EF95
+"""An odd number without a pattern: what is multiplied with it is spread over all bits above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,12 @@ class Router:
         """To be told what members report: `report`."""
         self._uncached_weight = uncached_weight
         self._salt = salt.encode()
+        self.num_gateways = 1
+        """Those that choose among these members, this one included."""
+        self._lots: dict[str, int] = {}
+        """Member -> a number of this gateway's own."""
+        self._unseen_tokens = self._lot = 0
+        """Of the request that is chosen for: what others may have sent, and its own number."""
         self._block_sizes: dict[str, int] = {}
         self._ready_by_size: dict[int, frozenset[str]] = {}
         """Block size -> who of this size gets work."""
@@ -111,13 +126,17 @@ class Router:
         self.index.join(member)
         self.loads.join(member)
         self._block_sizes[member], self._last_chosen[member] = block_size, self._turn_of(member)
+        self._lots[member] = self._lot_of(member)
         return epoch
+
+    def _lot_of(self, name: str) -> int:
+        return int.from_bytes(blake2b(self._salt + b" " + name.encode(), digest_size=8).digest(), "big")
 
     def _turn_of(self, member: str) -> int:
         """Before all choices; with a salt in an order of this gateway's own."""
         if not self._salt:
             return 0
-        return -1 - int.from_bytes(blake2b(self._salt + b" " + member.encode(), digest_size=6).digest(), "big")
+        return -1 - (self._lot_of(member) >> 16)
 
     def ready(self, member: str, now_s: float) -> Transition:
         """It can compute from now on."""
@@ -155,7 +174,7 @@ class Router:
             if one.after is MemberState.GONE:
                 self.index.leave(one.member)
                 self.loads.leave(one.member)
-                del self._block_sizes[one.member], self._last_chosen[one.member]
+                del self._block_sizes[one.member], self._last_chosen[one.member], self._lots[one.member]
         if transitions:
             ready, sizes = self.membership.ready_members, self._block_sizes
             self._ready_by_size = {
@@ -171,7 +190,10 @@ class Router:
         if prompt.request_id in self._routed:
             had = self._routed[prompt.request_id].assignment.member
             raise InvariantError(f"choose: {had!r} has {prompt.request_id!r}; it has to be moved first")
+        self._unseen_tokens = self.loads.unseen_tokens(now_s, self.num_gateways)
+        self._lot = self._lot_of(prompt.request_id) if self._unseen_tokens else 0
         best = self.best(prompt, exclude)
+        self._unseen_tokens = 0
         if best is None:
             return None
         member = best.member
@@ -262,9 +284,18 @@ class Router:
                 num_cached = size * depth
                 yield self._uncached_weight * (prompt.num_tokens - num_cached), num_cached, members
 
+    def _unseen_part(self, member: str) -> int:
+        """What of it may be in flight at this member."""
+        mixed = (self._lots[member] ^ self._lot) * MIX & LOTS
+        return self._unseen_tokens * ((mixed ^ mixed >> 31) * MIX & LOTS) // LOTS
+
     def _best_of_group(self, group: _Group) -> _Offer:
         base, num_cached, members = group
         in_flight, last_chosen = self.loads.in_flight_tokens, self._last_chosen
+        if self._unseen_tokens:
+            unseen = [(in_flight[one] + self._unseen_part(one), self._lots[one], one) for one in members]
+            total, _, member = min(unseen)
+            return base + total, in_flight[member], last_chosen[member], member, num_cached
         if len(members) == 1:  # a conversation's own member: what is asked most
             member = members[0]
             return base + in_flight[member], in_flight[member], last_chosen[member], member, num_cached

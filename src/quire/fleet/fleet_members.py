@@ -138,6 +138,7 @@ class FleetMembers:
         # What it has not heard of it does not count.
         as_of_s = known.unheard_s[0] if known.unheard_s else self._clock()
         self.router.loads.report(member, report.num_uncomputed_tokens, as_of_s)
+        self.router.num_gateways = max(1, report.num_gateways)
 
     def advance(self, now_s: float) -> tuple[Transition, ...]:
         """Judge who was silent. If this process did not run for a while, nobody could be heard: all get their time

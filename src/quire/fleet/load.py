@@ -4,11 +4,18 @@
 
 A report counts what all gateways have given the member up to a moment, own requests among them; so reservations made
 before that moment are forgotten, and those made at it or later are added. Without a report there are only the own ones.
+
+What other gateways have given since the newest report nobody here can know. How much it is likely to be is known: they
+give about as much as this one does.
 """
 
 from collections import OrderedDict
+from math import exp
 
 from quire.errors import InvariantError
+
+RATE_OVER_S = 10.0
+"""What is given here counts so long for how much gateways give."""
 
 
 class _MemberLoad:
@@ -33,6 +40,20 @@ class MemberLoads:
         """Member -> what it still has to compute, as far as is known here. Read only."""
         self._member_of: dict[str, str] = {}
         """Request -> member, of the reservations that no report counts."""
+        self._newest_s: float | None = None
+        """The latest moment that any report is of."""
+        self._given_tokens = self._given_s = 0.0
+        """What was reserved here, the longer ago the less of it, and when that was reckoned."""
+
+    def unseen_tokens(self, now_s: float, num_gateways: int) -> int:
+        """What the other gateways are likely to have given, to anybody, since the newest report."""
+        if num_gateways < 2 or self._newest_s is None:
+            return 0
+        age_s = max(0.0, now_s - self._newest_s)
+        return int((num_gateways - 1) * self._given_at(now_s) / RATE_OVER_S * age_s)
+
+    def _given_at(self, now_s: float) -> float:
+        return self._given_tokens * exp(min(0.0, self._given_s - now_s) / RATE_OVER_S)
 
     @property
     def num_reservations(self) -> int:
@@ -66,6 +87,7 @@ class MemberLoads:
         load.num_since_tokens += num_tokens
         self.in_flight_tokens[member] += num_tokens
         self._member_of[request_id] = member
+        self._given_tokens, self._given_s = self._given_at(now_s) + num_tokens, now_s
 
     def release(self, request_id: str) -> None:
         """Its prompt is computed, or it ended or moved. Idempotent; what a report counts the next report takes off."""
@@ -83,6 +105,7 @@ class MemberLoads:
         if load is None or (load.as_of_s is not None and as_of_s < load.as_of_s):
             return
         load.as_of_s = as_of_s
+        self._newest_s = as_of_s if self._newest_s is None else max(self._newest_s, as_of_s)
         while load.since:
             request_id, (num_own_tokens, made_s) = next(iter(load.since.items()))
             if made_s >= as_of_s:

@@ -245,7 +245,7 @@ class FleetSimulation:
     def _load_reported(self, seat: Seat, epoch: int, num_tokens: int, as_of_s: float) -> None:
         for gateway in self.gateways:
             if gateway.known.get(seat.number) == epoch:
-                gateway.policy.reported(seat.number, num_tokens, as_of_s)
+                gateway.policy.reported(seat.number, num_tokens, as_of_s, len(self.gateways))
 
     # -- who is there --------------------------------------------------------------------------------------------------
 

@@ -90,8 +90,9 @@ class CostPolicy:
         if member in self._is_there:
             self.router.index.cleared(_key(member))
 
-    def reported(self, member: int, num_tokens: int, as_of_s: float) -> None:
+    def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
         """See `Policy`."""
+        self.router.num_gateways = num_gateways
         self.router.loads.report(_key(member), num_tokens, as_of_s)
 
     def watch(self, suspect_after_s: float) -> None:
@@ -163,7 +164,7 @@ class _Listed:
     def cleared(self, member: int) -> None:
         """Not heard."""
 
-    def reported(self, member: int, num_tokens: int, as_of_s: float) -> None:
+    def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
         """Not heard."""
 
     def joined(self, member: int, now_s: float) -> None:
@@ -258,7 +259,7 @@ class LeastLoadedPolicy(_Listed):
         """See `Policy`."""
         self.loads.release(name)
 
-    def reported(self, member: int, num_tokens: int, as_of_s: float) -> None:
+    def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
         """See `Policy`."""
         self.loads.report(_key(member), num_tokens, as_of_s)
 

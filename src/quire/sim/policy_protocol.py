@@ -56,8 +56,8 @@ class Policy(Protocol):
         """It holds nothing."""
         ...
 
-    def reported(self, member: int, num_tokens: int, as_of_s: float) -> None:
-        """So many tokens were in flight there at that moment."""
+    def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
+        """So many tokens were in flight there at that moment, from so many gateways."""
         ...
 
     def watch(self, suspect_after_s: float) -> None:

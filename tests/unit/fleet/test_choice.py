@@ -359,3 +359,46 @@ def test_gateways_with_salts_have_orders_of_their_own_and_keep_them() -> None:
     assert all(sorted(order) == [f"m{number}" for number in range(8)] for order in orders)
     assert firsts("gateway 3") == firsts("gateway 3")
     assert firsts("") == [f"m{number}" for number in range(8)]
+
+
+# -- several gateways --------------------------------------------------------------------------------------------------
+
+
+def gateway(salt: str, num_gateways: int, idlest: str, age_s: float) -> Router:
+    """One of several that all know the same of four members, and have sent as much as each other."""
+    router = Router(salt=salt)
+    for member in "abcd":
+        router.join(member, SIZE, 0.0)
+        router.ready(member, 0.0)
+        router.loads.report(member, 0 if member == idlest else 40, 10.0 - age_s)
+    router.num_gateways = num_gateways
+    router.loads.reserve("before", idlest, 10_000, 9.0 - age_s)
+    router.loads.release("before")
+    return router
+
+
+def test_gateways_that_cannot_see_each_others_requests_do_not_all_send_to_who_was_idle() -> None:
+    def spread(num_gateways: int, age_s: float) -> Counter[str]:
+        return Counter(
+            chosen(gateway(str(salt), num_gateways, "c", age_s), fresh(f"r{salt}", 10), 10.0).member
+            for salt in range(200)
+        )
+
+    assert spread(1, 0.25) == {"c": 200}
+    assert spread(8, 0.0) == {"c": 200}  # what is told is true
+    seen = spread(8, 0.25)
+    assert set(seen) == set("abcd")
+    assert max(seen.values()) == seen["c"] < 100
+
+
+def test_what_may_be_in_flight_unseen_is_less_than_a_prefix_that_is_worth_more() -> None:
+    for salt in range(50):
+        router, prompt = gateway(str(salt), 8, "c", 0.25), prompt_of("r1", list(range(4001)))
+        router.index.stored("a", prompt.names[SIZE])
+        assert chosen(router, prompt, 10.0).member == "a"
+
+
+def test_one_request_is_sent_to_the_same_member_by_the_same_gateway_every_time() -> None:
+    for number in range(20):
+        choices = {chosen(gateway("salt", 8, "b", 0.25), fresh(f"r{number}"), 10.0) for _ in range(3)}
+        assert len(choices) == 1

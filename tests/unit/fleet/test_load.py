@@ -3,7 +3,7 @@
 import pytest
 
 from quire.errors import InvariantError
-from quire.fleet.load import MemberLoads
+from quire.fleet.load import RATE_OVER_S, MemberLoads
 
 
 def loads_of(*members: str) -> MemberLoads:
@@ -52,6 +52,21 @@ def test_a_report_that_was_overtaken_is_not_heard_nor_one_of_a_member_that_left(
     assert loads.in_flight_tokens == {"a": 200}
     loads.report("b", 5, 2.0)
     assert loads.in_flight_tokens == {"a": 200}
+
+
+def test_what_other_gateways_have_sent_since_the_newest_report_is_as_much_as_this_one_sends() -> None:
+    loads = loads_of("a", "b")
+    loads.reserve("r1", "a", 1000, 2.0)
+    assert loads.unseen_tokens(2.0, 8) == 0  # nobody has reported: each counts what it sent, and nothing else
+    loads.report("a", 1000, 1.5)
+    loads.report("b", 0, 1.0)
+    assert loads.unseen_tokens(2.0, 8) == 7 * 1000 / RATE_OVER_S * 0.5
+    assert loads.unseen_tokens(2.0, 1) == 0
+    assert loads.unseen_tokens(1.5, 8) == 0
+    loads.report("a", 0, 12.0)
+    assert loads.unseen_tokens(12.5, 8) < 7 * 1000 / RATE_OVER_S * 0.5 / 2  # it was long ago
+    loads.reserve("r2", "a", 10**6, 12.5)
+    assert loads.unseen_tokens(12.5, 8) > 7 * 10**6 / RATE_OVER_S * 0.5
 
 
 def test_who_leaves_takes_its_reservations_along_and_comes_back_idle() -> None:
