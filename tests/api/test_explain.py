@@ -162,6 +162,23 @@ def test_a_person_reads_where_the_prompt_differs(here: House, tmp_path: Path) ->
     assert as_json["reason"] == "diverged"
 
 
+def test_a_request_that_ran_is_explained_by_its_id(here: House) -> None:
+    here.post("/v1/completions", prompt(TEXT, cache_salt="ran"))
+    answer = here.post("/v1/completions", prompt(TEXT.replace("mat", "rug"), cache_salt="ran"))
+    for name in (answer.headers["x-request-id"], answer.json["id"]):
+        done = CliRunner().invoke(app, ["explain", "--request", name, "--server", here.url])
+        assert done.exit_code == 0, done.output
+        head, _, cached, why, *rest = done.stdout.splitlines()
+        assert head.startswith(f"request {answer.headers['x-request-id']}, oracle, ")
+        assert "tokens are cached; " in cached
+        assert why.endswith(", in the prompt")
+        assert any(set(line) <= {" ", "^"} and "^" in line for line in rest)
+    for words in ([], ["file", "--request", "a"]):
+        assert "one of them" in str(CliRunner().invoke(app, ["explain", *words]).exception)
+    gone = CliRunner().invoke(app, ["explain", "--request", "no-such", "--server", here.url])
+    assert "nothing is known of a request" in str(gone.exception)
+
+
 def test_plain_text_and_saved_messages_are_taken_too(here: House, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("nobody has ever said this before\n")

@@ -1,21 +1,31 @@
 """`quire explain`: why the next token of a prompt would not be found in a server's cache. The answer goes to stdout."""
 
 import json
+import os
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 import typer
 
 from quire.errors import ConfigError
 
-EPILOG = "\b\nExamples:\n  quire explain body.json\n  quire explain prompt.txt --server http://127.0.0.1:8000 --json"
+EPILOG = (
+    "\b\nExamples:\n  quire explain body.json\n  quire explain prompt.txt --server http://127.0.0.1:8000 --json"
+    "\n  quire explain --request req-0123456789abcdef"
+)
 
 
 def explain(
     file: Annotated[
-        str, typer.Argument(help="A chat or completion body as JSON, saved messages, or plain text; - reads stdin.")
-    ],
+        str | None,
+        typer.Argument(help="A chat or completion body as JSON, saved messages, or plain text; - reads stdin."),
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="A request that ran: the answer's x-request-id or its id."),
+    ] = None,
     server: Annotated[str, typer.Option("--server", "--url", help="The server to ask.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Its name there; default: the body's own, or the only one.")] = None,
     key: Annotated[
@@ -23,12 +33,28 @@ def explain(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer instead of sentences.")] = False,
 ) -> None:
-    """Say how much of a prompt is cached, and why the next token is not. Nothing is computed."""
+    """Say how much of a prompt is cached, and why the next token is not, of a file or of a request that ran. Nothing is
+    computed."""
+    from quire.cli.explain_page import explanation_page, request_page
     from quire.cli.remote import Remote
 
-    body = body_of(_read(file)) | ({} if model is None else {"model": model})
-    told = Remote.unlisted(server, key).explain(body)
-    typer.echo(json.dumps(told, ensure_ascii=False, indent=2) if as_json else page(told))
+    if (file is None) == (request is None):
+        raise ConfigError("a file or --request is explained, one of them; quire explain --help shows both")
+    asked = Remote.unlisted(server, key)
+    if request is not None:
+        told, page = asked.reuse(request), request_page
+    else:
+        body = body_of(_read(file or "-")) | ({} if model is None else {"model": model})
+        told, page = asked.explain(body), explanation_page
+    if as_json:
+        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
+    else:
+        typer.echo(page(told, get_terminal_size((100, 24)).columns, _coloured))
+
+
+def _coloured(text: str, colour: str) -> str:
+    """Where a person looks; the library takes colours out again where nobody does."""
+    return text if os.environ.get("NO_COLOR") else typer.style(text, fg=colour, bold=True)
 
 
 def _read(name: str) -> str:
@@ -52,30 +78,3 @@ def body_of(text: str) -> dict[str, Any]:
     if isinstance(found, list) and found and all(isinstance(one, dict) and "role" in one for one in found):
         return {"messages": found}
     return {"prompt": text}
-
-
-def page(told: dict[str, Any]) -> str:
-    """The answer as a person reads it."""
-    lines = [
-        f"{told['cached_tokens']} of {told['prompt_tokens']} tokens are cached",
-        f"{told['reason']}: {told['explanation']}",
-    ]
-    if (found := told["difference"]) is not None:
-        ours, theirs = found["token"], found["cached_token"]
-        lines += [
-            f"it is {ours!r} ({found['token_id']}), cached is {theirs!r} ({found['cached_token_id']})",
-            "",
-            f"  prompt  {_marked(found['before'], ours, found['after'])}",
-            f"  cached  {_marked(found['before'], theirs, found['cached_after'])}",
-        ]
-    return "\n".join(lines)
-
-
-def _marked(before: str, token: str, text: str) -> str:
-    """A text that begins with the token, after what stands before it, with the token in brackets."""
-    return f"{_shown(before)}[{_shown(token)}]{_shown(text.removeprefix(token))}"
-
-
-def _shown(text: str) -> str:
-    """On one line, with nothing in it that a terminal would obey."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

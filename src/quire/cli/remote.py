@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from quire.errors import ConfigError, QuireError, RequestError
 
@@ -52,6 +52,10 @@ class Remote:
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """How much of a body's prompt is cached there, and why the next token is not."""
         return dict(self._told("POST", "/v1/cache/explain", body))
+
+    def reuse(self, request_id: str) -> dict[str, Any]:
+        """What a request that ran there found in the cache, and why no more."""
+        return dict(self._told("GET", f"/v1/requests/{quote(request_id, safe='')}/cache", None))
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], params: "SamplingParams", is_stopped: Callable[[], bool]
