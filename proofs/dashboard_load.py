@@ -17,6 +17,8 @@ LONGEST = 2_400
 VOCABULARY = 200
 """Every tokenizer has so many."""
 PRIORITIES = {"support": -1, "research": 0, "nightly": 1}
+STREAMED = 0.25
+"""The part of agents that read their answers as they come: who reads them costs as much as who writes them."""
 KINDS = 3
 """Of agents of a tenant: each has a system prompt of its own."""
 
@@ -54,7 +56,7 @@ async def _agent(
     session: aiohttp.ClientSession, url: str, key: str, system: list[int], priority: int, random: Random
 ) -> None:
     head = {"Authorization": f"Bearer {key}"}
-    said = [*system]
+    said, is_streamed = [*system], random.random() < STREAMED
     while True:
         said = [*said, *_tokens(random, TURN_TOKENS)]
         if len(said) > LONGEST:
@@ -65,7 +67,7 @@ async def _agent(
             "max_tokens": random.randint(*ANSWER_TOKENS),
             "ignore_eos": True,
             "priority": priority,
-            "stream": True,
+            "stream": is_streamed,
         }
         try:
             async with session.post(f"{url}/v1/completions", json=body, headers=head) as answer:

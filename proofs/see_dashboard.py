@@ -146,7 +146,11 @@ async def _opened(new_tab: Any, site: Site, size: tuple[int, int], checks: Check
         await tab.call("Page.enable")
         await tab.call("Page.addScriptToEvaluateOnNewDocument", source=SPY)
         await tab.open(f"{site.url}#key={site.admin_key}", *size)
-        await tab.until(OPEN)
+        try:
+            await tab.until(OPEN)
+        except TimeoutError:
+            words = await tab.run("document.body.innerText.slice(0, 400)")
+            raise RuntimeError(f"the dashboard does not open: {words}; {tab.errors}") from None
         checks.paints_ms.append(await tab.run(PAINT))
         yield tab
         overflow = await tab.run("document.documentElement.scrollWidth - window.innerWidth")

@@ -54,6 +54,7 @@ function draw() {
   const { at_s, pool: memory, tree: branches, requests } = latest;
   at("gate").hidden = true;
   at("content").hidden = false;
+  at("top").classList.remove("shut");
   figures(latest);
   choices(latest);
   pool.update(memory);
@@ -100,6 +101,7 @@ const SIGNS = { live: "●", connecting: "○", lost: "▲", paused: "‖", refu
 
 function tell({ state, words = "", wait_s = 0, status = 0 }) {
   at("connection").dataset.state = state;
+  at("top").classList.toggle("shut", state === "refused" || at("content").hidden);
   write("connection-sign", SIGNS[state]);
   const wait = wait_s ? `, asking again in ${wait_s} s` : "";
   const told = { live: "Live", connecting: "Connecting …", paused: "Paused", lost: `Lost: ${words}${wait}` };
