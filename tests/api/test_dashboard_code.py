@@ -5,7 +5,7 @@ import json
 import shutil
 import subprocess
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,6 +51,30 @@ def test_waits_grow_to_a_bound_and_differ_between_pages() -> None:
     assert most == sorted(most)
     assert most[0] < least[2] < most[-1] < 20
     assert all(b > 1.5 * a for a, b in zip(least, most, strict=True))
+
+
+def snapshots(*numbers: int) -> str:
+    return "".join(f'event: snapshot\ndata: {{"v": {one}}}\n\n' for one in numbers)
+
+
+def test_a_stream_that_breaks_is_asked_for_again_and_each_failure_makes_the_wait_longer() -> None:
+    (told,) = run(("listened", [None, 503, 500, None, snapshots(1, 2), None, snapshots(3) + "event: snap", 401]))
+    assert told["heard"] == [{"v": 1}, {"v": 2}, {"v": 3}]
+    assert set(map(tuple, told["keys"])) == {("/v1/admin/watch?model=a%20model", "Bearer secret")}
+    assert told["told"][-1] == "refused 401"
+    assert len(told["keys"]) == 8
+    # Waits are cut into seconds, so that the page can count them down: what lies between two questions is one of them.
+    lost = [sum(1 for _ in some) for is_lost, some in groupby(told["told"], lambda one: one == "lost") if is_lost]
+    assert lost[:4] == sorted(lost[:4])
+    assert lost[3] > lost[0]
+    assert lost[4] <= lost[1], "a snapshot came, so the waits begin anew"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_who_is_refused_does_not_ask_again(status: int) -> None:
+    (told,) = run(("listened", [status]))
+    assert told["told"] == ["connecting", f"refused {status}"]
+    assert not told["waits"]
 
 
 # -- the map -----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,38 @@ function kept(snapshots) {
   });
 }
 
+/** A page that listens to a server of this script: each line is an answer. Timers ring at once, on a clock of their own. */
+async function listened(script) {
+  let now_ms = 0, at = 0;
+  const told = [], heard = [], waits = [], keys = [], really = { setTimeout, fetch, performance };
+  globalThis.sessionStorage = { getItem: () => "secret", setItem() {}, removeItem() {} };
+  globalThis.performance = { now: () => now_ms };
+  globalThis.setTimeout = (ring, ms) => {
+    if (ms < 15_000) waits.push(ms), now_ms += ms, queueMicrotask(ring);
+  };
+  const listening = new Promise((resolve) => {
+    const page = new watch.Watch((snapshot) => heard.push(snapshot), (state) => {
+      told.push(state.state === "refused" ? `refused ${state.status}` : state.state);
+      if (state.state === "refused") resolve();
+      if (state.state === "connecting" && at === script.length) page.stop(), resolve();
+    });
+    globalThis.fetch = async (path, { headers }) => {
+      const answer = script[at];
+      at += 1;
+      keys.push([path, headers.Authorization]);
+      if (answer === undefined || answer === null) throw new Error("nobody is there");
+      if (typeof answer === "number") return new Response('{"error": {"message": "no"}}', { status: answer });
+      return new Response(answer);
+    };
+    page.start("a model");
+  });
+  await listening;
+  Object.assign(globalThis, really);
+  return { told, heard, waits, keys };
+}
+
 const CALLS = {
+  listened,
   events: (pieces) => { const reader = new watch.EventReader(); return pieces.map((piece) => reader.read(piece)); },
   waits: ([failures, dice]) => watch.waitAfter(failures, () => dice),
   layout: (given) => cells.layout(...given),
@@ -51,5 +82,6 @@ const CALLS = {
   words: ([name, ...given]) => words[name](...given),
 };
 
-const told = JSON.parse(readFileSync(0, "utf8")).map(([name, given]) => CALLS[name](given) ?? null);
+const told = [];
+for (const [name, given] of JSON.parse(readFileSync(0, "utf8"))) told.push((await CALLS[name](given)) ?? null);
 process.stdout.write(JSON.stringify(told));

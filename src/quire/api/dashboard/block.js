@@ -3,6 +3,7 @@ import { ask } from "./watch.js";
 import { many, span, whole } from "./words.js";
 
 const MOST_SHOWN = 6;
+const MOST_NAMES = 3;
 
 export class BlockCard {
   #asking = null;
@@ -64,8 +65,8 @@ export class BlockCard {
   }
 
   #requests(names) {
-    const more = names.length - MOST_SHOWN;
-    return `${names.slice(0, MOST_SHOWN).join(", ")}${more > 0 ? ` and ${whole(more)} more` : ""}`;
+    const more = names.length - MOST_NAMES;
+    return `${names.slice(0, MOST_NAMES).join(", ")}${more > 0 ? ` and ${whole(more)} more` : ""}`;
   }
 
   /** Numbers to go to: the first and the last few. */
