@@ -66,6 +66,11 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "alias": (("gpt-5=coder", "gpt-5=coder"), ("Claude-*=A, b=A", "Claude-*=A,b=A"), ("*=m", "*=m")),
     "store": (("/a/b.db", Path("/a/b.db")), ("~/c", Path("~/c")), ("d e", Path("d e"))),
     "store_size": (("4GiB", 4 * GIB), (900_000_000, 900_000_000), ("1.5 GiB", 3 * GIB // 2)),
+    "stable_prefix": (
+        ("dates, times", "dates\ntimes"),
+        (["ids", "a{1,2}, b"], "ids\na{1,2}, b"),
+        ("Run [a-z]+", "Run [a-z]+"),
+    ),
     "drop_images": (("true", True), ("false", False), ("TRUE", True)),
     "no_page": (("true", True), ("false", False)),
     "models_folder": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),

@@ -20,6 +20,7 @@ from quire.api.access.admission import Admission
 from quire.api.asgi import RequestMiddleware, allowed_methods, error_response
 from quire.api.http.errors import ApiError
 from quire.api.park.model_park import ModelPark
+from quire.api.prefix_warnings import warnings_response
 from quire.api.server import Shutdown
 from quire.api.watch.watch_routes import block_answer, watching
 from quire.errors import DrainingError
@@ -47,6 +48,7 @@ def make_admin(
         Route("/models/{name:path}/unload", desk.unload, methods=["POST"]),
         Route("/watch", desk.watch, methods=["GET"]),
         Route("/blocks/{block}", desk.block, methods=["GET"]),
+        Route("/cache/warnings", desk.cache_warnings, methods=["GET"]),
         Route("/cache/clear", desk.clear_cache, methods=["POST"]),
         Route("/drain", desk.drain, methods=["POST"]),
     ]
@@ -122,6 +124,9 @@ class _Desk:
             raise ApiError(400, "invalid_request", "the models of this server are here for good")
         self._park.unload(model)
         return _json({"name": model.name, "state": model.state})
+
+    async def cache_warnings(self, request: Request) -> Response:
+        return warnings_response(self._admission.prefix_guard.warnings(monotonic(), reads_lines=True))
 
     async def clear_cache(self, request: Request) -> Response:
         for model in self._admission.models:

@@ -42,6 +42,7 @@ from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import Operation, description
 from quire.api.reuse_route import retrieve_reuse
+from quire.api.warnings_route import cache_warnings
 from quire.api.watch.watch_routes import block_answer, watching
 from quire.api.web_page import PAGES, PageFiles, WebPage
 from quire.errors import InvariantError, QuireError
@@ -118,6 +119,7 @@ def _add_routes(app: Starlette) -> None:
     add_route(app, "POST", "/v1/cache/explain", _explain, require_key)
     add_route(app, "GET", "/v1/admin/watch", _watch, require_admin)
     add_route(app, "GET", "/v1/admin/blocks/{block}", _block, require_admin)
+    add_route(app, "GET", "/v1/cache/warnings", cache_warnings, require_key)
     add_route(app, "GET", "/v1/requests/{request_id}/cache", retrieve_reuse, require_key)
     add_route(app, "GET", "/version", _version, require_key)
     add_route(app, "GET", "/metrics", _metrics, require_key)

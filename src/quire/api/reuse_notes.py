@@ -5,13 +5,18 @@ It is known when the prompt is computed, just before the first token. A request 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
+from quire.api.access.admission import Admission
 from quire.api.access.request_record import RequestRecord
-from quire.client.explanation import UNKNOWN, Explanation
+from quire.api.prefix_warnings import removed_headers, warning_headers
+from quire.client.conversation import RemovedLine
+from quire.client.explanation import UNKNOWN, Explanation, text_of
+from quire.client.prefix_guard import SeenPrompt
 from quire.client.reply import Reply
-from quire.client.reuse_log import PromptPart, PromptParts, ReuseLog, ReuseRecord, lost_tokens
-from quire.observe.metrics import Metrics
+from quire.client.reuse_log import PromptPart, PromptParts, ReuseRecord, lost_tokens
+from quire.client.text_model import Tokenizer
 
 HEADER = b"x-quire-cache"
 
@@ -23,14 +28,18 @@ class AnswerNames:
     answer_id: str
     parts: Sequence[PromptParts]
     """Of its prompts, where they have any."""
+    tokenizer: Tokenizer
+    removed: Sequence[RemovedLine] = ()
+    """Lines that were taken out of its system texts."""
 
 
 class ReuseNotes:
     """Of one request."""
 
-    def __init__(self, log: ReuseLog, metrics: Metrics, record: RequestRecord, names: AnswerNames) -> None:
-        self._log = log
-        self._metrics = metrics
+    def __init__(self, admission: Admission, record: RequestRecord, names: AnswerNames) -> None:
+        self._log = admission.reuse_log
+        self._metrics = admission.metrics
+        self._guard = admission.prefix_guard
         self._record = record
         self._names = names
         self.is_waiting = True
@@ -46,6 +55,7 @@ class ReuseNotes:
             if reply.reuse is None and is_known:
                 reply.reuse = self._record_of(reply, index)
                 self._log.add(reply.reuse)
+                self._guard.take(self._seen(reply, reply.reuse))
                 reason = reply.reuse.explanation.reason
                 self._metrics.observe_reuse(self._record.model, reason, reply.reuse.num_lost_tokens)
         self.is_waiting = any(asked.reply.reuse is None for asked in self._record.asked)
@@ -56,7 +66,23 @@ class ReuseNotes:
         self.take()
         found = [asked.reply.reuse for asked in self._record.asked]
         known = [one for one in found if one is not None]
-        return [(HEADER, _told(known).encode())] if known and len(known) == len(found) else []
+        told = removed_headers(self._names.removed)
+        if not known or len(known) < len(found):
+            return told
+        warnings = self._guard.of_request(self._record.request_id, monotonic())
+        return [(HEADER, _told(known).encode()), *warning_headers(warnings), *told]
+
+    def close(self) -> None:
+        """It has ended: what is known by now is written down, and what was answered is kept for the next prompt."""
+        self.take(is_last=True)
+        for asked in self._record.asked:
+            if (reuse := asked.reply.reuse) is not None:
+                pieces = asked.reply.pieces
+                self._guard.answered(reuse, [token for piece in pieces if not piece.index for token in piece.token_ids])
+
+    def _seen(self, reply: Reply, reuse: ReuseRecord) -> SeenPrompt:
+        parts = self._names.parts[reuse.prompt_index] if self._names.parts else None
+        return SeenPrompt(reuse, reply.request.prompt, partial(text_of, self._names.tokenizer), parts)
 
     def _record_of(self, reply: Reply, index: int) -> ReuseRecord:
         request = reply.request

@@ -22,6 +22,7 @@ from quire.api.conversation_store import opened_store
 from quire.api.models import ModelEntry, Models
 from quire.api.park.model_park import ModelPark, OpenClient, ParkLimits, Weigh, weightless
 from quire.api.server import Shutdown, UvicornServer, listen, listening_unix, make_server, serve_app
+from quire.client.conversation import StablePrefix
 from quire.config import ParkedModel, Settings
 from quire.errors import ConfigError
 from quire.observe.metrics import Metrics
@@ -70,9 +71,15 @@ def prepare(plan: Plan, opening: OpenClient) -> Prepared:
     park_limits = ParkLimits(plan.settings.serving.queue, server_settings.idle_s, server_settings.min_stay_s)
     park = models.park = ModelPark(zip(plan.models, entries, strict=True), opening, plan.weigh, park_limits)
     origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
+    stable_prefix = StablePrefix(server_settings.unstable_lines)
     store = opened_store(server_settings.store_path(), server_settings.store_size_bytes)
     limits = AdmissionSettings(
-        server_settings.max_open_requests, origins, server_settings.drop_images, not server_settings.no_page, store
+        server_settings.max_open_requests,
+        origins,
+        server_settings.drop_images,
+        not server_settings.no_page,
+        stable_prefix,
+        store,
     )
     return Prepared(ring, models, park, limits, Admission(models, Metrics(server_settings.metrics_prefix), limits))
 

@@ -37,7 +37,7 @@ def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Calla
     parameters = [*own, _file_parameter(), *(_parameter(setting) for setting in shown)]
 
     def with_flags(**given: Any) -> None:
-        flags = {setting.name: _joined(given.pop(setting.name)) for setting in shown}
+        flags = {setting.name: _joined(given.pop(setting.name), setting.kind.between) for setting in shown}
         settings: Settings = load_settings(flags, file=given.pop("config_file"))
         command(settings, **given)
 
@@ -55,9 +55,9 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     return _keyword(setting.name, Annotated[kind | None, option])
 
 
-def _joined(given: str | list[str] | None) -> str | None:
+def _joined(given: str | list[str] | None, between: str) -> str | None:
     """A flag that may be given several times, as one text."""
-    return ",".join(given) or None if isinstance(given, list) else given
+    return between.join(given) or None if isinstance(given, list) else given
 
 
 def _file_parameter() -> inspect.Parameter:

@@ -14,6 +14,9 @@ from quire.text.chat.prompt_parts import (
     NumberedMessages as NumberedMessages,  # noqa: PLC0414 - for the API, too
 )
 from quire.text.chat.prompt_parts import PromptPart, PromptParts, TemplateParts, num_system, parts_of
+from quire.text.chat.stable_prefix import NOTHING_LISTED as NOTHING_LISTED  # noqa: PLC0414 - for the API, too
+from quire.text.chat.stable_prefix import RemovedLine as RemovedLine  # noqa: PLC0414
+from quire.text.chat.stable_prefix import StablePrefix as StablePrefix  # noqa: PLC0414
 from quire.text.chat.tools import NO_TOOLS
 from quire.text.chat.tools import Tool as Tool  # noqa: PLC0414 - for the API, too
 from quire.text.chat.tools import ToolMode as ToolMode  # noqa: PLC0414

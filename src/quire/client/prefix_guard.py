@@ -9,12 +9,14 @@ are the same again behind the line, never more than were computed.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from quire.client.explanation import UNKNOWN
 from quire.client.kept_prompts import KeptPrompt, KeptPrompts, ShelfName
 from quire.client.prompt_alignment import WIDTH, Gap, gaps_between, packed
-from quire.client.reuse_log import PromptPart, ReuseRecord
+from quire.client.reuse_log import PromptPart, PromptParts, ReuseRecord
 from quire.client.unstable_lines import ComparedPrompts, Instability, Place, UnstableKind, instabilities
 
 HOUR_S, MINUTE_S = 3600.0, 60.0
@@ -32,8 +34,16 @@ MAX_VALUES = 8
 MAX_REQUESTS = 4096
 """Whose warnings are still known."""
 MAX_SHOWN_CHARS = 160
-SNIPPET_CHARS, LEAST_SNIPPET = 60, 8
-OTHER_REASONS = frozenset({"evicted", "other_namespace", "state_missing"})
+DESCRIPTIONS: Mapping[UnstableKind, str] = {
+    "dates": "a line with another date",
+    "times": "a line with another time",
+    "ids": "a line with another id",
+    "numbers": "a line with another number",
+    "order": "a text with its parts in another order",
+    "text": "a line with other words",
+    "history": "a history that is told in another way",
+}
+OTHER_REASONS = frozenset({"evicted", "other_namespace", "state_missing", UNKNOWN})
 """Misses that no line of a client's is to blame for."""
 
 
@@ -45,8 +55,8 @@ class SeenPrompt:
     token_ids: Sequence[int]
     text_of: Callable[[Sequence[int]], str]
     """The text of some of its tokens."""
-    messages: Sequence[object] | None = None
-    """The conversation it is; None: a prompt as a text, or as tokens."""
+    parts: PromptParts | None = None
+    """Where in it the messages and tools of its client lie; None: it is made of no such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +74,14 @@ class PrefixWarning:
     """That lost them."""
 
     @property
+    def description(self) -> str:
+        """What it is, without its text."""
+        return DESCRIPTIONS[self.kind]
+
+    @property
     def sentence(self) -> str:
         """For people."""
-        line = f"a line ({self.kind})" if self.line is None else f"{self.line!r} ({self.kind})"
+        line = self.description if self.line is None else f"{self.description}, {self.line!r},"
         return f"{line} cost {self.num_lost_tokens:,} tokens in the last hour, in {self.num_requests:,} requests"
 
 
@@ -221,17 +236,17 @@ class PrefixGuard:
 
 def _found(seen: SeenPrompt, tokens: bytes, nearest: Sequence[tuple[KeptPrompt, int]]) -> list[Instability]:
     """What is wrong with a prompt, beside the one of the nearest that it would have found most of."""
-    explanation = seen.record.explanation
-    num_computed = len(tokens) // WIDTH - explanation.num_cached_tokens
-    if explanation.reason in OTHER_REASONS or num_computed < MIN_COMPUTED:
+    reason, num_cached = seen.record.explanation.reason, seen.record.num_cached_tokens
+    num_computed = len(tokens) // WIDTH - num_cached
+    if reason in OTHER_REASONS or num_computed < MIN_COMPUTED:
         return []
     best = list[Instability]()
     for theirs, start in nearest:
         # What is found reaches further than this prompt does: it is not the one to compare with.
-        if start < explanation.num_cached_tokens or start * WIDTH >= min(len(tokens), len(theirs.tokens)):
+        if start < num_cached or start * WIDTH >= min(len(tokens), len(theirs.tokens)):
             continue
         gaps = gaps_between(tokens, theirs.tokens, start)
-        compared = ComparedPrompts(tokens, theirs, gaps, seen.text_of, _Places(seen).of)
+        compared = ComparedPrompts(tokens, theirs, gaps, seen.text_of, partial(_place_of, seen), partial(_around, seen))
         best = max(best, instabilities(compared), key=_num_lost)
     return _at_most(best, num_computed)
 
@@ -260,36 +275,29 @@ def _name_of(record: ReuseRecord) -> str:
     return f"{record.request_id}/{record.prompt_index}"
 
 
-class _Places:
-    """Where the gaps of a prompt lie: by what is known of its first difference, else by whose message has the text."""
-
-    def __init__(self, seen: SeenPrompt) -> None:
-        self._seen = seen
-
-    def of(self, gap: Gap, head: str, text: str, tail: str) -> Place:
-        """The place of one gap."""
-        record, messages = self._seen.record, self._seen.messages
-        if record.part is not None and record.explanation.position == gap.start:
-            return _place_of_part(record.part)
-        if messages is None:
-            return "text"
-        texts = [(_is_system(one), _texts_of(one)) for one in messages if isinstance(one, Mapping)]
-        for snippet in _snippets(head, text, tail):
-            owners = {is_system for is_system, held in texts if any(snippet in one for one in held)}
-            if owners:
-                return "message" if False in owners else "system"
-        return "tool"
+def _place_of(seen: SeenPrompt, gap: Gap) -> Place:
+    """Where a gap lies. What begins in one part and ends in another is a matter of conversation if either is."""
+    parts = seen.parts
+    if parts is None:
+        return "text"
+    found = [parts.at(gap.start), parts.at(max(gap.start, gap.stop - 1))]
+    places: list[Place] = ["message" if part is None else _place_of_part(part) for part in found]
+    return "message" if "message" in places else next((place for place in places if place != "text"), "text")
 
 
-def _snippets(head: str, text: str, tail: str) -> Iterator[str]:
-    """Short texts by which a gap may be found in a message: first with much around it, last what stands beside it. On
-    both sides there may be what the template wrote."""
-    lines = [line[:SNIPPET_CHARS] for line in text[: 4 * SNIPPET_CHARS].split("\n")]
-    for num_around in (40, 20, 8, 0):
-        before = head[-num_around:] if num_around else ""
-        after = tail[:num_around] if len(text) <= SNIPPET_CHARS and len(lines) == 1 else ""
-        yield from filter(None, [(before + lines[0] + after).strip()])
-    yield from (line.strip() for line in [*lines[1:], head[-20:], tail[:20]] if len(line.strip()) >= LEAST_SNIPPET)
+def _around(seen: SeenPrompt, gap: Gap, size: int) -> tuple[int, int]:
+    """What stands around a gap in the same part, without what the template wrote before and behind that."""
+    first, after = max(0, gap.start - size), min(len(seen.token_ids), gap.stop + size)
+    if seen.parts is None:
+        return first, after
+    start, part = gap.start, seen.parts.at(gap.start)
+    while start > first and seen.parts.at(start - 1) == part:
+        start -= 1
+    stop, part = gap.stop, seen.parts.at(gap.stop)
+    while stop < after and seen.parts.at(stop) == part:
+        stop += 1
+    # The first token behind a part counts as its own.
+    return start, stop if stop == after else max(gap.stop, stop - 1)
 
 
 def _place_of_part(part: PromptPart) -> Place:
@@ -300,18 +308,6 @@ def _place_of_part(part: PromptPart) -> Place:
             return "text"
         case kind:
             return kind
-
-
-def _is_system(message: Mapping[object, object]) -> bool:
-    return message.get("role") in ("system", "developer")
-
-
-def _texts_of(message: Mapping[object, object]) -> list[str]:
-    content = message.get("content")
-    if isinstance(content, str):
-        return [content]
-    parts = content if isinstance(content, list) else ()
-    return [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
 
 
 def _warning(

@@ -21,7 +21,7 @@ from quire.text.chat.changing_text import MAX_LINE_CHARS, FoldedLine, changed_ki
 
 UnstableKind = Literal["dates", "times", "ids", "numbers", "order", "text", "history"]
 Place = Literal["system", "tool", "message", "text"]
-"""Where a gap lies: system text; tools, or what the template writes; what users and assistants say; no conversation."""
+"""Where a gap lies: system text, tools, what users and assistants say; what is no conversation, or the template's."""
 WITHIN_PROMPTS: frozenset[Place] = frozenset({"system", "tool"})
 
 CONTEXT_TOKENS = 96
@@ -68,8 +68,9 @@ class ComparedPrompts:
     theirs: KeptPrompt
     gaps: Sequence[Gap]
     text_of: Callable[[Sequence[int]], str]
-    place_of: Callable[[Gap, str, str, str], Place]
-    """Of a gap with the text before it on its line, its own, and the text behind it."""
+    place_of: Callable[[Gap], Place]
+    around: Callable[[Gap, int], tuple[int, int]] = lambda gap, size: (gap.start - size, gap.stop + size)
+    """From where to where its part of our prompt reaches, no further than so many tokens before and behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def instabilities(compared: ComparedPrompts) -> list[Instability]:
     while at < len(compared.gaps):
         gap = compared.gaps[at]
         sides = _sides(compared, gap)
-        place = compared.place_of(gap, sides.head, sides.ours, sides.tail)
+        place = compared.place_of(gap)
         one, num_gaps = _changed_line(compared, gap, sides, place), 1
         if one is None and place != "message":
             one, num_gaps = _reordered(compared, at, sides)
@@ -236,8 +237,9 @@ def _is_costly(compared: ComparedPrompts, gap: Gap) -> bool:
 
 def _sides(compared: ComparedPrompts, gap: Gap) -> _Sides:
     ours = compared.ours
-    head = _text(compared, ours, max(0, gap.start - CONTEXT_TOKENS), gap.start)
-    tail = _text(compared, ours, gap.stop, gap.stop + min(CONTEXT_TOKENS, gap.num_alike))
+    first, after = compared.around(gap, CONTEXT_TOKENS)
+    head = _text(compared, ours, max(0, first), gap.start)
+    tail = _text(compared, ours, gap.stop, min(after, gap.stop + gap.num_alike))
     return _Sides(
         head.rpartition("\n")[2],
         _text(compared, ours, gap.start, gap.stop),

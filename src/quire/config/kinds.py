@@ -41,6 +41,8 @@ class Kind:
     """Several may be given: a flag several times, a list in TOML, or all with commas between."""
     is_switch: bool = False
     """On a command line the flag alone is enough."""
+    between: str = ","
+    """What stands between several in one text."""
 
 
 def whole_number(low: int, high: int) -> Kind:
@@ -77,6 +79,20 @@ def several(metavar: str, rule: str, pattern: str, fold: Callable[[str], str] = 
         return ",".join(_matching(fold(_text(word)), pattern) for word in words)
 
     return Kind(metavar, rule, parse, is_list=True)
+
+
+def lines(metavar: str, rule: str, name: str, line: str) -> Kind:
+    """Lines of a certain form, held as one text. A line of names with commas between counts as so many lines."""
+
+    def parse(given: object) -> str:
+        each = given if isinstance(given, list) else _text(given).split("\n")
+        return "\n".join(_matching(one, line) for text in each for one in words(_text(text)))
+
+    def words(text: str) -> list[str]:
+        names = [word.strip() for word in text.split(",")]
+        return names if all(re.fullmatch(name, word) for word in names) else [text]
+
+    return Kind(metavar, rule, parse, lambda value: ", ".join(str(value).split("\n")), is_list=True, between="\n")
 
 
 def _parse_size(given: object) -> int:

@@ -30,6 +30,8 @@ class ServerSettings:
     store: Path | None = None
     """None: no conversation is kept."""
     store_size_bytes: int = 1 << 30
+    stable_prefix: str | None = None
+    """Names and patterns of lines that are taken out of system texts, one on a line. None: nothing is."""
     drop_images: bool = False
     """A text stands where a picture was; otherwise requests with one are refused."""
     no_page: bool = False
@@ -71,6 +73,11 @@ class ServerSettings:
         """Models by the other names they have; a name may have a * for any characters."""
         pairs = [pair.partition("=") for pair in (self.alias or "").split(",") if pair]
         return {name: model for name, _, model in pairs}
+
+    @property
+    def unstable_lines(self) -> tuple[str, ...]:
+        """What is taken out of system texts."""
+        return tuple(filter(None, (self.stable_prefix or "").split("\n")))
 
     @property
     def is_loopback(self) -> bool:

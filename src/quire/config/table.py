@@ -11,6 +11,7 @@ from quire.config.kinds import (
     Kind,
     Value,
     choice,
+    lines,
     power_of_two,
     seconds,
     several,
@@ -283,6 +284,17 @@ SETTINGS: tuple[Setting, ...] = (
         Group.SERVER, "store_size", SIZE, _SERVER.store_size_bytes,
         "How much the store may hold; then whoever takes most of it loses the oldest.",
         "1GiB", field="store_size_bytes",
+    ),
+    Setting(
+        Group.SERVER, "stable_prefix",
+        lines("PATTERNS", "dates, times, ids and billing-header with commas between, or a regular expression of up to "
+              "200 printable characters", "dates|times|ids|billing-header", r"[\x20-\x7e]{1,200}"),
+        _SERVER.stable_prefix,
+        "Lines to take out of system texts before a template sees them, so that prompts begin alike: short lines about "
+        "a date, a time or an id; a client's billing header; whole lines that match a regular expression. Say it again "
+        "for each expression. What users and assistants say and tools are never touched, and an answer's header tells "
+        "what was taken out.",
+        "dates,times", "nothing is taken out",
     ),
     Setting(
         Group.SERVER, "drop_images", SWITCH, _SERVER.drop_images,

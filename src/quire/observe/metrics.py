@@ -147,6 +147,10 @@ class Metrics:
         self._misses.labels(model, ENGINE, reason).inc()
         self._lost.labels(model, ENGINE, reason).inc(num_lost_tokens)
 
+    def count_guarded(self, model: str, num_lost_tokens: int) -> None:
+        """What lines cost that somebody was warned of."""
+        self._guarded.labels(model, ENGINE).inc(num_lost_tokens)
+
     def _observe_times(self, told: ModelFigures, where: tuple[str, str]) -> None:
         self._total_s.labels(*where).observe(told.total_s)
         self._queue_s.labels(*where).observe(told.queue_s)
@@ -173,6 +177,9 @@ class Metrics:
         )
         self._lost = self._own_counter(
             "prefix_tokens_lost", "Prompt tokens computed that might have been found, by why not.", "reason"
+        )
+        self._guarded = self._own_counter(
+            "prefix_guard_tokens_lost", "Prompt tokens computed because of lines that change at every request."
         )
         self._preemptions = self._counter("num_preemptions", "Times a sequence gave up its place.")
 

@@ -21,6 +21,7 @@ from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
 from quire.api.access.origins import Origins
 from quire.api.access.request_record import RequestRecord
+from quire.api.access.warning_log import log_warning
 from quire.api.conversation_store import ConversationStore
 from quire.api.http.body import Receive, declared_bytes, read_body
 from quire.api.http.errors import ApiError, api_error_of
@@ -28,6 +29,8 @@ from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.models import Models
 from quire.api.watch.activity import Activity
 from quire.api.watch.watchers import Watchers
+from quire.client.conversation import NOTHING_LISTED, StablePrefix
+from quire.client.prefix_guard import PrefixGuard
 from quire.client.reuse_log import ReuseLog
 from quire.client.text_pool import TextPool
 from quire.core.promises import Promises
@@ -54,6 +57,8 @@ class AdmissionSettings:
     """A text stands where a picture was; otherwise requests with one are refused."""
     has_page: bool = True
     """Whether people can talk to the models at /, in a browser."""
+    stable_prefix: StablePrefix = NOTHING_LISTED
+    """Lines that are taken out of system texts."""
     store: ConversationStore | None = None
     """Where conversations are kept that clients go on with by an id. None: nowhere."""
 
@@ -78,6 +83,8 @@ class Admission:
         """Bodies that are still coming, by tenant."""
         self.reuse_log = ReuseLog()
         """What prompts found in the cache lately, of all models."""
+        self.prefix_guard = PrefixGuard(log_warning, metrics.count_guarded)
+        """What keeps them from being found again and again."""
         self.text_pool = TextPool()
         """Where text is worked on, beside the event loop: nothing whose size a client decides runs on it."""
 

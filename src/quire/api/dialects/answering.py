@@ -63,7 +63,7 @@ class Answering(BodyAnswer):
                 async with call.record.entering():
                     fields, at = self._asked or await self._read(call)
                     client = await self._come(at, head, stack)
-                    generation = await self._question(fields, Target.of(at, client), call.record)
+                    generation = await self._question(fields, self._target(at, client), call.record)
                 await self._answer(generation, call, head)
         except (ReaderStuckError, ClientGoneError):
             raise
@@ -72,6 +72,9 @@ class Answering(BodyAnswer):
                 raise
             # The stream was opened while the model was loaded: the status is gone.
             await head.end_with(error, call.record)
+
+    def _target(self, at: Address, client: EngineClient) -> Target:
+        return Target.of(at, client, self._admission.settings.stable_prefix)
 
     async def _come(self, at: Address, head: "StreamHead", stack: AsyncExitStack) -> EngineClient:
         """The model, once it is here; it stays until the stack is left. A stream hears that it is not forgotten."""
@@ -84,14 +87,15 @@ class Answering(BodyAnswer):
         record = call.record
         call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
         clock = TokenClock(generation.to.model, record, call.bill)
-        names = AnswerNames(generation.writer.answer_id, generation.parts)
-        notes = ReuseNotes(self._admission.reuse_log, self._admission.metrics, record, names)
+        to = generation.to
+        names = AnswerNames(generation.writer.answer_id, generation.parts, to.text.tokenizer, to.removed)
+        notes = ReuseNotes(self._admission, record, names)
         try:
             self._ask(generation, record)
             with within_context(generation.to.text.max_sequence_tokens):
                 await self._send(generation, call, Sending(clock, head, notes))
         finally:
-            notes.take(is_last=True)
+            notes.close()
             for asked in record.asked:
                 asked.close()
             clock.close()

@@ -6,7 +6,7 @@ in `error_formats.py`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -16,12 +16,13 @@ from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
 from quire.api.models import ModelEntry, Models
 from quire.client.client import EngineClient
+from quire.client.conversation import NOTHING_LISTED, NumberedMessages, RemovedLine, StablePrefix
 from quire.client.outputs import Piece
 from quire.client.params import SamplingParams
 from quire.client.reply import Reply
 from quire.client.requests import RequestOptions
 from quire.client.reuse_log import PromptParts
-from quire.client.text_model import TextModel
+from quire.client.text_model import Messages, TextModel
 from quire.core.request import PriorityClass, Request
 
 PieceBatch = Sequence[tuple[int, Piece]]
@@ -100,11 +101,23 @@ class Target:
     client: EngineClient
     text: TextModel
     priority: PriorityClass
+    stable_prefix: StablePrefix = NOTHING_LISTED
+    removed: list[RemovedLine] = field(default_factory=list)
+    """Lines that were taken out of its system texts, for whoever tells them."""
 
     @classmethod
-    def of(cls, address: Address, client: EngineClient) -> "Target":
+    def of(cls, address: Address, client: EngineClient, stable_prefix: StablePrefix) -> "Target":
         """Looked up once."""
-        return cls(address.model, address.options, client, client.text, address.priority)
+        return cls(address.model, address.options, client, client.text, address.priority, stable_prefix)
+
+    def stable(self, messages: Messages) -> Messages:
+        """A conversation without the lines that the operator has taken out. Every dialect asks it before a template
+        sees the messages."""
+        cleaned = self.stable_prefix.cleaned(messages)
+        self.removed.extend(cleaned.removed)
+        if isinstance(messages, NumberedMessages):
+            return NumberedMessages(cleaned.messages, messages.parts)
+        return cleaned.messages
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):

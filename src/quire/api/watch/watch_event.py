@@ -39,17 +39,17 @@ class WatchedServer(Protocol):
     open_requests: dict[str, tuple[RequestRecord, Any]]
     activity: Activity
     reuse_log: ReuseLog
+    prefix_guard: PrefixGuard
     is_draining: bool
 
 
 def warnings_of(server: WatchedServer, now_s: float, *, reads_lines: bool) -> list[dict[str, Any]]:
     """Of the prefix guard. Lines are clients' text: not for everybody who may watch."""
-    guard: PrefixGuard | None = getattr(server, "prefix_guard", None)
-    found = [] if guard is None else guard.warnings(now_s, reads_lines=reads_lines)
+    found = server.prefix_guard.warnings(now_s, reads_lines=reads_lines)
     return [
         {
             "tenant": one.tenant,
-            "line": one.line or "",
+            "line": one.line or one.description,
             "num_lost_tokens": one.num_lost_tokens,
             "num_requests": one.num_requests,
             "kind": one.kind,

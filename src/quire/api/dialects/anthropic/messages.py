@@ -62,7 +62,7 @@ class AnthropicMessages:
         use = message_tools(fields)
         with _told_as_too_long(to.text):
             budget = thought_budget(fields)
-            asked = converse(to.text, messages, use, output_grammar(fields), budget, **_arguments(fields))
+            asked = converse(to.text, to.stable(messages), use, output_grammar(fields), budget, **_arguments(fields))
         room = to.text.max_sequence_tokens - len(asked.ids)
         if room < 1:
             raise too_long(len(asked.ids), to.text.max_sequence_tokens)
@@ -92,7 +92,8 @@ async def count_tokens(body: dict[str, Any], admission: Admission, caller: Calle
         new = messages_of_turns(fields, Images(settings.are_images_dropped))
         fields, messages = _conversation(fields, thread_of(fields, settings.store, caller.tenant), new)
         with _told_as_too_long(text):
-            prompt = chat_prompt(text, messages, message_tools(fields), **_arguments(fields))
+            cleaned = settings.stable_prefix.cleaned(messages).messages
+            prompt = chat_prompt(text, cleaned, message_tools(fields), **_arguments(fields))
         return msgspec.json.encode({"input_tokens": len(prompt.ids)})
 
     asked = await pool.run(caller.tenant, checked)

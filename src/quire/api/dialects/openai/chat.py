@@ -52,7 +52,7 @@ class Chat:
 
     def generation(self, asked: ParsedChat, to: Target) -> GenerationRequest:
         """What it asks, in tokens."""
-        fields, messages = asked
+        fields, messages = asked[0], to.stable(asked[1])
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)

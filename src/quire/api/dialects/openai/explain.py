@@ -43,7 +43,8 @@ class Explaining(BodyAnswer):
             fields = await self.run(lambda: dialect.parse(body))
             at = dialect.address(fields, models, self._caller, call.record.headers)
             async with models.using(at.model) as client:
-                asked = await self.run(lambda: _generation(dialect, fields, Target.of(at, client)))
+                to = Target.of(at, client, self._admission.settings.stable_prefix)
+                asked = await self.run(lambda: _generation(dialect, fields, to))
                 (ids,) = asked.prompts
                 call.bill.settle(1, len(ids))
                 found = await explained(at.model, models, ids, at.options["cache_group"])

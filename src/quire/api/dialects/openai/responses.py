@@ -60,7 +60,7 @@ class Responses:
             arguments["extra"] = {"reasoning_effort": effort}
         tenant = to.options["tenant"]
         kept, new = self._history(fields, tenant), messages_of_items(fields, self._images)
-        told, messages = [*kept, *new], new.behind([*_instructions(fields), *kept])
+        told, messages = [*kept, *new], to.stable(new.behind([*_instructions(fields), *kept]))
         asked = converse(to.text, messages, response_tools(fields), response_grammar(fields), **arguments)
         room = to.text.max_sequence_tokens - len(asked.ids)
         if room < 1:

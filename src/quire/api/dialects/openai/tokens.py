@@ -24,7 +24,14 @@ TextFields = TypeVar("TextFields", TokenizeFields, DetokenizeFields)
 
 async def tokenize(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
     """The ids of a prompt or of a conversation."""
-    return await _worded(_tokenize_fields, _tokenized, body, admission, caller)
+    stable_prefix = admission.settings.stable_prefix
+
+    def tokenized(fields: TokenizeFields, body: dict[str, Any], text: TextModel) -> dict[str, Any]:
+        if fields.messages is not None:
+            body = {**body, "messages": stable_prefix.cleaned(body["messages"]).messages}
+        return _tokenized(fields, body, text)
+
+    return await _worded(_tokenize_fields, tokenized, body, admission, caller)
 
 
 async def detokenize(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
