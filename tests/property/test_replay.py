@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -12,13 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core import policy, scheduler
-from quire.core.block_pool import BlockPool
-from quire.core.chances import Guess
-from quire.core.ngrams import Ngrams
-from quire.core.scheduler import Scheduler
 from quire.errors import ReplayError
 from quire.sim.replay import replay
+from tests.support.scheduler_changes import CHANGES
 from tests.support.traced_engines import write_life
 
 SEEDS = st.integers(0, 1 << 30)
@@ -103,24 +99,6 @@ def test_a_plan_that_somebody_changed_is_found_at_its_line(seed: int) -> None:
         assert life.difference is not None
         assert (life.difference.line, life.difference.kind) == (number + 1, "plan")
         assert life.difference.rows
-
-
-CHANGES: dict[str, tuple[object, str, Callable[..., Any]]] = {
-    "nobody matches the cache": (Scheduler, "_match", lambda _self, _sequence: None),
-    "chunks end anywhere": (
-        scheduler,
-        "chunk_length",
-        lambda done, known, budget, size, _fork: max(0, min(known - done, budget, size + 1)),
-    ),
-    "guesses are not looked for": (Ngrams, "propose", lambda _self, _sequence, _limit: Guess()),
-    "blocks are given back in order": (
-        BlockPool,
-        "release",
-        lambda self, blocks, really=BlockPool.release: really(self, sorted(blocks)),
-    ),
-    "late requests go on": (Scheduler, "_end_late", lambda _self: None),
-    "nobody is displaced": (policy, "may_displace", lambda _newcomer, _victim: False),
-}
 
 
 @pytest.fixture(scope="module")

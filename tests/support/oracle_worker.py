@@ -14,6 +14,7 @@ from quire.backends.protocol import Capacity
 from quire.checkpoints import Progress
 from quire.config import ModelSettings
 from quire.core.scheduler_config import SchedulerConfig
+from quire.core.step_cost import StepCost
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.guides import Guides
@@ -34,6 +35,9 @@ ORACLE = (sys.executable, "-m", "tests.support.oracle_worker")
 STEP_S = "ORACLE_STEP_S"
 LOAD_S = "ORACLE_LOAD_S"
 """How long it takes to load."""
+GUESSES = "ORACLE_GUESSES"
+CHEAP_GUESSES = StepCost(((1, 1.0), (64, 1.001)))
+"""By which nearly every guess pays."""
 NEEDS = "ORACLE_NEEDS"
 """A file that must be there to load."""
 SETTINGS = ModelSettings(memory_bytes=512, block_size=4, max_step_tokens=256, max_running=64, max_sequence_tokens=512)
@@ -53,7 +57,10 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Engine
         int(command.model),
         8 * settings.block_size,
     )
-    config = SchedulerConfig(settings.max_step_tokens, settings.max_running, longest, queue=command.queue)
+    cost = CHEAP_GUESSES if os.environ.get(GUESSES) else None
+    config = SchedulerConfig(
+        settings.max_step_tokens, settings.max_running, longest, queue=command.queue, step_cost=cost
+    )
     time.sleep(float(os.environ.get(LOAD_S, "0")))
     if (needed := os.environ.get(NEEDS)) and not Path(needed).exists():
         raise CheckpointError(f"{needed} is gone; put it back")

@@ -79,6 +79,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "trace": (("/a/b.jsonl", Path("/a/b.jsonl")), ("~/c", Path("~/c")), ("d e", Path("d e"))),
     "trace_max_bytes": (("4GiB", 4 * GIB), (900_000_000, 900_000_000), ("1.5 GiB", 3 * GIB // 2)),
     "trace_tokens": (("true", True), ("false", False)),
+    "otel": (("http://localhost:4318", "http://localhost:4318"), ("https://a.b/c", "https://a.b/c")),
     "log_format": (("plain", "plain"), ("json", "json")),
     "metrics_prefix": (("vllm", "vllm"), ("quire", "quire")),
 }

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from quire import __version__
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate, public, require_admin, require_key
-from quire.api.asgi import Pages, RequestMiddleware, allowed_methods, error_response
+from quire.api.asgi import OnEnded, Pages, RequestMiddleware, allowed_methods, error_response
 from quire.api.dialects.answering import Answering
 from quire.api.dialects.anthropic.messages import AnthropicMessages, count_tokens
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
@@ -93,10 +93,10 @@ def make_app(admission: Admission, gate: Gate) -> Starlette:
     return app
 
 
-def make_asgi(admission: Admission, gate: Gate) -> RequestMiddleware:
-    """The application as a server runs it."""
+def make_asgi(admission: Admission, gate: Gate, ended: OnEnded | None = None) -> RequestMiddleware:
+    """The application as a server runs it; `ended` hears of every request that is over."""
     pages = Pages(admission.settings.origins, gate.ring)
-    return RequestMiddleware(make_app(admission, gate), admission.told, pages)
+    return RequestMiddleware(make_app(admission, gate), admission.told, pages, ended=ended)
 
 
 def add_route(app: Starlette, method: str, path: str, endpoint: Endpoint, guard: Guard) -> None:

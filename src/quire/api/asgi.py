@@ -31,6 +31,8 @@ from quire.observe.access_log import write_access
 LOG = logging.getLogger("quire.api")
 Note = Callable[[RequestRecord, ApiError], None]
 """Hears what a client is about to be told."""
+OnEnded = Callable[[RequestRecord], None]
+"""Hears of a request that is over, whatever became of it."""
 
 
 class ReaderStuckError(Exception):
@@ -63,8 +65,10 @@ class RequestMiddleware:
         note: Note | None = None,
         pages: Pages | None = None,
         errors: ErrorFormats = SERVER_ERRORS,
+        ended: OnEnded | None = None,
     ) -> None:
         self._app = app
+        self._ended = ended
         self._note = note or _unheard
         self._pages = pages
         self._errors = errors
@@ -91,6 +95,8 @@ class RequestMiddleware:
             record.is_cut = True
         finally:
             write_access(record.line())
+            if self._ended is not None:
+                self._ended(record)
 
     async def _answer(self, scope: Any, receive: Any, told: "RecordingSend") -> None:
         """By the routes; or what is to be said instead."""

@@ -8,14 +8,16 @@ import asyncio
 import gc
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire import __version__
 from quire.api.access.admission import Admission, AdmissionSettings
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
+from quire.api.access.request_span import RequestSpans
 from quire.api.admin import PublicAddress, make_admin
 from quire.api.app import make_asgi
 from quire.api.conversation_store import opened_store
@@ -26,6 +28,7 @@ from quire.client.conversation import StablePrefix
 from quire.config import ParkedModel, Settings
 from quire.errors import ConfigError
 from quire.observe.metrics import Metrics
+from quire.observe.spans import open_spans
 
 Say = Callable[[str], None]
 
@@ -91,12 +94,19 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
     admission, store = prepared.admission, prepared.limits.store
     shutdown = Shutdown(admission, server_settings.drain_s)
     shutdown.on_signals()
+    spans = open_spans(server_settings.otel, __version__)
+    ended = None if spans is None else RequestSpans(spans).ended
     listener = listen(server_settings.host, server_settings.port)
     admin_path = server_settings.admin_path(listener.getsockname()[1])
-    with listener, listening_unix(admin_path) as operator, closing(store) if store else nullcontext():
+    with ExitStack() as held:
+        if spans is not None:
+            held.callback(spans.close)
+        held.enter_context(listener)
+        operator = held.enter_context(listening_unix(admin_path))
+        held.enter_context(closing(store) if store else nullcontext())
         address = PublicAddress(_url_of(listener), prepared.ring.is_locked)
         servers = [
-            (make_server(make_asgi(admission, prepared.gate)), listener),
+            (make_server(make_asgi(admission, prepared.gate, ended)), listener),
             (make_server(make_admin(admission, shutdown, address, prepared.park)), operator),
         ]
         return await _serve_while_loading(

@@ -47,6 +47,8 @@ class ServerSettings:
     trace_max_bytes: int = 1 << 30
     trace_tokens: bool = False
     """Token ids are written as they are; else under a permutation."""
+    otel: str | None = None
+    """None: the variables of OpenTelemetry, or no spans."""
     log_format: str = "plain"
     metrics_prefix: str = "vllm"
 

@@ -340,6 +340,12 @@ SETTINGS: tuple[Setting, ...] = (
         "Write token ids into the trace as they are: who has the model can read what was said.", "true",
     ),
     Setting(
+        Group.SERVER, "otel", text("a URL such as http://localhost:4318", r"https?://[\x21-\x7e]{1,200}", "URL"),
+        _SERVER.otel,
+        "Where OpenTelemetry spans go, one for each request, over HTTP. Needs quire[otel].",
+        "http://localhost:4318", "where OTEL_EXPORTER_OTLP_ENDPOINT says, or nowhere",
+    ),
+    Setting(
         Group.SERVER, "log_format", choice("plain", "json"), _SERVER.log_format,
         "How log lines are written: for people or for machines.", "json",
     ),

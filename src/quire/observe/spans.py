@@ -1,0 +1,106 @@
+"""OpenTelemetry spans, one for each request, by the extra `otel`. Takes plain figures, and no token comes this way.
+
+Spans are handed to the library's own thread, which keeps a bounded number and sends them in batches; what it cannot
+send it drops. It is imported when somebody wants spans, and not before.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+
+log = logging.getLogger("quire.spans")
+
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+EXPORT_S = 5
+"""Seconds that sending a batch may take."""
+CLOSE_S = 5.0
+Value = str | int | float | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpan:
+    """One request, as far as others may know of it."""
+
+    name: str
+    started_unix_s: float
+    ended_unix_s: float
+    attributes: Mapping[str, Value]
+    traceparent: str = ""
+    """Of whoever asked, as it stood in the header."""
+    error: str = ""
+    """The code of what went wrong."""
+
+
+class SpanWriter:
+    """Writes spans through one processor of the library."""
+
+    def __init__(self, processor: "SpanProcessor", version: str) -> None:
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra, paid by who wants spans
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - the same
+
+        name = os.environ.get("OTEL_SERVICE_NAME") or "quire"
+        resource = Resource.create({"service.name": name, "service.version": version})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("quire", version)
+        self._has_failed = False
+
+    def write(self, span: RequestSpan) -> None:
+        """Hand it on. Whatever goes wrong is told once, and no request's business."""
+        try:
+            self._write(span)
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                log.exception("a span could not be written; further ones may be missing too")
+
+    def close(self) -> None:
+        """Send what there is, and wait for it no longer than a moment."""
+        closing = threading.Thread(target=self._provider.shutdown, name="quire-spans", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+
+    def _write(self, span: RequestSpan) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode  # noqa: PLC0415 - the same
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - the same
+            TraceContextTextMapPropagator,
+        )
+
+        # Not its tracestate: that is text of whoever asked.
+        context = TraceContextTextMapPropagator().extract({"traceparent": span.traceparent})
+        told = self._tracer.start_span(
+            span.name, context, SpanKind.SERVER, span.attributes, start_time=int(span.started_unix_s * 1e9)
+        )
+        if span.error:
+            told.set_status(Status(StatusCode.ERROR, span.error))
+        told.end(int(span.ended_unix_s * 1e9))
+
+
+def open_spans(endpoint: str | None, version: str, environ: Mapping[str, str] = os.environ) -> SpanWriter | None:
+    """Where spans go, by the setting or else by the variables that the field has for it; None: nowhere.
+
+    Raises ConfigError if the setting asks for what is not installed. With a variable alone, which may be meant for
+    others, that is only told.
+    """
+    if endpoint is None and not any(environ.get(name) for name in ENDPOINT_VARIABLES):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - the same
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - the same
+    except ImportError as error:
+        words = f"spans need OpenTelemetry, which is not installed ({error.name}); install quire[otel]"
+        if endpoint is not None:
+            raise ConfigError(words, ("otel",)) from error
+        log.warning("%s", words)
+        return None
+    # Without one the library reads the variables itself.
+    url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
+    return SpanWriter(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=EXPORT_S)), version)
