@@ -99,6 +99,8 @@ class RandomWatch:
         self.misses = {reason: [0, 0] for reason in MISSES}
         self._numbers = count(1)
         self.lock = Lock()
+        self.num_members = 0
+        """Of a fleet, whose gateway knows no blocks."""
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -255,7 +257,7 @@ class RandomWatch:
                 {"name": "night-shift", "state": "not_loaded", "is_watched": False},
             ],
             "pool": self._pool(),
-            "tree": {"nodes": self._nodes()},
+            "tree": {"nodes": [] if self.num_members else self._nodes()},
             "steps": [one for one in self.steps if one["step"] > since_step],
             "running": [self._running(one) for one in self.running],
             "queue": self._queue(),
@@ -264,7 +266,7 @@ class RandomWatch:
             "totals": dict(self.totals),
             "history": self.history[-360:] if is_first else self.history[-1:],
             "workers": self._workers(),
-            "fleet": None,
+            "fleet": self._fleet() if self.num_members else None,
             "warnings": [
                 {
                     "tenant": "research",
@@ -283,7 +285,7 @@ class RandomWatch:
             counts[STATES[block.state]] += 1
         counts["free"] = self.num_blocks - len(self.blocks)
         told = {"num_blocks": self.num_blocks, "block_size": BLOCK_SIZE, "blocks_per_cell": 1, "counts": counts}
-        return {**told, "cells": base64.b64encode(cells).decode()}
+        return {**told, "cells": "" if self.num_members else base64.b64encode(cells).decode()}
 
     def _nodes(self) -> list[dict[str, Any]]:
         nodes: list[dict[str, Any]] = []
@@ -315,6 +317,22 @@ class RandomWatch:
     def _request(self, one: Asked) -> dict[str, Any]:
         told = {"request_id": one.name, "tenant": one.tenant, "class": one.priority, "model": "small-agent"}
         return {**told, "state": one.state, "segments": one.segments}
+
+    def _fleet(self) -> dict[str, Any]:
+        members = [
+            {
+                "address": f"tcp://10.0.0.{at}:7000",
+                "state": "ready" if at != 2 else "draining",
+                "num_requests": self.random.randint(8, 30),
+                "num_tokens_in_flight": self.random.randint(0, 4_000),
+                "num_blocks": 20_000,
+                "kv_usage": self.random.random(),
+                "exactness": "cpu float32",
+            }
+            for at in range(1, self.num_members + 1)
+        ]
+        told = {"num_moved": 12, "num_moved_inexact": 0, "num_quarantined": 0, "num_held": 1, "hit_rate": 0.81}
+        return {"members": members, **told}
 
     def _workers(self) -> list[dict[str, Any]]:
         died = {"number": 1, "state": "ended", "started_s": self.now_s - 3000, "ended_s": self.now_s - 900}
@@ -400,8 +418,10 @@ def main(words: list[str]) -> None:
     parser.add_argument("--running", type=int, default=64)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--key", default="")
+    parser.add_argument("--members", type=int, default=0)
     given = parser.parse_args(words)
     Handler.watch, Handler.key = RandomWatch(given.seed, given.blocks, given.running), given.key
+    Handler.watch.num_members = given.members
     Handler.watch.run(60)
     ThreadingHTTPServer(("127.0.0.1", given.port), Handler).serve_forever()
 

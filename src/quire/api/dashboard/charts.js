@@ -93,6 +93,7 @@ export class LineChart {
     const values = this.rows.map((row) => row[this.field] ?? 0);
     const scale = axis(context, width, height, this.top ?? roundUp(Math.max(0, ...values)), this.tell);
     for (const [part, align] of [[1, "left"], [0.5, "center"], [0, "right"]]) {
+      if (part === 0.5 && width < 290) continue;
       const past_s = part * this.#span_s;
       context.textAlign = align;
       context.fillText(ago(past_s), this.#x(this.now_s - past_s, width), height - BOTTOM / 2 + 1);

@@ -41,7 +41,8 @@ const watch = new Watch(hear, tell);
 
 function hear(snapshot) {
   if (snapshot.v !== VERSION) {
-    return tell({ state: "lost", words: "the server is newer than this page: load it again", wait_s: 0 });
+    watch.stop();
+    return tell({ state: "lost", words: "the server is newer than this page; load it again" });
   }
   store.take(snapshot);
   // What comes faster than it can be drawn is drawn once.
@@ -103,8 +104,9 @@ function tell({ state, words = "", wait_s = 0, status = 0 }) {
   at("connection").dataset.state = state;
   at("top").classList.toggle("shut", state === "refused" || at("content").hidden);
   write("connection-sign", SIGNS[state]);
-  const wait = wait_s ? `, asking again in ${wait_s} s` : "";
-  const told = { live: "Live", connecting: "Connecting …", paused: "Paused", lost: `Lost: ${words}${wait}` };
+  const told = { live: "Live", connecting: "Connecting …", paused: "Paused", lost: `Lost: ${words}` };
+  // Beside what is read aloud: a countdown is not.
+  write("connection-wait", wait_s ? `asking again in ${wait_s} s` : "");
   write("connection-words", told[state] ?? "Not let in");
   at("forget").hidden = !hasKey();
   if (state === "refused") refused(status, words);

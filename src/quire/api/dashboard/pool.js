@@ -30,6 +30,7 @@ export class PoolMap {
   constructor(at, choose) {
     this.frame = at("pool-frame");
     this.empty = at("pool-empty");
+    this.under = at("pool-under");
     this.map = at("pool-map").getContext("2d");
     this.over = at("pool-over").getContext("2d");
     this.lens = new Sheet(at("pool-lens"), (context) => this.#drawLens(context));
@@ -53,8 +54,9 @@ export class PoolMap {
   update(pool) {
     this.#pool = pool;
     this.#cells = decode(pool.cells ?? "");
-    this.frame.hidden = !this.#cells.length;
-    this.empty.hidden = Boolean(this.#cells.length);
+    const isThere = Boolean(this.#cells.length);
+    this.frame.hidden = this.under.hidden = !isThere;
+    this.empty.hidden = isThere;
     if (!(this.#seen < this.#cells.length)) this.#seen = null;
     this.#draw();
     this.#seen ??= this.#interesting();

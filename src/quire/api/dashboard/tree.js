@@ -70,7 +70,7 @@ export class TreeMap {
   }
 
   #draw(context, width, height) {
-    this.#axis(context, width, height);
+    if (this.#nodes.length) this.#axis(context, width, height);
     this.#nodes.forEach((node, at) => {
       const box = this.#box(at);
       if (box.height < LEAST_HEIGHT) return;

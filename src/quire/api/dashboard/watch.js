@@ -115,7 +115,7 @@ export class Watch {
         if (!snapshots.length || stopped.aborted) continue;
         succeed();
         for (const { data } of snapshots) this.#hear(JSON.parse(data));
-        this.#tell({ state: "live" });
+        if (!stopped.aborted) this.#tell({ state: "live" });
       }
     } finally {
       clearTimeout(timer);
