@@ -8,7 +8,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet
+.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -133,6 +133,9 @@ proof-capacity:  ## the simulator on real traces, and the router of a fleet; SCA
 
 proof-fleet:  ## members, gateways and streams that outlive their machines; SCALE=quick|full
 	$(PYTHON) -m proofs.fleet $(PROVE)
+
+proof-see:  ## why prefixes miss, the live picture, traces that replay; SCALE=quick|full
+	$(PYTHON) -m proofs.see $(PROVE)
 
 proof-steps:  ## grammars, forced tokens, the sampler, exact speculation; SCALE=quick|full
 	$(PYTHON) -m proofs.steps $(PROVE)

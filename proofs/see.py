@@ -1,0 +1,16 @@
+"""`make proof-see`: why a prefix missed, and what happens inside, for those who may know it.
+
+    see_watch       what it costs to look, and that nothing is made while nobody does
+    see_dashboard   the dashboard in a browser, before a server under load
+    see_top         what the operator alone may see, and what `quire top` makes of it
+
+Full runs keep their pictures under docs/images.
+"""
+
+import sys
+
+from proofs import see_dashboard, see_top, see_watch
+from proofs.proof import run
+
+if __name__ == "__main__":
+    sys.exit(run("see", see_watch, see_dashboard, see_top))
