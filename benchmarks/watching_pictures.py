@@ -29,10 +29,10 @@ from pathlib import Path
 from rich.style import Style
 from rich.text import Span, Text
 
+from benchmarks.dashboard_load import agents
 from benchmarks.record import ROOT, say
 from benchmarks.terminal_picture import CHARACTER, LINE, MARGIN
 from benchmarks.test_model import smollm2_file
-from proofs.dashboard_load import agents
 from quire.api.access.keys import add_key
 
 IMAGES = ROOT / "docs" / "images"

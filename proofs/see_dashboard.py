@@ -15,9 +15,9 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from benchmarks.dashboard_load import agents
 from proofs.api_load import Server, started
 from proofs.browser import Page, browsing
-from proofs.dashboard_load import agents
 from proofs.first_page import CONTRAST, LEAST_CONTRAST, PAINT, Checks
 from proofs.proof import Proof, section
 from quire.api.access.keys import add_key

@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from benchmarks.dashboard_load import agents
 from proofs.api_load import Server, started
-from proofs.dashboard_load import agents
 from proofs.proof import Proof, section
 from quire.api.access.keys import add_key
 from quire.cli.dashboard_server import DashboardServer
