@@ -5,12 +5,14 @@ The server is whole, with an oracle in its worker whose steps take as long as th
 streams. Rounds with readers and without take turns, and a reader comes and goes with each.
 """
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.servers import HOST
@@ -86,6 +88,15 @@ def tokens_per_s(port: int, number: int) -> float:
     return NUM_STREAMS * NUM_TOKENS / taken_s
 
 
+def processor_s(server: Server) -> float:
+    """That the server and its worker have used."""
+    used = 0
+    for pid in server.pids():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used += int(fields[11]) + int(fields[12])
+    return used / os.sysconf("SC_CLK_TCK")
+
+
 def num_snapshots(server: Server) -> int:
     """That the worker had made when it said so last: with its last event."""
     return int(server.admin("/stats")["models"][0]["engine"]["num_snapshots"])
@@ -104,20 +115,24 @@ def watch_cost(proof: Proof) -> None:
     """Pairs of rounds; the ratio is the median of theirs."""
     num_pairs = proof.sized(quick=4, full=20)
     speed: dict[bool, list[float]] = {True: [], False: []}
+    used: dict[bool, list[float]] = {True: [], False: []}
     rates: list[float] = []
     with serving(proof) as server:
         for number in range(2 * num_pairs):
             is_watched = number % 4 in (1, 2)  # whoever was first is last in the next pair
             with readers(server.port, NUM_READERS if is_watched else 0) as looking:
                 began_s = time.perf_counter()
-                before = [one.num_events for one in looking]
+                before, used_s = [one.num_events for one in looking], processor_s(server)
                 speed[is_watched].append(tokens_per_s(server.port, number))
                 taken_s = time.perf_counter() - began_s
+                used[is_watched].append(processor_s(server) - used_s)
                 rates += [(one.num_events - had) / taken_s for one, had in zip(looking, before, strict=True)]
     ratios = [one / other for one, other in zip(speed[True], speed[False], strict=True)]
     proof.report("unwatched_tokens_per_s", median(speed[False]))
     proof.report("watched_tokens_per_s", median(speed[True]), f"{NUM_READERS} readers, {BLOCKS} blocks")
     proof.report("watch_cost_spread", spread(ratios))
+    more = median(used[True]) / median(used[False])
+    proof.report("watch_processor", more, "processor time of a round, of server and worker, over unwatched")
     proof.at_least("watch_cost", median(ratios), 0.97, f"median of {num_pairs} pairs of rounds")
     proof.at_least("watch_events_per_s", min(rates), 2, "the fewest that a reader had")
 

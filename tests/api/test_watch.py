@@ -239,6 +239,34 @@ def test_the_history_comes_once_and_then_by_rows(here: House) -> None:
     one.leave()
 
 
+def test_of_all_that_clients_say_and_are_told_nothing_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    alice, boss = add_key(path, "alice"), add_key(path, "boss", admin=True)
+    words = "xylophone quartz zebra"
+    with house(models={"oracle": talker()}, keys_file=path) as here:
+        one = Reader(here, key=boss)
+        body = {**BODY, "prompt": f"{words} and so on, over and over", "logprobs": 1}
+        answer = here.post("/v1/completions", body, authorization=f"Bearer {alice}").json["choices"][0]
+        seen = one.event()
+        while not seen["totals"]["num_requests"] or not seen["tree"]["nodes"]:
+            seen = one.event()
+        blocks = [here.get(f"/v1/admin/blocks/{at}", authorization=f"Bearer {boss}").data for at in range(1, 20)]
+        one.leave()
+        told = json.dumps(seen) + b"".join(blocks).decode()
+        assert "alice" in told
+        for word in (*words.split(), *(part for part in answer["text"].split() if len(part) > 3)):
+            assert word not in told
+        names = {name for part in (seen, json.loads(blocks[0])) for name in _names_in(part)}
+        assert not {name for name in names if "text" in name or "token_id" in name or "prompt_ids" in name}
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _names_in(one)
+
+
 def test_a_server_that_ends_ends_the_stream() -> None:
     with house() as here:
         one = Reader(here)
