@@ -8,7 +8,7 @@ import json
 import random
 import string
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -345,3 +345,18 @@ def unstable_bodies(case: dict[str, Any], seed: int = 0) -> list[Body]:
 def stable_bodies(case: dict[str, Any], seed: int = 0) -> list[Body]:
     """The requests of a stable one."""
     return list(Client(case, seed).stable())
+
+
+def without_unstable_line(case: dict[str, Any], body: Body) -> Body:
+    """The same request without the line of its system text that is another every time."""
+    messages = list(body.messages)
+    if "first" in case:
+        return replace(body, messages=messages[1:])
+    lines, place = messages[0]["content"].split("\n"), 0
+    for line in case["system"].split("\n"):
+        fixed = {"{rules}": RULES, "{intro}": INTRO}.get(line)
+        if fixed is None and "{" in line.replace("{{", ""):
+            del lines[place]
+        else:
+            place += 1 if fixed is None else fixed.count("\n") + 1
+    return replace(body, messages=[{**messages[0], "content": "\n".join(lines)}, *messages[1:]])

@@ -81,12 +81,13 @@ def talker(
     *,
     fails_at: int | None = None,
     template: str = TEMPLATE,
+    max_bytes: int = 4_000,
     **settings: int,
 ) -> OpenedModel:
     """A model whose answers are noise, the same for the same question."""
     config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 16, "max_sequence_tokens": 512, **settings})  # type: ignore[arg-type]
     longest = config.max_sequence_tokens
-    tokenizer = Tokenizer(byte_level().library, max_bytes=4_000, max_tokens=longest)
+    tokenizer = Tokenizer(byte_level().library, max_bytes=max_bytes, max_tokens=longest)
     size = tokenizer.vocabulary_size
     capacity = Capacity(num_blocks, block_size, longest, config.max_step_tokens, size, 8 * block_size)
     runner = OracleRunner(capacity) if fails_at is None else FailingRunner(capacity, fails_at)

@@ -240,19 +240,21 @@ def _found(seen: SeenPrompt, tokens: bytes, nearest: Sequence[tuple[KeptPrompt, 
     num_computed = len(tokens) // WIDTH - num_cached
     if reason in OTHER_REASONS or num_computed < MIN_COMPUTED:
         return []
-    best = list[Instability]()
-    for theirs, start in nearest:
-        # What is found reaches further than this prompt does: it is not the one to compare with.
-        if start < num_cached or start * WIDTH >= min(len(tokens), len(theirs.tokens)):
-            continue
-        gaps = gaps_between(tokens, theirs.tokens, start)
-        compared = ComparedPrompts(tokens, theirs, gaps, seen.text_of, partial(_place_of, seen), partial(_around, seen))
-        best = max(best, instabilities(compared), key=_num_lost)
-    return _at_most(best, num_computed)
+    # Where more was found than such a prompt begins with, another has that: it is not the one to compare with.
+    alike = [
+        (gaps_between(tokens, theirs.tokens, start), theirs)
+        for theirs, start in nearest
+        if start >= num_cached and start * WIDTH < min(len(tokens), len(theirs.tokens))
+    ]
+    gaps, theirs = max(alike, key=lambda pair: _num_alike(pair[0]), default=((), None))
+    if theirs is None or not _num_alike(gaps):
+        return []  # nothing is the same again: a prompt of its own, and no text is made for it
+    compared = ComparedPrompts(tokens, theirs, gaps, seen.text_of, partial(_place_of, seen), partial(_around, seen))
+    return _at_most(instabilities(compared), num_computed)
 
 
-def _num_lost(found: Sequence[Instability]) -> int:
-    return sum(one.num_lost_tokens for one in found)
+def _num_alike(gaps: Sequence[Gap]) -> int:
+    return sum(gap.num_alike for gap in gaps)
 
 
 def _at_most(found: Sequence[Instability], num_computed: int) -> list[Instability]:

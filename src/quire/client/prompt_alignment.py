@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 GRAM = 32
 """So many equal tokens in a row mark a place where two prompts go on alike."""
+ANCHOR = 16
+"""Of theirs so many are remembered at every so many: whatever run is long enough has one of these whole."""
 NEAR, FAR = 192, 4096
 """How many tokens behind a difference such a place is looked for: first close by, then further off."""
 MAX_GAPS = 64
-MAX_FAR = 6
+MAX_FAR = 4
 """So many times it is looked for further off."""
 WIDTH = 4
 """Bytes of a token."""
@@ -66,7 +68,7 @@ def gaps_between(ours: bytes, theirs: bytes, start: int) -> list[Gap]:
         place = _place_within(ours, theirs, at, other, NEAR)
         if place is None and num_far < MAX_FAR:
             place, num_far = _place_within(ours, theirs, at, other, FAR), num_far + 1
-        stop, other_stop = _ends(ours, theirs) if place is None else _moved_back(ours, theirs, place, (at, other))
+        stop, other_stop = _ends(ours, theirs) if place is None else place
         run = num_common(ours, theirs, stop, other_stop)
         found.append(Gap(at, stop, other, other_stop, run))
         at, other = stop + run, other_stop + run
@@ -78,19 +80,23 @@ def _ends(ours: bytes, theirs: bytes) -> tuple[int, int]:
 
 
 def _place_within(ours: bytes, theirs: bytes, at: int, other: int, width: int) -> tuple[int, int] | None:
-    size = GRAM * WIDTH
+    size = ANCHOR * WIDTH
     window = theirs[other * WIDTH : (other + width) * WIDTH]
-    grams = dict[bytes, int]()
-    for place in range(0, len(window) - size + 1, WIDTH):
-        grams.setdefault(window[place : place + size], place // WIDTH)
+    anchors = dict[bytes, int]()
+    for start in range(0, len(window) - size + 1, size):
+        anchors.setdefault(window[start : start + size], other + start // WIDTH)
     best: tuple[int, int] | None = None
     best_steps = 2 * width
-    for step in range(min(width, len(ours) // WIDTH - at - GRAM + 1)):
+    for step in range(min(width, len(ours) // WIDTH - at - ANCHOR + 1)):
         if step >= best_steps:
             break
-        there = grams.get(ours[(at + step) * WIDTH : (at + step) * WIDTH + size])
-        if there is not None and step + there < best_steps:
-            best, best_steps = (at + step, other + there), step + there
+        there = anchors.get(ours[(at + step) * WIDTH : (at + step) * WIDTH + size])
+        if there is None:
+            continue
+        place = _moved_back(ours, theirs, (at + step, there), (at, other))
+        steps = place[0] - at + place[1] - other
+        if steps < best_steps and num_common(ours, theirs, *place) >= GRAM:
+            best, best_steps = place, steps
     return best
 
 

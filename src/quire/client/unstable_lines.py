@@ -165,30 +165,28 @@ class WordBalance:
     """Whether two texts have the same words, as they grow."""
 
     def __init__(self) -> None:
-        self._counts = Counter[str]()
-        """How often one has each word more than the other."""
-        self._num_apart = 0
-        self._num_words = 0
+        self._ours, self._theirs = Counter[str](), Counter[str]()
+        self._num_ours = self._num_theirs = 0
         self._is_moved = False
 
     def add(self, one: str, other: str) -> None:
         """More of both."""
         ours, theirs = WORD.findall(one), WORD.findall(other)
         self._is_moved = self._is_moved or ours != theirs
-        self._num_words += len(ours) + len(theirs)
-        for words, sign in ((ours, 1), (theirs, -1)):
-            for word in words:
-                before = self._counts[word]
-                self._counts[word] = before + sign
-                self._num_apart += abs(before + sign) - abs(before)
+        self._num_ours, self._num_theirs = self._num_ours + len(ours), self._num_theirs + len(theirs)
+        self._ours.update(ours)
+        self._theirs.update(theirs)
 
     @property
     def are_same(self) -> bool:
         """Every word is in both, in another order; of many words a few may be alone."""
-        if not self._is_moved or self._num_words < 2 * MIN_WORDS:
+        most = max(self._num_ours, self._num_theirs)
+        if not self._is_moved or most < MIN_WORDS:
             return False
-        allowed = MAX_ALONE * self._num_words if self._num_words >= 2 * MANY_WORDS else 0
-        return self._num_apart <= allowed
+        allowed = MAX_ALONE * most if most >= MANY_WORDS else 0
+        if abs(self._num_ours - self._num_theirs) > allowed:
+            return False
+        return (self._ours - self._theirs).total() + (self._theirs - self._ours).total() <= 2 * allowed
 
 
 def _other_words(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
