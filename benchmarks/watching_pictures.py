@@ -46,7 +46,7 @@ ORACLE = (
     *("--step-s", "0.2", "--prompt-tokens", "512"),
 )
 NUM_AGENTS = 80
-START_S = 300.0
+START_S = 900.0
 FRAME = "\x1b[H"
 """Where a screen is drawn anew."""
 COLOURS = {
