@@ -50,7 +50,8 @@ START_S = 900.0
 FRAME = "\x1b[H"
 """Where a screen is drawn anew."""
 COLOURS = {
-    "grey": ("#59636e", "#9198a1"), "blue": ("#0550ae", "#79c0ff"), "green": ("#116329", "#56d364"),
+    "grey": ("#59636e", "#9198a1"), "red": ("#a40e26", "#ff7b72"), "blue": ("#0550ae", "#79c0ff"),
+    "green": ("#116329", "#56d364"),
     "magenta": ("#8250df", "#d2a8ff"), "yellow": ("#7d4e00", "#e3b341"), "cyan": ("#1b6c7c", "#56d4dd"),
 }  # fmt: skip
 """In the light and in the dark."""
