@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from quire.api.access.admission import AdmissionSettings
+from quire.api.access.admission import Admission, AdmissionSettings
+from quire.api.access.auth import Gate
 from quire.api.access.keys import add_key
+from quire.api.admin import PublicAddress, make_admin
+from quire.api.app import make_asgi
+from quire.api.server import Shutdown
 from quire.client.conversation import StablePrefix
+from quire.config.sources import load_settings
 from tests.support.guarded_prompts import TEMPLATES
 from tests.support.local_api import House, Reply, house
 from tests.support.prefix_corpus import RULES
@@ -139,6 +144,39 @@ def test_each_tenant_reads_its_own_lines_and_the_operator_costs_alone(tmp_path: 
         assert (told["tenant"], told["line"], told["kind"]) == ("two", None, "times")
         assert told["num_lost_tokens"] == theirs["num_lost_tokens"]
         assert b"secret" not in seen.data
+
+
+def test_the_operators_socket_shows_the_lines_of_all(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    secrets = [add_key(keys, name) for name in ("one", "two")]
+
+    def both(admission: Admission, gate: Gate) -> Any:
+        public = make_asgi(admission, gate)
+        operator = make_admin(admission, Shutdown(admission, 1.0), PublicAddress("http://x", is_locked=True))
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await (operator if scope["path"] == "/cache/warnings" else public)(scope, receive, send)
+
+        return app
+
+    with house(models={"oracle": talker(template=TEMPLATES[""], **LONG)}, keys_file=keys, make=both) as here:
+        for number in range(6):
+            for name, key in zip(("one", "two"), secrets, strict=True):
+                ask(here, f"{name} {clock(number)}", "?", x_api_key=key)
+        told = here.get("/cache/warnings").json["data"]
+    assert {(one["tenant"], one["line"]) for one in told} == {
+        ("one", "one The time is 08:05:00."),
+        ("two", "two The time is 08:05:00."),
+    }
+
+
+def test_what_a_settings_file_lists_is_what_the_server_takes_out(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text('stable_prefix = ["dates", "Run [a-z]{1,9}, [a-z]+"]')
+    listed = load_settings({}, environ={}, file=file).server.unstable_lines
+    assert listed == ("dates", "Run [a-z]{1,9}, [a-z]+")
+    said = [{"role": "system", "content": "Run ab, cd\nToday is 2026-11-18.\nYou help."}]
+    assert StablePrefix(listed).cleaned(said).messages == [{"role": "system", "content": "You help."}]
 
 
 def test_the_log_says_it_once_and_without_the_line(caplog: pytest.LogCaptureFixture) -> None:
