@@ -1,4 +1,5 @@
 // What is known of the block that was chosen: asked for by its number, told as a list of terms.
+import { NAMES, STATES } from "./cells.js";
 import { ask } from "./watch.js";
 import { many, span, whole } from "./words.js";
 
@@ -48,7 +49,7 @@ export class BlockCard {
 
   #tell(told) {
     const holds = `${many(told.ref_count, "reference")}${told.pin_count ? `, ${many(told.pin_count, "pin")}` : ""}`;
-    this.at("block-state").textContent = `${told.state}, ${holds}`;
+    this.at("block-state").textContent = `${NAMES[STATES.indexOf(told.state)] ?? told.state}, ${holds}`;
     const terms = [
       ["Chain", told.chain.length ? `${many(told.chain.length, "block")} from the root` : "none: it is not named",
         this.#blocks(told.chain, "→")],

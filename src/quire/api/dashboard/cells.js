@@ -1,6 +1,8 @@
 // The cells of the pool as bytes and as pixels, without a page: what the map draws, and where.
 
 export const STATES = ["free", "cached", "used", "shared", "pinned", "computing"];
+/** As people are told them. */
+export const NAMES = ["free", "cached", "held by one", "shared", "pinned", "being computed"];
 /** For a screen on which a cell is large enough, and for eyes that do not tell colours apart. */
 export const LETTERS = ["·", "C", "1", "", "P", "N"];
 const STATE = 7;

@@ -1,11 +1,10 @@
 // The pool as a map: one cell for each block, drawn as pixels; a lens for what the pointer is at; and the chain of the
 // block that was chosen, over the map.
 import { Pointing, Sheet } from "./canvas.js";
-import { blockOf, CellPicture, cellOf, decode, layout, LETTERS, lookOf, referencesOf, sprite, STATES, stateOf } from "./cells.js";
+import { blockOf, CellPicture, cellOf, decode, layout, LETTERS, lookOf, NAMES, referencesOf, sprite, STATES, stateOf } from "./cells.js";
 import { colours, css, inkOn, mixed } from "./palette.js";
 import { many, percent, whole } from "./words.js";
 
-export const NAMES = ["free", "cached", "held by one", "shared", "pinned", "being computed"];
 const COLOURS = { 0: "free", 1: "cached", 2: "used", 3: "shared-2", 16: "shared-4", 17: "shared-8", 18: "shared-16",
   4: "pinned", 5: "computing" };
 const MOST_HEIGHT = 400;
