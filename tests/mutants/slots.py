@@ -220,8 +220,8 @@ MUTANTS = [
     Mutant("slots of a torn step are relied on", ENGINE, "            self._give_up_states()\n", ""),
     Mutant(
         "a model with states guesses",
-        ENGINE,
-        "config.step_cost is None or self.memory.states is not None:",
-        "config.step_cost is None:",
+        "engine/guessing_scheduler.py",
+        "if not guesses or memory.states is not None:",
+        "if not guesses:",
     ),
 ]
