@@ -193,7 +193,7 @@ def _hostile(dice: random.Random) -> dict[str, Any]:
 
 @section("top and its server")
 async def figures(proof: Proof) -> None:
-    """What it prints for scripts is what the server counts; a restart, and a key that was revoked, are told."""
+    """What it prints for scripts is what the server counts, by the socket and by a key; a common key is refused."""
     with _guarded(proof) as (server, keys):
         url = f"http://127.0.0.1:{server.port}"
         tenants = {name: keys[name] for name in ("alice", "operator")}
