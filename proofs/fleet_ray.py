@@ -34,6 +34,11 @@ LOOK_S = 0.5
 NUM_STREAMS = 16
 NUM_TOKENS = 400
 KILL_AFTER_S = 2.0
+WITHOUT_RAY = (
+    *("unequal", "moved", "moved_unequal", "lost", "move_gap_ms", "fleet_overhead_ttft", "fleet_throughput"),
+    *("leave_ms", "reuse", "imbalance", "index_wrong", "netns_failures", "intruders", "vllm_member", "drained"),
+)
+"""Rows of a fleet that nobody needs ray for."""
 MOVED = "quire:worker_restarts_total"
 """A gateway counts there what had to go on elsewhere."""
 
@@ -237,6 +242,18 @@ def ray_fleet(proof: Proof, python: str) -> Iterator[RayFleet]:
             fleet.quire("down")
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             say(f"  {error}")
+
+
+@section("without ray")
+def without_ray(proof: Proof) -> None:
+    """All other rows hold where this interpreter, which ran them, cannot import ray."""
+    before = proof.before or {"figures": {}, "broken": []}
+    rows = {*before["figures"], *proof.figures}
+    broken = {*before["broken"], *proof.broken} - (proof.figures.keys() - {*proof.broken})
+    missing = [row for row in WITHOUT_RAY if row not in rows or row in broken]
+    if missing:
+        say(f"  not there, or broken: {', '.join(missing)}")
+    proof.holds("without_ray", find_spec("ray") is None and not missing, f"{len(WITHOUT_RAY)} rows without it")
 
 
 @section("ray")

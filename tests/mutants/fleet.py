@@ -96,7 +96,7 @@ MUTANTS = [
         "what is believed is not looked at before a search ends",
         INDEX,
         "if self._believed[at].get(name, 0) & group:\n            return True\n",
-        "",
+        "if False:\n            return True\n",
     ),
     Mutant(
         "what is confirmed is not looked at before a search ends",
