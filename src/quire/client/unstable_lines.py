@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from typing import Literal
 
@@ -37,6 +38,8 @@ CHARS_BEFORE, CHARS_BEHIND, CHARS_OF_MESSAGE = 40, 24, 16
 MIN_SHARE = 0.05
 """Of a prompt must stand behind a gap, or the gap is not early."""
 MIN_WORDS, MANY_WORDS, MAX_ALONE = 4, 40, 0.07
+MAX_VAIN = 3
+"""So many times another order is looked for in a prompt and not found: each may read all that is behind it."""
 WORD = re.compile(r"\w+")
 LAST_WORD, FIRST_WORD = re.compile(r"\w{1,40}$"), re.compile(r"^\w{1,40}")
 EVIDENCE_TOKENS, LEAST_EVIDENCE = 16, 6
@@ -104,14 +107,16 @@ class _Sides:
 
 def instabilities(compared: ComparedPrompts) -> list[Instability]:
     """What is wrong with a prompt, in its order."""
-    found, at = list[Instability](), 0
+    found, at, num_vain = list[Instability](), 0, 0
+    sides_at = cache(lambda number: _sides(compared, compared.gaps[number]))
     while at < len(compared.gaps):
         gap = compared.gaps[at]
-        sides = _sides(compared, gap)
+        sides = sides_at(at)
         place = compared.place_of(gap)
         one, num_gaps = _changed_line(compared, gap, sides, place), 1
-        if one is None and place != "message":
-            one, num_gaps = _reordered(compared, at, sides)
+        if one is None and place != "message" and num_vain < MAX_VAIN:
+            one, num_gaps = _reordered(compared, at, sides_at)
+            num_vain += one is None
         if one is None:
             one = _other_words(compared, gap, sides, place) or _told_anew(compared, gap, sides, place)
         if one is not None:
@@ -147,17 +152,19 @@ def _around(ours: FoldedLine, theirs: FoldedLine, place: Place) -> str:
     return before[-CHARS_BEFORE:].lstrip() + after[: CHARS_OF_MESSAGE if place == "message" else CHARS_BEHIND].rstrip()
 
 
-def _reordered(compared: ComparedPrompts, at: int, sides: _Sides) -> tuple[Instability | None, int]:
+def _reordered(compared: ComparedPrompts, at: int, sides_at: Callable[[int], _Sides]) -> tuple[Instability | None, int]:
     """The same words in another order, over as many gaps as that takes; and how many it took."""
     first, words, ours = compared.gaps[at], WordBalance(), list[str]()
     for num_gaps, last in enumerate(compared.gaps[at:], start=1):
-        each = sides if last is first else _sides(compared, last)
+        each = sides_at(at + num_gaps - 1)
         ours.append(each.whole_words(each.ours))
         words.add(ours[-1], each.whole_words(each.theirs))
         size = min(last.stop - first.start, last.other_stop - first.other_start)
         if words.are_same and size + last.num_alike >= GRAM:
             lost = size + last.num_alike
-            return Instability("order", sides.first_line.strip(), "order", _value("\n".join(ours)), lost), num_gaps
+            return Instability(
+                "order", sides_at(at).first_line.strip(), "order", _value("\n".join(ours)), lost
+            ), num_gaps
     return None, 1
 
 
@@ -165,8 +172,9 @@ class WordBalance:
     """Whether two texts have the same words, as they grow."""
 
     def __init__(self) -> None:
-        self._ours, self._theirs = Counter[str](), Counter[str]()
-        self._num_ours = self._num_theirs = 0
+        self._balance = Counter[str]()
+        """Word -> how many more of it ours has."""
+        self._num_alone = self._num_ours = self._num_theirs = 0
         self._is_moved = False
 
     def add(self, one: str, other: str) -> None:
@@ -174,8 +182,11 @@ class WordBalance:
         ours, theirs = WORD.findall(one), WORD.findall(other)
         self._is_moved = self._is_moved or ours != theirs
         self._num_ours, self._num_theirs = self._num_ours + len(ours), self._num_theirs + len(theirs)
-        self._ours.update(ours)
-        self._theirs.update(theirs)
+        for words, step in ((ours, 1), (theirs, -1)):
+            for word in words:
+                before = self._balance[word]
+                self._balance[word] = before + step
+                self._num_alone += abs(before + step) - abs(before)
 
     @property
     def are_same(self) -> bool:
@@ -184,9 +195,7 @@ class WordBalance:
         if not self._is_moved or most < MIN_WORDS:
             return False
         allowed = MAX_ALONE * most if most >= MANY_WORDS else 0
-        if abs(self._num_ours - self._num_theirs) > allowed:
-            return False
-        return (self._ours - self._theirs).total() + (self._theirs - self._ours).total() <= 2 * allowed
+        return abs(self._num_ours - self._num_theirs) <= allowed and self._num_alone <= 2 * allowed
 
 
 def _other_words(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
