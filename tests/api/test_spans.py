@@ -19,7 +19,7 @@ from quire.api.access.request_span import RequestSpans
 from quire.api.app import make_asgi
 from quire.errors import ConfigError
 from quire.observe import spans
-from quire.observe.spans import RequestSpan, SpanWriter, open_spans
+from quire.observe.spans import RequestSpan, RequestSpanWriter, open_spans
 from tests.support.local_api import House, house
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -40,7 +40,7 @@ class Traced:
 @pytest.fixture
 def traced() -> Iterator[Traced]:
     exporter = InMemorySpanExporter()
-    writer = SpanWriter(SimpleSpanProcessor(exporter), "1.2.3")
+    writer = RequestSpanWriter(SimpleSpanProcessor(exporter), "1.2.3")
 
     def make(admission: Admission, gate: Gate) -> object:
         return make_asgi(admission, gate, RequestSpans(writer).ended)
@@ -111,7 +111,7 @@ class _Broken(SpanProcessor):
 
 
 def test_a_library_that_fails_is_told_once_and_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    writer = SpanWriter(_Broken(), "1")
+    writer = RequestSpanWriter(_Broken(), "1")
     for _ in range(3):
         writer.write(RequestSpan("a", 1.0, 2.0, {}))
     assert [record.message.partition(";")[0] for record in caplog.records] == ["a span could not be written"]
@@ -119,7 +119,7 @@ def test_a_library_that_fails_is_told_once_and_fails_no_request(caplog: pytest.L
 
 def test_an_error_of_the_server_is_one_of_the_span() -> None:
     exporter = InMemorySpanExporter()
-    writer = SpanWriter(SimpleSpanProcessor(exporter), "1")
+    writer = RequestSpanWriter(SimpleSpanProcessor(exporter), "1")
     writer.write(RequestSpan("a", 1.0, 2.0, {}, error="engine_dead"))
     (span,) = exporter.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR

@@ -104,7 +104,7 @@ TO_WORKER = [
     commands.Cancel("a"),
     commands.Explain("q", REQUEST.namespace, (1, 2, 3)),
     commands.ClearCache(),
-    commands.Watch(0.4),
+    commands.BeginWatch(0.4),
     commands.Unwatch(),
     commands.AskBlock("q", 7),
     commands.Close(),

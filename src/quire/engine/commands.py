@@ -63,7 +63,7 @@ class ClearCache(_Command, frozen=True):
     """Forget every cached block that nobody uses."""
 
 
-class Watch(_Command, frozen=True):
+class BeginWatch(_Command, frozen=True):
     """Somebody looks: show a snapshot so often, until nobody does."""
 
     period_s: float
@@ -84,4 +84,4 @@ class Close(_Command, frozen=True):
     """The last one: end after the step in flight."""
 
 
-Command = Submit | Restore | Cancel | Explain | ClearCache | Watch | Unwatch | AskBlock | Close
+Command = Submit | Restore | Cancel | Explain | ClearCache | BeginWatch | Unwatch | AskBlock | Close

@@ -18,7 +18,7 @@ from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
-from quire.engine.engine_watch import EngineWatch, Show
+from quire.engine.engine_watch import EngineWatch, ShowSnapshot
 from quire.engine.guessing_scheduler import make_scheduler
 from quire.engine.guides import Guides
 from quire.engine.trace_recorder import TracedEngine, TraceRecorder, TraceSettings, open_recorder
@@ -246,7 +246,7 @@ class Engine:
         planned = {item.sequence_id for item in plan.items}
         return sorted({one.request.request_id for one in self.scheduler.running if one.sequence_id in planned})
 
-    def begin_watch(self, period_s: float, show: Show) -> None:
+    def begin_watch(self, period_s: float, show: ShowSnapshot) -> None:
         """Show a snapshot so often, from now on."""
         self.end_watch()
         self.watch = EngineWatch(self.scheduler, self.memory, period_s, show)

@@ -31,14 +31,14 @@ POOL_SHARE = 0.01
 TREE_SHARE = 0.005
 MAX_TREE_AGE_S = 30.0
 
-Clock = Callable[[], float]
-Show = Callable[[EngineSnapshot], None]
+MonotonicClock = Callable[[], float]
+ShowSnapshot = Callable[[EngineSnapshot], None]
 
 
 class EngineWatch:
     """From the moment somebody looks until nobody does."""
 
-    def __init__(self, scheduler: Scheduler, memory: KVMemory, period_s: float, show: Show) -> None:
+    def __init__(self, scheduler: Scheduler, memory: KVMemory, period_s: float, show: ShowSnapshot) -> None:
         self._scheduler = scheduler
         self._memory = memory
         self._show = show
@@ -59,7 +59,7 @@ class EngineWatch:
         """How long there is nothing to do."""
         return 0.0 if self._pool or self._tree else max(0.0, self._due_s - now_s)
 
-    def began(self, plan: StepPlan, clock: Clock) -> None:
+    def began(self, plan: StepPlan, clock: MonotonicClock) -> None:
         """This step is planned, and is about to run."""
         self.work(clock)
         num_prompt = sum(
@@ -78,7 +78,7 @@ class EngineWatch:
         ms = round(1000 * (now_s - began_s), 3)
         self._steps.append((StepFigures(plan.step, 0.0, num_prompt, num_output, len(plan.items), ms), now_s))
 
-    def work(self, clock: Clock) -> None:
+    def work(self, clock: MonotonicClock) -> None:
         """Draw a little more, if it is time; show it when it is done."""
         now_s = clock()
         if self._pool is None and self._tree is None and now_s < self._due_s:
@@ -89,7 +89,7 @@ class EngineWatch:
         self._draw_tree(until_s, clock)
         self._worked_s = clock()
 
-    def _draw_pool(self, until_s: float, clock: Clock) -> None:
+    def _draw_pool(self, until_s: float, clock: MonotonicClock) -> None:
         began_s = clock()
         if self._pool is None:
             if began_s < self._due_s:
@@ -108,7 +108,7 @@ class EngineWatch:
         if is_drawn and self._memory.config.num_blocks > PIECE_BLOCKS:
             self._due_s = max(self._due_s, now_s + self._pool_s / POOL_SHARE)
 
-    def _draw_tree(self, until_s: float, clock: Clock) -> None:
+    def _draw_tree(self, until_s: float, clock: MonotonicClock) -> None:
         began_s = clock()
         if self._tree is None:
             if began_s < self._tree_due_s:
@@ -132,7 +132,7 @@ class EngineWatch:
         return EngineSnapshot(drawing.drawn(), self._tree_drawn, steps, running)
 
 
-def _drawn_by(pieces: Iterator[None], until_s: float, clock: Clock) -> bool:
+def _drawn_by(pieces: Iterator[None], until_s: float, clock: MonotonicClock) -> bool:
     """Draw until this moment, at least one piece; whether all is drawn."""
     return all(clock() < until_s for _ in pieces)
 

@@ -21,6 +21,7 @@ from quire.core.share_types import Verdict
 from quire.core.snapshots import BlockFacts, EngineSnapshot
 from quire.engine.commands import (
     AskBlock,
+    BeginWatch,
     Cancel,
     ClearCache,
     Close,
@@ -29,7 +30,6 @@ from quire.engine.commands import (
     Restore,
     Submit,
     Unwatch,
-    Watch,
 )
 from quire.engine.engine import Clock, Engine
 from quire.engine.port import Listener, OnFailure, TellBlock, WorkerLife
@@ -90,7 +90,7 @@ def _obey_all(engine: Engine, host: LoopHost, clock: Clock, told: list[RequestEv
                 told.append(Explained(question_id, engine.explain(namespace, prompt, clock())))
             case ClearCache():
                 engine.clear()
-            case Watch(period_s):
+            case BeginWatch(period_s):
                 engine.begin_watch(period_s, host.show)
             case Unwatch():
                 engine.end_watch()
@@ -136,7 +136,7 @@ class ThreadWatch:
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
         """Show a snapshot so often."""
         self.show = show
-        self._put(Watch(period_s))
+        self._put(BeginWatch(period_s))
 
     def unwatch(self) -> None:
         """Nobody looks any more."""

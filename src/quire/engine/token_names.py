@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 
-class TokenNames(Protocol):
+class TraceTokenNames(Protocol):
     """From token ids to what a trace has in their place."""
 
     def __call__(self, token_ids: Iterable[int]) -> list[int]:
@@ -40,6 +40,6 @@ class PermutedNames:
         self._names = array("I", sorted(range(vocabulary_size), key=mixed))
 
     def __call__(self, token_ids: Iterable[int]) -> list[int]:
-        """As `TokenNames` says."""
+        """As `TraceTokenNames` says."""
         names, size = self._names, len(self._names)
         return [names[token_id] if token_id < size else token_id for token_id in token_ids]

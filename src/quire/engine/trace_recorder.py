@@ -16,15 +16,15 @@ from quire.core.kv_config import KVMemoryConfig
 from quire.core.request import Request
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, RowResult, StepPlan, StepResult
-from quire.engine.token_names import PermutedNames, TokenNames, own_names
+from quire.engine.token_names import PermutedNames, TraceTokenNames, own_names
 from quire.engine.trace_records import (
+    AnyTraceRecord,
     Asked,
     Cancelled,
     Cleared,
     GaveUp,
     Planned,
     PlanRows,
-    Record,
     Restored,
     Returned,
     Submitted,
@@ -69,7 +69,7 @@ class TracedEngine(msgspec.Struct, frozen=True):
 class TraceRecorder:
     """One life of an engine, line by line."""
 
-    def __init__(self, file: TraceFile, engine: TracedEngine, names: TokenNames, started_unix_s: float) -> None:
+    def __init__(self, file: TraceFile, engine: TracedEngine, names: TraceTokenNames, started_unix_s: float) -> None:
         self._file = file
         self._names = names
         self._encode = msgspec.json.Encoder().encode
@@ -134,7 +134,7 @@ class TraceRecorder:
             except Exception as error:
                 self._file.end(f"a line could not be made: {type(error).__name__}")
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: AnyTraceRecord) -> None:
         self._file.put(self._encode(record) + b"\n")
 
     def _entering(self, request: Request, is_restored: bool) -> None:

@@ -179,13 +179,13 @@ class GaveUp(TraceRecord, frozen=True, kw_only=True, tag="gave_up"):
     """The step broke off, and whoever ran was to begin again from a kept state."""
 
 
-class Ended(TraceRecord, frozen=True, kw_only=True, tag="ended"):
+class RequestEnded(TraceRecord, frozen=True, kw_only=True, tag="ended"):
     """The trace ends before the worker does."""
 
     why: str
 
 
-Record = (
+AnyTraceRecord = (
     TraceHeader
     | Submitted
     | Restored
@@ -197,7 +197,7 @@ Record = (
     | Returned
     | Told
     | GaveUp
-    | Ended
+    | RequestEnded
 )
 
 

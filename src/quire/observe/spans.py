@@ -22,7 +22,7 @@ ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_
 EXPORT_S = 5
 """Seconds that sending a batch may take."""
 CLOSE_S = 5.0
-Value = str | int | float | Sequence[str]
+AttributeValue = str | int | float | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class RequestSpan:
     name: str
     started_unix_s: float
     ended_unix_s: float
-    attributes: Mapping[str, Value]
+    attributes: Mapping[str, AttributeValue]
     traceparent: str = ""
     """Of whoever asked, as it stood in the header."""
     error: str = ""
     """The code of what went wrong."""
 
 
-class SpanWriter:
+class RequestSpanWriter:
     """Writes spans through one processor of the library."""
 
     def __init__(self, processor: "SpanProcessor", version: str) -> None:
@@ -84,7 +84,7 @@ class SpanWriter:
         told.end(int(span.ended_unix_s * 1e9))
 
 
-def open_spans(endpoint: str | None, version: str, environ: Mapping[str, str] = os.environ) -> SpanWriter | None:
+def open_spans(endpoint: str | None, version: str, environ: Mapping[str, str] = os.environ) -> RequestSpanWriter | None:
     """Where spans go, by the setting or else by the variables that the field has for it; None: nowhere.
 
     Raises ConfigError if the setting asks for what is not installed. With a variable alone, which may be meant for
@@ -103,4 +103,4 @@ def open_spans(endpoint: str | None, version: str, environ: Mapping[str, str] = 
         return None
     # Without one the library reads the variables itself.
     url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
-    return SpanWriter(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=EXPORT_S)), version)
+    return RequestSpanWriter(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=EXPORT_S)), version)

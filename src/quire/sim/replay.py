@@ -18,15 +18,15 @@ from quire.core.request import Request, ResolvedSampling
 from quire.core.step import RowResult, StepPlan, StepResult, TokenLogprobs
 from quire.engine.guessing_scheduler import make_scheduler
 from quire.engine.trace_records import (
+    AnyTraceRecord,
     Asked,
     Cancelled,
     Cleared,
-    Ended,
     GaveUp,
     Planned,
     PlannedRow,
     PlanRows,
-    Record,
+    RequestEnded,
     Restored,
     Returned,
     Submitted,
@@ -37,7 +37,7 @@ from quire.engine.trace_records import (
     told_events,
 )
 from quire.errors import CapacityError, ReplayError, RequestError
-from quire.sim.replay_report import Difference, LifeReport, ReplayReport, RowDifference, TableRow
+from quire.sim.replay_report import LifeReport, PlanDifference, ReplayReport, RowDifference, TableRow
 from quire.sim.trace_lines import TraceLine, trace_lines
 
 OnProgress = Callable[[str, int, int], None]
@@ -83,7 +83,7 @@ class LifeReplay:
         self._owed: Told | TurnedAway | None = None
         """What the next line must be, by what happened here."""
         self._failure: _Failure | None = None
-        self._difference: Difference | None = None
+        self._difference: PlanDifference | None = None
         self._note = ""
         self._num_requests = self._num_steps = 0
 
@@ -106,14 +106,14 @@ class LifeReplay:
             return
         if record is None:
             self._note = f"cut off within line {line.number}"
-        elif isinstance(record, Ended):
+        elif isinstance(record, RequestEnded):
             self._note = f"the trace ended before its worker: {record.why}"
         elif self._failure is not None:
             self._differ(line.number, "failure", "went on", self._failure.words)
         else:
             self._run(line.number, record)
 
-    def _run(self, number: int, record: Record) -> None:
+    def _run(self, number: int, record: AnyTraceRecord) -> None:
         owed, self._owed = self._owed, None
         if isinstance(record, Told | TurnedAway):
             if record != owed:
@@ -129,7 +129,7 @@ class LifeReplay:
         except Exception as error:  # whatever it is: the worker that wrote this trace would have ended of it
             self._failure = _Failure(number, f"{type(error).__name__}: {error}")
 
-    def _obey(self, number: int, record: Record) -> None:
+    def _obey(self, number: int, record: AnyTraceRecord) -> None:
         match record:
             case Submitted() | Restored():
                 self._enter(record)
@@ -209,7 +209,7 @@ class LifeReplay:
         rows: tuple[RowDifference, ...] = (),
     ) -> None:
         step = self.scheduler.stats.num_steps if step is None else step
-        self._difference = Difference(line, step, kind, recorded, now, rows)
+        self._difference = PlanDifference(line, step, kind, recorded, now, rows)
 
 
 MOVES = ("step", "copies", "slot_copies", "keeps")

@@ -50,7 +50,7 @@ class RowDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class PlanDifference:
     """The first one of a life: nothing behind it can be compared."""
 
     line: int
@@ -108,7 +108,7 @@ class LifeReport:
     num_requests: int
     note: str
     """How it ended, where that is worth a word."""
-    difference: Difference | None
+    difference: PlanDifference | None
 
     def lines(self, number: int) -> Iterator[str]:
         """For people."""

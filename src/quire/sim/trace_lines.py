@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from quire.engine.trace_records import TRACE_VERSION, Record, TraceHeader
+from quire.engine.trace_records import TRACE_VERSION, AnyTraceRecord, TraceHeader
 from quire.errors import QuireError, ReplayError
 
 MAX_LINE_BYTES = 256 << 20
@@ -20,7 +20,7 @@ MAX_POOL_BYTES = 4 << 30
 """What a replay may take for the pool that a header asks for."""
 BLOCK_BYTES = 128
 """Of a block, beside its tokens."""
-_decode: Any = msgspec.json.Decoder(Record).decode
+_decode: Any = msgspec.json.Decoder(AnyTraceRecord).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class TraceLine:
     number: int
     num_bytes_read: int
     """Of the file, with this line."""
-    record: Record | None
+    record: AnyTraceRecord | None
     """None: a life was cut off within this line."""
 
 
@@ -49,7 +49,7 @@ def trace_lines(path: Path) -> Iterator[TraceLine]:
 class _Read:
     number: int
     num_bytes_read: int
-    found: Record | str
+    found: AnyTraceRecord | str
     """Or why the line is none."""
 
 
@@ -65,7 +65,7 @@ def _read(path: Path, file: BinaryIO) -> Iterator[_Read]:
             yield _Read(number, num_bytes, _record_or_why(line) if line.endswith(b"\n") else "it has no end")
 
 
-def _record_or_why(line: bytes) -> Record | str:
+def _record_or_why(line: bytes) -> AnyTraceRecord | str:
     try:
         return _decode(line)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, QuireError, ValueError, OverflowError, RecursionError) as error:

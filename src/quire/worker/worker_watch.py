@@ -9,7 +9,7 @@ from dataclasses import replace
 from time import monotonic
 
 from quire.core.snapshots import EngineSnapshot
-from quire.engine.commands import AskBlock, Unwatch, Watch
+from quire.engine.commands import AskBlock, BeginWatch, Unwatch
 from quire.engine.port import TellBlock, WorkerLife
 from quire.errors import EngineDeadError, MessageError
 from quire.worker.messages import BlockTold, SnapshotMade, ToWorker
@@ -25,7 +25,7 @@ class WorkerWatch:
     def __init__(self, send: Callable[[Sequence[ToWorker]], None]) -> None:
         """`send` says nothing to a worker that is not ready."""
         self._send = send
-        self._watch: Watch | None = None
+        self._watch: BeginWatch | None = None
         self._show: Callable[[EngineSnapshot], None] = _unseen
         self._questions: dict[str, TellBlock] = {}
         self._num_questions = 0
@@ -41,7 +41,7 @@ class WorkerWatch:
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
         """Show a snapshot so often, of this worker and of those that come after it."""
-        self._watch, self._show = Watch(period_s), show
+        self._watch, self._show = BeginWatch(period_s), show
         self._send([self._watch])
 
     def unwatch(self) -> None:

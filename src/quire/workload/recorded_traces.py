@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Fields = dict[str, Any]
+RecordedFields = dict[str, Any]
 HEADER_FIELD = "quire_trace"
 
 
@@ -19,7 +19,7 @@ class _Asked:
     """One request, and how many tokens each of its answers has."""
 
     line: int
-    fields: Fields
+    fields: RecordedFields
     counts: dict[int, int] = field(default_factory=dict)
 
 
@@ -112,7 +112,7 @@ class RecordedLoad:
                 del self._by_name[name]
 
 
-def recorded_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Fields]]:
+def recorded_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, RecordedFields]]:
     """The requests of a trace, each with the number of its line, in the fields of quire's own format."""
     load = RecordedLoad()
     for number, line in lines:

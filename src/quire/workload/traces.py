@@ -42,7 +42,7 @@ MAX_TOKEN_ID = (1 << 31) - 1
 CLASSES = ("high", "normal", "low")
 MAX_HEADER_FIELD = 64
 """Characters of a recorded trace's first line, in which its form is said."""
-Given = TypeVar("Given")
+RowSource = TypeVar("RowSource")
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -215,7 +215,7 @@ def _recorded(path: Path, lines: Iterable[str]) -> Iterator[Row]:
         yield _row(path, number, fields, _own)
 
 
-def _row(path: Path, number: int, given: Given, parse: Callable[[Given], Row]) -> Row:
+def _row(path: Path, number: int, given: RowSource, parse: Callable[[RowSource], Row]) -> Row:
     where = f"line {number} of {path}"
     try:
         row = parse(given)

@@ -10,7 +10,7 @@ import pytest
 
 from quire.client.engine_view import MAX_QUESTIONS, EngineView
 from quire.core.snapshots import BlockFacts, CellCounts, EngineSnapshot, PoolCells, TreePicture
-from quire.engine.commands import AskBlock, Unwatch, Watch
+from quire.engine.commands import AskBlock, BeginWatch, Unwatch
 from quire.errors import CapacityError, EngineDeadError, MessageError, QuireError
 from quire.worker.messages import BlockTold, SnapshotMade, ToWorker
 from quire.worker.worker_watch import MAX_LIVES, WorkerWatch
@@ -41,7 +41,7 @@ def test_who_watches_goes_on_watching_whatever_worker_comes() -> None:
         watch.ready()
         watch.take(SnapshotMade(SNAPSHOT))
         watch.ended("died")
-    assert sent == [Watch(0.4)] * 3
+    assert sent == [BeginWatch(0.4)] * 3
     assert shown == [SNAPSHOT] * 3
 
 
@@ -56,7 +56,7 @@ def test_nobody_is_shown_what_comes_after_the_end_and_no_new_worker_is_asked() -
     watch.ended("died")
     watch.began()
     watch.ready()
-    assert sent == [Watch(0.4), Unwatch()]
+    assert sent == [BeginWatch(0.4), Unwatch()]
     assert shown == []
 
 

@@ -7,7 +7,7 @@ import time
 
 from quire.api.access.request_record import RequestRecord, figures_of
 from quire.observe.metrics import ModelFigures
-from quire.observe.spans import RequestSpan, SpanWriter, Value
+from quire.observe.spans import AttributeValue, RequestSpan, RequestSpanWriter
 
 COMPLETIONS = "/v1/completions"
 
@@ -15,7 +15,7 @@ COMPLETIONS = "/v1/completions"
 class RequestSpans:
     """Told of every request that is over."""
 
-    def __init__(self, writer: SpanWriter) -> None:
+    def __init__(self, writer: RequestSpanWriter) -> None:
         self._writer = writer
 
     def ended(self, record: RequestRecord) -> None:
@@ -30,7 +30,7 @@ def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
     operation = "text_completion" if record.path == COMPLETIONS else "chat"
     status = 499 if record.is_cut else record.status
     error = record.error or ("client_closed_request" if record.is_cut else "")
-    attributes: dict[str, Value] = {
+    attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "quire",
         "gen_ai.request.model": record.model,
@@ -59,9 +59,9 @@ def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
     )
 
 
-def _latencies(figures: ModelFigures) -> dict[str, Value]:
+def _latencies(figures: ModelFigures) -> dict[str, AttributeValue]:
     """vLLM's, in seconds; those of a model that never began are left out."""
-    told: dict[str, Value] = {
+    told: dict[str, AttributeValue] = {
         "gen_ai.latency.time_in_queue": figures.queue_s,
         "gen_ai.latency.e2e": figures.total_s,
     }
@@ -74,9 +74,9 @@ def _latencies(figures: ModelFigures) -> dict[str, Value]:
     return told
 
 
-def _asked(record: RequestRecord) -> dict[str, Value]:
+def _asked(record: RequestRecord) -> dict[str, AttributeValue]:
     """How it was to be answered, and how answers ended."""
-    told: dict[str, Value] = {}
+    told: dict[str, AttributeValue] = {}
     if record.max_tokens is not None:
         told["gen_ai.request.max_tokens"] = record.max_tokens
     if record.asked:

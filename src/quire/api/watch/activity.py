@@ -41,7 +41,7 @@ class HistoryRow:
 
 
 @dataclass(slots=True)
-class Totals:
+class RequestTotals:
     """Since the server began."""
 
     num_prompt_tokens: int = 0
@@ -83,7 +83,7 @@ class ModelActivity:
     """Of one model."""
 
     def __init__(self) -> None:
-        self.ended = Totals()
+        self.ended = RequestTotals()
         """Of requests that have ended."""
         self.rows: deque[HistoryRow] = deque(maxlen=MAX_ROWS)
         self.num_rows = 0
@@ -96,10 +96,10 @@ class ModelActivity:
         self._span.count(record)
         self.ended.add(record)
 
-    def totals(self, records: list[RequestRecord]) -> Totals:
+    def totals(self, records: list[RequestRecord]) -> RequestTotals:
         """With those that are open."""
         ended = self.ended
-        totals = Totals(
+        totals = RequestTotals(
             ended.num_prompt_tokens,
             ended.num_cached_tokens,
             ended.num_output_tokens,

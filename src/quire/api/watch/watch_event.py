@@ -13,7 +13,7 @@ import msgspec
 
 from quire.api.access.request_record import RequestRecord
 from quire.api.models import ModelEntry, Models
-from quire.api.watch.activity import MAX_ENDED, Activity, OpenRequests, Totals
+from quire.api.watch.activity import MAX_ENDED, Activity, OpenRequests, RequestTotals
 from quire.api.watch.timeline import request_line, shown_id
 from quire.client.prefix_guard import PrefixGuard
 from quire.client.reuse_log import ReuseLog
@@ -161,7 +161,7 @@ def _timelines(activity: Activity, open_requests: OpenRequests) -> list[dict[str
     ]
 
 
-def _fleet(model: ModelEntry, totals: Totals) -> dict[str, Any] | None:
+def _fleet(model: ModelEntry, totals: RequestTotals) -> dict[str, Any] | None:
     fleet = model.fleet_stats()
     if fleet is None:
         return None

@@ -45,7 +45,7 @@ _ANY = re.compile("|".join(f"(?P<f{at}>{form})" for at, (_, _, form) in enumerat
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangingText:
     """One text in a line that may be another the next time."""
 
     kind: ChangingKind
@@ -57,7 +57,7 @@ class FoldedLine:
     """A line as a pattern, and what was folded in it."""
 
     pattern: str
-    changes: tuple[Change, ...]
+    changes: tuple[ChangingText, ...]
     ends: tuple[int, ...]
     """Where in the pattern each of them ends."""
 
@@ -74,12 +74,12 @@ class FoldedLine:
 
 def fold(line: str) -> FoldedLine:
     """The line's pattern: every changing text gives way to its name in angle brackets, runs of digits last of all."""
-    pattern, changes, ends, end = "", list[Change](), list[int](), 0
+    pattern, changes, ends, end = "", list[ChangingText](), list[int](), 0
     line = line[:MAX_LINE_CHARS]
     for found in _ANY.finditer(line):
         name, kind, _ = _FORMS[int((found.lastgroup or "f0")[1:])]
         pattern += f"{line[end : found.start()]}<{name}>"
-        changes.append(Change(kind, found[0]))
+        changes.append(ChangingText(kind, found[0]))
         ends.append(len(pattern))
         end = found.end()
     return FoldedLine(pattern + line[end:], tuple(changes), tuple(ends))
