@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
 from quire.core import pool_picture, tree_picture
-from quire.core.block_facts import facts_of
+from quire.core.block_facts import facts_of_block
 from quire.core.block_pool import BlockPool
 from quire.core.kv_memory import KVMemory
 from quire.core.pins import Pins
@@ -99,7 +99,7 @@ class PicturedMachine(KVMemoryMachine):
         check_cells(memory)
         check_tree(memory)
         for block in range(1, memory.pool.num_blocks + 1, 7):
-            facts = facts_of(memory, (), block, self.now_s)
+            facts = facts_of_block(memory, (), block, self.now_s)
             assert facts is not None
             assert facts.ref_count == memory.pool.ref_count[block]
             assert (facts.age_s is None) == (facts.digest is None)

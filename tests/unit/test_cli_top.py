@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from quire.cli.top_figures import HOUR_ROWS, MAX_STEPS, TopFigures, essentials, number, percent, plain_line, seconds
-from quire.cli.top_glyphs import ASCII, UNICODE, Glyphs, bar, curve, shares
+from quire.cli.top_figures import HOUR_ROWS, MAX_STEPS, TopFigures, duration, essentials, number, percent, plain_line
+from quire.cli.top_glyphs import ASCII, UNICODE, Glyphs, bar, history_curve, shares
 from quire.cli.top_picture import Frame, picture
 from quire.cli.watch_source import WatchGoneError, events
 from quire.cli.watched_state import SeenCounts, read_snapshot
@@ -172,7 +172,7 @@ class TestTheFigures:
 
     def test_numbers_are_as_long_as_they_are_worth(self) -> None:
         assert [number(one) for one in (None, 0, 0.25, 9.94, 12.3, 4100)] == ["-", "0", "0.2", "9.9", "12", "4,100"]
-        assert [seconds(one) for one in (None, 0.0123, 0.999, 2.34)] == ["-", "12 ms", "999 ms", "2.3 s"]
+        assert [duration(one) for one in (None, 0.0123, 0.999, 2.34)] == ["-", "12 ms", "999 ms", "2.3 s"]
         assert [percent(one) for one in (None, 0, 0.001, 0.01, 0.834, 1)] == ["-", "0%", "<1%", "1%", "83%", "100%"]
 
 
@@ -190,7 +190,7 @@ class TestTheGlyphs:
     def test_a_curve_is_as_wide_as_it_may_be_and_something_never_reads_as_nothing(
         self, values: list[float | None], width: int
     ) -> None:
-        line = curve(values, width, UNICODE)
+        line = history_curve(values, width, UNICODE)
         assert len(line) == (width if values else 0)
         assert bool(line.strip()) == any(value for value in values)
 

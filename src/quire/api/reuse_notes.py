@@ -12,7 +12,7 @@ from quire.api.access.admission import Admission
 from quire.api.access.request_record import RequestRecord
 from quire.api.prefix_warnings import removed_headers, warning_headers
 from quire.client.conversation import RemovedLine
-from quire.client.explanation import UNKNOWN, Explanation, text_of
+from quire.client.explanation import UNKNOWN, Explanation, decoded_text
 from quire.client.prefix_guard import SeenPrompt
 from quire.client.reply import Reply
 from quire.client.reuse_log import PromptPart, PromptParts, ReuseRecord, lost_tokens
@@ -82,7 +82,7 @@ class ReuseNotes:
 
     def _seen(self, reply: Reply, reuse: ReuseRecord) -> SeenPrompt:
         parts = self._names.parts[reuse.prompt_index] if self._names.parts else None
-        return SeenPrompt(reuse, reply.request.prompt, partial(text_of, self._names.tokenizer), parts)
+        return SeenPrompt(reuse, reply.request.prompt, partial(decoded_text, self._names.tokenizer), parts)
 
     def _record_of(self, reply: Reply, index: int) -> ReuseRecord:
         request = reply.request

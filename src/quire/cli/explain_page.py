@@ -13,12 +13,12 @@ Style = Callable[[str, str], str]
 """A text in a colour."""
 
 
-def plain(text: str, _colour: str) -> str:
+def uncoloured(text: str, _colour: str) -> str:
     """Where there are no colours."""
     return text
 
 
-def explanation_page(told: dict[str, Any], width: int, style: Style = plain) -> str:
+def explanation_page(told: dict[str, Any], width: int, style: Style = uncoloured) -> str:
     """The answer about one prompt."""
     num_lost, place = told["lost_tokens"], part_words(told["part"])
     could = f"; {num_lost} more could have been" if num_lost and told["reason"] != "first_seen" else ""
@@ -31,7 +31,7 @@ def explanation_page(told: dict[str, Any], width: int, style: Style = plain) -> 
     return "\n".join(lines)
 
 
-def request_page(told: dict[str, Any], width: int, style: Style = plain) -> str:
+def request_page(told: dict[str, Any], width: int, style: Style = uncoloured) -> str:
     """The answer about a request that ran, with all its prompts."""
     prompts = told["prompts"]
     pages = [explanation_page(one, width, style) for one in prompts]

@@ -131,7 +131,7 @@ def plain_line(figures: TopFigures) -> str:
         seen.model,
         f"{number(figures.output_tokens_per_s)} tokens/s",
         f"{number(figures.prompt_tokens_per_s)} prompt tokens/s",
-        f"first token {seconds(figures.ttft_p50_s)}",
+        f"first token {duration(figures.ttft_p50_s)}",
         f"hit rate {percent(figures.hit_rate)}",
         f"{len(seen.running)} running",
         f"{sum(one.num_requests for one in seen.queue)} waiting",
@@ -149,7 +149,7 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if 0 < value < 10 else f"{value:,.0f}"
 
 
-def seconds(value: float | None) -> str:
+def duration(value: float | None) -> str:
     """A time as a person reads it."""
     if value is None:
         return "-"

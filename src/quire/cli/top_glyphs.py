@@ -84,7 +84,7 @@ def shares(values: Sequence[int], width: int) -> list[int]:
     return given
 
 
-def curve(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
+def history_curve(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
     """The values as one line of levels, the largest at the top; the latest at the right, several in one if need be."""
     if not values or width <= 0:
         return ""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from quire.cli.columns import plain
-from quire.cli.top_figures import STATES, TopFigures, number, percent, seconds
-from quire.cli.top_glyphs import STYLES, Glyphs, bar, curve
+from quire.cli.top_figures import STATES, TopFigures, duration, number, percent
+from quire.cli.top_glyphs import STYLES, Glyphs, bar, history_curve
 from quire.cli.watched_state import SeenRunning, SeenSnapshot
 
 MAX_NAME_CHARS = 64
@@ -99,7 +99,7 @@ def _now(figures: TopFigures, frame: Frame) -> list[Text]:
     told = (
         (number(figures.output_tokens_per_s), "tokens/s"),
         (number(figures.prompt_tokens_per_s), "prompt/s"),
-        (seconds(figures.ttft_p50_s), "first token"),
+        (duration(figures.ttft_p50_s), "first token"),
         (percent(figures.hit_rate), "hit rate"),
         (f"{len(seen.running):,}", "running"),
         (f"{sum(one.num_requests for one in seen.queue):,}", "waiting"),
@@ -107,7 +107,9 @@ def _now(figures: TopFigures, frame: Frame) -> list[Text]:
     )
     lines = _flowing([Text(value, "bold").append(f" {label}", "not bold dim") for value, label in told], frame)
     label = "tokens/s, last hour "
-    hour = curve([row.output_tokens_per_s for row in figures.history], frame.width - len(label) - 12, frame.glyphs)
+    hour = history_curve(
+        [row.output_tokens_per_s for row in figures.history], frame.width - len(label) - 12, frame.glyphs
+    )
     top = max((row.output_tokens_per_s or 0.0 for row in figures.history), default=0.0)
     if not top:
         return lines
@@ -155,7 +157,7 @@ def _steps(figures: TopFigures, frame: Frame) -> list[Text]:
         ("prompt ", [step.prompt_tokens for step in last]),
         ("answer ", [step.output_tokens for step in last]),
     ):
-        lines.append(_curved(label, curve(values, room, frame.glyphs), f" max {max(values):,}", frame))
+        lines.append(_curved(label, history_curve(values, room, frame.glyphs), f" max {max(values):,}", frame))
     return lines
 
 

@@ -13,7 +13,7 @@ from quire.text.chat.canonical import canonical
 from quire.text.chat.prompt_parts import (
     NumberedMessages as NumberedMessages,  # noqa: PLC0414 - for the API, too
 )
-from quire.text.chat.prompt_parts import PromptPart, PromptParts, TemplateParts, num_system, parts_of
+from quire.text.chat.prompt_parts import PromptPart, PromptParts, TemplateParts, message_parts, num_system
 from quire.text.chat.stable_prefix import NOTHING_LISTED as NOTHING_LISTED  # noqa: PLC0414 - for the API, too
 from quire.text.chat.stable_prefix import RemovedLine as RemovedLine  # noqa: PLC0414
 from quire.text.chat.stable_prefix import StablePrefix as StablePrefix  # noqa: PLC0414
@@ -70,7 +70,7 @@ def chat_prompt(
     """A conversation as the model's template writes it, tools and all. No grammar is made for it."""
     formats, tools = model.formats(), use.callable
     form = _tool_form(model, formats) if tools else None
-    parts = parts_of(messages)
+    parts = message_parts(messages)
     if tools and formats.tools is not None:
         arguments["tools"] = [tool.shown for tool in use.tools]
     elif tools:

@@ -109,7 +109,7 @@ def _differs(name: str, ours: Namespace, other: Namespace) -> bool:
     return bool(getattr(ours, name) != getattr(other, name))
 
 
-def text_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+def decoded_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     """As it stands in the middle of a text. Where it is cut, half characters read as U+FFFD."""
     return b"".join(tokenizer.token_bytes(token_id) for token_id in token_ids).decode("utf-8", "replace")
 
@@ -122,12 +122,12 @@ def _difference(tokenizer: Tokenizer, prompt: Sequence[int], found: Divergence) 
     return Difference(
         position=at,
         token_id=prompt[at],
-        token=text_of(tokenizer, prompt[at : at + 1]),
+        token=decoded_text(tokenizer, prompt[at : at + 1]),
         cached_token_id=cached[0],
-        cached_token=text_of(tokenizer, cached[:1]),
-        before=text_of(tokenizer, prompt[max(0, at - CONTEXT_TOKENS) : at]),
-        after=text_of(tokenizer, prompt[at : at + CONTEXT_TOKENS]),
-        cached_after=text_of(tokenizer, cached[:CONTEXT_TOKENS]),
+        cached_token=decoded_text(tokenizer, cached[:1]),
+        before=decoded_text(tokenizer, prompt[max(0, at - CONTEXT_TOKENS) : at]),
+        after=decoded_text(tokenizer, prompt[at : at + CONTEXT_TOKENS]),
+        cached_after=decoded_text(tokenizer, cached[:CONTEXT_TOKENS]),
     )
 
 

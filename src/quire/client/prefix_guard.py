@@ -102,7 +102,7 @@ class _Pattern:
 
     def add(self, found: Instability, now_s: float) -> None:
         """It has cost another request something."""
-        self.line = shown(found.line)
+        self.line = shown_line(found.line)
         if len(self.values) < MAX_VALUES:
             self.values.add(found.value)
         self.num_requests += 1
@@ -321,7 +321,7 @@ def _warning(
     return PrefixWarning(tenant, name.model, name.kind, line, pattern.num_lost_tokens, num_requests)
 
 
-def shown(line: str) -> str:
+def shown_line(line: str) -> str:
     """On one line, of bounded length, with nothing in it that a terminal would obey."""
     clean = "".join(char if char.isprintable() else " " for char in line[: 2 * MAX_SHOWN_CHARS]).strip()
     return clean if len(clean) <= MAX_SHOWN_CHARS else clean[: MAX_SHOWN_CHARS - 1] + "…"

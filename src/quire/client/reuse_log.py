@@ -96,7 +96,7 @@ class ReuseLog:
         self._records.append(record)
         for name in _names(record):
             self._by_name.setdefault(name, []).append(record)
-        self._num_bytes += size_of(record)
+        self._num_bytes += record_size(record)
         self._count(record)
         self.forget_old(record.at_s)
         for callback in tuple(self._callbacks):
@@ -141,7 +141,7 @@ class ReuseLog:
 
     def _drop_oldest(self) -> None:
         record = self._records.popleft()
-        self._num_bytes -= size_of(record)
+        self._num_bytes -= record_size(record)
         for name in _names(record):
             its_records = self._by_name[name]
             if its_records[0] is not record:
@@ -163,7 +163,7 @@ def _names(record: ReuseRecord) -> tuple[str, ...]:
     return (record.request_id, record.answer_id) if record.answer_id else (record.request_id,)
 
 
-def size_of(record: ReuseRecord) -> int:
+def record_size(record: ReuseRecord) -> int:
     """About how many bytes a record takes."""
     texts = [record.request_id, record.tenant, record.cache_group, record.model, record.answer_id]
     if record.part is not None:

@@ -14,7 +14,7 @@ from quire.errors import CheckpointError, InvalidParameterError, InvariantError,
 from quire.text.chat.answer_formats import NO_FORMATS, FormatFinder, ModelFormats
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.messages import num_text_bytes
-from quire.text.chat.prompt_parts import PromptParts, TemplateParts, parts_of
+from quire.text.chat.prompt_parts import PromptParts, TemplateParts, message_parts
 from quire.text.chat.render_wire import Rendered
 from quire.text.chat.template import ChatTemplate
 from quire.text.chat.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
@@ -144,7 +144,7 @@ class TextModel:
     def chat_parts(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> tuple[list[int], PromptParts]:
         """The same, and where its messages lie among them."""
         rendered = self.rendered(messages, **arguments)
-        return self.encoded_parts(rendered, TemplateParts(parts_of(messages)))
+        return self.encoded_parts(rendered, TemplateParts(message_parts(messages)))
 
     def rendered(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> Rendered:
         """A conversation as the model's own template writes it."""

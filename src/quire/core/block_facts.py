@@ -10,7 +10,7 @@ from quire.core.request import Sequence
 from quire.core.snapshots import MAX_CHAIN, MAX_CHILDREN, BlockFacts
 
 
-def facts_of(memory: KVMemory, running: Iterable[Sequence], block: int, now_s: float) -> BlockFacts | None:
+def facts_of_block(memory: KVMemory, running: Iterable[Sequence], block: int, now_s: float) -> BlockFacts | None:
     """None: there is no such block."""
     pool, tree = memory.pool, memory.tree
     if not 1 <= block <= pool.num_blocks:

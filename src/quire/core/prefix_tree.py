@@ -314,7 +314,7 @@ class PrefixTree:
         return iter([~slot for slot in self._slot_of.values()])
 
     def copied(self, *, bare: bool = False) -> tuple[bytes, Sequence[int], Sequence[int], list[tuple[Namespace, int]]]:
-        """Records (unless `bare`), first children, older siblings, roots with theirs: to read while names come and go."""
+        """Records (unless `bare`), first children, older siblings, roots with theirs, read while names come and go."""
         roots = [(root.namespace, root.first_child) for root in self._roots if root is not None]
         return b"" if bare else bytes(self._records), self._first_child[:], self._older[:], roots
 

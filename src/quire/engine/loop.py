@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Protocol
 from uuid import uuid4
 
-from quire.core.block_facts import facts_of
+from quire.core.block_facts import facts_of_block
 from quire.core.digests import Namespace
 from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.request import Request
@@ -95,7 +95,7 @@ def _obey_all(engine: Engine, host: LoopHost, clock: Clock, told: list[RequestEv
             case Unwatch():
                 engine.end_watch()
             case AskBlock(question_id, block_id):
-                host.answer(question_id, facts_of(engine.memory, engine.scheduler.running, block_id, clock()))
+                host.answer(question_id, facts_of_block(engine.memory, engine.scheduler.running, block_id, clock()))
             case Close():
                 return False
     return True

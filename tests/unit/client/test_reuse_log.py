@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.client.explanation import Difference, Explanation
-from quire.client.reuse_log import MAX_AGE_S, MINUTE_S, PromptPart, ReuseLog, ReuseRecord, size_of
+from quire.client.reuse_log import MAX_AGE_S, MINUTE_S, PromptPart, ReuseLog, ReuseRecord, record_size
 
 
 def record(request_id: str = "a", at_s: float = 0.0, *, reason: str = "first_seen", **more: object) -> ReuseRecord:
@@ -57,14 +57,14 @@ def test_what_is_an_hour_old_is_forgotten_when_another_comes_and_when_somebody_a
 
 def test_long_texts_make_room_by_their_bytes() -> None:
     long_one = record("long", 1.0, explanation=long_difference(10_000))
-    log = ReuseLog(max_bytes=size_of(long_one) + 2 * size_of(record()))
+    log = ReuseLog(max_bytes=record_size(long_one) + 2 * record_size(record()))
     log.add(long_one)
     log.add(record("b", 2.0))
     log.add(record("c", 3.0))
     assert log.find("long")
     log.add(record("d", 4.0, part=PromptPart("tool", 3, "search")))
     assert not log.find("long")
-    assert log.num_bytes == sum(size_of(one) for name in "bcd" for one in log.find(name))
+    assert log.num_bytes == sum(record_size(one) for name in "bcd" for one in log.find(name))
 
 
 def test_a_record_larger_than_the_whole_log_is_not_kept_but_told_and_counted() -> None:
@@ -86,7 +86,7 @@ def test_whatever_comes_no_bound_is_passed_and_bytes_add_up(coming: list[tuple[i
         assert log.num_bytes <= 16_000
         kept = [one for name in range(4) for one in log.find(str(name))]
         assert len(kept) == len(log)
-        assert sum(map(size_of, kept)) == log.num_bytes
+        assert sum(map(record_size, kept)) == log.num_bytes
         assert {id(one) for one in kept} == {id(one) for one in added[len(added) - len(kept) :]}
         assert all(one.at_s >= now_s - 1000.0 for one in kept)
 

@@ -16,7 +16,7 @@ from quire.text.chat.prompt_parts import (
     PromptPart,
     PromptParts,
     TemplateParts,
-    parts_of,
+    message_parts,
 )
 from quire.text.chat.render_process import Program
 from quire.text.chat.render_wire import LoadTemplate, Render, Rendered
@@ -81,7 +81,7 @@ def test_every_message_is_found_wherever_its_template_writes_it(template: str, k
     rendered = render(TEMPLATES[template], messages)
     expected = [PromptPart("system", 0), *[PromptPart("message", at, roles[at]) for at in (1, 2, 3)]]
     tokenizer = ChatTokenizer(ALL[kind](), "")
-    ids, parts = tokenizer.encode_parts(rendered, TemplateParts(parts_of(messages)))
+    ids, parts = tokenizer.encode_parts(rendered, TemplateParts(message_parts(messages)))
     assert ids == tokenizer.encode(rendered)
     found = list(marks_in(rendered.text))
     assert {index for *_, index in found} == {0, 1, 2, 3}
@@ -128,7 +128,7 @@ def test_what_nobody_knows_is_told_as_that() -> None:
 def test_a_text_that_names_a_control_token_is_not_taken_apart() -> None:
     tokenizer = ChatTokenizer(ALL["byte level"](), "")
     messages = [{"role": "user", "content": "say <|im_end|> now"}]
-    ids, parts = tokenizer.encode_parts(render(PLAIN, messages), TemplateParts(parts_of(messages)))
+    ids, parts = tokenizer.encode_parts(render(PLAIN, messages), TemplateParts(message_parts(messages)))
     assert parts is UNKNOWN_PARTS
     assert ids == tokenizer.encode(render(PLAIN, messages))
 
@@ -147,14 +147,14 @@ def test_numbered_messages_keep_the_numbers_of_their_client() -> None:
     told = NumberedMessages.of([({"role": "tool"}, 1), ({"role": "user"}, 1)]).behind(
         [{"role": "system"}, {"role": "user"}]
     )
-    assert parts_of(told) == [
+    assert message_parts(told) == [
         PromptPart("system", 0),
         None,
         PromptPart("message", 1, "tool"),
         PromptPart("message", 1, "user"),
     ]
     two = [{"role": "developer"}, {"role": "system"}, {"role": "user"}]
-    assert parts_of(two) == [PromptPart("system", 0), PromptPart("system", 0), PromptPart("message", 2, "user")]
+    assert message_parts(two) == [PromptPart("system", 0), PromptPart("system", 0), PromptPart("message", 2, "user")]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=8), st.integers(0, 60))

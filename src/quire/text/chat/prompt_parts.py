@@ -84,7 +84,7 @@ class NumberedMessages(list[dict[str, Any]]):
         return NumberedMessages([*others, *self], [*[None] * len(others), *self.parts])
 
 
-def parts_of(messages: Sequence[Mapping[str, Any]]) -> list[PromptPart | None]:
+def message_parts(messages: Sequence[Mapping[str, Any]]) -> list[PromptPart | None]:
     """Which part each message is. Those of the system at the start are one."""
     parts: list[PromptPart | None] = (
         list(messages.parts)
