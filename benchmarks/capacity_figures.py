@@ -1,5 +1,7 @@
 """What docs/concepts/scale.md shows of the record of proof-capacity, in its words."""
 
+from collections.abc import Sequence
+
 FLEETS = {
     "size_10_hit": "10 members: share of prompt tokens found cached",
     "size_10_imbalance": "10 members: most work over mean",
@@ -29,3 +31,10 @@ GATEWAY = {
     "names_ms": "names of a prompt of 12,800 tokens, ms",
     "sweep_max_ms": "longest pause when a member's entries are swept, ms",
 }
+
+
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text: what was simulated is no promise to anybody, as rows of a table of that page would be."""
+    widths = [max(len(row[at]) for row in (header, *rows)) for at in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
+    return "\n".join(("```text", *(line.rstrip() for line in lines), "```"))

@@ -171,7 +171,14 @@ def fits(_found: Results) -> str:
     return table(HEADER, list(fit_rows()))
 
 
-def of_proof(name: str, words: Mapping[str, str]) -> Callable[[Results], str]:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def of_proof(
+    name: str, words: Mapping[str, str], tabled: Callable[[Sequence[str], Sequence[Sequence[str]]], str] = table
+) -> Callable[[Results], str]:
     """A table of some rows of this proof."""
 
     def written(found: Results) -> str:
@@ -179,7 +186,7 @@ def of_proof(name: str, words: Mapping[str, str]) -> Callable[[Results], str]:
         rows = cpu_figures.rows_of(record, words) if record is not None else []
         if record is None or not rows:
             return not_yet(f"make {name} SCALE=full")
-        made = table(("", "bound", "measured"), rows)
+        made = tabled(("", "bound", "measured"), rows)
         return "\n".join((made, "", *cpu_figures.circumstances_of(record)))
 
     return written
@@ -222,16 +229,11 @@ TABLES: Writers = {
     "cpu-speed": of_proof("proof-cpu", cpu_figures.SPEED),
     "cpu-exact": of_proof("proof-cpu", cpu_figures.EXACT),
     "cpu-hold": of_proof("proof-cpu", cpu_figures.HOLD),
-    "scale-fleets": of_proof("proof-capacity", capacity_figures.FLEETS),
-    "scale-gateway": of_proof("proof-capacity", capacity_figures.GATEWAY),
+    "scale-fleets": of_proof("proof-capacity", capacity_figures.FLEETS, capacity_figures.plain_table),
+    "scale-gateway": of_proof("proof-capacity", capacity_figures.GATEWAY, capacity_figures.plain_table),
     "help-serve": lambda _: help_of("bench", "serve"),
     "help-engine": lambda _: help_of("bench", "engine"),
 }
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _bound(key: str, record: Mapping[str, Any]) -> str:

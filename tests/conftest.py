@@ -35,7 +35,10 @@ MARKERS = {
 """By what a file imports, itself or through others."""
 SERVES_MODELS = ("e2e", "perf", "promises")
 """Directories whose tests load models in other processes."""
-MEASURED = ("unit/core", "unit/fleet", "unit/worker", "property/test_ledger.py")
+MEASURED = (
+    *("unit/core", "unit/engine/test_engine_watch.py", "unit/fleet", "unit/worker"),
+    *("property/test_ledger.py", "property/test_pictures.py"),
+)
 """Whose tests must take every branch of what pyproject.toml says is measured. To watch the others as well would show
 nothing more, and they would take twice as long."""
 

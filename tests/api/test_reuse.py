@@ -123,6 +123,7 @@ def test_who_waited_for_a_block_lost_nothing_by_it() -> None:
             connection.request("POST", "/v1/completions", json.dumps(prompt(TEXT)))
             here.wait_until_asked(at + 1)
         assert runner.is_waiting.wait(60)
+        here.wait_until(lambda: all(record.asked for record, _ in here.admission.open_requests.values()))
         runner.let_go()
         ids = [connection.getresponse().headers["x-request-id"] for connection in (first, second)]
         found = [here.get(f"/v1/requests/{one}/cache").json["prompts"][0] for one in ids]

@@ -25,7 +25,10 @@ from tests.support.lives import CONFIG, IDENTITY, VOCABULARY, DyingRunner, Lives
 from tests.support.messages import REQUEST
 
 MILLION_S = 1_000_000.0
-DURATIONS = {"age_s", "time_left_s", "wait_s", "evicted_s_ago", "retry_after_s", "grammar_compile_s", "grammar_mask_s"}
+DURATIONS = {
+    *("age_s", "time_left_s", "wait_s", "evicted_s_ago", "retry_after_s", "grammar_compile_s", "grammar_mask_s"),
+    "period_s",
+}
 """All numbers of seconds that are said of requests, and of what a worker has spent."""
 SETTINGS = {one.name for kind in (ModelSettings, QueueConfig) for one in fields(kind)}
 

@@ -32,6 +32,7 @@ def test_a_model_that_fits_nowhere_has_no_row() -> None:
 
 
 RECORD = {
+    "proof": "cpu",
     "figures": {"bitexact_pairs": 2100, "memory_speed_1b": 0.81},
     "bounds": {"bitexact_pairs": "at least 2,000", "memory_speed_1b": "at least 0.7: 0.70 GB in 40 ms"},
     "date": "2026-01-01",
