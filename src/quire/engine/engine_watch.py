@@ -25,7 +25,9 @@ from quire.core.tree_picture import TreeDrawing
 WORK_S = 0.002
 """How long a step may wait for a drawing, unless it takes long itself."""
 WORK_SHARE = 0.02
-"""The share of the time since the last piece that the next may take, where that is more."""
+"""The share of the step before that a piece may take, where that is more."""
+MAX_STEP_S = 1.0
+"""An engine that was idle for longer than this has had no step that long."""
 POOL_SHARE = 0.01
 """Of the time, for drawing a pool of several pieces: it is drawn less often than it is asked for."""
 TREE_SHARE = 0.005
@@ -44,7 +46,8 @@ class EngineWatch:
         self._show = show
         self._period_s = period_s
         self._due_s = self._tree_due_s = float("-inf")
-        self._worked_s: float | None = None
+        self._asked_s: float | None = None
+        """When there was last a chance to draw."""
         self._pool: tuple[PoolDrawing, Iterator[None]] | None = None
         self._tree: tuple[TreeDrawing, Iterator[None]] | None = None
         self._pool_s = self._tree_s = 0.0
@@ -81,13 +84,13 @@ class EngineWatch:
     def work(self, clock: MonotonicClock) -> None:
         """Draw a little more, if it is time; show it when it is done."""
         now_s = clock()
+        since_s = 0.0 if self._asked_s is None else min(now_s - self._asked_s, MAX_STEP_S)
+        self._asked_s = now_s
         if self._pool is None and self._tree is None and now_s < self._due_s:
             return
-        since_s = 0.0 if self._worked_s is None else now_s - self._worked_s
         until_s = now_s + max(WORK_S, WORK_SHARE * since_s)
         self._draw_pool(until_s, clock)
         self._draw_tree(until_s, clock)
-        self._worked_s = clock()
 
     def _draw_pool(self, until_s: float, clock: MonotonicClock) -> None:
         began_s = clock()

@@ -135,13 +135,48 @@ def test_what_takes_long_is_drawn_less_often_than_it_is_asked_for(
 
 def test_a_long_step_leaves_time_for_more_than_one_piece(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     _pieces_of_one(monkeypatch)
-    shown, clock = watched(engine), Ticking(0.003)
+    shown, clock = watched(engine), Ticking(0.001)
     asked(engine, "a")
     engine.step(clock)
     assert not shown
-    clock.now_s += 10.0
+    clock.now_s += 1.0
     engine.step(clock)
     assert len(shown) == 1
+
+
+def test_a_drawing_that_was_not_due_for_long_stops_a_step_no_longer_for_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a long step leaves more time; a long pause of drawing between short steps does not."""
+    shown, clock = watched(engine), Ticking()
+    watch = engine.watch
+    assert watch is not None
+    watch.work(clock)
+    assert len(shown) == 1
+    _pieces_of_one(monkeypatch)
+    longest_s = 0.0
+    for _ in range(200):
+        clock.now_s, clock.tick_s = clock.now_s + 0.02, 0.001
+        before_s = clock.now_s
+        watch.work(clock)
+        longest_s = max(longest_s, clock.now_s - before_s)
+    assert len(shown) > 1
+    assert longest_s < 0.01, "two milliseconds and the piece that goes beyond, of the map and of the tree"
+
+
+def test_an_engine_that_was_idle_for_long_does_not_draw_for_long(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pieces_of_one(monkeypatch)
+    shown, clock = watched(engine), Ticking(0.001)
+    watch = engine.watch
+    assert watch is not None
+    watch.work(clock)
+    clock.now_s += 3600.0
+    before_s = clock.now_s
+    watch.work(clock)
+    assert clock.now_s - before_s < 0.03
+    assert len(shown) <= 1
 
 
 def test_an_idle_engine_is_due_after_a_period_and_at_once_while_a_drawing_is_under_way(
