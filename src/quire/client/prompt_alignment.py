@@ -101,7 +101,13 @@ def _place_within(ours: bytes, theirs: bytes, at: int, other: int, width: int) -
 
 
 def _moved_back(ours: bytes, theirs: bytes, place: tuple[int, int], least: tuple[int, int]) -> tuple[int, int]:
+    """To where the two begin to be the same, in strides that grow while they are and shrink when they are not."""
     at, other = place
-    while at > least[0] and other > least[1] and _is_same(ours, at - 1, theirs, other - 1, 1):
-        at, other = at - 1, other - 1
-    return at, other
+    most, moved, stride = min(at - least[0], other - least[1]), 0, 1
+    while moved < most and stride:
+        size = min(stride, most - moved)
+        if _is_same(ours, at - moved - size, theirs, other - moved - size, size):
+            moved, stride = moved + size, 2 * size
+        else:
+            stride = size // 2
+    return at - moved, other - moved

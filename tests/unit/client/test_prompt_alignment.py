@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.client import prompt_alignment
 from quire.client.prompt_alignment import GRAM, MAX_GAPS, gaps_between, num_common, packed
 
 TOKENS = st.lists(st.integers(0, 3), max_size=400)
@@ -35,6 +36,8 @@ def test_gaps_and_runs_follow_one_another_and_runs_are_the_same_on_both_sides(on
         assert one[gap.stop : at] == other[gap.other_stop : there]
         is_end = gap.stop == len(one) or gap.other_stop == len(other)
         assert gap.num_alike >= GRAM or is_end
+        if gap.num_alike and gap.stop > gap.start and gap.other_stop > gap.other_start:
+            assert one[gap.stop - 1] != other[gap.other_stop - 1], "a run begins as early as it can"
 
 
 @given(st.integers(1, 3000), st.integers(0, 50), st.integers(0, 50))
@@ -47,6 +50,17 @@ def test_a_gap_is_as_long_as_what_was_put_in_on_either_side(num_behind: int, num
     if gap is not None:
         assert (gap.stop - gap.start, gap.other_stop - gap.other_start) == (num_ours, num_theirs)
         assert gap.num_alike == len(behind)
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=400), st.integers(0, 60), st.integers(0, 60))
+def test_a_run_is_followed_back_to_where_it_begins(shared: list[int], num_ours: int, num_theirs: int) -> None:
+    ours, theirs = [7] * num_ours + shared, [8] * num_theirs + shared
+    place = num_ours + len(shared) - 1, num_theirs + len(shared) - 1
+    found = prompt_alignment._moved_back(packed(ours), packed(theirs), place, (0, 0))
+    assert found == (num_ours, num_theirs)
+    least = num_ours + len(shared) // 2, 0
+    found = prompt_alignment._moved_back(packed(ours), packed(theirs), place, least)
+    assert found == (least[0], num_theirs + len(shared) // 2)
 
 
 def test_a_prompt_that_goes_on_where_another_ends_has_no_gap() -> None:
