@@ -1,10 +1,11 @@
 """What holds for every test: which source it tests, what it needs, and that no property is judged by a clock."""
 
 import gc
+import logging
 import os
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def _trace(here: Any, in_threads: Any) -> None:
     sys.settrace(here)
     threading.settrace(in_threads)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """A command that ran here logs to its test's stderr, which is closed when that test has ended."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def pytest_collection_finish() -> None:
