@@ -253,7 +253,12 @@ def test_without_a_terminal_lines_are_written_and_trouble_is_told_once_on_stderr
 # -- beside a real server ----------------------------------------------------------------------------------------------
 
 
-def test_what_a_script_gets_is_what_the_server_counts(here: House) -> None:
+def test_what_a_script_gets_is_what_the_server_counts() -> None:
+    with house() as here:
+        _compare_with_counts(here)
+
+
+def _compare_with_counts(here: House) -> None:
     asked = {"model": "oracle", "prompt": list(range(100, 140)), "max_tokens": 4, "ignore_eos": True}
     assert [here.post("/v1/completions", asked).status for _ in range(2)] == [200, 200]
     done = CliRunner().invoke(app, ["top", "--once", "--json", "--server", here.url, "--model", "oracle"])

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -30,9 +31,11 @@ class Reader:
         self.connection: HTTPConnection = here.connection()
         self.connection.request("GET", path, headers={"authorization": f"Bearer {key}"} if key else {})
         self.response: HTTPResponse = self.connection.getresponse()
+        self._deadline_s = time.monotonic() + PATIENCE_S
 
     def event(self) -> dict[str, Any]:
         """The next one."""
+        assert time.monotonic() < self._deadline_s, "there is always a next one: what was waited for never came"
         assert self.response.readline() == b"event: snapshot\n"
         line = self.response.readline()
         assert line.startswith(b"data: ")
@@ -43,6 +46,13 @@ class Reader:
     def leave(self) -> None:
         self.response.close()
         self.connection.close()
+
+
+@pytest.fixture
+def here() -> Iterator[House]:
+    """One that nobody else has asked anything: what is shown is all that there was."""
+    with house(models={"oracle": talker(num_blocks=512), "other": talker()}) as here:
+        yield here
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ const INLINE = new RegExp(
     /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)/, // code
     /\*\*([^\s*](?:[\s\S]*?[^\s])?)\*\*/, // strong
     /\*([^\s*](?:[^*]*[^\s*])?)\*/, // soft
-    /!?\[([^\]]*)\]\(([^()\s]*)\)/, // a link, or a picture
+    /!?\[([^[\]]*)\]\(([^()\s]*)\)/, // a link, or a picture
   ].map((one) => one.source).join("|"),
 );
 const MAX_DEPTH = 8;
