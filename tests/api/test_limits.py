@@ -1,7 +1,6 @@
 """Each bound of `limits.py` that is about time or connections, met by a client that goes beyond it."""
 
 import asyncio
-import gc
 import os
 import resource
 import signal
@@ -17,7 +16,7 @@ import pytest
 from quire.api.http import limits
 from quire.api.http.descriptors import allow_many_connections, max_connections
 from quire.api.server import listen
-from quire.api.serving import Plan, run, set_aside_what_was_loaded
+from quire.api.serving import Plan, run
 from quire.client.served import ServedModel
 from quire.config import ParkedModel, Settings, load_settings
 from quire.errors import CheckpointError, ConfigError
@@ -273,11 +272,3 @@ def test_a_client_that_asked_early_and_left_is_seen() -> None:
         here.wait_until(lambda: not here.admission.open_requests)
         runner.let_go()
         here.wait_until_free()
-
-
-def test_what_was_loaded_is_not_looked_through_for_garbage_again() -> None:
-    set_aside_what_was_loaded()
-    try:
-        assert gc.get_freeze_count() > 10_000
-    finally:
-        gc.unfreeze()

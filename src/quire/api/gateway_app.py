@@ -12,12 +12,13 @@ from contextlib import asynccontextmanager
 from quire.api.app import make_asgi
 from quire.api.asgi import RequestMiddleware
 from quire.api.server import CLOSE_GRACE_S
-from quire.api.serving import Plan, prepare, set_aside_what_was_loaded
+from quire.api.serving import Plan, prepare
 from quire.config import ParkedModel, Settings
 from quire.errors import EngineDeadError
 from quire.fleet.fleet_keys import GatewayKeys
 from quire.fleet.fleet_model import FleetModel
 from quire.fleet.member_list import MemberSource
+from quire.lasting_objects import set_aside_what_was_loaded
 
 
 class GatewayApp:

@@ -5,7 +5,6 @@ for it. Where a model runs is decided by whoever calls: an opener is handed in.
 """
 
 import asyncio
-import gc
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, nullcontext
@@ -27,6 +26,7 @@ from quire.api.server import Shutdown, UvicornServer, listen, listening_unix, ma
 from quire.client.conversation import StablePrefix
 from quire.config import ParkedModel, Settings
 from quire.errors import ConfigError
+from quire.lasting_objects import set_aside_what_was_loaded
 from quire.observe.metrics import Metrics
 from quire.observe.spans import open_spans
 
@@ -165,17 +165,6 @@ async def _loaded(park: ModelPark, models: Models) -> AsyncIterator[Models]:
         yield models
     finally:
         await park.close()
-
-
-def set_aside_what_was_loaded() -> None:
-    """Libraries and models stay until the end: looking through them again and again for garbage would stop everybody.
-
-    A collection of everything takes tens of milliseconds, and comes in the middle of somebody's answer. Whoever starts
-    a server has not looked for garbage until now: next to nothing of what is imported is any.
-    """
-    gc.enable()
-    gc.collect()
-    gc.freeze()
 
 
 async def _serve_while_loading(

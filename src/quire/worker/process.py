@@ -32,6 +32,7 @@ from quire.engine.engine import Engine
 from quire.engine.loading import open_engine
 from quire.engine.loop import run_loop
 from quire.errors import InvariantError
+from quire.lasting_objects import set_aside_what_was_loaded
 from quire.worker import messages
 from quire.worker.faults import faults_from, with_faults
 from quire.worker.kv_events import KVEventPublisher
@@ -274,6 +275,7 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         if publisher is not None:
             publisher.follow(engine.memory.stored_events)
         worker = Worker(engine, channel, status, publisher)
+        set_aside_what_was_loaded()
         status.beat()
         channel.send(Ready(engine.info))
         worker.run()

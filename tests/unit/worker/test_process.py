@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import zmq
 
+from quire.config import ModelSettings
+from quire.core.waiting_queue import QueueConfig
 from quire.engine import commands
 from quire.errors import InvariantError
 from quire.worker import messages
 from quire.worker import process as worker
-from quire.worker.messages import Failed
+from quire.worker.messages import Failed, Open
 from quire.worker.process import Channel, Worker
 from tests.support.talkers import talker
 
@@ -95,3 +97,14 @@ def test_a_request_that_was_let_in_is_not_blamed_for_the_next_command(pair: Pair
     assert status.request_ids == ["r1"]
     assert host.next_command(waits=False) is None
     assert status.request_ids == []
+
+
+def test_a_worker_sets_aside_what_it_loaded_before_it_is_ready(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(worker, "set_aside_what_was_loaded", lambda: told.append("set aside"))
+    monkeypatch.setattr(pair.channel, "send", lambda message: told.append(type(message).__name__))
+    pair.parent.send(messages.encode_message(commands.Close()))
+    status: Any = Named()
+    command = Open("64", ModelSettings(), QueueConfig(), b"key")
+    assert worker._live(command, lambda *_: talker().engine, pair.channel, status) == 0
+    assert told == ["set aside", "Ready"]
