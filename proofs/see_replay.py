@@ -251,7 +251,7 @@ def trace_cost(proof: Proof) -> None:
     traced_command = quire_command(smollm2_file(), *flags, "--trace", str(path), memory="1GiB")
     ratios = []
     with started(plain_command) as plain, started(traced_command) as traced:
-        for number in range(proof.sized(quick=6, full=40)):
+        for number in range(proof.sized(quick=6, full=80)):
             order = (plain, traced) if number % 2 else (traced, plain)
             speeds = {running.url: tokens_per_s(running, number) for running in order}
             if number:  # the first steps of a process are slow
