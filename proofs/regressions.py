@@ -44,6 +44,10 @@ MODULES: Mapping[str, str] = {
     "first": "proofs.first",
     "models": "proofs.models",
     "hybrids": "proofs.hybrids",
+    "mlx": "proofs.mlx",
+    "capacity": "proofs.capacity",
+    "fleet": "proofs.fleet",
+    "see": "proofs.see",
 }
 KEPT = "PROOF_OUTCOMES"
 """The variable that names a folder for outcomes."""

@@ -77,6 +77,7 @@ def test_the_page_shows_every_row_of_every_record_and_no_record_that_is_not_comm
 
 def test_every_proof_has_a_module_a_target_and_a_row_on_the_page() -> None:
     makefile, content = (ROOT / "Makefile").read_text(), (ROOT / "proofs" / "README.md").read_text()
+    assert set(re.findall(r"^proof-(\w+):", makefile, re.MULTILINE)) == {*MODULES, "all"}
     for name, module in MODULES.items():
         path = f"{module.removeprefix('proofs.')}.py"
         assert f'run("{name}"' in (ROOT / "proofs" / path).read_text()
