@@ -45,6 +45,13 @@ class TestThePicture:
         ):  # fmt: skip
             assert words in shown, words
 
+    def test_a_gateway_does_not_say_that_blocks_are_free_of_which_it_knows_nothing(self) -> None:
+        fleet = {"members": [{"name": "a"}], "num_moved": 0}
+        shown = drawn(figures_of(snapshot(fleet=fleet)))
+        assert "free or cached 500 50%" in shown
+        assert "used 100 10%" in shown
+        assert not any(f"{state} " in shown for state in ("shared", "pinned", "computing"))
+
     def test_without_colours_every_state_of_a_block_can_still_be_told(self) -> None:
         for glyphs in (UNICODE, ASCII):
             assert len(set(glyphs.states.values())) == 6

@@ -128,9 +128,11 @@ def _pool(seen: SeenSnapshot, frame: Frame) -> list[Text]:
     pool = seen.pool
     words = f"pool: {pool.num_blocks:,} blocks of {pool.block_size} tokens"
     legend = list[Text]()
-    for state in STATES:
+    # Members say how many of their blocks are held; of the others a gateway does not know which are cached.
+    names = {state: state for state in STATES} if seen.fleet is None else {"free": "free or cached", "used": "used"}
+    for state, name in names.items():
         count = int(getattr(pool.counts, state))
-        said = f" {state} {count:,} {percent(count / pool.num_blocks)}"
+        said = f" {name} {count:,} {percent(count / pool.num_blocks)}"
         legend.append(Text(frame.glyphs.states[state], STYLES[state]).append(said, "default"))
     return [_heading(words, frame), bar(pool.counts, frame.width, frame.glyphs), *_flowing(legend, frame)]
 

@@ -52,15 +52,19 @@ function hear(snapshot) {
 
 function draw() {
   const began = performance.now();
-  const { at_s, pool: memory, tree: branches, requests } = latest;
+  const { at_s, pool: memory, tree: branches, requests, fleet } = latest;
   at("gate").hidden = true;
   at("content").hidden = false;
   at("top").classList.remove("shut");
   figures(latest);
   choices(latest);
-  pool.update(memory);
-  tree.update(branches);
-  steps.update(store.steps);
+  // A gateway has no blocks, tree and steps of its own.
+  at("grid").classList.toggle("of-fleet", Boolean(fleet));
+  if (!fleet) {
+    pool.update(memory);
+    tree.update(branches);
+    steps.update(store.steps);
+  }
   timeline.update(requests, at_s);
   for (const chart of charts) chart.update(store.history, at_s);
   for (const [spark, field] of sparks) spark.update(store.history.slice(-SPARK_ROWS).map((row) => row[field]));
@@ -71,7 +75,7 @@ function draw() {
   performance.measure("update", { start: began, end: performance.now() });
 }
 
-function figures({ pool: { counts, num_blocks }, running, queue, totals }) {
+function figures({ pool: { counts, num_blocks }, running, queue, totals, fleet }) {
   const waiting = queue.reduce((sum, { num_requests }) => sum + num_requests, 0);
   const used = counts.used + counts.shared + counts.pinned + counts.computing;
   write("rate-figure", store.outputRate == null ? NONE : short(Math.round(store.outputRate)));
@@ -80,7 +84,7 @@ function figures({ pool: { counts, num_blocks }, running, queue, totals }) {
   write("running-figure", whole(running.length));
   write("waiting-figure", whole(waiting));
   write("used-figure", percent(num_blocks ? used / num_blocks : 0));
-  write("used-note", `${whole(used)} held · ${whole(counts.cached)} cached`);
+  write("used-note", `${whole(used)} held · ${fleet ? `of ${whole(num_blocks)} of all members` : `${whole(counts.cached)} cached`}`);
   write("running-note", `${short(totals.num_requests)} so far, ${short(totals.num_preemptions)} preemptions`);
   at("used-bar").style.width = `${(100 * used) / (num_blocks || 1)}%`;
   at("cached-bar").style.width = `${(100 * counts.cached) / (num_blocks || 1)}%`;
