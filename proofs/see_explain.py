@@ -186,6 +186,18 @@ def evicted(asking: Asking, random: Random, tenant: str, num_blocks: int) -> Non
     asking.judge("evicted_when", is_recent)
 
 
+def state_missing(asking: Asking, random: Random, tenant: str) -> None:
+    """A model with recurrent layers keeps its state behind a prompt's last whole block. A prompt that ends before that
+    has its blocks there and no state; once it has run, it has one too."""
+    num_blocks = random.randint(3, 14)
+    tokens = prompt_of(random, BLOCK_SIZE * num_blocks + random.randrange(1, BLOCK_SIZE))
+    asking.ask(tenant, PROMPT_PATH, completion(tokens))
+    num_shared = random.randint(1, num_blocks - 1)
+    shorter = tokens[: BLOCK_SIZE * num_shared + random.randrange(1, BLOCK_SIZE)]
+    ran(asking, "state_missing", tenant, shorter, Expected("state_missing", 0))
+    ran(asking, "state_missing", tenant, shorter, Expected("too_short", BLOCK_SIZE * num_shared))
+
+
 @section("explanations")
 def explanations(proof: Proof) -> None:
     count = proof.sized(quick=84, full=1004)
@@ -208,6 +220,10 @@ def explanations(proof: Proof) -> None:
     with asked(proof.folder, each, {"oracle": bit_by_bit}) as asking:
         for at in range(each):
             computing(asking, runner, random, f"t{at}")
+        sums.append(asking)
+    with asked(proof.folder, each, {"oracle": talker(1 << 14, BLOCK_SIZE, num_slots=4 * each + 64)}) as asking:
+        for at in range(each):
+            state_missing(asking, random, f"t{at}")
         sums.append(asking)
     with asked(proof.folder, num_left, {"oracle": talker(64, BLOCK_SIZE)}) as asking:
         for at in range(num_left):

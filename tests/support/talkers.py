@@ -82,14 +82,15 @@ def talker(
     fails_at: int | None = None,
     template: str = TEMPLATE,
     max_bytes: int = 4_000,
+    num_slots: int = 0,
     **settings: int,
 ) -> OpenedModel:
-    """A model whose answers are noise, the same for the same question."""
+    """A model whose answers are noise, the same for the same question; with slots it keeps a state beside its blocks."""
     config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 16, "max_sequence_tokens": 512, **settings})  # type: ignore[arg-type]
     longest = config.max_sequence_tokens
     tokenizer = Tokenizer(byte_level().library, max_bytes=max_bytes, max_tokens=longest)
     size = tokenizer.vocabulary_size
-    capacity = Capacity(num_blocks, block_size, longest, config.max_step_tokens, size, 8 * block_size)
+    capacity = Capacity(num_blocks, block_size, longest, config.max_step_tokens, size, 8 * block_size, num_slots)
     runner = OracleRunner(capacity) if fails_at is None else FailingRunner(capacity, fails_at)
     engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32), guides=Guides(small_vocabulary))
     text = TextModel("oracle", engine.info, tokenizer, ChatTemplate(template, {}), frozenset({size - 1}), {})
