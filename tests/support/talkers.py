@@ -85,7 +85,7 @@ def talker(
     num_slots: int = 0,
     **settings: int,
 ) -> OpenedModel:
-    """A model whose answers are noise, the same for the same question; with slots it keeps a state beside its blocks."""
+    """A model whose answers are noise, the same for the same question; with slots it keeps a state, too."""
     config = SchedulerConfig(**{"max_step_tokens": 64, "max_running": 16, "max_sequence_tokens": 512, **settings})  # type: ignore[arg-type]
     longest = config.max_sequence_tokens
     tokenizer = Tokenizer(byte_level().library, max_bytes=max_bytes, max_tokens=longest)
