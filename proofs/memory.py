@@ -18,9 +18,9 @@ from proofs.machinery import NUM_PROCESSES, mutants, state_machines
 from proofs.proof import Proof, run, section
 from quire.core import invariants
 from quire.core.digests import BlockHasher, Namespace
+from quire.core.divergence import Divergence, MissReason
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.state_slots import Keep
 from quire.errors import InvariantError, QuireError
 from tests.mutants import memory as memory_mutants

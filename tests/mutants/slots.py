@@ -152,9 +152,12 @@ MUTANTS = [
         "if self.states is not None and num_tokens else 0",
         "if False else 0",
     ),
-    Mutant("drafts enter a state", MEMORY, "if drafts and self.states is not None:", "if False:"),
+    Mutant("drafts enter a state", MEMORY, "if num_drafts and self.states is not None:", "if False:"),
     Mutant(
-        "a state is kept beside a border", MEMORY, "(end % block_size or self.states is None)", "self.states is None"
+        "a state is kept beside a border",
+        MEMORY,
+        "(end % self.config.block_size or self.states is None)",
+        "self.states is None",
     ),
     # -- borders --
     Mutant("runs pass over borders", BORDERS, "if start < border < end:", "if False:"),

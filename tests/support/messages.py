@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from quire.config import ModelSettings
 from quire.core.digests import Namespace
+from quire.core.divergence import Divergence, MissReason
 from quire.core.events import (
     Admitted,
     Explained,
@@ -17,7 +18,6 @@ from quire.core.events import (
     SequenceFinished,
     Token,
 )
-from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling
 from quire.core.snapshots import (
     BlockFacts,

@@ -25,8 +25,8 @@ from quire.client.requests import DEFAULT_TENANT, RequestOptions, checked_name, 
 from quire.client.stream import RequestHandle
 from quire.client.text_model import Messages, TextModel
 from quire.client.text_pool import TextPool
+from quire.core.divergence import Divergence
 from quire.core.events import Explained, Refused, RequestEvent
-from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.core.share_types import Verdict
 from quire.engine.port import EnginePort

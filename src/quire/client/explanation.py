@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from quire.core.digests import Namespace
-from quire.core.prefix_tree import Divergence, MissReason
+from quire.core.divergence import Divergence, MissReason
 from quire.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 16

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from quire.core.prefix_tree import Divergence
+from quire.core.divergence import Divergence
 from quire.core.request import FinishReason
 from quire.core.step import TokenLogprobs
 from quire.errors import (

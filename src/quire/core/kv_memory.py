@@ -22,13 +22,14 @@ from quire.core.block_names import BlockNames
 from quire.core.block_pool import BlockPool
 from quire.core.block_table import BlockTable, hit_cap, num_blocks_for
 from quire.core.digests import BlockHasher, Namespace
+from quire.core.divergence import Divergence
 from quire.core.events import BlockStored, KVEvent
 from quire.core.in_flight import InFlight
 from quire.core.kv_announcer import KVAnnouncer
 from quire.core.kv_config import Block, KVMemoryConfig, MemoryStats
 from quire.core.memory_view import MemoryCounters, block_view, memory_stats
 from quire.core.pins import Pin, Pins
-from quire.core.prefix_tree import Divergence, PrefixTree
+from quire.core.prefix_tree import PrefixTree
 from quire.core.state_slots import Keep, StateSlots
 from quire.core.step import BlockCopy
 from quire.core.table_states import TableStates
@@ -138,18 +139,10 @@ class KVMemory:
         The table is in flight until `commit`. Raises OutOfBlocksError, with nothing changed, if the pool is short.
         """
         self._check_open(table)
-        start, num_known, block_size = table.num_computed, len(tokens), self.config.block_size
+        start, block_size = table.num_computed, self.config.block_size
         known_end = start + num_tokens
-        if table.num_reserved > start or num_tokens < 1 or known_end > num_known or (drafts and known_end < num_known):
-            raise InvariantError(
-                f"reserve: table {table.table_id} must be at rest, [{start}, {known_end}) lie within the {num_known} "
-                f"known tokens, and {len(drafts)} drafts behind the last of them"
-            )
         end = known_end + len(drafts)
-        if keep is not None and (end % block_size or self.states is None):
-            raise InvariantError(f"reserve: a state is kept on a block border of a model that has one, not at {end}")
-        if drafts and self.states is not None:
-            raise InvariantError(f"reserve: {len(drafts)} drafts given; a wrong one could not be taken out of a state")
+        self._check_reservable(table, len(tokens), known_end, end, keep)
         first_full, num_certain, num_full = start // block_size, known_end // block_size, end // block_size
         if len(table.digests) > first_full:
             self.names.forget_guesses(table)
@@ -173,10 +166,7 @@ class KVMemory:
         table.num_reserved = end
         if self.states is not None:
             self.states.reserve(table, keep)
-        # A query counts once the sequence goes on with what it found; one that did not fit will ask again.
-        self._counters.query_tokens += table.query_tokens
-        self._counters.hit_tokens += table.query_hit_tokens
-        table.query_tokens = table.query_hit_tokens = 0
+        self._count_query(table)
         return copy
 
     def commit(self, table: BlockTable, num_tokens: int) -> None:
@@ -328,6 +318,24 @@ class KVMemory:
     def _check_open(self, table: BlockTable) -> None:
         if self.tables.get(table.table_id) is not table:
             raise InvariantError(f"table {table.table_id} is not open in this memory: released, or another memory's")
+
+    def _count_query(self, table: BlockTable) -> None:
+        """A query counts once the sequence goes on with what it found; one that did not fit will ask again."""
+        self._counters.query_tokens += table.query_tokens
+        self._counters.hit_tokens += table.query_hit_tokens
+        table.query_tokens = table.query_hit_tokens = 0
+
+    def _check_reservable(self, table: BlockTable, num_known: int, known_end: int, end: int, keep: Keep | None) -> None:
+        start, num_drafts = table.num_computed, end - known_end
+        if table.num_reserved > start or not start < known_end <= num_known or (num_drafts and known_end < num_known):
+            raise InvariantError(
+                f"reserve: table {table.table_id} must be at rest, [{start}, {known_end}) lie within the {num_known} "
+                f"known tokens, and {num_drafts} drafts behind the last of them"
+            )
+        if keep is not None and (end % self.config.block_size or self.states is None):
+            raise InvariantError(f"reserve: a state is kept on a block border of a model that has one, not at {end}")
+        if num_drafts and self.states is not None:
+            raise InvariantError(f"reserve: {num_drafts} drafts given; a wrong one could not be taken out of a state")
 
     def _give_back_unused(self, table: BlockTable) -> None:
         """Let go of the blocks that hold no computed token: kept, they would be a guess's hold on the pool."""

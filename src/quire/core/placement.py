@@ -8,9 +8,9 @@ from collections import Counter
 
 from quire.core.block_table import num_blocks_for
 from quire.core.digests import Namespace
+from quire.core.divergence import Divergence, MissReason
 from quire.core.kv_memory import KVMemory
 from quire.core.policy import may_displace, will_compute
-from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import Sequence, SequenceStatus, table_of
 from quire.core.scheduler_config import Blocked, Needs, SchedulerConfig
 from quire.errors import InvariantError

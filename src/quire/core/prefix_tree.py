@@ -9,12 +9,11 @@ Siblings are linked newest first: that is what answers "why did my prefix miss?"
 
 from array import array
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from itertools import islice
 
 from quire.core.block_table import hit_cap, pack_tokens, unpack_tokens
 from quire.core.digests import DIGEST_BYTES, BlockHasher, Namespace
+from quire.core.divergence import Divergence, MissReason
 from quire.core.state_slots import StateSlots
 from quire.errors import InvariantError
 
@@ -32,35 +31,6 @@ def num_shared_tokens(packed: bytes, other: bytes) -> int:
             break
         shared += 1
     return shared
-
-
-class MissReason(Enum):
-    """Why the next token was not reused, in order of precedence."""
-
-    COMPUTING = "computing"
-    TOO_SHORT = "too_short"
-    STATE_MISSING = "state_missing"
-    """The blocks are there; the recurrent state behind the last of them is not."""
-    EVICTED = "evicted"
-    DIVERGED = "diverged"
-    OTHER_NAMESPACE = "other_namespace"
-    FIRST_SEEN = "first_seen"
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """How many tokens of a prompt are cached, and why the next one is not."""
-
-    num_cached_tokens: int
-    reason: MissReason
-    first_different_token: int | None = None
-    """DIVERGED: position in the prompt of the first token that differs from the closest cached sibling."""
-    sibling_token_ids: tuple[int, ...] = ()
-    """DIVERGED: the tokens of that sibling, a whole block that begins at position `num_cached_tokens`."""
-    evicted_s_ago: float | None = None
-    """EVICTED: how long ago the block that would have been next was taken."""
-    other_namespace: Namespace | None = None
-    """OTHER_NAMESPACE: where the same tokens are cached."""
 
 
 class EvictionLog:
@@ -365,10 +335,10 @@ class PrefixTree:
                 num_usable, first_unusable = num_hits, b""
             else:
                 first_unusable = first_unusable or digest
-        num_cached = num_hits * self.block_size
         if first_unusable:
             reason = MissReason.COMPUTING if first_unusable in in_flight else MissReason.STATE_MISSING
             return Divergence(num_usable * self.block_size, reason)
+        num_cached = num_hits * self.block_size
         if num_hits >= cap:
             return Divergence(num_cached, MissReason.TOO_SHORT)
         if digest in in_flight:
@@ -376,10 +346,16 @@ class PrefixTree:
         evicted_at_s = self.evictions.evicted_at_s(digest)
         if evicted_at_s is not None:
             return Divergence(num_cached, MissReason.EVICTED, evicted_s_ago=max(0.0, now_s - evicted_at_s))
+        return self._divergence_of_new(namespace, next_tokens, node, num_cached)
+
+    def _divergence_of_new(
+        self, namespace: Namespace, next_tokens: bytes, node: int | None, num_cached: int
+    ) -> Divergence:
+        """Of a block that never was behind `node`, as far as is known."""
         sibling = b"" if node is None else self._closest_sibling(node, next_tokens)
         if shared := num_shared_tokens(sibling, next_tokens):
             return Divergence(num_cached, MissReason.DIVERGED, num_cached + shared, unpack_tokens(sibling))
-        other = self._same_tokens_elsewhere(namespace, packed[: self._width]) if num_hits == 0 else None
+        other = None if num_cached else self._same_tokens_elsewhere(namespace, next_tokens)
         if other is not None:
             return Divergence(num_cached, MissReason.OTHER_NAMESPACE, other_namespace=other)
         return Divergence(num_cached, MissReason.FIRST_SEEN)

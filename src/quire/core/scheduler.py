@@ -16,6 +16,7 @@ from heapq import heappush
 from quire.core import rows
 from quire.core.deadlines import Deadlines
 from quire.core.digests import Namespace
+from quire.core.divergence import Divergence
 from quire.core.drafts import Ended, Propose, draft_room, unheard
 from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.kept_borders import keep_behind, run_to_border
@@ -23,7 +24,6 @@ from quire.core.kv_memory import KVMemory
 from quire.core.own_clock import OwnClock
 from quire.core.placement import Placement
 from quire.core.policy import RequestLimits, check_request, chunk_length, victims_for, within_budget
-from quire.core.prefix_tree import Divergence
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus, table_of
 from quire.core.scheduler_config import Live, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, StepPlan, StepResult, WorkItem

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from quire.backends.protocol import Runner
 from quire.core.digests import BlockHasher, Namespace
+from quire.core.divergence import Divergence
 from quire.core.events import KVEvent, Queued, Refused, RequestEvent
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
 from quire.core.policy import check_request
-from quire.core.prefix_tree import Divergence
 from quire.core.request import Request
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult

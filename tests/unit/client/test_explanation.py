@@ -14,7 +14,7 @@ from quire.client.async_engine import AsyncEngine
 from quire.client.explanation import differences, explanation
 from quire.client.llm import LLM
 from quire.client.params import SamplingParams
-from quire.core.prefix_tree import Divergence, MissReason
+from quire.core.divergence import Divergence, MissReason
 from quire.core.request import Request, ResolvedSampling
 from quire.errors import CapacityError, EngineDeadError
 from tests.support.patience import PATIENCE_S

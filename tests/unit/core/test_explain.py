@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from quire.core.divergence import Divergence, MissReason
 from quire.core.events import Admitted
-from quire.core.prefix_tree import Divergence, MissReason
 from tests.support.server import Server
 
 PROMPT = list(range(1, 14))

@@ -5,8 +5,8 @@ Blocks of four tokens. The oracle hashes its state into every token, so that a w
 
 import pytest
 
+from quire.core.divergence import Divergence, MissReason
 from quire.core.events import Admitted, Finished, PromptLogprobs
-from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import PriorityClass
 from quire.core.step import StepPlan
 from tests.support.server import VOCABULARY, Server

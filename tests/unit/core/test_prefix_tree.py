@@ -6,9 +6,10 @@ import pytest
 
 from quire.core.block_table import pack_tokens
 from quire.core.digests import BlockHasher, Namespace, wire_hash
+from quire.core.divergence import MissReason
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.prefix_tree import EvictionLog, MissReason, PrefixTree, num_shared_tokens
+from quire.core.prefix_tree import EvictionLog, PrefixTree, num_shared_tokens
 from quire.errors import ConfigError, InvariantError
 from tests.support.shadow import KEY, namespace
 

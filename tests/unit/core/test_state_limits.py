@@ -4,9 +4,9 @@ import pytest
 
 from quire.core import invariants
 from quire.core.digests import BlockHasher
+from quire.core.divergence import Divergence, MissReason
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
-from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.state_slots import Keep

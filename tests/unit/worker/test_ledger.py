@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.core.divergence import Divergence, MissReason
 from quire.core.events import (
     Explained,
     Finished,
@@ -14,7 +15,6 @@ from quire.core.events import (
     SequenceFinished,
     Token,
 )
-from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import FinishReason, Request
 from quire.core.step import TokenLogprobs
 from quire.engine.engine import ModelIdentity

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from quire.config import ModelSettings
+from quire.core.divergence import Divergence, MissReason
 from quire.core.events import Explained, Queued, Refused, RequestEvent
-from quire.core.prefix_tree import Divergence, MissReason
 from quire.core.request import Continuation, Request
 from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import ModelIdentity, ModelInfo
