@@ -181,7 +181,7 @@ async def replayed(proof: Proof) -> None:
     say(f"  {dict(counts)}")
     proof.equals("replay_diff", sum(not report.is_same for report in reports), 0, f"of {num_traces} traces")
     proof.report("replay_steps", sum(report.num_steps for report in reports), "planned the same")
-    proof.report("replay_lives", sum(len(report.lives) for report in reports), "of workers")
+    proof.report("replay_lives", sum(len(report.sessions) for report in reports), "of workers")
     for name in ("preempted", "restore", "refused", "drafts", "grammars", "kills", "left", "cancel", "explain"):
         proof.at_least(f"replay_{name}", counts[name], 1, "were in them")
     _control(proof, [Path(report.path) for report in reports])
@@ -209,7 +209,7 @@ def _control(proof: Proof, paths: list[Path]) -> None:
     unnoticed = [name for name in CHANGES if not _is_noticed(name, [lives, *paths])]
     for path in paths:
         line = _tampered(path, proof.random)
-        found = [life.difference for life in replay(path).lives if life.difference is not None]
+        found = [life.difference for life in replay(path).sessions if life.difference is not None]
         if [one.line for one in found] != [line]:
             unnoticed.append(f"line {line} of {path.name}")
     say(f"  not noticed: {unnoticed}")

@@ -59,7 +59,7 @@ def test_what_a_real_worker_did_is_planned_the_same_when_it_is_replayed(tmp_path
     traced(path, kill=kill)
     report = replay(path)
     assert report.is_same, "\n".join(report.lines())
-    assert len(report.lives) == 1 + kill
+    assert len(report.sessions) == 1 + kill
     assert '"preempted"' in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -84,7 +84,7 @@ def test_the_command_says_that_it_is_the_same_or_shows_what_is_not(tmp_path: Pat
     assert "recorded  sequence" in out
     assert "now       sequence" in out
     code, out, _ = run("replay", str(path), "--json")
-    assert (code, json.loads(out)["lives"][0]["difference"]["line"]) == (1, number + 1)
+    assert (code, json.loads(out)["sessions"][0]["difference"]["line"]) == (1, number + 1)
 
 
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -236,8 +236,8 @@ MUTANTS = [
     Mutant(
         "a new life keeps the blocks of the former",
         READER,
-        "        self._forget()\n        self.num_lives",
-        "        self.num_lives",
+        "        self._forget()\n        self.num_incarnations",
+        "        self.num_incarnations",
     ),
     Mutant(
         "a lost last batch is not missed", READER, "self._held or self._told_number > self.next_number", "self._held"

@@ -96,7 +96,7 @@ MUTANTS = [
         "end // block_size, end // block_size",
     ),
     Mutant("drafts have no digest", MEMORY, "[*tokens, *drafts] if drafts else tokens", "tokens"),
-    Mutant("drafts in the middle of what is known", MEMORY, " or (drafts and known_end < num_known):", ":"),
+    Mutant("drafts in the middle of what is known", MEMORY, " or (num_drafts and known_end < num_known):", ":"),
     Mutant(
         "a wrong draft is accepted",
         ACCEPTANCE,

@@ -65,7 +65,7 @@ def test_a_trace_that_was_cut_off_anywhere_is_replayed_as_far_as_it_goes(seed: i
         write_life(at / "trace", seed + 2, 40)  # the next life goes on behind it
         longer = replay(at / "trace")
         assert longer.is_same
-        assert len(longer.lives) == len(report.lives) + 1
+        assert len(longer.sessions) == len(report.sessions) + 1
 
 
 @settings(max_examples=80, deadline=None)
@@ -95,7 +95,7 @@ def test_a_plan_that_somebody_changed_is_found_at_its_line(seed: int) -> None:
         row[field] = [*row[4], 1] if field == 4 else row[field] + 1
         lines[number] = json.dumps(plan)
         (at / "trace").write_text("\n".join(lines) + "\n")
-        (life,) = replay(at / "trace").lives
+        (life,) = replay(at / "trace").sessions
         assert life.difference is not None
         assert (life.difference.line, life.difference.kind) == (number + 1, "plan")
         assert life.difference.rows

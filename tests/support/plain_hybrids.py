@@ -17,7 +17,7 @@ from quire.backends.cpu.load import load_model
 from quire.backends.cpu.state_store import StateStore
 from quire.backends.host.batch import Batch, make_batch
 from quire.checkpoints import resolve
-from quire.checkpoints.families.shape import TILED
+from quire.checkpoints.families.decoder_shape import TILED
 from quire.config import ModelSettings
 from quire.core.state_slots import SlotCopy
 from quire.core.step import BlockCopy, WorkItem

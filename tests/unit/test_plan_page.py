@@ -8,7 +8,7 @@ import pytest
 
 from quire.sim.curves import CurvePoint, PlanCurves
 from quire.sim.effects import SettingEffect
-from quire.sim.fleet_report import FleetReport, MemberReport
+from quire.sim.fleet_report import FleetReport, MemberFigures
 from quire.sim.latencies import Spread
 from quire.sim.objectives import LatencyObjective
 from quire.sim.plan_page import PlanResult, plan_page
@@ -18,7 +18,7 @@ from quire.sim.watched_latencies import LoadFacts
 from quire.verdicts import SpeedVerdict, change_of
 
 SPREAD = Spread(1.0, 2.0, 3.0, 4.0)
-REPORT = FleetReport(9, 0, 0, 0, 0, 0, 9, 0, 9, 1.0, SPREAD, SPREAD, (MemberReport(0, 9, 9, 0.5),), "")
+REPORT = FleetReport(9, 0, 0, 0, 0, 0, 9, 0, 9, 1.0, SPREAD, SPREAD, (MemberFigures(0, 9, 9, 0.5),), "")
 CURVES = PlanCurves(
     (CurvePoint(10.0, 2, 10, 1.0, 0.5, 1.0, 2.0, 1.1, 0.7), CurvePoint(20.0, 2, 20, 1.0)),
     (CurvePoint(0.5, 2, 10, 0.5, 0.5, 1.0, 2.0, 1.1, 0.7), CurvePoint(2.0, 2, 10, 2.0)),

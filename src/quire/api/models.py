@@ -14,7 +14,7 @@ from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.park.park_moves import Stage
 from quire.client.client import EngineClient, EngineStats, FleetStats
-from quire.client.engine_view import WorkerLife
+from quire.client.engine_view import WorkerRecord
 from quire.errors import ConfigError, EngineDeadError, RequestTooLargeError
 from quire.observe.metrics import UNMETERED, TokenMeters
 
@@ -75,9 +75,9 @@ class ModelEntry:
         """Of the members that compute it, if it is not computed here."""
         return None if self.engine_client is None else self.engine_client.fleet_stats()
 
-    def lives(self) -> Sequence[WorkerLife]:
+    def workers(self) -> Sequence[WorkerRecord]:
         """Of its workers, if it has any."""
-        return () if self.engine_client is None else self.engine_client.view.lives
+        return () if self.engine_client is None else self.engine_client.view.workers
 
     def card(self) -> dict[str, Any]:
         """As `/v1/models` lists it."""

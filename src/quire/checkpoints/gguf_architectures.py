@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.checkpoints.families import FAMILIES
-from quire.checkpoints.families.family import Family, RecurrentKind
+from quire.checkpoints.families.decoder_shape import TILED
+from quire.checkpoints.families.family import ExpertNames, Family, RecurrentKind
 from quire.checkpoints.families.recurrent_tensors import PLACES
-from quire.checkpoints.families.shape import TILED
 
 SCALES = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
@@ -150,21 +150,28 @@ def _layer_names(family: Family) -> dict[str, str]:
         products |= {"ffn_gate_inp": family.experts.router}
         if family.experts.shared_size:
             products |= {f"ffn_{kind}_shexp": f"mlp.{kind}_proj" for kind in ("gate", "up", "down")}
-            found["ffn_gate_inp_shexp.weight"] = family.experts.dense_gate
-        if family.experts.choice_bias:
-            found["exp_probs_b.bias"] = family.experts.choice_bias
         products |= {f"ffn_{kind}_exps": f"mlp.experts.{kind}_proj" for kind in ("gate", "up", "down")}
-        if family.experts.is_beside_mlp:
-            found |= {
-                "ffn_gate_up_exps.weight": family.experts.gate_up, "ffn_down_exps.weight": family.experts.down,
-                "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
-                "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
-                "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
-                "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
-            }  # fmt: skip
+        found |= _expert_names(family.experts)
     for name, own in products.items():
         for kind in ("weight", "bias"):
             found.setdefault(f"{name}.{kind}", f"{own}.{kind}")
+    return found
+
+
+def _expert_names(experts: ExpertNames) -> dict[str, str]:
+    found = {}
+    if experts.shared_size:
+        found["ffn_gate_inp_shexp.weight"] = experts.dense_gate
+    if experts.choice_bias:
+        found["exp_probs_b.bias"] = experts.choice_bias
+    if experts.is_beside_mlp:
+        found |= {
+            "ffn_gate_up_exps.weight": experts.gate_up, "ffn_down_exps.weight": experts.down,
+            "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
+            "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
+            "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
+            "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
+        }  # fmt: skip
     return found
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.checkpoints.families import FAMILIES, MAX_SIZE
+from quire.checkpoints.families.decoder_shape import LAYOUT
 from quire.checkpoints.families.family import RecurrentKind
 from quire.checkpoints.families.layer_rules import FULL, SLIDING
 from quire.checkpoints.families.recurrent import RECURRENT_TYPES
-from quire.checkpoints.families.shape import LAYOUT
 from quire.checkpoints.gguf_architectures import ARCHITECTURES, MIXTRAL, Architecture
 from quire.errors import CheckpointError
 

@@ -12,10 +12,6 @@ from quire.config import SETTINGS, Group, Settings
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator
-
-    from quire.config import ParkedModel
-    from quire.fleet.fleet_model import FleetModel
 
 fleet_app = typer.Typer(
     name="fleet",
@@ -38,7 +34,10 @@ HAS_MODELS = ("models_folder", "idle_s", "min_stay_s", "trace", "trace_max_bytes
 GATEWAY_SETTINGS = [
     one.name for one in SETTINGS if (one.group is Group.SERVER and one.name not in HAS_MODELS) or one.name == "queue"
 ]
-KeysFile = Annotated[Path | None, typer.Option("--fleet-keys", metavar="FILE", help="Keys of `quire fleet keys`.")]
+TokenizerModel = Annotated[
+    str, typer.Option(metavar="MODEL", help="Whose words to use: where no member is quire nobody sends them.")
+]
+FleetKeysFile = Annotated[Path | None, typer.Option("--fleet-keys", metavar="FILE", help="Keys of `quire fleet keys`.")]
 
 
 @fleet_app.command()
@@ -63,7 +62,7 @@ def member(
     replay: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where they ask for what they missed; a free port if not given.")
     ] = "",
-    fleet_keys: KeysFile = None,
+    fleet_keys: FleetKeysFile = None,
     status: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write there each second how it is, for probes.")
     ] = None,
@@ -102,11 +101,8 @@ def gateway(
     settings: Settings,
     members: Annotated[str, typer.Option(metavar="FILE|dns:NAME", help="Who the members are: a file, or a name.")],
     name: Annotated[str, typer.Option(help="What clients call the model.")] = "model",
-    fleet_keys: KeysFile = None,
-    tokenizer: Annotated[
-        str,
-        typer.Option(metavar="MODEL", help="Whose words to use: where no member is quire nobody sends them."),
-    ] = "",
+    fleet_keys: FleetKeysFile = None,
+    tokenizer: TokenizerModel = "",
     allow_clear_member: Annotated[
         bool,
         typer.Option("--allow-clear-member", help="Speak in clear to members that are not quire on other machines."),
@@ -117,7 +113,6 @@ def gateway(
 ) -> None:
     """Answer clients with the members of a fleet: the API of `quire serve`, and no model on this machine."""
     import asyncio
-    from contextlib import asynccontextmanager
 
     import uvloop
 
@@ -138,10 +133,8 @@ def gateway(
     given = None if fleet_keys is None else read_gateway_keys(fleet_keys)
     strangers = StrangerRules(read_words(tokenizer) if tokenizer else None, allow_clear_member)
 
-    @asynccontextmanager
-    async def opened(_model: "ParkedModel", _tell: object) -> "AsyncIterator[FleetModel]":
-        async with FleetModel(name, source, given, settings.serving.queue, strangers=strangers) as client:
-            yield client
+    def opened(_model: ParkedModel, _tell: object) -> FleetModel:
+        return FleetModel(name, source, given, settings.serving.queue, strangers=strangers)
 
     plan = Plan([ParkedModel(name, name, is_kept=True)], settings, insecure_no_keys)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

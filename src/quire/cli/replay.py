@@ -29,7 +29,7 @@ def replay(
     else:
         for line in report.lines():
             typer.echo(line)
-    others = sorted({life.quire for life in report.lives} - {__version__})
+    others = sorted({session.quire for session in report.sessions} - {__version__})
     if not report.is_same and others:
         typer.echo(
             f"it was written by quire {', '.join(others)}, this is {__version__}: a rule may have changed", err=True

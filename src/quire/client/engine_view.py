@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from quire.core.snapshots import BlockFacts, EngineSnapshot
-from quire.engine.port import WatchPort, WorkerLife
+from quire.engine.port import WatchPort, WorkerRecord
 from quire.errors import CapacityError, QuireError
 
-__all__ = ["EngineView", "WorkerLife"]
+__all__ = ["EngineView", "WorkerRecord"]
 
 MAX_QUESTIONS = 16
 """About blocks of one model, under way at once: each holds up the steps of everybody for a moment."""
@@ -25,9 +25,9 @@ class EngineView:
         self._questions: set[asyncio.Future[BlockFacts | QuireError | None]] = set()
 
     @property
-    def lives(self) -> Sequence[WorkerLife]:
+    def workers(self) -> Sequence[WorkerRecord]:
         """Of its workers, if it has any."""
-        return self._port.lives
+        return self._port.workers
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
         """Show a snapshot so often, until `unwatch`; one or two may come after that."""

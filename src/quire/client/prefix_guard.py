@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from quire.client.explanation import UNKNOWN
-from quire.client.kept_prompts import KeptPrompt, KeptPrompts, ShelfName
+from quire.client.kept_prompts import KeptPrompt, KeptPrompts, PromptScope
 from quire.client.prompt_alignment import WIDTH, Gap, gaps_between, packed
 from quire.client.reuse_log import PromptPart, PromptParts, ReuseRecord
 from quire.client.unstable_lines import ComparedPrompts, Instability, Place, UnstableKind, instabilities
@@ -165,9 +165,9 @@ class PrefixGuard:
     def take(self, seen: SeenPrompt) -> None:
         """A prompt has begun to run. Prompts come in order of time."""
         record, tokens = seen.record, packed(seen.token_ids)
-        shelf = ShelfName(record.tenant, record.cache_group, record.model)
-        nearest = self._prompts.nearest(shelf, tokens)
-        self._prompts.add(shelf, _name_of(record), tokens, _gone_on_from(nearest, tokens))
+        scope = PromptScope(record.tenant, record.cache_group, record.model)
+        nearest = self._prompts.nearest(scope, tokens)
+        self._prompts.add(scope, _name_of(record), tokens, _gone_on_from(nearest, tokens))
         found = _found(seen, tokens, nearest)
         names = [self._add(record, one) for one in found]
         if names:

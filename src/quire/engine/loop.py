@@ -32,7 +32,7 @@ from quire.engine.commands import (
     Unwatch,
 )
 from quire.engine.engine import Clock, Engine
-from quire.engine.port import Listener, OnFailure, TellBlock, WorkerLife
+from quire.engine.port import Listener, OnFailure, TellBlock, WorkerRecord
 from quire.errors import EngineDeadError, QuireError
 
 
@@ -125,7 +125,7 @@ def received(command: Submit | Restore, now_s: float) -> Request:
 class ThreadWatch:
     """Looks at an engine through the queue of the thread that steps it."""
 
-    lives: Sequence[WorkerLife] = ()
+    workers: Sequence[WorkerRecord] = ()
 
     def __init__(self, put: Callable[[Command], bool]) -> None:
         """`put` says whether the command will be seen."""

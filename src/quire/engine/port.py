@@ -25,7 +25,7 @@ TellBlock = Callable[[BlockFacts | QuireError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLife:
+class WorkerRecord:
     """One worker process, from its beginning to its end."""
 
     number: int
@@ -42,7 +42,7 @@ class WatchPort(Protocol):
     """Through which an engine is looked at. Nothing is made of what nobody looks at."""
 
     @property
-    def lives(self) -> Sequence[WorkerLife]:
+    def workers(self) -> Sequence[WorkerRecord]:
         """Of its workers, if it has any: the oldest first."""
         ...
 

@@ -19,16 +19,16 @@ from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, RowResult, StepPlan, 
 from quire.engine.token_names import PermutedNames, TraceTokenNames, own_names
 from quire.engine.trace_records import (
     AnyTraceRecord,
-    Asked,
     Cancelled,
     Cleared,
+    EventsRecord,
+    ExplainedRecord,
     GaveUp,
     Planned,
     PlanRows,
     Restored,
     Returned,
     Submitted,
-    Told,
     TracedOutcome,
     TracedSampling,
     TraceHeader,
@@ -103,7 +103,7 @@ class TraceRecorder:
 
     def asking(self, now_s: float) -> None:
         """The memory is told the time because somebody asks about it."""
-        self._guarded(self._put, Asked(at_s=now_s))
+        self._guarded(self._put, ExplainedRecord(at_s=now_s))
 
     def planned(self, plan: StepPlan, now_s: float) -> None:
         """The scheduler was told the time and answered this."""
@@ -204,7 +204,7 @@ class TraceRecorder:
 
     def _told(self, events: Sequence[RequestEvent]) -> None:
         if found := told_events(events):
-            self._put(Told(events=found))
+            self._put(EventsRecord(events=found))
 
 
 def open_recorder(settings: TraceSettings, engine: TracedEngine) -> TraceRecorder:

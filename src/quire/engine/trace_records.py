@@ -117,7 +117,7 @@ class Cleared(TraceRecord, frozen=True, kw_only=True, tag="clear"):
     """Every cached block was forgotten."""
 
 
-class Asked(TraceRecord, frozen=True, kw_only=True, tag="explain"):
+class ExplainedRecord(TraceRecord, frozen=True, kw_only=True, tag="explain"):
     """Somebody asked about the cache, which tells the memory the time."""
 
     at_s: Seconds
@@ -169,7 +169,7 @@ class Returned(TraceRecord, frozen=True, kw_only=True, tag="result"):
     outcomes: tuple[tuple[TokenName, ...] | TracedOutcome | None, ...]
 
 
-class Told(TraceRecord, frozen=True, kw_only=True, tag="events"):
+class EventsRecord(TraceRecord, frozen=True, kw_only=True, tag="events"):
     """What was told since the line before, tokens aside: they are in the result."""
 
     events: tuple[tuple[str | int, ...], ...]
@@ -192,10 +192,10 @@ AnyTraceRecord = (
     | TurnedAway
     | Cancelled
     | Cleared
-    | Asked
+    | ExplainedRecord
     | Planned
     | Returned
-    | Told
+    | EventsRecord
     | GaveUp
     | RequestEnded
 )

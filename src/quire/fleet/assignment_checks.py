@@ -53,8 +53,8 @@ def check_card(card: MemberCard) -> None:
     counts = (info.block_size, info.num_blocks, info.vocabulary_size, info.max_sequence_tokens)
     if not _are_counts(counts):
         raise MessageError(f"a member has blocks, tokens and room for some; one came with {counts}")
-    if not card.life or not info.identity.fingerprint:
-        raise MessageError("a member names its life and its model; one came without")
+    if not card.incarnation or not info.identity.fingerprint:
+        raise MessageError("a member names its incarnation and its model; one came without")
 
 
 def _are_counts(numbers: Iterable[int]) -> bool:

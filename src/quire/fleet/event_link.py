@@ -44,7 +44,7 @@ class EventLink:
         self.reader = reader
         self._questions: zmq.asyncio.Socket | None = None
         self._asked: tuple[Want, int, int] | None = None
-        """What has not been answered to the end, in which of the member's lives, and from which number on."""
+        """What has not been answered to the end, in which of the member's incarnations, and from which number on."""
         self._heard_s = 0.0
         """When a part of the answer came last."""
         self._num_positions = 0
@@ -157,8 +157,8 @@ class EventLink:
     def _ask(self) -> None:
         """For what the reader wants, unless an answer is on its way."""
         reader = self.reader
-        want, life, first = reader.want, reader.num_lives, reader.next_number
-        is_asked = self._asked is not None and self._asked[:2] == (want, life)
+        want, incarnation, first = reader.want, reader.num_incarnations, reader.next_number
+        is_asked = self._asked is not None and self._asked[:2] == (want, incarnation)
         if want is Want.NOTHING or (is_asked and monotonic() - self._heard_s < PATIENCE_S):
             return
         if self._questions is None:
@@ -166,7 +166,7 @@ class EventLink:
             return
         if self._send(SNAPSHOT if want is Want.SNAPSHOT else first.to_bytes(NUMBER_BYTES, "big")):
             self.num_snapshots += want is Want.SNAPSHOT
-            self._asked, self._heard_s, self._num_positions = (want, life, first), monotonic(), 0
+            self._asked, self._heard_s, self._num_positions = (want, incarnation, first), monotonic(), 0
 
     def _ask_position(self) -> None:
         """Of one that has no such answer, what comes next is asked for: mostly nothing does."""
@@ -176,7 +176,7 @@ class EventLink:
         elif self._asked is None and self._questions is not None:
             first = self.reader.next_number
             if self._send(first.to_bytes(NUMBER_BYTES, "big")):
-                self._asked, self._heard_s = (Want.REPLAY, self.reader.num_lives, first), monotonic()
+                self._asked, self._heard_s = (Want.REPLAY, self.reader.num_incarnations, first), monotonic()
 
     def _send(self, question: bytes) -> bool:
         socket = self._questions

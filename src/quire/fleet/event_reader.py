@@ -5,7 +5,7 @@
 
 Names are the router's own, made of a parent's name and tokens, so members need share no secret: what a member calls a
 block is only looked up. Each batch has a number. One that is missing is asked for; if the member keeps it no more, or
-at the beginning, a snapshot of all it holds is. A member that begins a new life holds nothing of the one before.
+at the beginning, a snapshot of all it holds is. A member that begins a new incarnation holds nothing of the one before.
 
 Members of other makes have no snapshots: of them is known what was heard since the last gap that could not be closed.
 """
@@ -45,7 +45,7 @@ class EventReader:
         """The member answers questions of our own."""
         self._theirs: dict[BlockHash, int] = {}
         """What the member calls a block -> its name here."""
-        self._life: bytes | None = None
+        self._incarnation: bytes | None = None
         self._has_base = not has_snapshots
         """All batches before `next_number` have been applied, to whatever there was before them."""
         self._held: dict[int, bytes] = {}
@@ -62,7 +62,7 @@ class EventReader:
         """Answers to where the member stands."""
         self.num_orphans = 0
         """Blocks that were left out because the one before them is not known."""
-        self.num_lives = 0
+        self.num_incarnations = 0
         """Times the member was seen to have begun anew."""
         self.num_replays_short = 0
         """Gaps that the member could not fill."""
@@ -120,11 +120,11 @@ class EventReader:
 
     # -- the order of batches ------------------------------------------------------------------------------------------
 
-    def _hear_batch(self, life: bytes | None, number: int, batch: bytes) -> None:
+    def _hear_batch(self, incarnation: bytes | None, number: int, batch: bytes) -> None:
         if number >> 63:
             raise MessageError(f"the number of a batch must be below 2**63, {number} came")
-        self._meet(life)
-        if self._has_base and number < self.next_number and not self._is_of_new_life(batch):
+        self._meet(incarnation)
+        if self._has_base and number < self.next_number and not self._is_of_new_incarnation(batch):
             return  # heard before
         if not self._has_base or number > self.next_number:
             if len(self._held) < MAX_HELD:
@@ -138,15 +138,15 @@ class EventReader:
         while self._held and (batch := self._held.pop(self.next_number, None)) is not None:
             self._apply(batch)
 
-    def _meet(self, life: bytes | None) -> None:
-        if life is None or life == self._life:
+    def _meet(self, incarnation: bytes | None) -> None:
+        if incarnation is None or incarnation == self._incarnation:
             return
-        if self._life is not None:
+        if self._incarnation is not None:
             self._begin_anew()
-        self._life = life
+        self._incarnation = incarnation
 
-    def _is_of_new_life(self, batch: bytes) -> bool:
-        """Whether numbers have begun again: one that is lower, of a later time. Where lives have names those tell."""
+    def _is_of_new_incarnation(self, batch: bytes) -> bool:
+        """Whether numbers have begun again: one that is lower, of a later time. Incarnations with names tell it."""
         if self.has_snapshots or decode_batch(batch).at_s <= self._last_s:
             return False
         self._begin_anew()
@@ -154,7 +154,7 @@ class EventReader:
 
     def _begin_anew(self) -> None:
         self._forget()
-        self.num_lives += 1
+        self.num_incarnations += 1
         self._has_base = not self.has_snapshots
         self._held, self._piece = {}, None
         self.next_number = self._told_number = 0
@@ -162,7 +162,7 @@ class EventReader:
     # -- answers of our own --------------------------------------------------------------------------------------------
 
     def _hear_own(self, answer: KVAnswer) -> bool:
-        self._meet(answer.life)
+        self._meet(answer.incarnation)
         if isinstance(answer, Position):
             self._told_number = answer.number
             self.num_positions += 1

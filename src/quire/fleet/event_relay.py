@@ -65,7 +65,9 @@ class EventRelay:
         """Where it is heard and asked; with the ports it got, once it runs."""
         self._held = ExitStack()
         folder = private_folder(self._held)
-        self.inside = KVEventSettings(f"ipc://{folder / 'events'}", f"ipc://{folder / 'replay'}", tells_life=True)
+        self.inside = KVEventSettings(
+            f"ipc://{folder / 'events'}", f"ipc://{folder / 'replay'}", tells_incarnation=True
+        )
         """What a worker has to be opened with."""
         self._tasks: list[asyncio.Task[None]] = []
 

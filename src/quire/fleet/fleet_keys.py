@@ -23,7 +23,7 @@ from quire.errors import ConfigError
 
 MEMBER_FILE, GATEWAY_FILE = "member.json", "gateway.json"
 ZAP_DOMAIN = b"quire"
-Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
+CurveKey = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 """In Z85."""
 
 
@@ -31,9 +31,9 @@ Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 class MemberKeys:
     """What a member has."""
 
-    public: Key
-    secret: Key = field(repr=False)
-    gateways: tuple[Key, ...] = ()
+    public: CurveKey
+    secret: CurveKey = field(repr=False)
+    gateways: tuple[CurveKey, ...] = ()
     """Public keys of those it lets in."""
 
 
@@ -41,9 +41,9 @@ class MemberKeys:
 class GatewayKeys:
     """What a gateway has."""
 
-    public: Key
-    secret: Key = field(repr=False)
-    member: Key
+    public: CurveKey
+    secret: CurveKey = field(repr=False)
+    member: CurveKey
     """The members' public key."""
 
 

@@ -59,7 +59,7 @@ class KnownMember:
     @property
     def exactness(self) -> str:
         """What others must say as well who give the same bits. One that cannot tell is like no other."""
-        return self.card.info.exactness or f"only {self.link.address} {self.card.life}"
+        return self.card.info.exactness or f"only {self.link.address} {self.card.incarnation}"
 
 
 class FleetMembers:

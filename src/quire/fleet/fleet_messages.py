@@ -70,7 +70,7 @@ class MemberCard(msgspec.Struct, array_like=True, frozen=True):
     model: str
     """What its operator calls the model."""
     info: ModelInfo
-    life: str
+    incarnation: str
     """Another one after each start: whoever knew the one before has to forget its blocks."""
     events: str = ""
     """Where it announces what it holds; empty: nowhere."""

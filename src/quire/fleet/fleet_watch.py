@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 
 from quire.core.snapshots import EngineSnapshot
-from quire.engine.port import TellBlock, WorkerLife
+from quire.engine.port import TellBlock, WorkerRecord
 from quire.errors import EngineDeadError
 
 
 class FleetWatch:
     """A port through which no pool is seen."""
 
-    lives: Sequence[WorkerLife] = ()
+    workers: Sequence[WorkerRecord] = ()
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
         """There is nothing to show."""

@@ -37,7 +37,7 @@ BEAT_S = 1.0
 GREETING_S = 5.0
 """How long a member may take to answer the first message."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
-LAST_WORDS_MS = 20
+DRAIN_MS = 20
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -163,7 +163,7 @@ class MemberLink(MeetingLink):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # What a member said before it died has arrived, and is read to its end.
             while watching.done() and not listening.done() and not any(one.done() for one in others):
-                if not await socket.poll(LAST_WORDS_MS):
+                if not await socket.poll(DRAIN_MS):
                     break
                 await asyncio.sleep(0)
         finally:

@@ -23,7 +23,6 @@ from quire.worker.messages import Ready
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import WorkerPlan
 
-Say = Callable[[str], None]
 TellStatus = Callable[[MemberStatus], None]
 
 
@@ -71,7 +70,7 @@ def words_of(checkpoint: Checkpoint, settings: ModelSettings) -> ModelWords:
 
 
 async def run_member(
-    plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Say, tell: TellStatus | None = None
+    plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Callable[[str], None], tell: TellStatus | None = None
 ) -> bool:
     """Until it is told to end; false if what ran had to be broken off. `tell` hears each second how it is."""
     failures: list[BaseException] = []
@@ -95,7 +94,7 @@ async def run_member(
         if ready is None:
             return True
         info = replace(ready.info, exactness=exactness_of(ready.info))
-        server.start(supervisor, lambda life: MemberCard(plan.name, info, life))
+        server.start(supervisor, lambda incarnation: MemberCard(plan.name, info, incarnation))
         say(f"{plan.name}: {ready.info.line}")
         say(f"member at {server.address}, {'with keys' if plan.keys else 'in clear: this machine alone'}")
         say(f"what it holds is told at {relay.events}, and again at {relay.replay}")

@@ -81,7 +81,7 @@ def check_probe(body: bytes, expected: Sequence[int]) -> None:
 
 
 def card_of(
-    address: StrangerAddress, claim: ModelClaim, model: StrangerModel, figures: StrangerFigures, life: str
+    address: StrangerAddress, claim: ModelClaim, model: StrangerModel, figures: StrangerFigures, incarnation: str
 ) -> MemberCard:
     """What a member of quire's own would have said."""
     longest = model.max_sequence_tokens or claim.info.max_sequence_tokens
@@ -96,7 +96,7 @@ def card_of(
         longest,
         f"{model.name[:64]}, not quire, {size}, up to {longest} tokens a sequence",
     )
-    return MemberCard(model.name, info, life, address.events, address.replay)
+    return MemberCard(model.name, info, incarnation, address.events, address.replay)
 
 
 def report_of(figures: StrangerFigures, own_tokens: Sequence[int], num_heard: int) -> MemberReport:

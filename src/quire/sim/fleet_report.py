@@ -6,7 +6,7 @@ from quire.sim.latencies import Spread
 
 
 @dataclass(frozen=True, slots=True)
-class MemberReport:
+class MemberFigures:
     """One member's part."""
 
     number: int
@@ -33,7 +33,7 @@ class FleetReport:
     simulated_s: float
     ttft_s: Spread
     tpot_s: Spread
-    members: tuple[MemberReport, ...]
+    members: tuple[MemberFigures, ...]
     log_digest: str
 
     @property

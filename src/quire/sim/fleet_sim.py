@@ -24,7 +24,7 @@ from quire.engine.step_profile import StepProfile
 from quire.errors import CapacityError, InvariantError, RequestError
 from quire.fleet.choice import RoutedPrompt
 from quire.sim.fleet_faults import FleetFaults
-from quire.sim.fleet_report import FleetReport, MemberReport
+from quire.sim.fleet_report import FleetReport, MemberFigures
 from quire.sim.latencies import Latencies, Spread
 from quire.sim.member import Member, MemberSize
 from quire.sim.policy_protocol import MakePolicy
@@ -359,7 +359,7 @@ class FleetSimulation:
             ttft_s=Spread.of(self.latencies.ttft_s),
             tpot_s=Spread.of(self.latencies.tpot_s),
             members=tuple(
-                MemberReport(seat.number, seat.num_requests, seat.num_prompt_tokens_computed, seat.busy_s)
+                MemberFigures(seat.number, seat.num_requests, seat.num_prompt_tokens_computed, seat.busy_s)
                 for seat in self.seats
             ),
             log_digest=self._log.hexdigest(),

@@ -19,9 +19,10 @@ from quire.core.step import RowResult, StepPlan, StepResult, TokenLogprobs
 from quire.engine.guessing_scheduler import make_scheduler
 from quire.engine.trace_records import (
     AnyTraceRecord,
-    Asked,
     Cancelled,
     Cleared,
+    EventsRecord,
+    ExplainedRecord,
     GaveUp,
     Planned,
     PlannedRow,
@@ -30,14 +31,13 @@ from quire.engine.trace_records import (
     Restored,
     Returned,
     Submitted,
-    Told,
     TracedOutcome,
     TraceHeader,
     TurnedAway,
     told_events,
 )
 from quire.errors import CapacityError, ReplayError, RequestError
-from quire.sim.replay_report import LifeReport, PlanDifference, ReplayReport, RowDifference, TableRow
+from quire.sim.replay_report import PlanDifference, ReplayReport, RowDifference, SessionReport, TableRow
 from quire.sim.trace_lines import TraceLine, trace_lines
 
 OnProgress = Callable[[str, int, int], None]
@@ -48,16 +48,16 @@ A_SCORE = TokenLogprobs(0, 0.0, 1, ())
 
 
 def replay(path: Path, told: OnProgress = lambda _label, _done, _total: None) -> ReplayReport:
-    """All lives of a trace, each up to its end or its first difference. Raises ReplayError for what is no trace."""
-    lives: list[LifeReplay] = []
+    """All sessions of a trace, each up to its end or its first difference. Raises ReplayError for what is no trace."""
+    sessions: list[SessionReplay] = []
     for line in trace_lines(path):
         if line.number % TOLD_EVERY == 1:
             told("replaying", line.num_bytes_read, path.stat().st_size)
         if isinstance(line.record, TraceHeader):
-            lives.append(LifeReplay(line.number, line.record))
+            sessions.append(SessionReplay(line.number, line.record))
         else:
-            lives[-1].take(line)
-    return ReplayReport(str(path), tuple(life.report() for life in lives))
+            sessions[-1].take(line)
+    return ReplayReport(str(path), tuple(session.report() for session in sessions))
 
 
 @dataclass(slots=True)
@@ -68,8 +68,8 @@ class _Failure:
     words: str
 
 
-class LifeReplay:
-    """One life of a worker, from its header on."""
+class SessionReplay:
+    """One session of a worker, from its header on."""
 
     def __init__(self, line: int, header: TraceHeader) -> None:
         self.header = header
@@ -80,14 +80,14 @@ class LifeReplay:
         """Plans as they are made here, and tables as the trace has them."""
         self._plan: StepPlan | None = None
         """Waits for its result."""
-        self._owed: Told | TurnedAway | None = None
+        self._owed: EventsRecord | TurnedAway | None = None
         """What the next line must be, by what happened here."""
         self._failure: _Failure | None = None
         self._difference: PlanDifference | None = None
         self._note = ""
         self._num_requests = self._num_steps = 0
 
-    def report(self) -> LifeReport:
+    def report(self) -> SessionReport:
         """How far it got."""
         note = self._note
         if not note and self._failure is not None:
@@ -95,7 +95,7 @@ class LifeReplay:
         elif not note and self._plan is not None and self._difference is None:
             note = f"step {self._plan.step} has no result: the worker ended in it"
         header = self.header
-        return LifeReport(
+        return SessionReport(
             self._line, header.quire, header.model, self._num_steps, self._num_requests, note, self._difference
         )
 
@@ -115,7 +115,7 @@ class LifeReplay:
 
     def _run(self, number: int, record: AnyTraceRecord) -> None:
         owed, self._owed = self._owed, None
-        if isinstance(record, Told | TurnedAway):
+        if isinstance(record, EventsRecord | TurnedAway):
             if record != owed:
                 self._differ(number, "events", _owed_words(record), _owed_words(owed))
             return
@@ -137,7 +137,7 @@ class LifeReplay:
                 self.scheduler.cancel(request_id, index)
             case Cleared():
                 self.memory.clear()
-            case Asked(at_s=now_s):
+            case ExplainedRecord(at_s=now_s):
                 self.memory.advance(now_s)
             case Planned():
                 self._compare_plan(number, record)
@@ -194,7 +194,7 @@ class LifeReplay:
 
     def _owe(self, events: Iterable[RequestEvent]) -> None:
         if found := told_events(events):
-            self._owed = Told(events=found)
+            self._owed = EventsRecord(events=found)
 
     def _names(self) -> dict[int, str]:
         return {one.sequence_id: name for name, live in self.scheduler.live.items() for one in live.sequences}
@@ -272,11 +272,11 @@ def _row_of(outcome: tuple[int, ...] | TracedOutcome) -> RowResult:
     return RowResult(outcome)
 
 
-def _owed_words(record: Told | TurnedAway | None) -> str:
+def _owed_words(record: EventsRecord | TurnedAway | None) -> str:
     match record:
         case None:
             return "nothing was told"
         case TurnedAway(request_id=request_id, kind=kind):
             return f"{request_id} was refused: {kind}"
-        case Told(events=events):
+        case EventsRecord(events=events):
             return "; ".join(" ".join(map(str, event)) for event in events)

@@ -51,7 +51,7 @@ class RowDifference:
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """The first one of a life: nothing behind it can be compared."""
+    """The first one of a session: nothing behind it can be compared."""
 
     line: int
     """Of the file."""
@@ -97,8 +97,8 @@ KINDS = {"plan": "another plan", "events": "other events", "failure": "the sched
 
 
 @dataclass(frozen=True, slots=True)
-class LifeReport:
-    """How far the life of one worker was the same."""
+class SessionReport:
+    """How far the session of one worker was the same."""
 
     line: int
     """Of its header."""
@@ -114,9 +114,9 @@ class LifeReport:
         """For people."""
         counts = f"{_counted(self.num_steps, 'step')}, {_counted(self.num_requests, 'request')}"
         if self.difference is None:
-            yield f"life {number}: {counts}: every plan is the same" + f"; {_plain(self.note)}" * bool(self.note)
+            yield f"session {number}: {counts}: every plan is the same" + f"; {_plain(self.note)}" * bool(self.note)
             return
-        yield f"life {number}: the same for {counts}, then"
+        yield f"session {number}: the same for {counts}, then"
         yield from (f"  {line}" for line in self.difference.lines())
 
     def as_json(self) -> dict[str, Any]:
@@ -134,29 +134,33 @@ class LifeReport:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """All lives of a file."""
+    """All sessions of a file."""
 
     path: str
-    lives: tuple[LifeReport, ...]
+    sessions: tuple[SessionReport, ...]
 
     @property
     def is_same(self) -> bool:
         """Whether nothing is different now."""
-        return all(life.difference is None for life in self.lives)
+        return all(session.difference is None for session in self.sessions)
 
     @property
     def num_steps(self) -> int:
         """Steps that are the same now."""
-        return sum(life.num_steps for life in self.lives)
+        return sum(session.num_steps for session in self.sessions)
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        for number, life in enumerate(self.lives, start=1):
-            yield from life.lines(number)
+        for number, session in enumerate(self.sessions, start=1):
+            yield from session.lines(number)
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        return {"file": self.path, "is_same": self.is_same, "lives": [life.as_json() for life in self.lives]}
+        return {
+            "file": self.path,
+            "is_same": self.is_same,
+            "sessions": [session.as_json() for session in self.sessions],
+        }
 
 
 def _words_of(row: TableRow | None) -> str:

@@ -55,8 +55,8 @@ class KVEventSettings:
     encoding: Encoding = "map"
     num_kept_batches: int = 10_000
     high_water_mark: int = 100_000
-    tells_life: bool = False
-    """The topic is a new one in each life of a worker: readers see that its numbers begin again."""
+    tells_incarnation: bool = False
+    """The topic is a new one in each incarnation of a worker: readers see that its numbers begin again."""
 
     def of_worker(self, index: int) -> "KVEventSettings":
         """Several workers of one server announce on consecutive ports."""
@@ -76,7 +76,7 @@ class KVEventPublisher:
         self._events: list[KVEvent] = []
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.num_kept_batches)
         self._next_number = 0
-        self._topic = token_hex(8).encode() if settings.tells_life else settings.topic.encode()
+        self._topic = token_hex(8).encode() if settings.tells_incarnation else settings.topic.encode()
         self._snapshots = SnapshotSender(lambda stored: self._batch(0.0, stored))
         self._context = zmq.Context()
         self._out = self._context.socket(zmq.PUB)

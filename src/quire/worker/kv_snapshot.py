@@ -1,7 +1,7 @@
 """Two questions that the field's replay socket does not know, and how a worker answers them.
 
     SNAPSHOT    every block that is cached now, in pieces of bounded size, then the number of the batch to go on with
-    POSITION    which batch comes next, and of which life of the publisher
+    POSITION    which batch comes next, and of which incarnation of the publisher
 
 A router that comes late, or has missed more than is kept, needs the first; one that may have missed the last batch of
 all, after which none came, the second. A snapshot is the truth of one moment; its pieces are made one at a time, each
@@ -29,8 +29,8 @@ StoredEvents = Callable[[], Iterator[BlockStored]]
 
 
 class _Answer(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
-    life: bytes
-    """The topic of the publisher's batches: another one in another life, where it is made to tell that."""
+    incarnation: bytes
+    """The topic of the publisher's batches: another one in another incarnation, where it is made to tell that."""
     number: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
     """Of the batch to go on with."""
 
@@ -91,7 +91,7 @@ class SnapshotSender:
         if self.stored_events is not None and len(self._waiting) < MAX_WAITING:
             self._waiting[route] = None
 
-    def next_answer(self, life: bytes, number: int) -> tuple[KVAnswer, Sequence[Route]] | None:
+    def next_answer(self, incarnation: bytes, number: int) -> tuple[KVAnswer, Sequence[Route]] | None:
         """A little more, and for whom it is. All batches before `number` are out; nothing has changed since."""
         if self._left is None:
             if not self._waiting or self.stored_events is None:
@@ -107,7 +107,7 @@ class SnapshotSender:
                 break
         if not events:
             self._left = None
-            return SnapshotEnd(life, self._number, self._num_pieces), self._asking
+            return SnapshotEnd(incarnation, self._number, self._num_pieces), self._asking
         self._num_pieces += 1
-        piece = SnapshotPiece(life, self._number, self._num_pieces - 1, self._encode_batch(events))
+        piece = SnapshotPiece(incarnation, self._number, self._num_pieces - 1, self._encode_batch(events))
         return piece, self._asking

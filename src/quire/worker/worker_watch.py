@@ -10,11 +10,11 @@ from time import monotonic
 
 from quire.core.snapshots import EngineSnapshot
 from quire.engine.commands import AskBlock, BeginWatch, Unwatch
-from quire.engine.port import TellBlock, WorkerLife
+from quire.engine.port import TellBlock, WorkerRecord
 from quire.errors import EngineDeadError, MessageError
 from quire.worker.messages import BlockTold, SnapshotMade, ToWorker
 
-MAX_LIVES = 32
+MAX_WORKERS = 32
 """Of workers that are remembered."""
 GONE = "there is no worker at this moment; ask again when one is ready"
 
@@ -29,13 +29,13 @@ class WorkerWatch:
         self._show: Callable[[EngineSnapshot], None] = _unseen
         self._questions: dict[str, TellBlock] = {}
         self._num_questions = 0
-        self._lives: deque[WorkerLife] = deque(maxlen=MAX_LIVES)
-        self._num_lives = 0
+        self._workers: deque[WorkerRecord] = deque(maxlen=MAX_WORKERS)
+        self._num_workers = 0
 
     @property
-    def lives(self) -> Sequence[WorkerLife]:
+    def workers(self) -> Sequence[WorkerRecord]:
         """The latest workers, the oldest of them first."""
-        return tuple(self._lives)
+        return tuple(self._workers)
 
     # -- for those who look --------------------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ class WorkerWatch:
 
     def ask_block(self, block_id: int, tell: TellBlock) -> None:
         """Ask what is known of one block."""
-        if not self._lives or self._lives[-1].state != "ready":
+        if not self._workers or self._workers[-1].state != "ready":
             tell(EngineDeadError(GONE))
             return
         self._num_questions += 1
@@ -63,19 +63,19 @@ class WorkerWatch:
 
     def began(self) -> None:
         """A worker is being spawned."""
-        self._num_lives += 1
-        self._lives.append(WorkerLife(self._num_lives, "loading", monotonic()))
+        self._num_workers += 1
+        self._workers.append(WorkerRecord(self._num_workers, "loading", monotonic()))
 
     def ready(self) -> None:
         """It has loaded its model."""
-        if self._lives:
-            self._lives[-1] = replace(self._lives[-1], state="ready")
+        if self._workers:
+            self._workers[-1] = replace(self._workers[-1], state="ready")
         if self._watch is not None:
             self._send([self._watch])
 
     def ended(self, why: str) -> None:
         """It is gone, and so are the answers it owed."""
-        self._lives[-1] = replace(self._lives[-1], state="ended", ended_s=monotonic(), why=why)
+        self._workers[-1] = replace(self._workers[-1], state="ended", ended_s=monotonic(), why=why)
         questions, self._questions = self._questions, {}
         for tell in questions.values():
             tell(EngineDeadError(GONE))

@@ -23,7 +23,7 @@ class _Asked:
     counts: dict[int, int] = field(default_factory=dict)
 
 
-class _Life:
+class _Session:
     """What is known of one worker's sequences."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class RecordedLoad:
     def __init__(self) -> None:
         self.asked: list[_Asked] = []
         self._by_name: dict[str, _Asked] = {}
-        self._life = _Life()
+        self._session = _Session()
         self._entered: tuple[str, int] | None = None
         """The request of the line before, and how many sequences it has: perhaps it was refused."""
         self._damaged: int | None = None
@@ -59,20 +59,20 @@ class RecordedLoad:
         entered, self._entered = self._entered, None
         match found["is"]:
             case "header":
-                self._life = _Life()
+                self._session = _Session()
             case "submit" | "restore" as kind:
                 self._enter(number, found, is_new=kind == "submit")
             case "refused" if entered is not None:
                 self._forget(*entered)
             case "plan":
-                self._life.planned = [int(row[0]) for row in found["rows"]]
+                self._session.planned = [int(row[0]) for row in found["rows"]]
             case "result":
                 self._count(found["outcomes"])
             case "events":
                 self._end(found["events"])
 
     def _enter(self, number: int, found: Mapping[str, Any], *, is_new: bool) -> None:
-        name, life = str(found["request_id"]), self._life
+        name, session = str(found["request_id"]), self._session
         asked = self._by_name.get(name)
         if asked is None or is_new:
             fields = {
@@ -85,21 +85,21 @@ class RecordedLoad:
             self.asked.append(asked)
         for one in found["continuations"]:
             asked.counts[int(one["index"])] = len(one["produced"])
-            life.sequences[life.next_sequence] = asked, int(one["index"])
-            life.next_sequence += 1
+            session.sequences[session.next_sequence] = asked, int(one["index"])
+            session.next_sequence += 1
         self._entered = name, len(found["continuations"])
 
     def _forget(self, name: str, num_sequences: int) -> None:
-        self._life.next_sequence -= num_sequences
+        self._session.next_sequence -= num_sequences
         asked = self._by_name.pop(name)
         if asked is self.asked[-1]:
             self.asked.pop()
 
     def _count(self, outcomes: Iterable[Any]) -> None:
-        for sequence, outcome in zip(self._life.planned, outcomes, strict=False):
-            if sequence not in self._life.sequences or outcome is None:
+        for sequence, outcome in zip(self._session.planned, outcomes, strict=False):
+            if sequence not in self._session.sequences or outcome is None:
                 continue
-            asked, index = self._life.sequences[sequence]
+            asked, index = self._session.sequences[sequence]
             tokens = outcome if isinstance(outcome, list) else [*outcome.get("tokens", ()), *outcome.get("forced", ())]
             asked.counts[index] = asked.counts.get(index, 0) + len(tokens)
 

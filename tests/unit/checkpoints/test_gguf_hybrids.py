@@ -12,8 +12,8 @@ import pytest
 from gguf import GGUFWriter
 
 from quire.checkpoints.families import read_shape
+from quire.checkpoints.families.decoder_shape import LAYOUT, TILED
 from quire.checkpoints.families.recurrent import RecurrentShape
-from quire.checkpoints.families.shape import LAYOUT, TILED
 from quire.checkpoints.gguf_architectures import tensor_name
 from quire.checkpoints.gguf_config import Metadata, config_of
 from quire.checkpoints.gguf_model import plan

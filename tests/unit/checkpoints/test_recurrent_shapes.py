@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from quire.checkpoints.families import expected_shapes, read_shape
+from quire.checkpoints.families.decoder_shape import LAYOUT, TILED
 from quire.checkpoints.families.family import RecurrentKind
 from quire.checkpoints.families.recurrent import COLUMNS, MAX_KEY_SIZE, MAX_TAPS, RecurrentShape
-from quire.checkpoints.families.shape import LAYOUT, TILED
 from quire.errors import CheckpointError
 from tests.support.plain_hybrids import CONFIGS
 

@@ -2,10 +2,10 @@
 
 import random
 
-from quire.client.kept_prompts import MAX_PROMPTS, KeptPrompts, ShelfName
+from quire.client.kept_prompts import MAX_PROMPTS, KeptPrompts, PromptScope
 from quire.client.prompt_alignment import WIDTH, packed
 
-ONE = ShelfName("one", "one", "m")
+ONE = PromptScope("one", "one", "m")
 
 
 def test_the_nearest_begins_like_the_prompt_for_longest_and_the_newest_of_them_is_first() -> None:
@@ -15,7 +15,7 @@ def test_the_nearest_begins_like_the_prompt_for_longest_and_the_newest_of_them_i
     found = kept.nearest(ONE, packed([*range(48), 5]))
     assert [(one.request_id, num) for one, num in found] == [("c", 48), ("b", 48)]
     assert kept.nearest(ONE, packed([9])) == []
-    assert kept.nearest(ShelfName("two", "one", "m"), packed(range(50))) == []
+    assert kept.nearest(PromptScope("two", "one", "m"), packed(range(50))) == []
 
 
 def test_an_answer_is_kept_behind_its_prompt() -> None:
@@ -30,7 +30,7 @@ def test_an_answer_is_kept_behind_its_prompt() -> None:
 def test_whatever_comes_the_bounds_hold_and_nothing_is_left_of_what_was_dropped() -> None:
     dice, kept = random.Random(5), KeptPrompts(max_bytes=60_000, max_tenant_bytes=20_000)
     for number in range(2000):
-        name = ShelfName(f"t{dice.randrange(9)}", f"g{dice.randrange(4)}", "m")
+        name = PromptScope(f"t{dice.randrange(9)}", f"g{dice.randrange(4)}", "m")
         tokens = packed([dice.randrange(3) for _ in range(dice.randrange(1, 900))])
         nearest = kept.nearest(name, tokens)
         kept.add(name, f"r{dice.randrange(1500)}", tokens, nearest[0][0] if nearest and dice.random() < 0.3 else None)
@@ -41,4 +41,4 @@ def test_whatever_comes_the_bounds_hold_and_nothing_is_left_of_what_was_dropped(
     assert sum(sizes) == kept.num_bytes
     for tenant in kept._tenants.values():
         assert tenant.num_bytes <= 20_000
-        assert all(0 < len(shelf) <= MAX_PROMPTS for shelf in tenant.shelves.values())
+        assert all(0 < len(shelf) <= MAX_PROMPTS for shelf in tenant.scopes.values())

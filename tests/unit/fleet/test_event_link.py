@@ -205,7 +205,7 @@ def test_of_a_worker_that_was_replaced_inside_its_member_nothing_is_believed() -
                 await asyncio.sleep(0.01)
             assert await until_true(model, members) == [set()]
             if link in model.event_links.values():
-                assert link.reader.num_lives == 1
+                assert link.reader.num_incarnations == 1
 
     run(test)
 

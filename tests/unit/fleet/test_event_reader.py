@@ -250,7 +250,7 @@ def test_of_a_new_life_nothing_of_the_former_is_believed() -> None:
     assert held_names(index) == second.names()
     third = TalkingMember(Random(4), b"third")
     reader.hear_answer(third.position())
-    assert (held_names(index), reader.num_lives) == (set(), 2)
+    assert (held_names(index), reader.num_incarnations) == (set(), 2)
 
 
 def test_where_lives_have_no_names_a_lower_number_of_a_later_time_is_a_new_one() -> None:

@@ -645,10 +645,10 @@ def test_a_member_started_again_at_its_address_is_another_life_with_nothing_in_i
     fleet.join("a")
     fleet.port.submit(asked(0))
     fleet.run()
-    life = fleet.port.members["a"].card.life
+    life = fleet.port.members["a"].card.incarnation
     fleet.kill("a")
     fleet.join("a")
-    assert fleet.port.members["a"].card.life != life
+    assert fleet.port.members["a"].card.incarnation != life
     choice = fleet.port.router.best(fleet.port._members.routed("q", SPACE, asked(0).prompt, {}))
     assert choice is not None
     assert choice.num_cached_tokens == 0

@@ -76,7 +76,7 @@ def test_hello_is_answered_by_who_and_how_it_is() -> None:
     desk.desk.hear(b"g", Hello(PROTOCOL, "gateway"))
     welcome, beat = desk.said[b"g"]
     assert isinstance(welcome, Welcome)
-    assert welcome.card.life == "life"
+    assert welcome.card.incarnation == "life"
     assert isinstance(beat, MemberBeat)
     assert (beat.state, beat.report.num_heard) == ("ready", 0)
 

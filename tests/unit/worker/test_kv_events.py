@@ -212,14 +212,14 @@ def test_two_who_ask_at_once_share_one_snapshot_and_a_third_gets_the_next(router
 
 
 def test_where_a_publisher_stands_can_be_asked_also_by_way_of_another(router: Router) -> None:
-    publisher = KVEventPublisher(replace(router.settings, tells_life=True))
+    publisher = KVEventPublisher(replace(router.settings, tells_incarnation=True))
     (first,) = router.answers(POSITION, publisher)
     publisher.emit(STORED)
     publisher.publish(1.0)
     (second,) = router.answers(POSITION, publisher)
-    assert (first, second) == (Position(first.life, 0), Position(first.life, 1))
-    assert len(first.life) == 16
-    other = KVEventPublisher(KVEventSettings("inproc://other", tells_life=True))
+    assert (first, second) == (Position(first.incarnation, 0), Position(first.incarnation, 1))
+    assert len(first.incarnation) == 16
+    other = KVEventPublisher(KVEventSettings("inproc://other", tells_incarnation=True))
     assert other._topic != publisher._topic
     router.asking.send_multipart([b"client", b"", POSITION])
     assert publisher._replay.poll(60_000)

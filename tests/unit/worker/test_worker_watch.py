@@ -13,7 +13,7 @@ from quire.core.snapshots import BlockFacts, CellCounts, EngineSnapshot, PoolCel
 from quire.engine.commands import AskBlock, BeginWatch, Unwatch
 from quire.errors import CapacityError, EngineDeadError, MessageError, QuireError
 from quire.worker.messages import BlockTold, SnapshotMade, ToWorker
-from quire.worker.worker_watch import MAX_LIVES, WorkerWatch
+from quire.worker.worker_watch import MAX_WORKERS, WorkerWatch
 from tests.support.patience import PATIENCE_S
 from tests.support.served import served
 
@@ -25,7 +25,7 @@ def make() -> tuple[WorkerWatch, list[ToWorker]]:
     sent: list[ToWorker] = []
 
     def send(commands: Sequence[ToWorker]) -> None:
-        if watch.lives and watch.lives[-1].state == "ready":
+        if watch.workers and watch.workers[-1].state == "ready":
             sent.extend(commands)
 
     watch = WorkerWatch(send)
@@ -85,14 +85,14 @@ def test_a_question_is_answered_once_or_ends_with_its_worker() -> None:
 
 def test_lives_are_remembered_up_to_a_bound() -> None:
     watch, _ = make()
-    for number in range(MAX_LIVES + 5):
+    for number in range(MAX_WORKERS + 5):
         watch.began()
         watch.ready()
         watch.ended(f"why {number}")
-    assert len(watch.lives) == MAX_LIVES
-    assert [one.number for one in watch.lives] == list(range(6, MAX_LIVES + 6))
-    last = watch.lives[-1]
-    assert (last.state, last.why) == ("ended", f"why {MAX_LIVES + 4}")
+    assert len(watch.workers) == MAX_WORKERS
+    assert [one.number for one in watch.workers] == list(range(6, MAX_WORKERS + 6))
+    last = watch.workers[-1]
+    assert (last.state, last.why) == ("ended", f"why {MAX_WORKERS + 4}")
     assert last.ended_s is not None
     assert last.started_s <= last.ended_s
 
@@ -100,7 +100,7 @@ def test_lives_are_remembered_up_to_a_bound() -> None:
 class NeverTold:
     """A port that answers no question."""
 
-    lives = ()
+    workers = ()
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
         raise NotImplementedError
@@ -141,12 +141,12 @@ def test_a_worker_that_is_killed_while_it_is_watched_is_followed_by_one_that_sho
             pid = model.supervisor.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            while len(model.view.lives) < 2 or model.view.lives[-1].state != "ready":
+            while len(model.view.workers) < 2 or model.view.workers[-1].state != "ready":
                 await asyncio.sleep(0.01)
             while not shown.empty():
                 shown.get_nowait()
             await shown.get()
-            first, second = model.view.lives
+            first, second = model.view.workers
             assert (first.number, first.state, second.number) == (1, "ended", 2)
             assert f"worker {pid} died" in str(first.why)
             assert first.ended_s is not None

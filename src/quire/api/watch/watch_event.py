@@ -81,7 +81,7 @@ def watch_event(
         "requests": _timelines(server.activity, open_requests),
         "misses": server.reuse_log.misses(now_s, model.name),
         "totals": totals,
-        "workers": model.lives(),
+        "workers": model.workers(),
         "fleet": _fleet(model, totals),
     }
 

@@ -13,8 +13,8 @@ from quire.backends.cpu.state_weights import NO_RECURRENT, StateWeights
 from quire.backends.cpu.weight_reader import WeightReader, numbers_in_order
 from quire.backends.kernels.arrays import Floats
 from quire.checkpoints.families import DecoderShape
+from quire.checkpoints.families.decoder_shape import DecoderLayer, MixtureShape
 from quire.checkpoints.families.matrix import Matrix
-from quire.checkpoints.families.shape import DecoderLayer, MixtureShape
 from quire.checkpoints.families.tensors import (
     EMBEDDING,
     HEAD,

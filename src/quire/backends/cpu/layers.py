@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from quire.backends.kernels.extension import kernels
 from quire.checkpoints.families import DecoderShape
-from quire.checkpoints.families.family import Gate
+from quire.checkpoints.families.family import GateActivation
 from quire.errors import InvariantError
 
 PARTS = (
@@ -22,7 +22,7 @@ PARTS = (
 """What a call can be asked to time, in the order of its seconds."""
 CHUNK_ROWS = 256
 """Rows that a chain of products takes at once: what one makes is still in the cache when the next reads it."""
-GATES = {Gate.SILU: 0, Gate.GELU_TANH: 1, Gate.CLAMPED_SILU: 2}
+GATES = {GateActivation.SILU: 0, GateActivation.GELU_TANH: 1, GateActivation.CLAMPED_SILU: 2}
 """As native/kernels.hpp numbers them."""
 
 LINEAR = np.dtype([

@@ -11,9 +11,9 @@ tensors.py        DecoderShape -> the tensors it needs, by Hugging Face's names;
 """
 
 from quire.checkpoints.families.config_fields import MAX_SIZE
+from quire.checkpoints.families.decoder_shape import DecoderShape, is_decoder, read_shape, why_not_decoder
 from quire.checkpoints.families.described import kept_whole, parts_of
-from quire.checkpoints.families.shape import DecoderShape, is_decoder, read_shape, why_not_decoder
-from quire.checkpoints.families.table import FAMILIES
+from quire.checkpoints.families.family_table import FAMILIES
 from quire.checkpoints.families.tensors import check_shapes, expected_shapes
 
 __all__ = [

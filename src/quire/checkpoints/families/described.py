@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from quire.checkpoints.families.decoder_shape import DecoderShape
 from quire.checkpoints.families.family import HeadNorms, RecurrentKind
-from quire.checkpoints.families.shape import DecoderShape
 
 KINDS = {
     RecurrentKind.DELTA: "gated delta nets",

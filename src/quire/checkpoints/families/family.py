@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Gate(StrEnum):
+class GateActivation(StrEnum):
     """What a gate lets through; see native/kernels.hpp."""
 
     SILU = "silu"
@@ -90,7 +90,7 @@ class Family:
     query_bias: bool | None = None
     """Of queries, keys and values; None: as attention_bias says."""
     out_bias: bool | None = None
-    gate: Gate = Gate.SILU
+    gate: GateActivation = GateActivation.SILU
     activation: tuple[str, str] = ("hidden_act", "silu")
     """The field of a config that names the activation, and what it must say."""
     is_fused: bool = False

@@ -6,8 +6,8 @@ from typing import Any
 
 from quire.checkpoints.families.config_fields import AGAIN, layers_of, number_of, object_of, size_of
 from quire.checkpoints.families.family import Family, SlidingRope
+from quire.checkpoints.families.family_table import FAMILIES
 from quire.checkpoints.families.recurrent import RECURRENT_TYPES
-from quire.checkpoints.families.table import FAMILIES
 from quire.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from quire.checkpoints.families.decoder_shape import DecoderShape
 from quire.checkpoints.families.family import RecurrentKind
 from quire.checkpoints.families.matrix import Matrix, Shape, plain_matrix
 from quire.checkpoints.families.recurrent import RecurrentShape
-from quire.checkpoints.families.shape import DecoderShape
 
 PLACES = {
     RecurrentKind.DELTA: "linear_attn.",

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.checkpoints.families.decoder_shape import DecoderLayer, DecoderShape, MixtureShape, is_decoder, read_shape
 from quire.checkpoints.families.matrix import HeadOrder, Matrix, Shape, plain_matrix
 from quire.checkpoints.families.recurrent_tensors import inputs_of, output_of, vectors_of_state
-from quire.checkpoints.families.shape import DecoderLayer, DecoderShape, MixtureShape, is_decoder, read_shape
 from quire.errors import CheckpointError
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"

@@ -16,10 +16,10 @@ from quire.text.chat.marked_text import MarkedText, concat, mark
 from quire.text.chat.metering import METER, WorkMeter
 from quire.text.chat.render_wire import (
     Broken,
-    Hello,
     LoadTemplate,
     Render,
     Rendered,
+    Started,
     TemplateLoaded,
     TemplateRefused,
     ToProcess,
@@ -137,7 +137,7 @@ class Renderer:
 def serve_renderer(end: socket.socket) -> None:
     """Answer until the other side has ended."""
     renderer = Renderer()
-    send(end, wire.encode_frame(Hello()))
+    send(end, wire.encode_frame(Started()))
     while True:
         try:
             message = wire.read_to_process(receive(end))

@@ -1,7 +1,7 @@
 """What a server and the process that renders its chat templates say to each other: JSON, in frames (`helper_process`).
 
     server    Load (a template) · Render (messages)
-    process   Hello (it has started) · Loaded · Broken · Rendered · Refused
+    process   Started (it has started) · Loaded · Broken · Rendered · Refused
 
 No message holds code, and none is large: texts of a client's go one way, one prompt comes back.
 """
@@ -33,7 +33,7 @@ class Render(msgspec.Struct, frozen=True, tag=True):
     """The time a template is told, in ISO 8601."""
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class Started(msgspec.Struct, frozen=True, tag=True):
     """The process has started."""
 
 
@@ -69,7 +69,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 
 
 ToProcess = LoadTemplate | Render
-ToServer = Hello | TemplateLoaded | Rendered | TemplateRefused | Broken
+ToServer = Started | TemplateLoaded | Rendered | TemplateRefused | Broken
 
 encode_frame = msgspec.json.Encoder().encode
 """A message as it goes over the wire. Raises TypeError, ValueError or RecursionError for what JSON cannot say."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from quire.checkpoints.families.family import (
     ExpertNames,
     Family,
-    Gate,
+    GateActivation,
     HeadNorms,
     NormNames,
     RecurrentKind,
@@ -70,7 +70,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(
         gguf="gpt-oss",
         has_sinks=True,
-        gate=Gate.CLAMPED_SILU,
+        gate=GateActivation.CLAMPED_SILU,
         full_every=2,
         experts=ExpertNames(
             "mlp.router", gate_up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj", is_transposed=True,
@@ -90,7 +90,7 @@ FAMILIES: dict[str, Family] = {
         norms=AROUND,
         norm_offset=1.0,
         head_norms=HeadNorms.HEAD,
-        gate=Gate.GELU_TANH,
+        gate=GateActivation.GELU_TANH,
         activation=GELU,
         sliding_rope=SlidingRope.LOCAL,
         full_every=6,
@@ -105,7 +105,7 @@ FAMILIES: dict[str, Family] = {
         norms=AROUND,
         head_norms=HeadNorms.HEAD,
         has_value_norm=True,
-        gate=Gate.GELU_TANH,
+        gate=GateActivation.GELU_TANH,
         activation=GELU,
         full_every=6,
         experts=ExpertNames(

@@ -17,9 +17,9 @@ from quire.checkpoints.families.config_fields import (
     size_of,
 )
 from quire.checkpoints.families.family import ExpertNames, Family
+from quire.checkpoints.families.family_table import FAMILIES
 from quire.checkpoints.families.layer_rules import FULL, SLIDING, RopeRule, rope_of, windows_of
 from quire.checkpoints.families.recurrent import RecurrentShape, recurrent_layers, recurrent_shape
-from quire.checkpoints.families.table import FAMILIES
 from quire.errors import CheckpointError
 
 MAX_HEAD_SIZE = 1024
