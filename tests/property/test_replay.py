@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ReplayError
@@ -53,6 +53,7 @@ def _plans(path: Path) -> list[Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.floats(0.0, 1.0))
+@example(163107, 0.6009521245504058).via("between a header and the end of its line")
 def test_a_trace_that_was_cut_off_anywhere_is_replayed_as_far_as_it_goes(seed: int, share: float) -> None:
     with folder() as at:
         write_life(at / "trace", seed, 40)

@@ -28,7 +28,7 @@ def facts_of_block(memory: KVMemory, running: Iterable[Sequence], block: int, no
         digest=tree.digest_of(block).hex() if is_named else None,
         cache_group=None if namespace is None else namespace.cache_group,
         tenant=holders[0].request.tenant if holders else None,
-        age_s=round(max(0.0, now_s - memory.names.named_at_s(block)), 3) if is_named else None,
+        age_s=max(0.0, now_s - memory.names.named_at_s(block)) if is_named else None,
         num_tokens=_num_tokens(memory.config.block_size, block, table, is_named=is_named),
         chain=tuple(chain),
         children=tuple(islice(tree.children(block), MAX_CHILDREN)) if is_named else (),

@@ -62,7 +62,7 @@ def _read(path: Path, file: BinaryIO) -> Iterator[_Read]:
                 f"a line of a trace has at most {MAX_LINE_BYTES:,} bytes, line {number} of {path} has more"
             )
         if line.strip():
-            yield _Read(number, num_bytes, _record_or_why(line) if line.endswith(b"\n") else "it has no end")
+            yield _Read(number, num_bytes, _record_or_why(line))
 
 
 def _record_or_why(line: bytes) -> AnyTraceRecord | str:
