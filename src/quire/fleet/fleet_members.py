@@ -163,10 +163,9 @@ class FleetMembers:
         """Who gets a request now, of those that did not turn it away and have room for its tokens."""
         tokens, ready = flight.tokens, self.router.membership.ready_members
         prompt = self.routed(flight.request.request_id, flight.request.namespace, tokens, flight.names)
-        unable = {one for one in ready if self.known[one].card.info.max_sequence_tokens <= len(tokens)}
-        if flight.is_for_quire_alone:
-            unable |= self.strangers
-        if len(unable) == len(ready) and not flight.has_begun:
+        able = self._able(flight)
+        unable = ready.keys() - able
+        if len(unable) == len(ready) and not flight.has_begun and not any(map(self._may_be_ready_soon, able)):
             unable = set()  # whoever gets it says why it cannot be
         exclude = flight.refusals.keys() | unable
         if flight.exactness is None:
@@ -174,6 +173,15 @@ class FleetMembers:
         # Bits that would be the same come first; an answer with others is better than none.
         others = {one for one in ready if self.known[one].exactness != flight.exactness}
         return self.router.choose(prompt, now_s, exclude | others) or self.router.choose(prompt, now_s, exclude)
+
+    def _able(self, flight: FleetRequest) -> set[str]:
+        """Those that could serve it."""
+        num_tokens = len(flight.tokens)
+        able = {one for one, known in self.known.items() if known.card.info.max_sequence_tokens > num_tokens}
+        return able - self.strangers if flight.is_for_quire_alone else able
+
+    def _may_be_ready_soon(self, member: str) -> bool:
+        return self.router.membership.state_of(member) in (MemberState.JOINING, MemberState.SUSPECT)
 
     @property
     def strangers(self) -> set[str]:

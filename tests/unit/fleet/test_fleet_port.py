@@ -386,6 +386,34 @@ def test_members_with_shorter_sequences_get_what_fits_and_the_rest_waits_for_a_l
     check_told(asked(0, max_tokens=20), fleet.gateway.told["r0"])
 
 
+def test_what_only_one_member_can_do_waits_while_its_worker_is_replaced_and_not_while_it_drains() -> None:
+    fleet = DeskFleet()
+    fleet.start("small", max_sequence_tokens=4)
+    fleet.start("large")
+    for address in ("small", "large"):
+        fleet.meet(address)
+    fleet.talk()
+    large = fleet.members["large"]
+    large.seat.state = State.RESTARTING
+    large.desk.beat()
+    fleet.talk()
+    fleet.port.submit(asked(0))
+    assert fleet.port.num_held == 1
+    large.seat.state = State.READY
+    large.desk.beat()
+    fleet.talk()
+    assert fleet.gateway.of("r0") == "large"
+    fleet.run()
+    check_told(asked(0), fleet.gateway.told["r0"])
+    large.desk.drain()
+    fleet.members["small"].seat.refusal = RequestTooLargeError("too long")
+    fleet.talk()
+    fleet.port.submit(asked(1))
+    fleet.talk()
+    assert fleet.gateway.kinds("r1") == [Refused]
+    fleet.check_empty()
+
+
 def test_a_gateway_that_goes_down_takes_nothing_new_and_ends_what_it_has() -> None:
     fleet = DeskFleet()
     fleet.join("a")

@@ -229,7 +229,7 @@ def test_what_only_quire_can_do_goes_to_quire_and_is_refused_without_it() -> Non
 
     async def run() -> None:
         async with stranger_server() as server:
-            async with small_member() as member, fleet_of(server.line, member.address) as model:
+            async with small_member() as member, fleet_of(server.line, member.address, suspect_after_s=60.0) as model:
                 for params in only_quire:
                     assert tokens(await model.generate("only you", params))
                 assert (await model.explain("only you")).num_cached_tokens >= 0
