@@ -5,6 +5,7 @@
     fleet_cost        what a gateway costs, and how soon a member knows that a client has left
     fleet_blocks      prefixes that are found again, and an index that is the truth whatever is lost
     fleet_network     links that are down, slow, lossy, deaf in one direction or half open
+    fleet_mutants     bugs put in one by one, which the tests of the fleet must notice
     fleet_intruders   wrong keys, no keys, handshakes said again, foreign models, bytes that are no messages
     fleet_strangers   a vLLM server as a member; `benchmarks/peers/install.sh vllm` installs it
     fleet_ray         Ray Serve starts, scales and updates members; QUIRE_RAY_PYTHON names a Python that has ray
@@ -20,6 +21,7 @@ from proofs import (
     fleet_equal,
     fleet_intruders,
     fleet_moves,
+    fleet_mutants,
     fleet_network,
     fleet_ray,
     fleet_strangers,
@@ -27,5 +29,5 @@ from proofs import (
 from proofs.proof import run
 
 if __name__ == "__main__":
-    here = (fleet_equal, fleet_moves, fleet_cost, fleet_blocks, fleet_network, fleet_intruders)
+    here = (fleet_equal, fleet_moves, fleet_cost, fleet_blocks, fleet_network, fleet_intruders, fleet_mutants)
     sys.exit(run("fleet", *here, fleet_strangers, fleet_ray))

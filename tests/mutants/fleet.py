@@ -2,7 +2,10 @@
 
 from tests.mutants.kill import Mutant
 
-TESTS = ("tests/unit/fleet", "tests/property/test_fleet.py")
+TESTS = (
+    *(f"tests/unit/fleet/test_{name}.py" for name in ("names", "index", "load", "membership", "choice")),
+    *("tests/unit/fleet/test_event_reader.py", "tests/property/test_fleet.py"),
+)
 
 NAMES, INDEX, LOAD, MEMBERSHIP, CHOICE = (
     f"fleet/{name}.py" for name in ("names", "index", "load", "membership", "choice")

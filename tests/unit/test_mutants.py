@@ -4,10 +4,10 @@ import ast
 
 import pytest
 
-from tests.mutants import ages, dialects, fleet, guesses, memory, mlx, scheduler, seam, slots
+from tests.mutants import ages, dialects, fleet, fleet_port, guesses, memory, mlx, scheduler, seam, slots
 from tests.mutants.kill import SOURCE, Mutant, survivors
 
-LISTS = (memory, scheduler, dialects, seam, ages, guesses, slots, mlx, fleet)
+LISTS = (memory, scheduler, dialects, seam, ages, guesses, slots, mlx, fleet, fleet_port)
 MUTANTS = [mutant for module in LISTS for mutant in module.MUTANTS]
 
 

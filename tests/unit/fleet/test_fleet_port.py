@@ -1,16 +1,38 @@
 """A gateway's port: every request is answered once and whole, whatever becomes of the members it is with."""
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
 from quire.backends.oracle import answer_alone
-from quire.core.events import Admitted, Explained, Finished, Queued, Refused, Replayed, SequenceFinished, Token
+from quire.core.events import (
+    Admitted,
+    Explained,
+    Finished,
+    Queued,
+    Refused,
+    Replayed,
+    RequestEvent,
+    SequenceFinished,
+    Token,
+)
 from quire.core.request import FinishReason
 from quire.engine.commands import Cancel, Restore
-from quire.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError, TenantShareError
+from quire.errors import (
+    DrainingError,
+    EngineDeadError,
+    MessageError,
+    QueueFullError,
+    RequestError,
+    RequestTooLargeError,
+    TenantShareError,
+)
 from quire.fleet.fleet_messages import (
+    PROTOCOL,
     Assign,
     MemberBeat,
+    MemberCard,
     MemberReport,
     MemberStepped,
     Welcome,
@@ -414,6 +436,60 @@ def test_what_only_one_member_can_do_waits_while_its_worker_is_replaced_and_not_
     fleet.check_empty()
 
 
+@pytest.mark.parametrize("late", [Refused.of("r0", QueueFullError(1, 1), 1), Replayed("r0", epoch=1)])
+def test_what_is_said_of_an_assignment_that_is_over_changes_nothing_though_the_member_is_the_same(
+    late: RequestEvent,
+) -> None:
+    fleet = DeskFleet()
+    fleet.join("a")
+    begun(fleet)
+    fleet.kill("a")
+    fleet.join("a")
+    told = len(fleet.gateway.told["r0"])
+    fleet.port.hear(fleet.gateway.links["a"], MemberStepped((late,)))
+    assert fleet.gateway.told["r0"][told:] == []
+    assert fleet.port._flights["r0"].entry.epoch == 2
+    fleet.run()
+    check_told(asked(0), fleet.gateway.told["r0"])
+    fleet.check_empty()
+
+
+def test_who_does_not_have_a_request_cannot_end_it() -> None:
+    fleet = DeskFleet()
+    fleet.join("a", "b")
+    first = begun(fleet)
+    epoch = fleet.port._flights["r0"].entry.epoch
+    assert epoch is not None
+    refused = Refused.of("r0", RequestError("not mine"), epoch)
+    fleet.port.hear(fleet.gateway.links[other(first)], MemberStepped((refused,)))
+    fleet.run()
+    check_told(asked(0), fleet.gateway.told["r0"])
+
+
+def test_the_bits_that_a_stream_goes_on_with_are_those_it_began_with_wherever_it_was_since() -> None:
+    fleet = DeskFleet()
+    fleet.join("a", exactness="one")
+    begun(fleet)
+    fleet.join("b", exactness="another")
+    fleet.kill("a")
+    while len(fleet.gateway.tokens("r0")) < 4:
+        fleet.step()
+    fleet.join("c", exactness="another")
+    fleet.join("d", exactness="one")
+    fleet.kill("b")
+    assert fleet.gateway.of("r0") == "d"
+    assert (fleet.port.counts.num_moved, fleet.port.counts.num_moved_inexact) == (2, 1)
+
+
+def test_members_call_a_model_by_what_it_computes_whatever_a_gateway_calls_it() -> None:
+    fleet = DeskFleet()
+    fleet.join("a", model="weights")
+    fleet.port.submit(asked(0))
+    fleet.talk()
+    fleet.run()
+    assert fleet.gateway.kinds("r0")[-1] is Finished
+
+
 def test_a_gateway_that_goes_down_takes_nothing_new_and_ends_what_it_has() -> None:
     fleet = DeskFleet()
     fleet.join("a")
@@ -681,6 +757,43 @@ def test_a_member_started_again_at_its_address_is_another_life_with_nothing_in_i
     assert choice is not None
     assert choice.num_cached_tokens == 0
     fleet.check_empty()
+
+
+def test_the_end_of_a_link_of_before_takes_nothing_from_the_member_that_is_there_now() -> None:
+    fleet = DeskFleet()
+    fleet.join("a")
+    before = fleet.gateway.links["a"]
+    fleet.kill("a")
+    fleet.join("a")
+    fleet.port.lost(before, "once more")
+    assert fleet.port.num_ready == 1
+
+
+@pytest.mark.parametrize("num_more", [-1, 1])
+def test_a_member_with_other_tokens_is_not_let_in(num_more: int) -> None:
+    fleet = DeskFleet()
+    fleet.join("a")
+    card = fleet.port.members["a"].card
+    info = dataclasses.replace(card.info, vocabulary_size=card.info.vocabulary_size + num_more)
+    fleet.start("b")
+    link = fleet.meet("b")
+    with pytest.raises(MessageError, match="must have the same tokens"):
+        fleet.port.hear(link, Welcome(PROTOCOL, MemberCard("oracle", info, "other")))
+    assert fleet.port.members.keys() == {"a"}
+
+
+def test_a_gateway_that_did_not_run_trusts_no_member_again_that_it_had_doubts_of() -> None:
+    fleet = DeskFleet()
+    fleet.join("a", "b")
+    first = begun(fleet)
+    fleet.port.tick(fleet.now_s)
+    fleet.members[first].seat.state = State.RESTARTING
+    fleet.members[first].desk.beat()
+    fleet.talk()
+    fleet.now_s += 8.0
+    fleet.port.tick(fleet.now_s)
+    assert fleet.port.router.membership.state_of(first) is MemberState.GONE
+    assert fleet.gateway.of("r0") == other(first)
 
 
 def test_what_a_member_has_not_heard_of_stays_counted_after_its_report() -> None:

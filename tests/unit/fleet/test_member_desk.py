@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from quire.core.events import Explained, Finished, FirstToken, Queued, Refused, Token
+from quire.core.events import Admitted, Explained, Finished, FirstToken, Queued, Refused, Token
 from quire.core.request import Continuation, ResolvedSampling
 from quire.engine.commands import Cancel, Explain, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError
@@ -296,6 +296,18 @@ def test_a_prompt_that_is_computed_is_reported_at_once_and_steps_that_change_not
     assert [one.report is not None for one in first_tokens] == [True]
     assert told[-1].num_uncomputed_tokens == 0
     assert len(told) < len(stepped)
+
+
+def test_what_was_cached_is_not_to_be_computed_and_what_a_gateway_leaves_is_not_either() -> None:
+    desk = Desk()
+    desk.greet(b"g")
+    desk.desk.hear(b"g", Assign(command(), 6))
+    assert desk.desk.num_uncomputed_tokens == 6
+    (name,) = desk.desk._taken
+    desk.desk.listener([Admitted(name, age_s=0.0, wait_s=0.0, num_cached_tokens=4)])
+    assert desk.desk.num_uncomputed_tokens == 2
+    desk.desk.forget(b"g")
+    assert desk.desk.num_uncomputed_tokens == 0
 
 
 def test_words_are_sent_to_who_asks() -> None:
