@@ -116,7 +116,7 @@ export class Tables {
   #workers(workers, now_s) {
     const rows = [...workers].reverse().map(({ number, state, started_s, ended_s, why }) => [
       `Worker ${number}`, state, span((ended_s ?? now_s) - started_s),
-      ended_s == null ? "lives" : `ended ${ago(now_s - ended_s)}${why ? `: ${why}` : ""}`,
+      ended_s == null ? "running" : `ended ${ago(now_s - ended_s)}${why ? `: ${why}` : ""}`,
     ]);
     table(this.at("worker-rows"), rows, 4, ["", "", "figure", ""]);
     this.#empty("worker", !rows.length, "No worker has been started.");
