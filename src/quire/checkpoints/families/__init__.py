@@ -1,11 +1,11 @@
 """Families of decoders: what differs between them, as a table; what one model is made of, by its config.
 
-table.py          the families quire computes by itself, a row each
+family_table.py   the families quire computes by itself, a row each
 family.py         what a row says
 config_fields.py  reading a stranger's config
 layer_rules.py    windows and rotations, layer by layer
 recurrent.py      layers that keep a state: which they are, and how large all of it is
-shape.py          config -> DecoderShape: sizes and rules, layer by layer, whatever the family
+decoder_shape.py  config -> DecoderShape: sizes and rules, layer by layer, whatever the family
 described.py      DecoderShape -> what it is made of, in words
 tensors.py        DecoderShape -> the tensors it needs, by Hugging Face's names; recurrent_tensors.py has those layers'
 """
