@@ -116,6 +116,8 @@ class TestThePicture:
         assert "2 members, 3 streams moved, 1 quarantined, hit rate 50%" in shown
         assert "worker 4 ended: it was killed by signal 9" in shown
         assert 'alice\'s prompts change at "x-id: 1": 41,000 tokens lost in 12 requests' in shown
+        once = drawn(figures_of(snapshot(warnings=[{**warning, "num_requests": 1}])), 120)
+        assert "41,000 tokens lost in 1 request (" in once
 
 
 class TestTheFigures:

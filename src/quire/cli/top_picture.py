@@ -72,6 +72,10 @@ def _name(text: str, width: int = MAX_NAME_CHARS) -> str:
     return harmless if len(harmless) <= width and len(text) <= MAX_NAME_CHARS else f"{harmless[: max(0, width - 1)]}~"
 
 
+def _requests(number: int) -> str:
+    return f"{number:,} request{'s' * (number != 1)}"
+
+
 def _heading(words: str, frame: Frame) -> Text:
     line = Text(no_wrap=True)
     line.append(f"{frame.glyphs.line * 2} ", "dim").append(words, "bold")
@@ -171,7 +175,7 @@ def _lists(seen: SeenSnapshot, frame: Frame) -> list[Text]:
         f"{one.num_requests:>6,}  {_name(one.priority.lower(), 7):<7} {_name(one.tenant, half - 18)}" for one in waiting
     ]
     worst = sorted(seen.misses, key=lambda one: -one.num_tokens)
-    missed = [f"{one.num_tokens:>10,}  {_name(one.reason, 16)}, {one.num_requests:,} requests" for one in worst]
+    missed = [f"{one.num_tokens:>10,}  {_name(one.reason, 16)}, {_requests(one.num_requests)}" for one in worst]
     left, right = _few(queue, "nobody waits"), _few(missed, "nothing missed")
     left_frame, right_frame = Frame(half - 1, 0, frame.glyphs), Frame(frame.width - half, 0, frame.glyphs)
     lines = [_beside(_heading("queue", left_frame), _heading("tokens missed in an hour", right_frame), half)]
@@ -213,7 +217,7 @@ def _notes(seen: SeenSnapshot, frame: Frame) -> list[Text]:
     if seen.warnings:
         worst = max(seen.warnings, key=lambda one: one.num_lost_tokens)
         said = f'{_name(worst.tenant)}\'s prompts change at "{_name(worst.line)}"'
-        cost = f"{worst.num_lost_tokens:,} tokens lost in {worst.num_requests:,} requests"
+        cost = f"{worst.num_lost_tokens:,} tokens lost in {_requests(worst.num_requests)}"
         lines.append(_line(f"! {said}: {cost} ({len(seen.warnings)} such warnings)", frame, "yellow"))
     return lines
 
