@@ -490,6 +490,24 @@ def test_members_call_a_model_by_what_it_computes_whatever_a_gateway_calls_it() 
     assert fleet.gateway.kinds("r0")[-1] is Finished
 
 
+def test_who_waits_for_a_member_that_does_not_come_back_is_told_why_nobody_else_can() -> None:
+    fleet = DeskFleet()
+    for address, room in (("small", 4), ("large", 64)):
+        fleet.start(address, max_sequence_tokens=room)
+        fleet.meet(address)
+    fleet.talk()
+    fleet.members["small"].seat.refusal = RequestTooLargeError("too long")
+    fleet.members["large"].seat.state = State.RESTARTING
+    fleet.members["large"].desk.beat()
+    fleet.talk()
+    fleet.port.submit(asked(0))
+    assert fleet.port.num_held == 1
+    fleet.kill("large")
+    fleet.let_pass(1.0)
+    assert fleet.gateway.kinds("r0") == [Refused]
+    fleet.check_empty()
+
+
 def test_a_gateway_that_goes_down_takes_nothing_new_and_ends_what_it_has() -> None:
     fleet = DeskFleet()
     fleet.join("a")
