@@ -89,6 +89,7 @@ class FleetPort:
         self.watching = FleetWatch()
         self._num_moved = self._num_moved_inexact = self._num_quarantined = 0
         self.is_draining = False
+        self._is_closed = False
         self.on_change: Callable[[], None] = lambda: None
         """Told when somebody may have become ready or have left."""
 
@@ -189,7 +190,7 @@ class FleetPort:
         """Nothing more comes over this link."""
         known = self.members.get(link.address)
         if known is not None and known.link is link:
-            log.warning("member %s is gone: %s", link.address, why)
+            log.log(logging.INFO if self._is_closed else logging.WARNING, "member %s is gone: %s", link.address, why)
             self._followed(self.router.leave(link.address))
 
     def tick(self, now_s: float) -> None:
@@ -352,6 +353,7 @@ class FleetPort:
 
     def abandon(self, why: str) -> None:
         """There will be no member any more: who waits to be let in is told."""
+        self._is_closed = True
         error = EngineDeadError(why)
         for request_id, flight in list(self._flights.items()):
             del self._flights[request_id]

@@ -37,7 +37,10 @@ BEAT_S = 1.0
 GREETING_S = 5.0
 """How long a member may take to answer the first message."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
-DRAIN_MS = 20
+LOADING_S = 30.0
+"""For so long it is no trouble that a member which nobody has met yet is not there: it loads, perhaps."""
+BROKE = "the connection broke"
+LAST_READ_MS = 20
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -75,10 +78,12 @@ class MeetingLink(ABC):
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        delay_s, said = FIRST_DELAY_S, ""
+        delay_s, said, has_met, began_s = FIRST_DELAY_S, "", False, monotonic()
         while True:
             is_fine = await self._meet()
-            if self.problem != said:
+            has_met = has_met or is_fine
+            may_load = self.problem == BROKE and not has_met and monotonic() - began_s < LOADING_S
+            if self.problem != said and not may_load:
                 said = self.problem
                 log.warning("member %s cannot be asked: %s", self.address, said)
             delay_s = FIRST_DELAY_S if is_fine else min(MAX_DELAY_S, delay_s * 2)
@@ -163,7 +168,7 @@ class MemberLink(MeetingLink):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # What a member said before it died has arrived, and is read to its end.
             while watching.done() and not listening.done() and not any(one.done() for one in others):
-                if not await socket.poll(DRAIN_MS):
+                if not await socket.poll(LAST_READ_MS):
                     break
                 await asyncio.sleep(0)
         finally:
@@ -182,7 +187,7 @@ class MemberLink(MeetingLink):
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         await recv_monitor_message(monitor)
-        self.problem = "the connection broke"
+        self.problem = BROKE
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
         message = decode_to_gateway(await socket.recv())

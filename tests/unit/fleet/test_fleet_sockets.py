@@ -1,10 +1,13 @@
 """Gateways and members over real sockets: cut wires, hung and leaving members, two gateways, and liars."""
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable
 from itertools import pairwise
+from math import inf
+from pathlib import Path
 
 import pytest
 import zmq
@@ -12,8 +15,10 @@ import zmq.asyncio
 
 from quire.client.params import Grammar, SamplingParams
 from quire.client.served import ServedModel, Serving
+from quire.fleet import member_link
 from quire.fleet.fleet_messages import Hello, Welcome, decode_to_member, encode_fleet_message
 from quire.fleet.fleet_model import FleetModel, text_of
+from quire.fleet.member_link import BROKE, LinkListener, MemberLink
 from quire.fleet.member_list import FixedMembers
 from tests.support.breakable_wires import wire_to
 from tests.support.oracle_member import member_process
@@ -87,6 +92,45 @@ def test_all_kinds_of_answers_survive_the_death_of_their_member() -> None:
             assert model.fleet.num_open == 0
 
     asyncio.run(run())
+
+
+def test_a_member_that_nobody_has_met_is_no_trouble_before_it_could_have_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Counted(MemberLink):
+        num_tries = 0
+
+        async def _meet(self) -> bool:
+            is_fine = await super()._meet()
+            self.num_tries += 1
+            return is_fine
+
+    async def run() -> None:
+        with zmq.asyncio.Context() as context:
+            nobody = LinkListener(lambda *_told: None, lambda *_told: None)
+            link = Counted(context, f"ipc://{tmp_path / 'nobody'}", None, "gateway", nobody)
+            monkeypatch.setattr(member_link, "LOADING_S", inf)
+            link.start()
+            await until(lambda: link.num_tries >= 2)
+            assert link.problem == BROKE
+            assert caplog.messages == []
+            monkeypatch.setattr(member_link, "LOADING_S", 0.0)
+            await until(lambda: bool(caplog.messages))
+            await link.close()
+        assert caplog.messages == [f"member {link.address} cannot be asked: {BROKE}"]
+
+    asyncio.run(run())
+
+
+def test_a_gateway_that_ends_in_good_order_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with small_fleet(2) as (model, _members):
+            await answer(model)
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(run())
+    assert sum("this gateway leaves it" in message for message in caplog.messages) == 2
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("way", ["cut", "freeze"])
