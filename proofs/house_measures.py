@@ -181,8 +181,6 @@ class Exceptions:
 
     names: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """A name, and the modules that may share it."""
-    files: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """A file name, and the packages that may share it."""
     siblings: tuple[str, ...] = ()
     """Packages whose subpackages play the same part: files at the same place below them may share names."""
     commands: str = ""
@@ -192,12 +190,11 @@ class Exceptions:
     def read(cls, path: Path) -> "Exceptions":
         """From the committed list. Raises ValueError for one without a reason."""
         data = tomllib.loads(path.read_text())
-        for one in [*data.get("name", ()), *data.get("file", ())]:
+        for one in data.get("name", ()):
             if not one["reason"].strip():
                 raise ValueError(f"{one['name']}: an exception needs a reason")
         return cls(
             {one["name"]: frozenset(one["modules"]) for one in data.get("name", ())},
-            {one["name"]: frozenset(one["packages"]) for one in data.get("file", ())},
             tuple(data.get("siblings", ())),
             data.get("commands", ""),
         )
@@ -260,37 +257,6 @@ def _folded(name: str, allowed: Exceptions) -> str:
         if name.startswith(f"{parent}.") and len(rest) > 1:
             return ".".join([parent, "*", *rest[1:]])
     return name
-
-
-def files_twice(modules: Sequence[Module], allowed: Exceptions) -> dict[str, list[str]]:
-    """File names used in several packages, but for `__init__` and commands."""
-    homes: dict[str, list[str]] = defaultdict(list)
-    for module in modules:
-        if not module.is_package and not _is_command_file(module, allowed):
-            homes[module.path.name].append(module.name)
-    found = {}
-    for name, where in sorted(homes.items()):
-        rest = [one for one in where if one.rpartition(".")[0] not in allowed.files.get(name, frozenset())]
-        num_apart = len(_apart(rest, allowed)) + (len(rest) < len(where))
-        if num_apart > 1:
-            found[name] = where
-    return found
-
-
-def _is_command_file(module: Module, allowed: Exceptions) -> bool:
-    """A file that defines the command, or the group of commands, it is named after."""
-    if not allowed.commands or not module.name.startswith(f"{allowed.commands}."):
-        return False
-    stem = module.path.stem
-    assigned = {
-        target.id
-        for node in module.tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    defined = {node.name for node in module.tree.body if isinstance(node, FUNCTIONS)}
-    return stem in defined or f"{stem}_app" in assigned
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

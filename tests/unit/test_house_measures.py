@@ -100,28 +100,6 @@ class TestNames:
         allowed = Exceptions({"main": frozenset({"shop.a.x", "shop.b.x"})})
         assert list(measures.names_twice(modules, allowed)) == ["main"]
 
-    def test_file_names_repeat_only_where_they_may(self, tmp_path: Path) -> None:
-        modules = tree(
-            tmp_path,
-            a__INIT="",
-            b__INIT="",
-            a__errors="",
-            b__errors="",
-            banks__red__load="",
-            banks__blue__load="",
-            cli__keys="keys_app = 1\n",
-            a__keys="",
-            a__lamp="",
-            b__lamp="",
-        )
-        files = {"errors.py": frozenset({"shop.a", "shop.b"})}
-        allowed = Exceptions(files=files, siblings=("shop.banks",), commands="shop.cli")
-        assert list(measures.files_twice(modules, allowed)) == ["lamp.py"]
-        (tmp_path / "shop" / "desk").mkdir()
-        (tmp_path / "shop" / "desk" / "errors.py").write_text("")
-        again = measures.read_tree(tmp_path / "shop")
-        assert list(measures.files_twice(again, allowed)) == ["errors.py", "lamp.py"]
-
     def test_an_exception_without_a_reason_is_refused(self, tmp_path: Path) -> None:
         file = tmp_path / "list.toml"
         file.write_text('[[name]]\nname = "main"\nmodules = ["a"]\nreason = " "\n')
