@@ -111,6 +111,10 @@ class Proof:
         """What is so or is not: for bounds that are no number."""
         self._judge(key, condition, words, "", holds=condition)
 
+    def judge(self, key: str, value: Figure, words: str, *, holds: bool) -> None:
+        """A figure whose bound was applied elsewhere: `words` say what it is."""
+        self._judge(key, value, words, "", holds=holds)
+
     def report(self, key: str, value: Figure, note: str = "") -> None:
         """A figure that is held to nothing."""
         self._judge(key, value, REPORTED, note, holds=True)

@@ -9,7 +9,8 @@
     │   ├── InvalidParameterError a sampling parameter breaks its rule
     │   ├── InvalidTextError      a text, message or stop string that no model could read
     │   ├── RequestTooLargeError  it could not finish even alone, or asks for nothing
-    │   └── TemplateError         the model's chat template refused the messages, or is missing
+    │   ├── TemplateError         the model's chat template refused the messages, or is missing
+    │   └── WorkBudgetError       its words cost more processor time than a request, or its tenant, may cause
     ├── EngineDeadError           the engine ended while requests were running
     ├── MessageError              what came from the other process is no message, or says what cannot be
     ├── ReplayError               a file is no trace that could be replayed: another file, damaged, of a later version
@@ -83,6 +84,25 @@ class RequestTooLargeError(RequestError):
 
 class TemplateError(RequestError):
     """The model's chat template refused the messages, did too much work on them, or is missing."""
+
+
+class WorkBudgetError(RequestError):
+    """What a request's words cost (a grammar, a template, tokens) passed the bound of the request or of its tenant."""
+
+    code = "work_budget_exceeded"
+
+    def __init__(self, kind: str, scope: str, spent_s: float, limit_s: float, retry_after_s: int = 0) -> None:
+        way_out = f"try again in {retry_after_s} s" if retry_after_s else "send a simpler one"
+        super().__init__(
+            f"{kind.replace('_', ' ')}: expected at most {limit_s:g} s of processor time ({scope.replace('_', ' ')}), "
+            f"got {spent_s:.3g} s; {way_out}"
+        )
+        self.kind = kind
+        self.scope = scope
+        self.spent_s = spent_s
+        self.limit_s = limit_s
+        self.retry_after_s = retry_after_s
+        """Above 0 only where the tenant's bound was passed: then the same request may be served later."""
 
 
 class EngineDeadError(QuireError):
