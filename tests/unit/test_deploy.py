@@ -88,6 +88,17 @@ def test_the_unit_gives_requests_time_to_finish() -> None:
     assert "quire serve" in service["ExecStart"]
 
 
+def test_the_unit_and_every_container_of_ours_state_memory_and_processors() -> None:
+    unit = (DEPLOY / "quire.service").read_text().splitlines()
+    assert {"MemoryMax", "CPUQuota"} <= {line.partition("=")[0] for line in unit}
+    (compose,) = documents(DEPLOY / "compose.yaml")
+    assert {"mem_limit", "cpus"} <= set(compose["services"]["quire"])
+    manifests = "\n".join(one.read_text() for one in DEPLOY.glob("kubernetes/*.yaml"))
+    limits = re.findall(r"^ +limits: (.*)", manifests, re.MULTILINE)
+    assert len(limits) == 5
+    assert all("cpu:" in one and "memory:" in one for one in limits)
+
+
 def test_the_unit_keeps_what_it_fetches_where_it_may_write() -> None:
     lines = (DEPLOY / "quire.service").read_text().splitlines()
     words = [word for line in lines if line.startswith("Environment=") for word in line.split("=", 1)[1].split()]

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from quire import __version__
 from quire.config import Settings
+from quire.config.machine import free_bytes, read_limits, usable_cpus
 from quire.errors import QuireError
 
 T = TypeVar("T")
@@ -40,14 +41,14 @@ class MachineFacts:
     num_usable_cpus: int
     """That this process may run on."""
     cpu_quota: float | None
-    """How many a container may keep busy; None: all."""
+    """How many a container or a service may keep busy; None: all."""
     governor: str | None
     load: float
     """Programs that wanted to run, over the last minute."""
     memory_bytes: int
     free_bytes: int
     container_bytes: int | None
-    """How much a container may hold; None: all there is."""
+    """How much a container or a service may hold; None: all there is."""
     swapped_bytes: int
     huge_pages: str | None
     """always, madvise or never."""
@@ -75,8 +76,7 @@ def read_facts(settings: Settings) -> MachineFacts:
     from quire.backends.kernels.bandwidth import bandwidth_bytes_per_s
     from quire.backends.kernels.extension import available, openmp_runtimes
 
-    memory = dict(_meminfo())
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    memory, limits = dict(_meminfo()), read_limits()
     hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return MachineFacts(
         version=__version__,
@@ -85,13 +85,13 @@ def read_facts(settings: Settings) -> MachineFacts:
         processor=_cpu_line("model name") or platform.machine(),
         abilities=frozenset((_cpu_line("flags") or _cpu_line("Features")).split()).intersection(ABILITIES),
         num_cpus=os.cpu_count() or 1,
-        num_usable_cpus=len(usable),
-        cpu_quota=_cpu_quota(),
+        num_usable_cpus=len(usable_cpus()),
+        cpu_quota=limits.cpus,
         governor=_word("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         load=os.getloadavg()[0],
         memory_bytes=memory.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-        free_bytes=memory.get("MemAvailable", 0),
-        container_bytes=_number("/sys/fs/cgroup/memory.max"),
+        free_bytes=free_bytes(),
+        container_bytes=limits.memory_bytes,
         swapped_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
         huge_pages=_chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
         max_open_files=None if hard_limit == resource.RLIM_INFINITY else hard_limit,
@@ -131,10 +131,6 @@ def _word(path: str) -> str | None:
     return None if found is None else found.strip()
 
 
-def _number(path: str) -> int | None:
-    return _or_none(lambda: int(Path(path).read_text()), OSError, ValueError)
-
-
 def _or_none(read: Callable[[], T], *failures: type[Exception]) -> T | None:
     try:
         return read()
@@ -151,12 +147,6 @@ def _chosen(path: str) -> str | None:
 def _cpu_line(name: str) -> str:
     lines = (_text("/proc/cpuinfo") or "").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
-
-
-def _cpu_quota() -> float | None:
-    """`max 100000` is none; `150000 100000` is one and a half."""
-    parts = (_word("/sys/fs/cgroup/cpu.max") or "").split()
-    return int(parts[0]) / int(parts[1]) if len(parts) == 2 and parts[0].isdigit() else None
 
 
 def _cache_free_bytes() -> int | None:

@@ -97,15 +97,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "container-memory", False,
         lambda facts: facts.container_bytes is not None and facts.container_bytes < facts.memory_bytes,
-        lambda facts: f"the container may hold {_gib(facts.container_bytes or 0)} of {_gib(facts.memory_bytes)}",
-        lambda _: "give the container more memory if models do not fit",
+        lambda facts: f"this process may hold {_gib(facts.container_bytes or 0)} of {_gib(facts.memory_bytes)}",
+        lambda _: "give the container more memory, or the service (MemoryMax=), if models do not fit",
     ),
     Rule(
         "container-cpus", False,
         lambda facts: facts.cpu_quota is not None and facts.cpu_quota < facts.num_usable_cpus,
-        lambda facts: f"the container may keep {facts.cpu_quota or 0:.1f} of {facts.num_usable_cpus} processors busy: "
-        "threads will be stopped in the middle of a step",
-        lambda facts: f"raise the quota, or say --threads {max(1, int(facts.cpu_quota or 1))}",
+        lambda facts: f"this process may keep {facts.cpu_quota or 0:.1f} of {facts.num_usable_cpus} processors busy: "
+        "more threads than that are stopped in the middle of a step",
+        lambda _: "raise the container's quota, or the service's (CPUQuota=), if answers are slow",
     ),
     Rule(
         "fewer-cpus", False,

@@ -1,44 +1,160 @@
-"""How much memory this machine has to give, for settings that are a share of it. Reads the system, nothing of quire."""
+"""What this process may take of memory and processors, by the machine and by its cgroups. Reads the system, nothing of
+quire.
 
+A container, a systemd unit and a Kubernetes pod are bounded by a cgroup or by one above it, of version 1, version 2 or
+some of both. Which one is ours stands in /proc/self/cgroup, where its files are in /proc/self/mountinfo. The names of
+the files are those of their version, so each is looked for in each folder and there is no question which version it is.
+"""
+
+import math
 import os
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-UNBOUNDED_BYTES = 1 << 62
+UNBOUNDED_BYTES = 1 << 60
+"""From here on a number means that there is no limit: version 1 has no word for that."""
 SHARE_FOR_MODELS = 0.5
+ROOT = Path("/")
+MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+"""Swap is not counted: what a model has there is read again in every step."""
+MEMORY_USED = ("memory.current", "memory.usage_in_bytes")
+FILE_PAGES = (("total_inactive_file", "total_active_file"), ("inactive_file", "active_file"))
+"""Of files that were read, as `MemAvailable` counts them; the totals of version 1 are with the groups below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The least that the process's own cgroup and all above it leave; None: no limit."""
+
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    """Of memory: what may still be taken. What files left in memory gives way and counts as free."""
+    cpus: float | None = None
+    """Processors that may be kept busy, parts of one included."""
+
+
+def read_limits(root: Path = ROOT) -> Limits:
+    """As they are at this moment. `root` is where /proc and the mounted cgroups are found."""
+    folders = list(_folders(root))
+    bounded = [(folder, limit) for folder in folders if (limit := _memory_limit(folder)) is not None]
+    return Limits(
+        min((limit for _, limit in bounded), default=None),
+        min((max(0, limit - _used_bytes(folder)) for folder, limit in bounded), default=None),
+        min((quota for folder in folders if (quota := _cpu_quota(folder)) is not None), default=None),
+    )
 
 
 def share_of_memory_bytes(share: float) -> int:
     """What the process holds now and this share of what is free: the same rule as when no memory is set."""
-    return _resident_bytes() + int(_free_bytes() * share)
+    return min(_resident_bytes() + int(free_bytes() * share), memory_limit_bytes())
 
 
 def memory_for_models_bytes() -> int:
     """What a model may need so that it fits this machine: half of its memory, whatever is in use at the moment."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):  # no such file, or no limit
-        limit = UNBOUNDED_BYTES
-    return int(min(total, limit) * SHARE_FOR_MODELS)
+    return int(memory_limit_bytes() * SHARE_FOR_MODELS)
 
 
-def _free_bytes() -> int:
-    """What could be taken without swapping, within the limits of a container."""
+def memory_limit_bytes() -> int:
+    """All that this process could ever hold."""
+    total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), read_limits().memory_bytes
+    return total if limit is None else min(total, limit)
+
+
+def free_bytes() -> int:
+    """What could be taken without swapping."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return max(0, min(free, _free_in_container_bytes()))
+    left = read_limits().free_bytes
+    return free if left is None else min(free, left)
 
 
-def _free_in_container_bytes() -> int:
-    folder = Path("/sys/fs/cgroup")
+def usable_cpus() -> frozenset[int]:
+    """The processors that this process may run on."""
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def most_threads(wanted: int) -> int:
+    """As many, but no more than the quota rounded up: those beyond it are stopped in the middle of a step."""
+    quota = read_limits().cpus
+    return wanted if quota is None else max(1, min(wanted, math.ceil(quota)))
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """The process's own group and all above it, in each hierarchy that is mounted."""
+    own = _own_groups(root)
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        place, kind = before.split(), after.split()
+        if len(place) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        controllers = kind[2].split(",") if kind[0] == "cgroup" else [""]
+        group = next((own[name] for name in controllers if name in own), None)
+        if group is not None:
+            top, below = root / place[4].lstrip("/"), _below(group, place[3])
+            yield from (top / one for one in (below, *below.parents))
+
+
+def _own_groups(root: Path) -> Mapping[str, str]:
+    """By controller; under no name that of version 2."""
+    fields = (line.split(":", 2) for line in _lines(root / "proc/self/cgroup"))
+    return {name: parts[2] for parts in fields if len(parts) == 3 for name in parts[1].split(",")}
+
+
+def _below(group: str, mounted: str) -> PurePosixPath:
+    """A group's place under a mount of that group. In a container the mount may be of the own group, or of one that has
+    no place in the names we see (`/..`): then it is the nearest there is."""
+    path = PurePosixPath(group)
+    if ".." in path.parts or not path.is_relative_to(mounted):
+        return PurePosixPath()
+    return path.relative_to(mounted)
+
+
+def _memory_limit(folder: Path) -> int | None:
+    """The least of what this folder has, and of what version 1 knows about groups that we cannot see."""
+    found = [*(_number(folder / name) for name in MEMORY_LIMITS), _fields(folder).get("hierarchical_memory_limit")]
+    return min((one for one in found if one is not None and one < UNBOUNDED_BYTES), default=None)
+
+
+def _used_bytes(folder: Path) -> int:
+    used = next((found for name in MEMORY_USED if (found := _number(folder / name)) is not None), 0)
+    fields = _fields(folder)
+    names = next((both for both in FILE_PAGES if both[0] in fields), ())
+    return max(0, used - sum(fields.get(name, 0) for name in names))
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """`max 100000` and -1 are none; `150000 100000` is one and a half."""
+    words = " ".join(_lines(folder / "cpu.max")).split()
+    quota, period = (
+        (int(words[0]), int(words[1]))
+        if len(words) == 2 and all(word.isdecimal() for word in words)
+        else (_number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us"))
+    )
+    return quota / period if quota is not None and period is not None and quota > 0 and period > 0 else None
+
+
+def _fields(folder: Path) -> Mapping[str, int]:
+    words = (line.split() for line in _lines(folder / "memory.stat"))
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _number(file: Path) -> int | None:
+    """None where there is no such file, or `max` in it."""
     try:
-        limit = int((folder / "memory.max").read_text())
-        return limit - int((folder / "memory.current").read_text())
-    except (OSError, ValueError):  # no such files, or no limit
-        return UNBOUNDED_BYTES
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except (OSError, ValueError):
+        return []
 
 
 def _resident_bytes() -> int:

@@ -170,7 +170,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         Group.MODEL, "threads", whole_number(1, 4096), _MODEL.num_threads,
-        "Threads that compute.", "4", "one per physical core", field="num_threads", is_common=True,
+        "Threads that compute.", "4", "one per physical core, at most the CPU quota", field="num_threads",
+        is_common=True,
     ),
     Setting(
         Group.SCHEDULING, "head_start_high_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_high_s,

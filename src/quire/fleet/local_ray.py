@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from urllib.parse import urlsplit
 
 from quire.config.home import expanded
-from quire.config.machine import SHARE_FOR_MODELS, memory_for_models_bytes
+from quire.config.machine import memory_limit_bytes
 from quire.errors import ConfigError
 from quire.fleet.serve_rest import AUTH_MODE, RayUnreachableError, ServeRest, made_token
 
@@ -96,7 +96,7 @@ def ray_command(address: str, gcs: str) -> list[str]:
         "--include-dashboard=true",
         f"--dashboard-host={LOOPBACK}",
         f"--dashboard-port={dashboard.port or 8265}",
-        f"--memory={int(memory_for_models_bytes() / SHARE_FOR_MODELS)}",  # all of it: members say what they need
+        f"--memory={memory_limit_bytes()}",  # all of it: members say what they need
         f"--object-store-memory={OBJECT_STORE_BYTES}",
     ]
 

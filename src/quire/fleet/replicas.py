@@ -22,7 +22,7 @@ from types import TracebackType
 
 import msgspec
 
-from quire.backends.kernels.threads import physical_cores
+from quire.backends.kernels.threads import default_threads
 from quire.checkpoints import resolve
 from quire.client.served import plan_worker
 from quire.config import ModelSettings, ServingSettings
@@ -65,7 +65,7 @@ def settings_of_replica(settings: ModelSettings, num_replicas: int) -> ModelSett
     if num_replicas < 1:
         raise ConfigError(f"replicas must be at least 1, {num_replicas} given")
     memory_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
-    num_threads = settings.num_threads or physical_cores()
+    num_threads = settings.num_threads or default_threads()
     return replace(settings, memory_bytes=memory_bytes // num_replicas, num_threads=max(1, num_threads // num_replicas))
 
 

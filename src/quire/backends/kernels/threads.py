@@ -1,9 +1,10 @@
-"""How many threads compute. One per physical core: two on one core only wait for each other."""
+"""How many threads compute. One per physical core, where two only wait for each other; no more than a CPU quota has."""
 
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from quire.config.machine import most_threads, usable_cpus
 
 
 @dataclass(slots=True)
@@ -16,25 +17,25 @@ _CHOSEN = _Chosen()
 
 
 def use_threads(count: int | None) -> int:
-    """Set the thread count of this process, None: one per physical core; returns it."""
-    _CHOSEN.count = count or physical_cores()
+    """Set the thread count of this process, None: the default; returns it."""
+    _CHOSEN.count = count or default_threads()
     return _CHOSEN.count
 
 
 def num_threads() -> int:
-    """As many as were chosen; one per physical core until then."""
-    return _CHOSEN.count or _default()
+    """As many as were chosen; the default until then."""
+    return _CHOSEN.count or default_threads()
 
 
 @cache
-def _default() -> int:
-    return physical_cores()
+def default_threads() -> int:
+    """One per physical core, at most what a container's or a service's CPU quota is, rounded up."""
+    return most_threads(physical_cores())
 
 
 def physical_cores() -> int:
     """Cores this process may run on, hyper-threads counted once."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = {_siblings(cpu) for cpu in usable}
+    siblings = {_siblings(cpu) for cpu in usable_cpus()}
     return max(1, len(siblings))
 
 
