@@ -12,7 +12,7 @@ from quire.core.events import RequestEvent
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
 from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
-from quire.core.scheduler import Scheduler
+from quire.core.scheduler import Holds, Scheduler, held_by_nothing
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.sim.deliveries import Deliveries
@@ -48,6 +48,7 @@ class Server:
         self.now_s = 0.0
         self.log: list[RequestEvent] = []
         self.plans: list[StepPlan] = []
+        self.holds: Holds = held_by_nothing
         self._next_name = 0
 
     def ask(
@@ -100,7 +101,7 @@ class Server:
 
     def plan(self) -> StepPlan:
         self.ledger.planned_s = self.now_s
-        plan = self.scheduler.plan(self.now_s)
+        plan = self.scheduler.plan(self.now_s, self.holds)
         if plan.items:
             self.plans.append(plan)
         else:

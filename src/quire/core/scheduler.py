@@ -11,6 +11,7 @@ most urgent sequence always gets on, and ends. Who needs a block that another wr
 matches it at the next plan: N equal cold prompts are computed once. What a step has left may go to drafts (`drafts`).
 """
 
+from collections.abc import Callable
 from heapq import heappush
 
 from quire.core import rows
@@ -29,6 +30,14 @@ from quire.core.scheduler_config import Live, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, StepPlan, StepResult, WorkItem
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
+
+Holds = Callable[[Sequence], bool]
+"""Whether a running sequence must be left out of the plan that is being made."""
+
+
+def held_by_nothing(_sequence: Sequence) -> bool:
+    """No work beside the step keeps it back."""
+    return False
 
 
 class Scheduler:
@@ -136,22 +145,26 @@ class Scheduler:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def plan(self, now_s: float) -> StepPlan:
-        """What the next step computes. A plan with items is in flight until `apply`; an empty one is not."""
+    def plan(self, now_s: float, holds: Holds = held_by_nothing) -> StepPlan:
+        """What the next step computes. A plan with items is in flight until `apply`; an empty one is not. Running
+        sequences that `holds` names are left out: what they need beside the step is not there yet."""
         if self.in_flight is not None:
             raise InvariantError(f"plan: step {self.in_flight.step} has not returned")
         self._now_s = now_s
         self.memory.advance(now_s)
         self._end_late()
         self._admit()
+        held = tuple(one.sequence_id for one in self.running if holds(one))
 
         items, copies, planned = list[WorkItem](), list[BlockCopy](), list[Sequence]()
         # First those who decode, with what little they know; what is left goes in chunks, to the most urgent first.
-        decoding = within_budget([one.num_decoding for one in self.running], self.config.max_step_tokens)
+        wanted = [0 if one.sequence_id in held else one.num_decoding for one in self.running]
+        decoding = within_budget(wanted, self.config.max_step_tokens)
         budget = self.config.max_step_tokens - sum(decoding)
         room = draft_room(self.propose, self.placement, self.memory, self.config)
         for sequence, num_decoding in zip(list(self.running), decoding, strict=True):
-            num_tokens = self._num_tokens_for(sequence, budget, num_decoding)
+            is_held = sequence.sequence_id in held
+            num_tokens = 0 if is_held else self._num_tokens_for(sequence, budget, num_decoding)
             if num_tokens == 0:
                 continue
             drafts = () if room is None else room.take(sequence, num_tokens)
@@ -163,7 +176,7 @@ class Scheduler:
             planned.append(sequence)
 
         slot_copies, keeps = self.memory.slots.take_moves() if items else ((), ())
-        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), slot_copies, keeps)
+        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), slot_copies, keeps, held)
         if items:
             self.stats.num_steps += 1
             self.in_flight, self.planned = plan, planned
@@ -293,6 +306,8 @@ class Scheduler:
     # -- what came of it -----------------------------------------------------------------------------------------------
 
     def _apply_row(self, sequence: Sequence, item: WorkItem, row: RowResult) -> None:
+        if row.work_tokens:
+            self.queue.charge(sequence.request.tenant, row.work_tokens, 0)
         if row.error is not None:
             self.memory.commit(table_of(sequence), 0)
             self._finish(sequence, FinishReason.ERROR, row.error)

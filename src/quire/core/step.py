@@ -118,6 +118,8 @@ class StepPlan(NamedTuple):
     first token."""
     keeps: tuple[SlotCopy, ...] = ()
     """To make when all items are done, from running slots to others that no item has."""
+    held: tuple[int, ...] = ()
+    """Running sequences that were left out because of work beside the step, as a mask that is still being made."""
 
 
 Masks = Mapping[int, Sequence[bytes]]
@@ -159,6 +161,8 @@ class RowResult(NamedTuple):
     """Why this row failed. Others are not touched by it, and what it wrote is never named."""
     forced: tuple[int, ...] = ()
     """Tokens that follow those chosen because nothing else may: known without having been sampled, and not yet fed."""
+    work_tokens: int = 0
+    """What work beside the step costs this row's tenant, in computed prompt tokens (`work_budget`)."""
 
 
 class StepResult(NamedTuple):

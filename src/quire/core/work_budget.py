@@ -120,8 +120,9 @@ class WorkBudget:
         self,
         limits: Mapping[WorkKind, WorkLimit] = LIMITS,
         tenant_rate: float = TENANT_RATE,
-        tenant_burst_s: float = TENANT_BURST_S,
+        tenant_burst_s: float | None = TENANT_BURST_S,
     ) -> None:
+        """Without a burst no tenant is cut: whoever does the work lets tenants take turns instead."""
         self._limits = limits
         self._rate = tenant_rate
         self._burst_s = tenant_burst_s
@@ -132,9 +133,12 @@ class WorkBudget:
         """How long the next piece of work may take: what a timer is set to. 0 if none may begin."""
         limit = self._limits[kind]
         of_request = self._request_limit_s(account, kind, num_units) - account.spent_s.get(kind, 0.0)
+        left_s = max(0.0, min(limit.at_once_s, of_request))
+        if self._burst_s is None:
+            return left_s
         bucket = self._buckets.get(account.tenant)
         of_tenant = self._burst_s - (0.0 if bucket is None else bucket.drained(self._rate, now_s))
-        return max(0.0, min(limit.at_once_s, of_request, of_tenant))
+        return max(0.0, min(left_s, of_tenant))
 
     def spend(
         self, account: WorkAccount, kind: WorkKind, seconds: float, now_s: float, num_units: int = 1
@@ -144,12 +148,13 @@ class WorkBudget:
         spent_s = account.spent_s[kind] = account.spent_s.get(kind, 0.0) + seconds
         request_s = self._request_limit_s(account, kind, num_units)
         account.num_units[kind] = account.num_units.get(kind, 0) + num_units
-        level_s, retry_after_s = self._fill(account.tenant, seconds, now_s)
+        level_s = self._fill(account.tenant, seconds, now_s)
         if seconds > limit.at_once_s:
             cut = WorkCut(kind, WorkScope.AT_ONCE, seconds, limit.at_once_s)
         elif spent_s > request_s:
             cut = WorkCut(kind, WorkScope.REQUEST, spent_s, request_s)
-        elif level_s > self._burst_s:
+        elif self._burst_s is not None and level_s > self._burst_s:
+            retry_after_s = max(1, ceil((level_s - self._burst_s) / self._rate))
             cut = WorkCut(kind, WorkScope.TENANT, level_s, self._burst_s, retry_after_s)
         else:
             return None
@@ -164,7 +169,7 @@ class WorkBudget:
         limit = self._limits[kind]
         return limit.request_s + limit.per_unit_s * (account.num_units.get(kind, 0) + num_units)
 
-    def _fill(self, tenant: str, seconds: float, now_s: float) -> tuple[float, int]:
+    def _fill(self, tenant: str, seconds: float, now_s: float) -> float:
         bucket = self._buckets.get(tenant)
         if bucket is None:
             if len(self._buckets) >= MAX_TENANTS:
@@ -174,7 +179,7 @@ class WorkBudget:
         bucket.level_s = bucket.drained(self._rate, now_s) + seconds
         bucket.at_s = max(bucket.at_s, now_s)
         bucket.total_s += seconds
-        return bucket.level_s, max(1, ceil((bucket.level_s - self._burst_s) / self._rate))
+        return bucket.level_s
 
 
 def service_tokens(seconds: float) -> int:

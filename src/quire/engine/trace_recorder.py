@@ -180,6 +180,7 @@ class TraceRecorder:
                 copies=plan.copies,
                 slot_copies=plan.slot_copies,
                 keeps=plan.keeps,
+                held=plan.held,
             )
         )
 
@@ -191,10 +192,10 @@ class TraceRecorder:
     def _outcome(self, row: RowResult | None) -> tuple[int, ...] | TracedOutcome | None:
         if row is None:
             return None
-        if row.error is None and not row.forced and not row.scores:
+        if row.error is None and not row.forced and not row.scores and not row.work_tokens:
             return tuple(self._names(row.token_ids))
         tokens, forced = tuple(self._names(row.token_ids)), tuple(self._names(row.forced))
-        return TracedOutcome(tokens, forced, len(row.scores), self._error(row.error))
+        return TracedOutcome(tokens, forced, len(row.scores), self._error(row.error), row.work_tokens)
 
     def _error(self, error: str | None) -> str | None:
         """A message may quote tokens, or a grammar, which is text."""

@@ -150,6 +150,8 @@ class Planned(TraceRecord, frozen=True, kw_only=True, tag="plan"):
     copies: tuple[tuple[Count, Count], ...] = ()
     slot_copies: tuple[tuple[Count, Count], ...] = ()
     keeps: tuple[tuple[Count, Count], ...] = ()
+    held: tuple[Count, ...] = ()
+    """Sequences that ran and were left out: what they needed beside the step was not there yet."""
 
 
 class TracedOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -159,6 +161,8 @@ class TracedOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     forced: tuple[TokenName, ...] = ()
     num_scores: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
     error: str | None = None
+    work_tokens: Count = 0
+    """What was charged beside the tokens: a replay has no clock of its own."""
 
 
 class Returned(TraceRecord, frozen=True, kw_only=True, tag="result"):

@@ -158,7 +158,7 @@ class SessionReplay:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _compare_plan(self, number: int, record: Planned) -> None:
-        plan = self.scheduler.plan(record.at_s)
+        plan = self.scheduler.plan(record.at_s, lambda one: one.sequence_id in record.held)
         drafts = {item.sequence_id: item.drafts for item in plan.items if item.num_drafts}
         rows = self._now.of(plan, drafts)
         tables = self._then.follow(record.rows)
@@ -169,6 +169,7 @@ class SessionReplay:
             copies=plan.copies,
             slot_copies=plan.slot_copies,
             keeps=plan.keeps,
+            held=plan.held,
         )
         if planned != record:
             found = row_differences(record.rows, rows, tables, self._now.blocks, self._names())
@@ -212,7 +213,7 @@ class SessionReplay:
         self._difference = PlanDifference(line, step, kind, recorded, now, rows)
 
 
-MOVES = ("step", "copies", "slot_copies", "keeps")
+MOVES = ("step", "copies", "slot_copies", "keeps", "held")
 """Of a plan, beside its rows."""
 
 
@@ -268,7 +269,9 @@ def row_differences(
 def _row_of(outcome: tuple[int, ...] | TracedOutcome) -> RowResult:
     if isinstance(outcome, TracedOutcome):
         scores = (A_SCORE,) * outcome.num_scores
-        return RowResult(outcome.tokens, (), scores, error=outcome.error, forced=outcome.forced)
+        return RowResult(
+            outcome.tokens, (), scores, error=outcome.error, forced=outcome.forced, work_tokens=outcome.work_tokens
+        )
     return RowResult(outcome)
 
 

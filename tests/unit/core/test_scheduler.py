@@ -8,6 +8,7 @@ from quire.core.events import Admitted, Finished, FirstToken, Preempted, PromptL
 from quire.core.policy import PROTECTED_AFTER
 from quire.core.request import FinishReason, PriorityClass, Request, ResolvedSampling, Sequence
 from quire.core.rows import work_item
+from quire.core.scheduler import held_by_nothing
 from quire.core.step import RowResult, StepResult
 from quire.core.waiting_queue import QueueConfig
 from quire.errors import (
@@ -1028,3 +1029,38 @@ class TestChecks:
         server.scheduler.queue.tenants["default"].num_live = 9
         with pytest.raises(InvariantError, match=r"\(9, 1\) live and waiting counted, \(1, 1\) found"):
             invariants.check_scheduler(server.scheduler)
+
+
+class TestWorkBesideTheStep:
+    def test_a_sequence_that_is_held_is_left_out_and_gets_what_it_gets_alone(self) -> None:
+        server = Server()
+        server.ask([1, 2, 3], 5)
+        server.ask([4, 5, 6], 5)
+        server.step()
+        slow = server.scheduler.running[0].sequence_id
+        server.holds = lambda one: one.sequence_id == slow
+        plan = server.plan()
+        assert plan.held == (slow,)
+        assert [item.sequence_id for item in plan.items] == [one for one in (1, 2) if one != slow]
+        server.finish(plan)
+        server.holds = held_by_nothing
+        server.run()
+
+    def test_all_that_run_may_be_held_and_go_on_later(self) -> None:
+        server = Server()
+        server.ask([1, 2, 3], 3)
+        server.step()
+        server.holds = lambda _one: True
+        plan = server.plan()
+        assert (plan.items, len(plan.held)) == ((), 1)
+        server.holds = held_by_nothing
+        server.run()
+
+    def test_what_work_costs_is_charged_to_the_tenant_of_its_row(self) -> None:
+        server = Server()
+        server.ask([1, 2, 3], 1)
+        plan = server.scheduler.plan(server.now_s)
+        (item,) = plan.items
+        tenant = server.scheduler.running[0].request.tenant
+        server.scheduler.apply(StepResult(plan.step, {item.sequence_id: RowResult(error="no", work_tokens=70)}), 0.0)
+        assert server.scheduler.queue.tenants[tenant].service == 70

@@ -83,3 +83,11 @@ def test_a_bucket_never_holds_more_than_was_put_in_nor_less_than_nothing(
         assert 0.0 <= one.left_s(WorkAccount(tenant), MASK, now_s) <= 1.0
         if cut is not None and cut.scope is WorkScope.TENANT:
             assert 2.0 < cut.spent_s <= spent[tenant] + 1e-9
+
+
+def test_without_a_burst_no_tenant_is_cut_and_all_is_counted() -> None:
+    budget = WorkBudget(LIMITS, 1.0, None)
+    for _ in range(100):
+        assert budget.spend(WorkAccount("t"), MASK, 0.1, 0.0) is None
+    assert budget.left_s(WorkAccount("t"), MASK, 0.0) > 0
+    assert round(budget.charged_s()["t"]) == 10
