@@ -57,7 +57,12 @@ def traced_engine(path: Path, random: Random, *, own_tokens: bool = False, kept:
     slots = 0 if kept is None else running + 1 + kept
     capacity = Capacity(random.choice((8, 14, 40)), 2, 40, 16, VOCABULARY, 16, slots)
     config = SchedulerConfig(
-        16, running, 40, queue=QueueConfig(6, 3.0, 1.0, 0.0), step_cost=random.choice((None, CHEAP))
+        16,
+        running,
+        40,
+        queue=QueueConfig(6, 3.0, 1.0, 0.0),
+        step_cost=random.choice((None, CHEAP)),
+        step_limit_s=random.choice((0.0, 0.05, 0.3)),
     )
     engine = Engine(SpoiltRunner(capacity, random), config, ModelIdentity("oracle", "slots"), KEY)
     if not path.exists():
@@ -93,7 +98,7 @@ class RandomLife:
         self.engine.step(self._clock)
 
     def _clock(self) -> float:
-        self.now_s += 0.1
+        self.now_s += self.random.choice((0.01, 0.1, 0.1, 0.7))
         return self.now_s
 
     def submit(self) -> None:

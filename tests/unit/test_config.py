@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "block_size": ((8, 8), ("16", 16), (32, 32)),
     "max_model_len": ((100, 100), ("8192", 8192), (2, 2)),
     "max_step_tokens": ((128, 128), ("512", 512), (256, 256)),
+    "step_ms": ((0, 0), ("250", 250), (1000, 1000)),
     "max_running": ((1, 1), ("32", 32), (64, 64)),
     "dtype": (("auto", "auto"), ("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")),
     "arithmetic": (("auto", "auto"), ("float", "float"), ("auto", "auto")),

@@ -66,7 +66,6 @@ def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int
     """The trace on members of this size."""
     from quire.cli.sim_trace import opened_trace, parsed_shares
     from quire.engine.step_profile import StepProfile
-    from quire.sim.member import MemberSize
     from quire.sim.objectives import LatencyObjective
     from quire.sim.planning import PlanSetup
     from quire.workload.trace_requests import TraceRules, trace_requests
@@ -79,7 +78,7 @@ def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int
         lambda: trace_requests(trace, rules),
         objective,
         profile,
-        MemberSize(flags.pool, flags.block_size, flags.step_tokens, flags.running),
+        flags.member_size(),
         flags.policy,
         flags.gateways,
         report_age_s=flags.report_age_s,
@@ -113,6 +112,7 @@ def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: b
         ("gateways", f"{setup.num_gateways}"),
         ("tokens of a block", f"{size.block_size:,}"),
         ("tokens a step may feed", f"{size.max_step_tokens:,}"),
+        ("milliseconds a step may last", f"{size.step_limit_s * 1000:,.0f}" if size.step_limit_s else "any"),
         ("sequences that may run at once", f"{size.max_running:,}"),
         ("simulations", f"{planner.num_runs:,}"),
         ("seed", f"{setup.seed}"),

@@ -63,12 +63,11 @@ def _fleet(flags: "TraceFlags", seed: int) -> "FleetConfig":
     from quire.engine.step_profile import StepProfile
     from quire.sim.fleet_faults import FleetFaults
     from quire.sim.fleet_sim import FleetConfig
-    from quire.sim.member import MemberSize
     from quire.sim.policies import make_policy
 
     flags.check_policy()
     return FleetConfig(
-        MemberSize(flags.pool, flags.block_size, flags.step_tokens, flags.running),
+        flags.member_size(),
         StepProfile.parse(flags.profile),
         make_policy(flags.policy, flags.block_size),
         flags.members,

@@ -4,11 +4,14 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.sim.member import MemberSize
 
 REPORT_AGE_S = 0.25
 """Of load reports, where several gateways need them."""
@@ -27,6 +30,7 @@ class FleetFlags:
     pool: int = _flag(3000, "KV blocks of a member.", min=2)
     block_size: int = _flag(512, "tokens of a block.", min=1)
     step_tokens: int = _flag(8192, "tokens a step may feed.", min=1)
+    step_ms: int = _flag(0, "milliseconds a step that reads prompts may last; 0: as long as step-tokens take.", min=0)
     running: int = _flag(256, "sequences that may run at once.", min=1)
     speedup: float = _flag(1.0, "how many times as fast it comes.", min=1e-6)
     share: float = _flag(1.0, "share of its conversations.", min=0.0, max=1.0)
@@ -46,6 +50,13 @@ class FleetFlags:
         if self.report_age is not None:
             return self.report_age
         return 0.0 if self.gateways == 1 else REPORT_AGE_S
+
+    def member_size(self) -> "MemberSize":
+        """Of each member."""
+        from quire.sim.member import MemberSize
+
+        sizes = self.pool, self.block_size, self.step_tokens, self.running
+        return MemberSize(*sizes, step_limit_s=self.step_ms / 1000)
 
     def check_policy(self) -> None:
         """Raise ConfigError for a policy that nobody knows."""

@@ -27,6 +27,8 @@ class ModelSettings:
     max_sequence_tokens: int | None = None
     """The longest sequence. None: what the model was made for, or what the pool holds if that is less."""
     max_step_tokens: int = 256
+    step_ms: int = 1000
+    """How long a step may take that reads prompts; 0: as long as `max_step_tokens` take."""
     max_running: int = 64
     dtype: Dtype = "auto"
     """How weights are held. `auto`: as the file has them; torch holds float32."""
@@ -51,12 +53,7 @@ class ModelSettings:
         for name in ("memory_bytes", "max_sequence_tokens", "num_threads"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
-        if self.max_step_tokens < self.max_running + self.block_size:
-            raise ConfigError(
-                f"max_step_tokens must be at least max_running + block_size = {self.max_running + self.block_size}, "
-                f"{self.max_step_tokens} given; raise it, or lower max_running",
-                ("max_step_tokens", "max_running", "block_size"),
-            )
+        self._check_steps()
         if self.backend not in get_args(Backend):
             raise ConfigError(f"backend must be auto, cpu, mlx or torch, {self.backend!r} given", ("backend",))
         if self.dtype not in get_args(Dtype):
@@ -76,6 +73,16 @@ class ModelSettings:
         if self.kv_dtype not in get_args(KVDtype):
             raise ConfigError(
                 f"kv_dtype must be auto, float32, bfloat16, float16 or int8, {self.kv_dtype!r} given", ("kv_dtype",)
+            )
+
+    def _check_steps(self) -> None:
+        if self.step_ms < 0:
+            raise ConfigError(f"expected a step_ms of 0 or more, got {self.step_ms}; 0: no limit", ("step_ms",))
+        if self.max_step_tokens < self.max_running + self.block_size:
+            raise ConfigError(
+                f"max_step_tokens must be at least max_running + block_size = {self.max_running + self.block_size}, "
+                f"{self.max_step_tokens} given; raise it, or lower max_running",
+                ("max_step_tokens", "max_running", "block_size"),
             )
 
     def with_kv_of(self, weight_types: Collection[str]) -> "ModelSettings":

@@ -116,6 +116,13 @@ SETTINGS: tuple[Setting, ...] = (
         "512",
     ),
     Setting(
+        Group.MODEL, "step_ms", whole_number(0, 3_600_000), _MODEL.step_ms,
+        "Milliseconds a step may last: it feeds as many prompt tokens, up to max_step_tokens, as fit by the time that "
+        "steps took before, a block at least. Less makes other answers smoother and long prompts slower. 0: always "
+        "max_step_tokens.",
+        "250",
+    ),
+    Setting(
         Group.MODEL, "max_running", whole_number(1, 1 << 16), _MODEL.max_running,
         "Sequences that run at once.", "32", is_common=True,
     ),

@@ -28,6 +28,7 @@ from quire.core.policy import RequestLimits, check_request, chunk_length, victim
 from quire.core.request import FinishReason, Request, Sequence, SequenceStatus, table_of
 from quire.core.scheduler_config import Live, SchedulerConfig, SchedulerStats
 from quire.core.step import BlockCopy, RowResult, StepPlan, StepResult, WorkItem
+from quire.core.step_size import Fed, StepRoom, StepSizer
 from quire.core.waiting_queue import WaitingQueue
 from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
 
@@ -56,6 +57,7 @@ class Scheduler:
         self.live: dict[str, Live] = {}
         self.in_flight: StepPlan | None = None
         self.stats = SchedulerStats()
+        self.sizer = StepSizer(config.step_limit_s, memory.config.block_size)
         self.propose = propose
         self._ended = ended
         self.planned: list[Sequence] = []
@@ -65,6 +67,8 @@ class Scheduler:
         """Request and index of what ends when the step in flight has returned, in the order it was said."""
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
+        self._has_chunks = False
+        """The plan in flight feeds more than those who decode."""
         self._arrivals = OwnClock()
         self._next_sequence_id = 1
 
@@ -160,18 +164,19 @@ class Scheduler:
         # First those who decode, with what little they know; what is left goes in chunks, to the most urgent first.
         wanted = [0 if one.sequence_id in held else one.num_decoding for one in self.running]
         decoding = within_budget(wanted, self.config.max_step_tokens)
-        budget = self.config.max_step_tokens - sum(decoding)
+        chunks = self._room_for_chunks(decoding)
         room = draft_room(self.propose, self.placement, self.memory, self.config)
         for sequence, num_decoding in zip(list(self.running), decoding, strict=True):
             is_held = sequence.sequence_id in held
-            num_tokens = 0 if is_held else self._num_tokens_for(sequence, budget, num_decoding)
+            num_tokens = 0 if is_held else self._num_tokens_for(sequence, chunks, num_decoding)
             if num_tokens == 0:
                 continue
             drafts = () if room is None else room.take(sequence, num_tokens)
             if not self._reserve(sequence, num_tokens, drafts, copies):
                 continue
             if not num_decoding:
-                budget -= num_tokens
+                chunks.take(table_of(sequence).num_computed, num_tokens)
+                self._has_chunks = True
             items.append(rows.work_item(sequence, num_tokens, drafts, reads_cache=self._reads_cache(sequence)))
             planned.append(sequence)
 
@@ -190,6 +195,8 @@ class Scheduler:
         planned, self.planned, self.in_flight = self.planned, [], None
         if self._events:
             rows.tell_late(self._events, step_s=now_s - self._now_s)
+        if self._has_chunks:
+            self.sizer.learn(Fed.of(plan.items), now_s - self._now_s)
         self._now_s = now_s
         for item, sequence in zip(plan.items, planned, strict=True):
             self._apply_row(sequence, item, result.rows[item.sequence_id])
@@ -255,7 +262,17 @@ class Scheduler:
 
     # -- what it computes ----------------------------------------------------------------------------------------------
 
-    def _num_tokens_for(self, sequence: Sequence, budget: int, num_decoding: int) -> int:
+    def _room_for_chunks(self, decoding: list[int]) -> StepRoom:
+        """Of a step in which these decode; the others of those who run want a chunk."""
+        self._has_chunks = False
+        num_tokens = sum(decoding)
+        fed = Fed(num_tokens, 0.0)
+        if 0 in decoding:
+            pairs = (num * len(one.tokens) for num, one in zip(decoding, self.running, strict=True))
+            fed = Fed(num_tokens, float(sum(pairs)))
+        return self.sizer.room(self.config.max_step_tokens - num_tokens, fed)
+
+    def _num_tokens_for(self, sequence: Sequence, chunks: StepRoom, num_decoding: int) -> int:
         if sequence.table is None:
             return 0  # it yielded to someone more urgent in this very plan
         table, tokens, block_size = sequence.table, sequence.tokens, self.memory.config.block_size
@@ -264,6 +281,7 @@ class Scheduler:
             self._match(sequence)
             if self.memory.states is not None:
                 self.placement.fork_if_due(sequence)  # siblings take the state that is there now, not a later one
+            budget = chunks.num_tokens(table.num_computed)
             num_tokens = chunk_length(table.num_computed, len(tokens), budget, block_size, sequence.fork_point)
             is_waiting = sequence.num_uncomputed > 1 and self._reads_cache(sequence)
             if is_waiting and self.memory.is_computing(table, tokens):

@@ -26,6 +26,8 @@ class SchedulerConfig:
     queue: QueueConfig = field(default_factory=QueueConfig)
     step_cost: StepCost | None = None
     """By which it is decided what guesses pay. None: all that there is room for."""
+    step_limit_s: float = 0.0
+    """How long a step may take that feeds prompts, a block of them aside; 0: as long as its tokens take."""
 
     def check(self, memory: KVMemoryConfig) -> None:
         """Refuse a token budget with which a step could fail to make progress, and too few state slots."""
@@ -40,6 +42,8 @@ class SchedulerConfig:
                 f"there must be state slots for max_running sequences and the next, {self.max_running + 1}; "
                 f"{memory.num_running_slots} of {memory.num_slots} are for those who run; lower max_running"
             )
+        if not 0.0 <= self.step_limit_s < float("inf"):
+            raise ConfigError(f"expected a step_limit_s of 0 or more seconds, got {self.step_limit_s}; 0: no limit")
         if self.max_running < 1 or not 0.0 <= self.watermark < 1.0 or self.max_sequence_tokens < 2:
             raise ConfigError(
                 f"max_running must be at least 1, watermark in [0, 1), max_sequence_tokens at least 2; "

@@ -48,6 +48,7 @@ def open_engine(
         max_sequence_tokens=longest,
         queue=queue,
         step_cost=loaded.step_cost,
+        step_limit_s=settings.step_ms / 1000,
     )
     computed = f"{checkpoint.fingerprint} {settings.dtype} {settings.arithmetic}"
     identity = ModelIdentity(computed, loaded.kv_layout)

@@ -37,6 +37,8 @@ class MemberSize:
     """Times as fast as the profile says."""
     head_starts_s: tuple[float, float, float] = (60.0, 20.0, 0.0)
     """Of the classes high, normal and low."""
+    step_limit_s: float = 0.0
+    """How long a step may take that reads prompts; 0: as long as its tokens take."""
     is_cache_shared: bool = False
     """Whether all tenants are one cache group; else each has its own."""
 
@@ -53,7 +55,8 @@ class Member:
         self._profile = profile
         self.memory = KVMemory(KVMemoryConfig(size.num_blocks, size.block_size), BlockHasher(KEY), emit)
         queue = QueueConfig(size.max_requests, *size.head_starts_s)
-        self.scheduler = Scheduler(SchedulerConfig(size.max_step_tokens, size.max_running, queue=queue), self.memory)
+        config = SchedulerConfig(size.max_step_tokens, size.max_running, queue=queue, step_limit_s=size.step_limit_s)
+        self.scheduler = Scheduler(config, self.memory)
         self.under_way: StepPlan | None = None
         self._expected: dict[str, int] = {}
         """Tokens that are likely to be computed of what has not begun."""

@@ -22,6 +22,8 @@ class ServerSize:
     vocabulary_size: int = 1000
     step_s: float = 0.02
     token_s: float = 0.001
+    step_limit_s: float = 0.0
+    """How long a step may take that reads prompts; 0: as long as its tokens take."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     pin_share: float = 0.25
     """Clients of a simulated server pin prefixes now and then."""
@@ -42,7 +44,7 @@ class ServerSize:
     def scheduler(self) -> SchedulerConfig:
         """Settings of its scheduler."""
         queue = QueueConfig(self.max_requests, tenant_weights=self.tenant_weights)
-        return SchedulerConfig(self.max_step_tokens, self.max_running, queue=queue)
+        return SchedulerConfig(self.max_step_tokens, self.max_running, queue=queue, step_limit_s=self.step_limit_s)
 
     def capacity(self) -> Capacity:
         """What its runner can hold."""
