@@ -8,6 +8,7 @@ import sys
 
 from proofs import (
     findings_access,
+    findings_limits,
     findings_lists,
     findings_promises,
     findings_queue,
@@ -26,6 +27,7 @@ TOPICS = (
     findings_worker,
     findings_promises,
     findings_suite,
+    findings_limits,
     findings_regressions,
 )
 

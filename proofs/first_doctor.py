@@ -45,7 +45,13 @@ def _meminfo(**changed: int) -> str:
 
 
 CPU = "/sys/devices/system/cpu/cpu0"
-CGROUP = "mount -t tmpfs tmpfs /sys/fs/cgroup && printf {text} > /sys/fs/cgroup/{name}"
+CGROUP = (
+    "mount -t tmpfs tmpfs /sys/fs/cgroup && printf {text} > /sys/fs/cgroup/{name} && "
+    "echo 0::/ > {{work}}/own && mount --bind {{work}}/own /proc/$$/cgroup && "
+    "echo '31 22 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw' > {{work}}/mounts && "
+    "mount --bind {{work}}/mounts /proc/$$/mountinfo"
+)
+"""The process stays the same when it becomes the doctor."""
 FAULTS = (
     Fault("keys-readable", "printf '{{}}' > {work}/keys.json && chmod 644 {work}/keys.json",
           (("QUIRE_KEYS_FILE", "{work}/keys.json"),)),
