@@ -34,7 +34,7 @@ struct Recurrent {
     const float* log_decay;  // [head]: below zero
     const float* step_bias;  // [head]
     const float* skip;       // [head], what values add to the output by themselves; or null
-    const float* norm;       // [norm_span]
+    const float* norm;       // [out_size] if gated first, else [norm_span]
     int64_t num_taps, num_channels;
     int64_t num_key_heads, num_heads, key_size, value_size;
     int64_t is_tiled;  // value heads h, h + key heads, .. share key head h; else neighbours do

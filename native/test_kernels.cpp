@@ -391,7 +391,7 @@ struct SomeRecurrent {
         const int64_t out = layer.out_size = is_short ? hidden : heads * layer.value_size;
         const int64_t channels = layer.num_channels = is_short ? hidden : 2 * keys + out;
         layer.is_tiled = pick(0, 1), layer.is_gated_first = is_space;
-        layer.norm_span = is_space ? out : layer.value_size;
+        layer.norm_span = is_space ? out / layer.num_key_heads : layer.value_size;
         if (is_short)
             layer.mixed_at = 2 * channels, layer.rate_at = channels, layer.in_size = 3 * channels;
         else if (is_space)
@@ -405,7 +405,7 @@ struct SomeRecurrent {
         slot_size = layer.state_at + heads * num_state_blocks(layer) * quire::kColumns * layer.key_size;
         const auto some = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
         taps = some(layer.num_taps * channels), tap_bias = some(channels), log_decay = some(heads);
-        step_bias = some(heads), skip = some(heads), norm = some(layer.norm_span);
+        step_bias = some(heads), skip = some(heads), norm = some(is_space ? out : layer.norm_span);
         for (float& one : log_decay) one = -std::abs(one);
         layer.taps = taps.data(), layer.tap_bias = pick(0, 1) ? nullptr : tap_bias.data();
         layer.log_decay = log_decay.data(), layer.step_bias = step_bias.data(), layer.norm = norm.data();

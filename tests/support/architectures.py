@@ -6,12 +6,13 @@ prompt, RoPE scalings. Weights are spread wide enough that greedy tokens are sel
 
 import atexit
 import shutil
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
@@ -226,7 +227,21 @@ def directory(name: str) -> Path:
 def reference(name: str) -> PreTrainedModel:
     """The same model as transformers runs it."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory(name), dtype=torch.float32).eval()
+    for module in model.modules():
+        groups, norm = getattr(module, "n_groups", 1), getattr(module, "norm", None)
+        if groups > 1 and norm is not None and not hasattr(norm, "group_size"):
+            norm.forward = partial(_grouped_norm, norm, groups)
     return model
+
+
+def _grouped_norm(norm: Any, groups: int, rows: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Each group by itself, as Mamba-2's authors and llama.cpp have it; transformers since 5.23, before that all groups
+    at once. Files with more than one group are not published."""
+    gated = (rows.float() * functional.silu(gate.float())).reshape(*rows.shape[:-1], groups, -1)
+    squares = gated.square().mean(-1, keepdim=True)
+    normed = (gated * torch.rsqrt(squares + norm.variance_epsilon)).reshape(rows.shape).to(rows.dtype)
+    weighed: torch.Tensor = norm.weight * normed
+    return weighed
 
 
 def _spread(model: PreTrainedModel) -> None:

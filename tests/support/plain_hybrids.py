@@ -235,8 +235,9 @@ class PlainHybrid:
             change = np.einsum("hk,hv->hkv", keys[at], values[at] * steps[at][:, None])
             state = state * decays[at][:, None, None] + change
             out[at] = np.einsum("hk,hkv->hv", queries[at], state) + values[at] * self._tensors[f"{place}D"][:, None]
-        gated = unit_rms(out.reshape(count, -1) * silu(gates), self._eps) * self._tensors[f"{place}norm.weight"]
-        return self._product(gated, f"{place}out_proj")
+        gated = (out.reshape(count, -1) * silu(gates)).reshape(count, groups, -1)
+        normed = unit_rms(gated, self._eps).reshape(count, -1) * self._tensors[f"{place}norm.weight"]
+        return self._product(normed, f"{place}out_proj")
 
     def _convolution(self, rows: Wide, place: str) -> Wide:
         before, behind, values = np.split(self._product(rows, f"{place}in_proj"), 3, axis=1)

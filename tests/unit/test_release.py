@@ -50,6 +50,16 @@ def test_the_workflow_builds_on_linux_and_on_macs_and_publishes_what_was_checked
     assert ci["check"]["steps"][-1]["run"] == ".ci/run"
 
 
+def test_transformers_is_taken_as_far_as_it_was_proved_and_a_job_tries_the_next() -> None:
+    (wanted,) = (one for one in PROJECT["project"]["optional-dependencies"]["torch"] if one.startswith("transformers"))
+    pinned = re.search(r"^transformers==(\d+)\.(\d+)", (ROOT / ".ci" / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert wanted.endswith(f"<{pinned[1]}.{int(pinned[2]) + 1}")
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "newest.yml").read_text())
+    assert "schedule" in job[True]  # what YAML makes of `on`
+    assert any("--upgrade transformers" in step.get("run", "") for step in job["jobs"]["transformers"]["steps"])
+
+
 def test_no_page_installs_by_a_name_that_is_not_published() -> None:
     """Until there is a release, the name on the index would be somebody else's package."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]

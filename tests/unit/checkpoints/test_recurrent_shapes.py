@@ -77,7 +77,7 @@ def test_sizes_of_a_gated_delta_net() -> None:
 def test_sizes_of_a_state_space() -> None:
     layer = layer_of(SPACE)
     assert layer.kind is RecurrentKind.SPACE
-    assert (layer.num_channels, layer.out_size, layer.norm_span) == (88 + 2 * 2 * 20, 88, 88)
+    assert (layer.num_channels, layer.out_size, layer.norm_span) == (88 + 2 * 2 * 20, 88, 44)
     assert layer.in_size == 88 + 168 + 4
     assert (layer.value_size, layer.state_size) == (22, 4 * 32 * 20)
     assert (layer.has_bias, layer.has_tap_bias) == (False, True)

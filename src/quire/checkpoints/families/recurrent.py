@@ -41,6 +41,7 @@ class RecurrentShape:
     """Of the products."""
     has_tap_bias: bool = False
     norm_span: int = 0
+    """Numbers of a row that have a norm of their own: a value's, or those of the heads that share a key."""
     is_tiled: bool = False
     """Value heads h, h + key heads, ... share key head h; else neighbours do."""
     least_step: float = 0.0
@@ -148,7 +149,7 @@ def _space(config: Mapping[str, Any]) -> RecurrentShape:
         value_size,
         has_bias=flag_of(config, "mamba_proj_bias"),
         has_tap_bias=flag_of(config, "mamba_conv_bias"),
-        norm_span=inner,
+        norm_span=inner // groups,
         least_step=least,
         most_step=most,
     )

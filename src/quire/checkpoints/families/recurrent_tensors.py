@@ -52,15 +52,16 @@ def vectors_of_state(shape: DecoderShape, layer: RecurrentShape, prefix: str) ->
         found[f"{place}{taps}.bias"] = (layer.num_channels,)
     if layer.kind is RecurrentKind.CONVOLUTION:
         return found
-    is_column = is_gguf and layer.kind is RecurrentKind.SPACE
+    is_space = layer.kind is RecurrentKind.SPACE
+    is_column = is_gguf and is_space
     each: Shape = (layer.num_heads, 1) if is_column else (layer.num_heads,)
-    groups = layer.num_key_heads
+    span = layer.norm_span
     found |= {
         f"{place}A_log": each,
         f"{place}dt_bias": (layer.num_heads,),
-        f"{place}norm.weight": (groups, layer.norm_span // groups) if is_column else (layer.norm_span,),
+        f"{place}norm.weight": (layer.out_size // span, span) if is_column else (layer.out_size if is_space else span,),
     }
-    if layer.kind is RecurrentKind.SPACE:
+    if is_space:
         found[f"{place}D"] = each
     return found
 
