@@ -1,4 +1,5 @@
-"""quire: serve language models to many people and agents from one paged KV memory.
+"""quire: serve language models to many people and agents from one paged KV memory. A prefix is computed once for all
+who share a cache group.
 
 The public names live here, few and frozen by a test; everything else may change between versions.
 """

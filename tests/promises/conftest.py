@@ -29,11 +29,13 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Served:
-    """`quire serve` of two tiny models, with the keys of two tenants."""
+    """`quire serve` of two tiny models, with the keys of four tenants."""
 
     server: Server
     alice: str
     bob: str
+    team: tuple[str, str]
+    """Two keys of one cache group."""
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +50,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterat
     other = make_directory(folder / "two", tiny=TINY)
     keys = folder / "keys.json"
     alice, bob = add_key(keys, "alice", max_class="high"), add_key(keys, "bob")
+    team = (add_key(keys, "team-dev", cache_group="team"), add_key(keys, "team-ci", cache_group="team"))
     with running(folder, "quire", "serve", str(tiny_model), str(other), *SIZES, keys=keys) as server:
-        yield Served(server, alice, bob)
+        yield Served(server, alice, bob, team)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,14 @@ def test_a_prompt_cached_whole_leaves_its_last_token_to_compute(served: Served) 
         assert usage["prompt_tokens_details"]["cached_tokens"] == (count - 1) // BLOCK * BLOCK
 
 
+def test_a_prefix_is_computed_once_for_all_of_a_cache_group(served: Served) -> None:
+    """For a key alone, and for keys that the operator has put into one group; for no other key."""
+    for keys, outside in (((served.alice, served.alice), served.bob), (served.team, served.alice)):
+        prompt = tokens(3 * BLOCK + 1)
+        used = [served.server.complete(prompt, key, model="one").json["usage"] for key in (*keys, outside)]
+        assert [one["prompt_tokens_details"]["cached_tokens"] for one in used] == [0, 3 * BLOCK, 0]
+
+
 def test_there_is_no_leak_between_tenants(served: Served) -> None:
     """Neither by time, by counts, by reasons nor by text does one tenant learn what another has sent."""
     prompt = tokens(3 * BLOCK)

@@ -152,6 +152,7 @@ def house(
     send_buffer_bytes: int | None = None,
     is_checked: bool = True,
     make: Callable[[Admission, Gate], Any] = make_asgi,
+    cache_group: str = "",
 ) -> Iterator[House]:
     """A server for as long as the test runs; afterwards nothing is held."""
     opened = models if models is not None else {"oracle": talker()}
@@ -171,7 +172,7 @@ def house(
             here = House(listener.getsockname()[1], admission, shutdown, asyncio.get_running_loop(), opened)
             made.append(here)
             started.set()
-            app = make(admission, Gate(KeyRing(keys_file)))
+            app = make(admission, Gate(KeyRing(keys_file), cache_group=cache_group))
             here.results.append(await serve_app([(make_server(app), listener)], shutdown))
 
     def run() -> None:

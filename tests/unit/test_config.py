@@ -61,6 +61,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
         ("*", "*"),
     ),
     "keys_file": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
+    "cache_group": (("team-a", "team-a"), ("A.1_b", "A.1_b"), ("0", "0")),
     "admin_socket": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "drain_s": ((30, 30.0), ("0", 0.0), (2.5, 2.5)),
     "max_open_requests": ((1, 1), ("4096", 4096), (64, 64)),

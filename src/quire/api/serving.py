@@ -55,11 +55,12 @@ class Prepared:
     park: ModelPark
     limits: AdmissionSettings
     admission: Admission
+    cache_group: str
 
     @property
     def gate(self) -> Gate:
         """Who may come in; what a key allows is divided among the gateways there are."""
-        return Gate(self.ring, lambda: self.models.num_gateways)
+        return Gate(self.ring, lambda: self.models.num_gateways, self.cache_group)
 
 
 def prepare(plan: Plan, opening: OpenClient) -> Prepared:
@@ -84,7 +85,8 @@ def prepare(plan: Plan, opening: OpenClient) -> Prepared:
         stable_prefix,
         store,
     )
-    return Prepared(ring, models, park, limits, Admission(models, Metrics(server_settings.metrics_prefix), limits))
+    admission = Admission(models, Metrics(server_settings.metrics_prefix), limits)
+    return Prepared(ring, models, park, limits, admission, server_settings.cache_group or "")
 
 
 async def run(plan: Plan, say: Say, opening: OpenClient) -> int:

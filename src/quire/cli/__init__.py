@@ -42,7 +42,8 @@ from quire.errors import CheckpointError, QuireError
 
 app = typer.Typer(
     name="quire",
-    help="Serve language models to many people and agents from one paged KV memory.",
+    help="Serve language models to many people and agents from one paged KV memory. A prefix is computed once for all "
+    "who share a cache group.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -108,7 +109,8 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
-    """Serve language models to many people and agents from one paged KV memory."""
+    """Serve language models to many people and agents from one paged KV memory. A prefix is computed once for all who
+    share a cache group."""
 
 
 def _hint(error: QuireError) -> str:

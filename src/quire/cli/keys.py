@@ -7,11 +7,11 @@ import typer
 
 keys_app = typer.Typer(
     name="keys",
-    help="Make, list and revoke API keys. A running server takes notice within a second.",
+    help="Make, list, group and revoke API keys. A running server takes notice within a second.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="\b\nExamples:\n  quire keys add alice\n  quire keys add batch --max-class low --tokens-per-minute 50000"
-    "\n  quire keys add me --admin",
+    "\n  quire keys add me --admin\n  quire keys add team-a-ci --cache-group team-a",
 )
 KeysFile = Annotated[
     Path | None,
@@ -39,6 +39,14 @@ def add(
     admin: Annotated[
         bool, typer.Option("--admin", help="It may also watch the whole server, every tenant: the operator's own key.")
     ] = False,
+    cache_group: Annotated[
+        str,
+        typer.Option(
+            metavar="GROUP",
+            help="Share cached blocks with the keys of this group, which can then notice each other's prompts; "
+            "without it with none.",
+        ),
+    ] = "",
     keys_file: KeysFile = None,
 ) -> None:
     """Make a key and print it. It is not shown again."""
@@ -53,6 +61,7 @@ def add(
         tokens_per_minute=tokens_per_minute,
         concurrent=concurrent,
         admin=admin,
+        cache_group=cache_group,
     )
     typer.echo(f"key {name} written to {path}; this is the only time it is shown", err=True)
     typer.echo(secret)
@@ -70,7 +79,8 @@ def list_keys(
     from quire.cli.columns import columns
 
     keys = read_keys(_path(keys_file)) or ()
-    fields = ("name", "max_class", "requests_per_minute", "tokens_per_minute", "concurrent", "created", "admin")
+    limits = ("max_class", "requests_per_minute", "tokens_per_minute", "concurrent")
+    fields = ("name", *limits, "cache_group", "created", "admin")
     if as_json:
         typer.echo(json.dumps([{field: getattr(key, field) for field in fields} for key in keys]))
         return
@@ -84,6 +94,21 @@ def list_keys(
 def _shown(value: object) -> str:
     """What stands in the table."""
     return "yes" if value is True else str(value or "-")
+
+
+@keys_app.command()
+def group(
+    name: Annotated[str, typer.Argument(help="Which key.")],
+    cache_group: Annotated[
+        str, typer.Argument(metavar="[GROUP]", help="Whom it shares cached blocks with; left out: with none.")
+    ] = "",
+    keys_file: KeysFile = None,
+) -> None:
+    """Put a key into a cache group, or take it out of one."""
+    from quire.api.access.keys import group_key
+
+    group_key(_path(keys_file), name, cache_group)
+    typer.echo(f"key {name} shares cached blocks with {cache_group or 'none'}", err=True)
 
 
 @keys_app.command()

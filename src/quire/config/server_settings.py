@@ -8,6 +8,9 @@ from pathlib import Path
 from quire.config.home import expanded
 from quire.errors import ConfigError
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""What a key or a cache group may be called: no character that separates parts of a longer name."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -17,6 +20,8 @@ class ServerSettings:
     port: int = 8000
     keys_file: Path | None = None
     """None: keys.json in the configuration folder, if it is there."""
+    cache_group: str | None = None
+    """Who shares cached blocks, where a key names no group of its own. None: each key alone."""
     admin_socket: Path | None = None
     """None: admin-PORT.sock in a runtime folder of quire's own."""
     drain_s: float = 30.0

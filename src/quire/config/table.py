@@ -21,7 +21,7 @@ from quire.config.kinds import (
 from quire.config.model_settings import ModelSettings
 from quire.config.parked_models import MAX_IDLE_S
 from quire.config.scheduling import ServingSettings
-from quire.config.server_settings import ServerSettings
+from quire.config.server_settings import NAME, ServerSettings
 
 PREFIX = "QUIRE_"
 HOST_NAME = r"\*|[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}"
@@ -257,6 +257,14 @@ SETTINGS: tuple[Setting, ...] = (
         Group.SERVER, "keys_file", FILE_PATH, _SERVER.keys_file,
         "The file that quire keys writes. Once it is there, every route but /health and /ready needs a key.",
         "~/.config/quire/keys.json", "keys.json in the configuration folder, if it is there", is_common=True,
+    ),
+    Setting(
+        Group.SERVER, "cache_group",
+        text("up to 64 letters, digits, dots, dashes and underscores, a letter or digit first", NAME),
+        _SERVER.cache_group,
+        "The cache group of every key that was made without --cache-group, and of a server without keys. Keys of one "
+        "group share cached blocks, so each can notice what the others have sent; see the guide on keys before.",
+        "team-a", "each key shares with itself alone",
     ),
     Setting(
         Group.SERVER, "admin_socket", FILE_PATH, _SERVER.admin_socket,

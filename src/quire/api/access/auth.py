@@ -30,18 +30,24 @@ class Caller:
     """There are no keys: whoever comes is this one."""
     is_admin: bool = False
     """Whether this is the operator: by the key that was presented, never by a tenant's name."""
+    cache_group: str = ""
+    """The group that it shares cached blocks with; empty: it shares with itself alone."""
 
 
 class Gate:
     """Turns a presented key into a caller."""
 
-    def __init__(self, ring: KeyRing, num_gateways: Callable[[], int] = lambda: 1) -> None:
-        """`num_gateways` says among how many servers like this one a key's quotas are divided at this moment."""
+    def __init__(self, ring: KeyRing, num_gateways: Callable[[], int] = lambda: 1, cache_group: str = "") -> None:
+        """`num_gateways` returns among how many servers like this one a key's quotas are divided at this moment;
+        `cache_group` is the group of keys that name none, and of all callers where there are no keys."""
         self.ring = ring
+        self._cache_group = cache_group
         self._num_gateways = num_gateways
         self._quotas = Quotas()
         quota = self._quotas.of(NOBODY, Terms())
-        self._everybody = Caller(NOBODY, PriorityClass.HIGH, quota, is_everybody=True, is_admin=True)
+        self._everybody = Caller(
+            NOBODY, PriorityClass.HIGH, quota, is_everybody=True, is_admin=True, cache_group=cache_group
+        )
 
     def caller(self, authorization: str | None, x_api_key: str | None) -> Caller:
         """Who presented this, or a refusal that says nothing about why."""
@@ -52,7 +58,8 @@ class Gate:
         if key is None:
             raise _unauthorized(is_missing=not secret)
         quota = self._quotas.of(key.name, _terms(key, self._num_gateways()))
-        return Caller(key.name, key.ceiling, quota, is_admin=key.admin)
+        group = key.cache_group or self._cache_group
+        return Caller(key.name, key.ceiling, quota, is_admin=key.admin, cache_group=group)
 
 
 async def require_key(request: Request) -> Caller:

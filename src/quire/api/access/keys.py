@@ -23,13 +23,14 @@ from time import monotonic
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from quire.config.server_settings import NAME
 from quire.core.request import PriorityClass
 from quire.errors import ConfigError
 
 PREFIX = "quire-"
 RANDOM_BYTES = 32
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOOK_AGAIN_S = 1.0
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Why a file could not be opened that say nothing about the file."""
@@ -48,9 +49,13 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     created: str = ""
     admin: bool = False
     """Whether it opens the operator's routes too."""
+    cache_group: str = ""
+    """Which keys share cached blocks with it, beside itself: those of the same group. Empty: none."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
+        if self.cache_group:
+            check_group(self.cache_group)
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise ConfigError(f"key {self.name}: sha256 must be 64 hexadecimal digits; make the key again")
         words = [one.value for one in PriorityClass]
@@ -68,10 +73,19 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
+    if not re.fullmatch(NAME, name):
         raise ConfigError(
             f"a key's name may have up to 64 letters, digits, dots, dashes and underscores, {name!r} given; "
             "call it after who uses it, such as alice or ci-bot"
+        )
+
+
+def check_group(name: str) -> None:
+    """Raise ConfigError for what no cache group is called."""
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(
+            f"a cache group's name may have up to 64 letters, digits, dots, dashes and underscores, {name!r} given; "
+            "call it after those who may notice each other's prompts, such as team-a"
         )
 
 
@@ -141,6 +155,7 @@ def write_keys(path: Path, keys: Sequence[Key]) -> None:
 def add_key(path: Path, name: str, **terms: Any) -> str:
     """A new key under this name; its secret is returned once and kept nowhere."""
     _check_name(name)
+    check_group(terms.get("cache_group") or name)
     secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     key = Key(name, digest_of(secret), created=created, **terms)
@@ -155,11 +170,25 @@ def add_key(path: Path, name: str, **terms: Any) -> str:
 def revoke_key(path: Path, name: str) -> None:
     """The key is refused from now on. An emptied file still asks for keys."""
     with _alone_with(path):
-        keys = read_keys(path) or ()
-        if not any(key.name == name for key in keys):
-            names = ", ".join(key.name for key in keys) or "none"
-            raise ConfigError(f"there is no key {name!r}; the keys are: {names}")
+        keys = _with_key(path, name)
         write_keys(path, [key for key in keys if key.name != name])
+
+
+def group_key(path: Path, name: str, cache_group: str) -> None:
+    """The key shares cached blocks with this group from now on; with none, if that is empty."""
+    check_group(cache_group or name)
+    with _alone_with(path):
+        keys = _with_key(path, name)
+        write_keys(path, [replace(key, cache_group=cache_group) if key.name == name else key for key in keys])
+
+
+def _with_key(path: Path, name: str) -> Sequence[Key]:
+    """All keys, of which one has this name."""
+    keys = read_keys(path) or ()
+    if not any(key.name == name for key in keys):
+        names = ", ".join(key.name for key in keys) or "none"
+        raise ConfigError(f"there is no key {name!r}; the keys are: {names}")
+    return keys
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from quire.api.http.headers import Headers
 ANY = "*"
 JSON = "application/json"
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - named, not listened on
-METHODS = "GET, HEAD, POST"
-USUAL_HEADERS = "authorization, content-type, x-api-key, x-request-id"
+METHODS = "GET, HEAD, POST, DELETE"
+USUAL_HEADERS = "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta"
 HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]+( ?, ?[A-Za-z0-9_-]+)*")
 PREFLIGHT_S = 600
 VARY = (b"vary", b"origin")

@@ -2,18 +2,20 @@
 
 from typing import Any
 
+from quire.api.dialects.request_options import SHARED
 from quire.client.explanation import Difference, Explanation
 from quire.client.reuse_log import PromptPart, ReuseRecord
 
 
-def explanation_body(found: Explanation) -> dict[str, Any]:
-    """An explanation as the API words it."""
+def explanation_body(found: Explanation, cache_group: str) -> dict[str, Any]:
+    """An explanation as the API words it. What several keys share may be another's text: then its position alone."""
+    is_own = not cache_group.startswith(SHARED)
     return {
         "prompt_tokens": found.num_prompt_tokens,
         "cached_tokens": found.num_cached_tokens,
         "reason": found.reason,
         "explanation": found.sentence,
-        "difference": None if found.difference is None else _difference(found.difference),
+        "difference": None if found.difference is None else _difference(found.difference, is_own=is_own),
         "evicted_seconds_ago": None if found.evicted_s_ago is None else round(found.evicted_s_ago, 3),
         "differs": list(found.differs),
         "other_model": found.other_model,
@@ -27,10 +29,10 @@ def part_body(part: PromptPart | None) -> dict[str, Any] | None:
 
 def reuse_body(record: ReuseRecord, *, is_own: bool) -> dict[str, Any]:
     """What was written down of one prompt. To whom it is not their own, reasons and numbers: no text, and no token."""
-    told = explanation_body(record.explanation)
+    told = explanation_body(record.explanation, record.cache_group)
     found, part = record.explanation.difference, part_body(record.part)
     if not is_own and found is not None:
-        told["difference"] = {"position": found.position}
+        told["difference"] = _difference(found, is_own=False)
     if not is_own and part is not None:
         part["name"] = None
     return {
@@ -41,7 +43,9 @@ def reuse_body(record: ReuseRecord, *, is_own: bool) -> dict[str, Any]:
     }
 
 
-def _difference(one: Difference) -> dict[str, Any]:
+def _difference(one: Difference, *, is_own: bool) -> dict[str, Any]:
+    if not is_own:
+        return {"position": one.position}
     return {
         "position": one.position,
         "token_id": one.token_id,

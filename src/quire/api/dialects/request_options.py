@@ -32,14 +32,20 @@ def request_options(caller: Caller, wanted: PriorityClass, salt: str | None = No
         "tenant": caller.tenant,
         "priority": max(wanted, caller.ceiling, key=URGENCY.__getitem__),
         "timeout_s": REQUEST_S,
-        "cache_group": cache_group(caller.tenant, salt),
+        "cache_group": cache_group(caller, salt),
     }
 
 
-def cache_group(tenant: str, salt: str | None) -> str:
-    """Derived here: a client can narrow whom it shares with, inside its own tenant, and never widen it."""
+SHARED = "group:"
+"""How the cache group of several keys begins. A tenant's own begins otherwise, and no name has a colon in it."""
+
+
+def cache_group(caller: Caller, salt: str | None) -> str:
+    """Derived here: a client can narrow whom it shares with, inside what the operator has given it, and never widen
+    it."""
+    own = f"{SHARED}{caller.cache_group}" if caller.cache_group else f"tenant:{caller.tenant}"
     if salt is None:
-        return f"tenant:{tenant}"
+        return own
     if not 0 < len(salt) <= MAX_SALT_CHARS:
         raise invalid(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, {len(salt)} given", "cache_salt")
-    return f"tenant:{tenant}/salt:{hashlib.sha256(salt.encode()).hexdigest()}"
+    return f"{own}/salt:{hashlib.sha256(salt.encode()).hexdigest()}"

@@ -50,7 +50,11 @@ class Explaining(BodyAnswer):
                 found = await explained(at.model, models, ids, at.options["cache_group"])
                 num_lost = lost_tokens(len(ids), found.num_cached_tokens, client.text.info.block_size)
         part = part_body(part_at(asked.parts, 0, found.position))
-        told = {"object": "cache.explanation", "model": at.model.name, **explanation_body(found)}
+        told = {
+            "object": "cache.explanation",
+            "model": at.model.name,
+            **explanation_body(found, at.options["cache_group"]),
+        }
         told |= {"part": part, "lost_tokens": num_lost}
         await send_whole(call.send, msgspec.json.encode(told), self.limits())
 
