@@ -15,7 +15,7 @@ import pytest
 
 from quire.api.http import limits
 from quire.api.http.descriptors import allow_many_connections, max_connections
-from quire.api.server import listen
+from quire.api.listening import listen
 from quire.api.serving import Plan, run
 from quire.client.served import ServedModel
 from quire.config import ParkedModel, Settings, load_settings

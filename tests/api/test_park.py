@@ -13,8 +13,9 @@ import aiohttp
 import pytest
 
 from quire.api.dialects import answering
+from quire.api.listening import listen
 from quire.api.park.model_park import Sizes
-from quire.api.server import Shutdown, listen
+from quire.api.server import Shutdown
 from quire.api.serving import Plan, run
 from quire.cli import model_moves
 from quire.cli.found_servers import asked, server_behind

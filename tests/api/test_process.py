@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.api.access.keys import add_key
-from quire.api.server import listen, listen_unix, listening_unix
+from quire.api.listening import listen, listen_unix, listening_unix
 from quire.cli import app
 from quire.cli.serve import public_names
 from quire.config import ServerSettings

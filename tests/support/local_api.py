@@ -15,8 +15,9 @@ from quire.api.access.admission import Admission, AdmissionSettings
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing
 from quire.api.app import make_asgi
+from quire.api.listening import listen
 from quire.api.models import ModelEntry, Models
-from quire.api.server import Shutdown, listen, make_server, serve_app
+from quire.api.server import Shutdown, make_server, serve_app
 from quire.client.async_engine import AsyncEngine
 from quire.client.opening import OpenedModel
 from quire.core import invariants

@@ -23,7 +23,7 @@ import uvloop
 
 from quire.api import asgi, serving
 from quire.api.http.limits import STUCK_S
-from quire.api.server import listen
+from quire.api.listening import listen
 from quire.api.serving import Plan, run
 from quire.cli.model_traces import ModelTraces
 from quire.client.served import ServedModel, Serving

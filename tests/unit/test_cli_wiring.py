@@ -64,7 +64,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
 def test_a_worker_is_on_its_way_before_anything_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         made = loading(monkeypatch)
-        async with supervised([PARKED, ONE, TWO], SETTINGS, quiet, FIRST) as wiring:
+        async with supervised([PARKED, ONE, TWO], SETTINGS, FIRST) as wiring:
             assert made.told == ["begun one by the first worker"]
             made.may_load.set()
             async with wiring.opening(ONE, quiet) as one, wiring.opening(TWO, quiet) as two:
@@ -81,7 +81,7 @@ def test_a_model_is_opened_with_its_own_memory_context_and_sampling(monkeypatch:
     async def go() -> None:
         made = loading(monkeypatch)
         made.may_load.set()
-        async with supervised([ONE, PARKED], SETTINGS, quiet, FIRST) as wiring:
+        async with supervised([ONE, PARKED], SETTINGS, FIRST) as wiring:
             sizes = await wiring.weigh()
             assert (sizes.memory_bytes, dict(sizes.needed_bytes), dict(sizes.problems)) == (
                 100,
@@ -104,7 +104,7 @@ def test_who_leaves_while_a_model_loads_does_not_wait_for_it(monkeypatch: pytest
     async def go() -> None:
         made = loading(monkeypatch)
         with pytest.raises(ConfigError, match="no keys"):
-            async with supervised([ONE], SETTINGS, quiet, FIRST):
+            async with supervised([ONE], SETTINGS, FIRST):
                 raise ConfigError("no keys")
         assert made.told == ["begun one by the first worker", "ended one"]
 
@@ -115,7 +115,7 @@ def test_a_model_that_is_not_there_is_told_to_who_asks_for_it(tmp_path: Path) ->
     gone = ParkedModel("gone", str(tmp_path / "none.gguf"), is_kept=True)
 
     async def go() -> None:
-        async with supervised([gone], SETTINGS, quiet, FIRST) as wiring:
+        async with supervised([gone], SETTINGS, FIRST) as wiring:
             with pytest.raises(CheckpointError, match="cannot be opened"):
                 async with wiring.opening(gone, quiet):
                     pass
@@ -128,7 +128,7 @@ def test_what_went_wrong_with_the_server_is_told_before_what_went_wrong_with_a_m
 
     async def go() -> None:
         with pytest.raises(ConfigError, match="no keys"):
-            async with supervised([gone], SETTINGS, quiet, FIRST):
+            async with supervised([gone], SETTINGS, FIRST):
                 raise ConfigError("no keys")
 
     asyncio.run(go())
@@ -157,7 +157,7 @@ def test_a_model_that_comes_back_is_read_again_only_if_its_files_are_others(
         monkeypatch.setattr(
             park_plan, "plan_park", lambda models, *_more: ParkPlan(9, {one.name: Weighed(file, 7) for one in models})
         )
-        async with supervised([PARKED], SETTINGS, quiet, FIRST) as wiring:
+        async with supervised([PARKED], SETTINGS, FIRST) as wiring:
             for written, wanted in ((b"one", 1), (b"one", 1), (b"other", 2)):
                 if file.read_bytes() != written:
                     file.write_bytes(written)

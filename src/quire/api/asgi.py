@@ -26,7 +26,7 @@ from quire.api.http.ids import HARMLESS, new_id
 from quire.api.http.limits import MAX_HEADERS, STUCK_S
 from quire.api.http.sse import Send
 from quire.errors import DrainingError
-from quire.observe.access_log import write_access
+from quire.observe.access_log import write_access, write_routine
 
 LOG = logging.getLogger("quire.api")
 Note = Callable[[RequestRecord, ApiError], None]
@@ -94,7 +94,7 @@ class RequestMiddleware:
         except ClientGoneError:
             record.is_cut = True
         finally:
-            write_access(record.line())
+            (write_routine if record.is_routine else write_access)(record.line())
             if self._ended is not None:
                 self._ended(record)
 

@@ -7,11 +7,9 @@ a third time      the process ends as it would without us
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,11 +19,11 @@ from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.http.descriptors import max_connections
 from quire.api.http.limits import KEEP_ALIVE_S
 from quire.api.http.protocol import Protocol
-from quire.errors import ConfigError
+from quire.api.listening import BACKLOG
+from quire.observe.access_log import end_typed_line
 
 CLOSE_GRACE_S = 2.0
 """How long ended streams may take to say so."""
-BACKLOG = 2048
 
 
 class UvicornServer(uvicorn.Server):
@@ -62,74 +60,6 @@ def make_server(app: Any) -> UvicornServer:
     return UvicornServer(config)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, or an error that says what to do."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections take it over from here: heads and bodies are written apart, and nobody shall wait 40 ms between.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"{host}:{port} cannot be listened on: {error.strerror}; choose another --port") from error
-    listener.setblocking(False)
-    return listener
-
-
-def listen_unix(path: Path) -> socket.socket:
-    """A socket in the file system that only its owner can reach: 0600 in a folder of 0700."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = path.parent.stat().st_mode & 0o777
-    if mode & 0o077:
-        raise ConfigError(
-            f"the admin socket's folder must be its owner's alone, {path.parent} has mode {mode:04o}; "
-            "name another with --admin-socket"
-        )
-    _clear(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen(16)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"the admin socket {path} cannot be made: {error.strerror}; name another") from error
-    listener.setblocking(False)
-    return listener
-
-
-@contextlib.contextmanager
-def listening_unix(path: Path) -> Iterator[socket.socket]:
-    """The same for as long as it is needed. In the end the file is removed, unless it is another server's by now."""
-    with listen_unix(path) as listener:
-        own = path.stat()
-        try:
-            yield listener
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(path.stat(), own):
-                    path.unlink()
-
-
-def _clear(path: Path) -> None:
-    """Remove a socket that nobody listens on any more; one that somebody does is theirs."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
-        knocking.setblocking(False)
-        try:
-            knocking.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError:
-            pass  # somebody is there, and busy
-    raise ConfigError(f"another server listens on the admin socket {path}; name another with --admin-socket")
-
-
 class Shutdown:
     """From the first signal to the end."""
 
@@ -148,6 +78,8 @@ class Shutdown:
 
     def request(self, number: int | None = None) -> None:
         """End, and the second time at once."""
+        if number == signal.SIGINT:
+            end_typed_line()
         if self._hurry.is_set() and number is not None:
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.raise_signal(number)

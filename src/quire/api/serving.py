@@ -20,9 +20,10 @@ from quire.api.access.request_span import RequestSpans
 from quire.api.admin import PublicAddress, make_admin
 from quire.api.app import make_asgi
 from quire.api.conversation_store import opened_store
+from quire.api.listening import listen, listening_unix
 from quire.api.models import ModelEntry, Models
 from quire.api.park.model_park import ModelPark, OpenClient, ParkLimits, Weigh, weightless
-from quire.api.server import Shutdown, UvicornServer, listen, listening_unix, make_server, serve_app
+from quire.api.server import Shutdown, UvicornServer, make_server, serve_app
 from quire.client.conversation import StablePrefix
 from quire.config import ParkedModel, Settings
 from quire.errors import ConfigError
@@ -44,6 +45,8 @@ class Plan:
     """Hears the address once all models that are kept are there."""
     weigh: Weigh = weightless
     """What each model takes of the memory."""
+    listener: socket.socket | None = None
+    """Where clients come in; None: it is opened by the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
     shutdown.on_signals()
     spans = open_spans(server_settings.otel, __version__)
     ended = None if spans is None else RequestSpans(spans).ended
-    listener = listen(server_settings.host, server_settings.port)
+    listener = plan.listener or listen(server_settings.host, server_settings.port)
     admin_path = server_settings.admin_path(listener.getsockname()[1])
     with ExitStack() as held:
         if spans is not None:

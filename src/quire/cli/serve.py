@@ -14,8 +14,8 @@ from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
+    from socket import socket
 
-    from quire.checkpoints import Progress
     from quire.config import ParkedModel
     from quire.worker.spawned_worker import SpawnedWorker
 
@@ -103,12 +103,17 @@ def serve_models(
     import gc
     from contextlib import closing
 
+    from quire.api.listening import public_socket
     from quire.worker.spawned_worker import SpawnedWorker
 
     gc.disable()  # while everything is imported; set_aside_what_was_loaded switches it on again
-    # First of all: it imports on one core what it needs, while we do on another.
-    with closing(SpawnedWorker(settings.serving.queue + settings.model.max_running)) as first:
-        num_ended = _serve(models, settings, first, allow_no_keys, on_ready)
+    # The address is ours before anything is begun. Then a worker: it imports on one core what it needs, while we do on
+    # another.
+    with (
+        public_socket(settings.server, allow_no_keys=allow_no_keys) as listener,
+        closing(SpawnedWorker(settings.serving.queue + settings.model.max_running)) as first,
+    ):
+        num_ended = _serve(models, settings, first, listener, allow_no_keys, on_ready)
     if num_ended:
         typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
 
@@ -117,6 +122,7 @@ def _serve(
     models: "Sequence[ParkedModel]",
     settings: Settings,
     first: "SpawnedWorker",
+    listener: "socket",
     allow_no_keys: bool,
     on_ready: Callable[[str], None] | None,
 ) -> int:
@@ -126,7 +132,6 @@ def _serve(
     import uvloop
 
     from quire.api.http.descriptors import allow_many_connections
-    from quire.checkpoints.progress import show_progress
     from quire.cli.wiring import supervised
     from quire.observe.access_log import set_up
 
@@ -134,27 +139,34 @@ def _serve(
     if (warning := allow_many_connections()) is not None:
         _say(warning)
 
-    async def serve_until_ended(progress: "Progress") -> int:
+    async def serve_until_ended() -> int:
         _end_when_told(asyncio.get_running_loop(), asyncio.current_task())
-        async with supervised(models, settings, progress, first) as wiring:
+        async with supervised(models, settings, first) as wiring:
             # Beside the worker, which loads by now: it takes most of a second.
             serving = await asyncio.to_thread(import_module, "quire.api.serving")
-            plan = serving.Plan(models, settings, allow_no_keys, on_ready, wiring.weigh)
+            plan = serving.Plan(models, settings, allow_no_keys, on_ready, wiring.weigh, listener)
             num_ended: int = await serving.run(plan, _say, wiring.opening)
             return num_ended
 
-    with show_progress() as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            return runner.run(serve_until_ended(progress))
+            return runner.run(serve_until_ended())
         except asyncio.CancelledError:  # told to end before there was anything to serve
             return 0
 
 
 def _end_when_told(loop: "AbstractEventLoop", task: "Task[int] | None") -> None:
     """Until the server listens to signals itself: nothing runs yet that could not be broken off."""
+    from quire.observe.access_log import end_typed_line
+
+    def end(task: "Task[int]", number: int) -> None:
+        if number == signal.SIGINT:
+            end_typed_line()
+        task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         if task is not None:
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, end, task, number)
 
 
 def _say(line: str) -> None:

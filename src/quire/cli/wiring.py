@@ -9,12 +9,13 @@ process does on another; and it knows what to load before the API is imported:
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.checkpoints.progress import quiet, show_progress
 from quire.cli.background import in_background
 from quire.cli.model_traces import ModelTraces
 
@@ -50,11 +51,11 @@ class Wiring:
 
 @asynccontextmanager
 async def supervised(
-    models: "Sequence[ParkedModel]", settings: "Settings", progress: "Progress", first: "SpawnedWorker"
+    models: "Sequence[ParkedModel]", settings: "Settings", first: "SpawnedWorker"
 ) -> AsyncIterator[Wiring]:
     """These models, planned together. The first that is kept is loaded from now on, by `first`, a worker that is on its
     way; whatever is open in the end is closed."""
-    opener = _Opener(models, settings, progress, first)
+    opener = _Opener(models, settings, first)
     try:
         with suppress(TimeoutError):
             await asyncio.wait_for(opener.is_begun.wait(), HEAD_START_S)
@@ -66,10 +67,8 @@ async def supervised(
 class _Opener:
     """Opens models. Workers belong to the thread that does so."""
 
-    def __init__(
-        self, models: "Sequence[ParkedModel]", settings: "Settings", progress: "Progress", first: "SpawnedWorker"
-    ) -> None:
-        self._models, self._settings, self._progress = models, settings, progress
+    def __init__(self, models: "Sequence[ParkedModel]", settings: "Settings", first: "SpawnedWorker") -> None:
+        self._models, self._settings = models, settings
         self._worker: SpawnedWorker | None = first
         self._traces = ModelTraces(settings.server, models)
         self._prepared: dict[str, tuple[FileStamps, Serving]] = {}
@@ -78,18 +77,16 @@ class _Opener:
         self.is_begun = asyncio.Event()
         """The first worker knows what to load, or there will be none."""
         kept = [one for one in models if one.is_kept][:1]
-        self._early = {one.name: _Opening(self, one, progress) for one in kept}
+        self._early = {one.name: _Opening(self, one, quiet) for one in kept}
         if not kept:
             self.is_begun.set()
 
     async def _plan(self) -> "ParkPlan":
         from quire.client.park_plan import plan_park
 
-        planning = in_background(
-            lambda tell: plan_park(self._models, self._settings.model, tell),
-            self._progress,
-        )
-        return await asyncio.wrap_future(planning)
+        with show_progress() as progress:
+            planning = in_background(lambda tell: plan_park(self._models, self._settings.model, tell), progress)
+            return await asyncio.wrap_future(planning)
 
     async def weigh(self) -> "Sizes":
         """What each model takes. Raises what stands in the way of a model that is kept."""
@@ -103,16 +100,26 @@ class _Opener:
     @asynccontextmanager
     async def opened(self, model: "ParkedModel", tell: "TellProgress") -> "AsyncIterator[ServedModel]":
         """One model, for as long as it is needed."""
-
-        def both(label: str, done_bytes: int, total_bytes: int) -> None:
-            tell(label, done_bytes, total_bytes)
-            self._progress(label, done_bytes, total_bytes)
-
-        opening = self._early.pop(model.name, None) or _Opening(self, model, both)
+        opening = self._early.pop(model.name, None) or _Opening(self, model, tell)
         try:
             yield await asyncio.shield(opening.client)
         finally:
             await opening.close()
+
+    @asynccontextmanager
+    async def loaded(self, model: "ParkedModel", tell: "TellProgress") -> "AsyncIterator[ServedModel]":
+        """A model that is there; its bar is gone by then."""
+        with ExitStack() as shown:
+            progress = shown.enter_context(show_progress())
+            whose = f" of {model.name}" if len(self._models) > 1 else ""
+
+            def both(label: str, done_bytes: int, total_bytes: int) -> None:
+                tell(label, done_bytes, total_bytes)
+                progress(f"{label}{whose}", done_bytes, total_bytes)
+
+            async with await self.model(model, both) as client:
+                shown.close()
+                yield client
 
     async def model(self, model: "ParkedModel", progress: "Progress") -> "ServedModel":
         """One that is not entered yet."""
@@ -153,14 +160,14 @@ class _Opener:
 class _Opening:
     """One model from now on until it is closed, whoever waits for it meanwhile."""
 
-    def __init__(self, opener: _Opener, model: "ParkedModel", progress: "Progress") -> None:
+    def __init__(self, opener: _Opener, model: "ParkedModel", tell: "TellProgress") -> None:
         self.client: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
-        self._task = asyncio.create_task(self._run(opener, model, progress), name=f"quire-open-{model.name}")
+        self._task = asyncio.create_task(self._run(opener, model, tell), name=f"quire-open-{model.name}")
 
-    async def _run(self, opener: _Opener, model: "ParkedModel", progress: "Progress") -> None:
+    async def _run(self, opener: _Opener, model: "ParkedModel", tell: "TellProgress") -> None:
         try:
-            async with await opener.model(model, progress) as client:
+            async with opener.loaded(model, tell) as client:
                 self.client.set_result(client)
                 await self._closing.wait()
         except BaseException as error:

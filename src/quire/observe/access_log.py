@@ -17,7 +17,7 @@ ACCESS = logging.getLogger("quire.access")
 
 def set_up(form: LogFormat, level: int = logging.INFO, stream: TextIO | None = None) -> None:
     """Everything that logs, logs to stderr in this form."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = OnStderr() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if form == "json" else PlainLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -29,6 +29,28 @@ def set_up(form: LogFormat, level: int = logging.INFO, stream: TextIO | None = N
 def write_access(fields: Mapping[str, Any]) -> None:
     """One request's line."""
     ACCESS.info("request", extra={"fields": dict(fields)})
+
+
+def write_routine(fields: Mapping[str, Any]) -> None:
+    """The line of a request that is no news: a poll, a page's file."""
+    ACCESS.debug("request", extra={"fields": dict(fields)})
+
+
+def end_typed_line() -> None:
+    """A terminal shows a typed ^C where the cursor was: what is written next begins on a line of its own."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+
+
+class OnStderr(logging.Handler):
+    """Writes to whatever sys.stderr is at that moment: while a bar is drawn, the console that draws it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line, in one piece."""
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+        except Exception:  # as every handler does: what cannot be logged must not end what logs
+            self.handleError(record)
 
 
 class JsonLines(logging.Formatter):

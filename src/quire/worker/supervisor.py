@@ -295,7 +295,8 @@ class Supervisor:
         finally:
             self._session = None
             code = await process.close()
-            log.info("worker %d has ended with code %d", process.pid, code)
+            level = logging.DEBUG if self._closing.is_set() else logging.INFO  # we ended it
+            log.log(level, "worker %d has ended with code %d", process.pid, code)
 
     def _on_message(self, session: WorkerSession, message: ToParent) -> None:
         self._hear(session, message)

@@ -1,6 +1,7 @@
 """One HTTP request from its first byte to its last: what the log, the metrics and the admin socket know of it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -12,6 +13,12 @@ from quire.api.http.headers import Headers
 from quire.client.stream import RequestHandle
 from quire.errors import DisplacedError, QuireError
 from quire.observe.metrics import ModelFigures
+
+POLLED = re.compile(
+    r"/(stats|requests|watch|blocks/\d+|health|ready|metrics)|/v1/admin/(watch|blocks/\d+)"
+    r"|/|/dashboard/?|/[a-z/_]+\.(css|html|js|svg)"
+)
+"""What machines fetch all day, and the files of pages."""
 
 
 class RequestRecord(msgspec.Struct, eq=False):
@@ -107,6 +114,12 @@ class RequestRecord(msgspec.Struct, eq=False):
     def is_displaced(self) -> bool:
         """Its place went to another tenant's request before it began."""
         return isinstance(self.ending, DisplacedError) or any(one.reply.refusal is not None for one in self.asked)
+
+    @property
+    def is_routine(self) -> bool:
+        """A poll or a page's file that was answered; one that was refused is worth a line."""
+        is_answered = self.status < 400 or self.status == 503  # not ready, which is an answer
+        return self.method in ("GET", "HEAD") and is_answered and POLLED.fullmatch(self.path) is not None
 
     @property
     def state(self) -> str:

@@ -1,0 +1,94 @@
+"""Sockets to listen on: the public one, and the operator's in the file system.
+
+They are opened before anything else is begun: an address that is taken costs nothing. So this imports next to nothing.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.config.server_settings import ServerSettings
+from quire.errors import ConfigError
+
+BACKLOG = 2048
+
+
+def public_socket(settings: ServerSettings, *, allow_no_keys: bool) -> socket.socket:
+    """Where clients come in. Raises ConfigError where they may not, or the address is taken."""
+    if not (settings.is_loopback or allow_no_keys):
+        from quire.api.access.keys import KeyRing  # noqa: PLC0415 - most servers need not read keys before a worker
+
+        settings.check_lock(has_keys=KeyRing(settings.keys_path()).is_locked, allow_no_keys=False)
+    return listen(settings.host, settings.port)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, or an error that says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections take it over from here: heads and bodies are written apart, and nobody shall wait 40 ms between.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"{host}:{port} cannot be listened on: {error.strerror}; choose another --port") from error
+    listener.setblocking(False)
+    return listener
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A socket in the file system that only its owner can reach: 0600 in a folder of 0700."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = path.parent.stat().st_mode & 0o777
+    if mode & 0o077:
+        raise ConfigError(
+            f"the admin socket's folder must be its owner's alone, {path.parent} has mode {mode:04o}; "
+            "name another with --admin-socket"
+        )
+    _clear(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(16)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"the admin socket {path} cannot be made: {error.strerror}; name another") from error
+    listener.setblocking(False)
+    return listener
+
+
+@contextlib.contextmanager
+def listening_unix(path: Path) -> Iterator[socket.socket]:
+    """The same for as long as it is needed. In the end the file is removed, unless it is another server's by now."""
+    with listen_unix(path) as listener:
+        own = path.stat()
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(path.stat(), own):
+                    path.unlink()
+
+
+def _clear(path: Path) -> None:
+    """Remove a socket that nobody listens on any more; one that somebody does is theirs."""
+    if not path.is_socket():
+        if path.is_symlink() and not path.exists():  # quire launch was killed behind it
+            path.unlink()
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+        knocking.setblocking(False)
+        try:
+            knocking.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass  # somebody is there, and busy
+    raise ConfigError(f"another server listens on the admin socket {path}; name another with --admin-socket")
