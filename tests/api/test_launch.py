@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from quire.api.listening import listening_unix
 from quire.cli import app
 from quire.cli.agent_clients import AGENTS, Server
 from quire.cli.ending import ending
-from quire.cli.found_servers import running_servers, server_behind
-from quire.cli.launch import _child
+from quire.cli.found_servers import FoundServer, linked_socket, running_servers, server_behind
+from quire.cli.launch import _child, _last_words
 from quire.errors import ConfigError
 from tests.api.test_process import started
 from tests.support.patience import PATIENCE_S
@@ -171,3 +172,23 @@ def test_a_locked_server_wants_a_key_and_a_key_is_shown_to_nobody(tmp_path: Path
         setup: Any = agent.setup(server, tmp_path)
         assert "secret" in setup.variables.values()
         assert "secret" not in "".join([*setup.arguments, *setup.files.values()])
+
+
+def test_a_link_that_a_killed_launch_left_makes_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = tmp_path / "quire"
+    folder.mkdir(mode=0o700)
+    link, own = folder / "admin-4711.sock", tmp_path / "own.sock"
+    link.symlink_to(tmp_path / "gone")
+    with linked_socket(own, FoundServer(own, "http://127.0.0.1:4711", False, (), 0, 0)):
+        assert link.readlink() == own
+    assert not link.is_symlink()
+    link.symlink_to(tmp_path / "gone")
+    with listening_unix(link):
+        assert link.is_socket()
+
+
+def test_a_start_that_fails_shows_its_error_and_not_what_came_before() -> None:
+    log = "\n".join([*["loading weights: 1 of 9 MB"] * 99, "error: port 1 is taken;", "choose another", "", ""])
+    assert _last_words(log) == ["error: port 1 is taken;", "choose another"]
+    assert _last_words("\n".join(map(str, range(99))))[0] == "79"

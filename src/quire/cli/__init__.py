@@ -1,6 +1,6 @@
 """What a person types. Commands parse, call and print; each imports what it needs when it runs, so `--help` is quick.
 
-Data goes to stdout, talk to stderr. An error of ours is one line and a hint, never a traceback.
+Data goes to stdout, talk to stderr. An error of ours is one line, with a hint where one helps, never a traceback.
 """
 
 import sys
@@ -114,7 +114,8 @@ def _options(
 
 
 def _hint(error: QuireError) -> str:
-    return "quire models lists what is on this machine" if isinstance(error, CheckpointError) else "quire --help"
+    """Errors say themselves what to do; only who looks for a model is helped by a list."""
+    return "\n\nhint: quire models lists what is on this machine" if isinstance(error, CheckpointError) else ""
 
 
 def main() -> None:
@@ -122,7 +123,7 @@ def main() -> None:
     try:
         app()
     except QuireError as error:
-        typer.echo(f"error: {error}\n\nhint: {_hint(error)}", err=True)
+        typer.echo(f"error: {error}{_hint(error)}", err=True)
         code = 2
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0

@@ -5,10 +5,12 @@ Standard library only: it must work where nothing of the engine is installed.
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from quire.config.server_settings import ServerSettings
 
@@ -52,6 +54,29 @@ def running_servers() -> list[FoundServer]:
     folder = ServerSettings().admin_path(ANY_PORT).parent
     found = [server_behind(path) for path in sorted(folder.glob("admin-*.sock"))]
     return [one for one in found if one is not None]
+
+
+def serving_at(port: int, model: str) -> FoundServer | None:
+    """A server of this user's on that port, if this is what it has loaded or loads."""
+    found = server_behind(ServerSettings().admin_path(port))
+    return found if found is not None and any(one.root == model for one in found.models) else None
+
+
+@contextmanager
+def linked_socket(path: Path, server: FoundServer) -> Iterator[None]:
+    """A socket that lies elsewhere is found here too meanwhile. What was left here by one that was killed makes way."""
+    link = ServerSettings().admin_path(urlsplit(server.url).port or ANY_PORT)
+    with suppress(OSError):  # where nothing can be written the server works all the same
+        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if server_behind(link) is None:
+            link.unlink(missing_ok=True)
+            link.symlink_to(path)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if link.readlink() == path:
+                link.unlink()
 
 
 def server_behind(path: Path) -> FoundServer | None:

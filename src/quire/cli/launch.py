@@ -24,7 +24,7 @@ import typer
 
 from quire.cli.agent_clients import AGENTS, KEY_VARIABLE, AgentClient, AgentSetup, Server
 from quire.cli.ending import ENDINGS, ending
-from quire.cli.found_servers import FoundServer, running_servers, server_behind
+from quire.cli.found_servers import FoundServer, linked_socket, running_servers, server_behind
 from quire.config.home import expanded
 from quire.errors import ConfigError
 
@@ -152,8 +152,10 @@ def _started(model: str, folder: Path) -> Iterator[_Found]:
     with log.open("wb") as output:
         running = _child(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
         with running as process:
-            ready = _ready(process, admin, log)
-            yield _Found(_asked(ready, None), lambda: server_behind(admin))
+            answering = _until(lambda _: True, process, admin, log)
+            with linked_socket(admin, answering):
+                ready = _until(lambda found: all(one.is_ready for one in found.models), process, admin, log)
+                yield _Found(_asked(ready, None), lambda: server_behind(admin))
 
 
 @contextmanager
@@ -188,17 +190,26 @@ def _noted() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _ready(process: "subprocess.Popen[bytes]", admin: Path, log: Path) -> FoundServer:
+def _until(
+    is_so: Callable[[FoundServer], bool], process: "subprocess.Popen[bytes]", admin: Path, log: Path
+) -> FoundServer:
+    """The server as soon as this is so. Raises ConfigError with its last words if that does not come."""
     deadline_s = monotonic() + START_S
     while monotonic() < deadline_s:
         found = server_behind(admin) if admin.exists() else None
-        if found is not None and all(one.is_ready for one in found.models):
+        if found is not None and is_so(found):
             return found
         if process.poll() is not None:
             break
         sleep(LOOK_S)
-    told = "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
-    raise ConfigError(f"the server did not start:\n{told}")
+    raise ConfigError("the server did not start:\n" + "\n".join(_last_words(log.read_text(errors="replace"))))
+
+
+def _last_words(log: str) -> list[str]:
+    """What a server ended with: its error, if it said one, else its last lines."""
+    lines = log.rstrip().splitlines()
+    (error, *_) = [*(at for at, line in enumerate(lines) if line.startswith("error: ")), 0]
+    return lines[error:][-SHOWN_LINES:]
 
 
 def _write(setup: AgentSetup, home: Path) -> None:
@@ -221,7 +232,7 @@ def _warn_of_length(server: Server) -> None:
     if server.max_tokens is not None and server.max_tokens < COMFORTABLE_TOKENS:
         typer.echo(
             f"{server.model} takes {server.max_tokens:,} tokens, prompt and answer together; agents often need "
-            f"{COMFORTABLE_TOKENS:,}: more memory or another model gives it more room",
+            f"{COMFORTABLE_TOKENS:,}: take a model that was made for more, or, if this one was, give it more memory",
             err=True,
         )
 

@@ -36,8 +36,14 @@ def run(
     if chat:
         talk(path, settings)
         return
+    from quire.cli.found_servers import serving_at
     from quire.cli.serve import all_served, serve_models
 
+    if (there := serving_at(settings.server.port, path)) is not None:
+        typer.echo(f"{name_for(model)} is served already, at {there.url}; --port serves it once more", err=True)
+        if browser:
+            show_page(there.url)
+        return
     settings.server.check_keys_file()
     serve_models(all_served([path], [name_for(model)], settings), settings, on_ready=show_page if browser else None)
 
