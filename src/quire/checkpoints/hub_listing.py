@@ -3,6 +3,7 @@ trusted before a path is made of them.
 """
 
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,10 +92,18 @@ def hub_errors(name: str) -> Iterator[None]:
     except HfHubHTTPError as error:
         raise CheckpointError(f"{name!r} cannot be downloaded: {_said(error)}") from error
     except Exception as error:  # the library lets those of its HTTP client through
+        why = "the hub cannot be reached: " if _is_of_the_network(error) else ""
         raise CheckpointError(
-            f"{name!r} cannot be downloaded: {str(error)[:200]}; what was fetched is kept: try again, or give a "
+            f"{name!r} cannot be downloaded: {why}{str(error)[:200]}; what was fetched is kept: try again, or give a "
             "local file"
         ) from error
+
+
+def _is_of_the_network(error: BaseException | None) -> bool:
+    """No connection came about: its HTTP clients say so in types of their own, behind which the system's stand."""
+    while error is not None and not isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _said(error: Any) -> str:

@@ -155,8 +155,8 @@ class TextModel:
             )
         if self.template is None:
             raise TemplateError(
-                "chat needs a chat template, this model has none; use the completions endpoint with a plain prompt,"
-                " or start the server with a template file"
+                "chat needs a chat template, this model has none; use the completions endpoint with a plain prompt, "
+                "or a model that was made for chatting"
             )
         self._check_size(messages, arguments)
         return self.template.render(messages, **arguments)
