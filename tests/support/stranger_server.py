@@ -30,6 +30,8 @@ class StrangerServer:
     says: Callable[[dict[str, Any]], bytes] | None = None
     """How a chunk is written; None: as JSON."""
     has_metrics: bool = True
+    more_metrics: str = ""
+    """What stands below its figures."""
     is_paced: bool = False
     tokens_at_once: int = 1
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -118,6 +120,7 @@ class StrangerServer:
             f'vllm:num_requests_running{{engine="0",model_name="strange"}} {self.num_streaming}.0\n'
             f'vllm:num_requests_waiting{{engine="0",model_name="strange"}} {self.num_waiting}.0\n'
             'vllm:kv_cache_usage_perc{engine="0",model_name="strange"} 0.25\n'
+            f"{self.more_metrics}"
         )
 
     # -- completions ---------------------------------------------------------------------------------------------------

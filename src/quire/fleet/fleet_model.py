@@ -30,6 +30,7 @@ from quire.fleet.fleet_port import TICK_S, FleetPort
 from quire.fleet.given_words import StrangerRules, tokenizer_of
 from quire.fleet.member_link import LinkListener, MemberLink
 from quire.fleet.member_list import MemberSource
+from quire.fleet.member_work import MemberWork
 from quire.fleet.membership import SUSPECT_AFTER_S, MemberState
 from quire.fleet.stranger_address import check_stranger, is_stranger, parse_stranger
 from quire.fleet.stranger_card import ModelClaim
@@ -65,6 +66,7 @@ class FleetModel(EngineClient):
         self._keys = keys
         self._strangers = strangers
         self._context = zmq.asyncio.Context()
+        self.work = MemberWork()
         self._gateway = token_hex(4)
         self.fleet = FleetPort(self._on_events, max_held, salt=self._gateway, suspect_after_s=suspect_after_s)
         self.links: dict[str, MemberLink | StrangerLink] = {}
@@ -245,7 +247,7 @@ class FleetModel(EngineClient):
     def _link(self, address: str) -> MemberLink | StrangerLink:
         listener = LinkListener(self._hear, self._lost)
         if is_stranger(address):
-            return StrangerLink(parse_stranger(address), self._claim, listener)
+            return StrangerLink(parse_stranger(address), self._claim, listener, self.work)
         return MemberLink(self._context, address, self._keys, self._gateway, listener)
 
     def _claim(self) -> ModelClaim | None:

@@ -19,8 +19,8 @@ from quire.errors import MessageError
 CONNECT_S = 5.0
 READ_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 16
-MAX_BODY_BYTES = 16 << 20
-"""Of an answer that is read as a whole."""
+MAX_BODY_BYTES = 256 << 10
+"""Of an answer that is read as a whole: lists of models, figures, errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,11 @@ class HttpExchange:
 
     async def read(self) -> bytes:
         """The next bytes of the body; none at its end."""
-        answer = self._answer
+        answer, num_bytes = self._answer, 0
         while not answer.body and not answer.is_whole:
-            await self._more()
+            num_bytes += await self._more()
+            if num_bytes > MAX_HEAD_BYTES:
+                raise MessageError(f"expected a body, got {num_bytes} bytes of chunk headers or trailers")
         data, answer.body = b"".join(answer.body), []
         return data
 

@@ -6,9 +6,14 @@
 
 Texts are not read: token ids are what is asked for, and a server that does not tell them cannot be a member. Bytes may
 be cut anywhere. What cannot be raises `MessageError`, and nothing else.
+
+All of this runs on the gateway's event loop, so the work is linear in the bytes, and a line has no more of them than
+its request allows: only the first repeats the prompt, which is cut out and compared as bytes before JSON is read.
 """
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import NoReturn
 
@@ -18,8 +23,11 @@ from quire.core.request import FinishReason
 from quire.core.step import TokenLogprobs
 from quire.errors import RETRY_AFTER_S, MessageError, QueueFullError, QuireError, RequestError
 
-MAX_LINE_BYTES = 64 << 20
-"""The first line may repeat a prompt of a million tokens."""
+MAX_LINE_BYTES = 1 << 19
+"""As JSON the worst of such lines takes 35 ms of processor time."""
+MAX_TOKEN_BYTES = 12
+"""What a token of the prompt adds to the first line, which repeats it."""
+_PROMPT = re.compile(rb'"prompt_token_ids"\s*:\s*\[')
 SHOWN_CHARS = 300
 """Of a server's own words in an error."""
 DONE = b"[DONE]"
@@ -54,6 +62,16 @@ class StrangerChunk:
     is_done: bool = False
     """The server has said its last word."""
 
+    def parts(self, num_tokens: int) -> "Sequence[StrangerChunk]":
+        """The same in chunks of at most so many tokens; what comes behind tokens is in the last."""
+        if len(self.token_ids) <= num_tokens:
+            return (self,)
+        *borders, last = range(0, len(self.token_ids), num_tokens)
+        first = [
+            StrangerChunk(self.token_ids[at : at + num_tokens], self.logprobs[at : at + num_tokens]) for at in borders
+        ]
+        return (*first, replace(self, token_ids=self.token_ids[last:], logprobs=self.logprobs[last:]))
+
 
 class _Logprobs(msgspec.Struct):
     tokens: list[str]
@@ -65,7 +83,6 @@ class _Choice(msgspec.Struct):
     index: int = 0
     text: str | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
@@ -99,90 +116,139 @@ _chunk = msgspec.json.Decoder(_Chunk)
 _error_body = msgspec.json.Decoder(_ErrorBody)
 
 
+@dataclass(slots=True)
+class _Heard:
+    """What the lines of one piece have said so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reason: FinishReason | None = None
+    num_cached_tokens: int | None = None
+    failure: StrangerFailure | None = None
+    is_done: bool = False
+
+
 class StrangerStream:
     """One answer's stream."""
 
-    def __init__(self, prompt: tuple[int, ...], vocabulary_size: int, num_alternatives: int | None) -> None:
+    def __init__(
+        self, prompt: tuple[int, ...], vocabulary_size: int, num_alternatives: int | None, max_tokens: int
+    ) -> None:
         self._prompt = prompt
         self._vocabulary_size = vocabulary_size
         self._num_alternatives = num_alternatives
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
         self._rest = bytearray()
+        """A line whose end has not come."""
+        self._max_bytes = MAX_LINE_BYTES + MAX_TOKEN_BYTES * len(prompt)
+        """Of the present line."""
         self._reason: FinishReason | None = None
         self._is_done = False
 
     def feed(self, data: bytes) -> StrangerChunk:
         """What is said by the lines that end in these bytes."""
-        *lines, rest = (self._rest + data).split(b"\n") if b"\n" in data else (self._rest + data,)
-        self._rest = bytearray(rest)
-        if len(self._rest) > MAX_LINE_BYTES:
-            raise MessageError(f"a line of a stream has up to {MAX_LINE_BYTES} bytes, more came")
-        said = StrangerChunk()
-        for line in lines:
-            if line.startswith(b"data:"):
-                said = _joined(said, self._read(bytes(line[5:]).strip()))
-        return said
+        heard = _Heard()
+        for line in self._lines(data):
+            if line.startswith(b"data:") and not self._is_done:
+                self._read(line[5:].strip(), heard)
+        return StrangerChunk(
+            tuple(heard.token_ids),
+            tuple(heard.logprobs),
+            heard.reason,
+            heard.num_cached_tokens,
+            heard.failure,
+            heard.is_done,
+        )
 
-    def _read(self, data: bytes) -> StrangerChunk:
-        if not data or self._is_done:
-            return StrangerChunk()
+    def _lines(self, data: bytes) -> list[bytes]:
+        """Those that end here. Only new bytes are searched, and what is held is copied once, when its line ends."""
+        first, *others = data.split(b"\n")
+        self._rest += first
+        if len(self._rest) > self._max_bytes:
+            raise MessageError(f"a line of this stream has up to {self._max_bytes} bytes, more came")
+        if not others:
+            return []
+        lines, self._rest = [bytes(self._rest), *others[:-1]], bytearray(others[-1])
+        return lines
+
+    def _read(self, data: bytes, heard: _Heard) -> None:
         if data == DONE:
-            self._is_done = True
-            return StrangerChunk(is_done=True)
+            heard.is_done = self._is_done = True
+        if not data or self._is_done:
+            return
+        data = self._without_prompt(data)
         try:
             chunk = _chunk.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MessageError(f"a chunk of a completion was expected, {_shown(data)!r} came: {error}") from error
         if chunk.error is not None:
-            return StrangerChunk(failure=_failure(chunk.error, 500))
-        return self._taken(chunk)
-
-    def _taken(self, chunk: _Chunk) -> StrangerChunk:
+            heard.failure = heard.failure or _failure(chunk.error, 500)
+            return
         details = None if chunk.usage is None else chunk.usage.prompt_tokens_details
-        num_cached = None if details is None else details.cached_tokens
-        said = StrangerChunk(num_cached_tokens=None if num_cached is None else self._capped(num_cached))
+        if details is not None and details.cached_tokens is not None:
+            heard.num_cached_tokens = self._capped(details.cached_tokens)
+        if len(chunk.choices) > 1:
+            raise MessageError(f"expected one choice in a chunk, got {len(chunk.choices)}")
         for choice in chunk.choices:
-            if choice.index != 0:
-                raise MessageError(f"one answer was asked for, number {choice.index} came")
-            said = _joined(said, self._choice(choice))
-        return said
+            self._take(choice, heard)
+
+    def _without_prompt(self, data: bytes) -> bytes:
+        """A line without the prompt that it repeats, which must be ours."""
+        found = _PROMPT.search(data)
+        if found is not None:
+            begin, end = found.end() - 1, data.find(b"]", found.end()) + 1
+            if data[begin:end].translate(None, b" \t\r") != msgspec.json.encode(self._prompt):
+                raise MessageError("the server answers another prompt than it was given: its tokens are not ours")
+            data = data[:begin] + b"null" + data[end:]
+        self._max_bytes = MAX_LINE_BYTES
+        if len(data) > MAX_LINE_BYTES:
+            raise MessageError(f"a line of a stream has up to {MAX_LINE_BYTES} bytes beside its prompt, more came")
+        return data
 
     def _capped(self, num_cached: int) -> int:
         if not 0 <= num_cached <= len(self._prompt):
             raise MessageError(f"{num_cached} of {len(self._prompt)} prompt tokens are said to be cached")
         return num_cached
 
-    def _choice(self, choice: _Choice) -> StrangerChunk:
-        if choice.prompt_token_ids is not None and tuple(choice.prompt_token_ids) != self._prompt:
-            raise MessageError("the server answers another prompt than it was given: its tokens are not ours")
+    def _take(self, choice: _Choice, heard: _Heard) -> None:
+        if choice.index != 0:
+            raise MessageError(f"one answer was asked for, number {choice.index} came")
         if choice.token_ids is None and choice.text:
             raise MessageError(
                 "the server does not tell token ids, which return_token_ids asks for; vLLM does from 0.10.2 on"
             )
-        token_ids = tuple(choice.token_ids or ())
+        token_ids = choice.token_ids or []
+        self._check_tokens(token_ids, choice.finish_reason)
+        heard.token_ids += token_ids
+        heard.logprobs += self._logprobs(token_ids, choice.logprobs)
+        if choice.finish_reason is None:
+            return
+        heard.reason = self._reason = REASONS.get(choice.finish_reason)
+        if self._reason is None:
+            words = f"the server ended it with {choice.finish_reason[:SHOWN_CHARS]!r}"
+            heard.failure = heard.failure or StrangerFailure(500, words)
+
+    def _check_tokens(self, token_ids: list[int], finish_reason: str | None) -> None:
+        if self._reason is not None and (token_ids or finish_reason):
+            raise MessageError("an answer went on behind its end")
+        self._num_tokens += len(token_ids)
+        if self._num_tokens > self._max_tokens:
+            raise MessageError(f"an answer has up to {self._max_tokens} tokens, {self._num_tokens} came")
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocabulary_size):
             strange = next(one for one in token_ids if not 0 <= one < self._vocabulary_size)
             raise MessageError(f"the vocabulary has tokens from 0 to {self._vocabulary_size - 1}, {strange} came")
-        if self._reason is not None and (token_ids or choice.finish_reason):
-            raise MessageError("an answer went on behind its end")
-        logprobs = self._logprobs(token_ids, choice.logprobs)
-        if choice.finish_reason is None:
-            return StrangerChunk(token_ids, logprobs)
-        self._reason = REASONS.get(choice.finish_reason)
-        if self._reason is None:
-            failure = StrangerFailure(500, f"the server ended it with {choice.finish_reason[:SHOWN_CHARS]!r}")
-            return StrangerChunk(token_ids, logprobs, failure=failure)
-        return StrangerChunk(token_ids, logprobs, self._reason)
 
-    def _logprobs(self, token_ids: tuple[int, ...], told: _Logprobs | None) -> tuple[TokenLogprobs, ...]:
+    def _logprobs(self, token_ids: list[int], told: _Logprobs | None) -> list[TokenLogprobs]:
         if self._num_alternatives is None or not token_ids:
-            return ()
+            return []
         tops = [] if told is None else told.top_logprobs or [None] * len(token_ids)
         if told is None or not len(token_ids) == len(told.token_logprobs) == len(tops):
             _lie("log-probabilities were asked for, one for each token")
-        return tuple(
+        return [
             self._entry(token, value, top)
             for token, value, top in zip(token_ids, told.token_logprobs, tops, strict=True)
-        )
+        ]
 
     def _entry(self, token_id: int, value: float | None, top: dict[str, float | None] | None) -> TokenLogprobs:
         """Ranks are not told: of a token that is not among the likeliest only that it is behind them all is known."""
@@ -215,17 +281,6 @@ def error_of(failure: StrangerFailure, retry_after: str, num_waiting: int) -> Qu
     if failure.status in NOT_LET_IN or failure.status >= 500:
         return None
     return RequestError(f"a member that is not quire refused it: {failure.message}")
-
-
-def _joined(first: StrangerChunk, then: StrangerChunk) -> StrangerChunk:
-    return StrangerChunk(
-        first.token_ids + then.token_ids,
-        first.logprobs + then.logprobs,
-        then.reason or first.reason,
-        first.num_cached_tokens if then.num_cached_tokens is None else then.num_cached_tokens,
-        first.failure or then.failure,
-        first.is_done or then.is_done,
-    )
 
 
 def _failure(error: _ErrorFields | str, status: int) -> StrangerFailure:

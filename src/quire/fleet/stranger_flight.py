@@ -8,7 +8,6 @@ How much of the prompt was cached such a server says at the end, so the last eve
 from quire.core.events import Admitted, Finished, FirstToken, Queued, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason
 from quire.engine.commands import Restore, Submit
-from quire.errors import MessageError
 from quire.fleet.stranger_answers import StrangerChunk
 
 
@@ -62,7 +61,7 @@ class StrangerFlight:
         ]
 
     def heard(self, index: int, chunk: StrangerChunk) -> list[RequestEvent]:
-        """What some bytes of this answer's stream tell. Raises MessageError for what cannot be."""
+        """What some bytes of this answer's stream tell."""
         if index not in self._streaming:
             return []
         name, epoch, events = self.command.request_id, self.command.epoch, list[RequestEvent]()
@@ -73,10 +72,6 @@ class StrangerFlight:
         for token_id, entry in zip(chunk.token_ids, logprobs, strict=True):
             self._num_tokens[index] += 1
             events.append(Token(name, index, token_id, self._num_tokens[index], entry, epoch=epoch))
-        if self._num_tokens[index] > self.command.params.max_tokens:
-            raise MessageError(
-                f"an answer has up to {self.command.params.max_tokens} tokens, {self._num_tokens[index]} came"
-            )
         if chunk.num_cached_tokens is not None:
             self._cached_tokens.append(min(chunk.num_cached_tokens, len(self.command.prompt)))
         if chunk.reason is not None:

@@ -13,9 +13,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
+from time import thread_time
 
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Continuation, FinishReason
+from quire.core.work_budget import WorkAccount, WorkKind
 from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
 from quire.errors import MessageError, QuireError, RequestError
 from quire.fleet.fleet_messages import (
@@ -29,8 +31,9 @@ from quire.fleet.fleet_messages import (
     ToMember,
     Welcome,
 )
-from quire.fleet.http_exchange import HttpServer, ask, opened_exchange
+from quire.fleet.http_exchange import HttpExchange, HttpServer, ask, opened_exchange
 from quire.fleet.member_link import BEAT_S, LinkListener, MeetingLink
+from quire.fleet.member_work import MemberWork
 from quire.fleet.stranger_address import StrangerAddress, read_key
 from quire.fleet.stranger_answers import StrangerFailure, StrangerStream, error_of, refusal_of
 from quire.fleet.stranger_card import PROBE, ModelClaim, card_of, check_probe, read_model, report_of
@@ -42,6 +45,8 @@ log = logging.getLogger("quire.fleet")
 
 LOOK_TIMEOUT_S = 10.0
 """For `/metrics`. Whoever is silent for longer than the fleet waits is left before."""
+PIECE_BYTES, PIECE_TOKENS = 4096, 64
+"""Of a stream, before others on the loop may have a turn."""
 NO_CLAIM = (
     "the model's tokens are not known yet: a member that is not quire sends no tokenizer, so a member of quire's own "
     "must be ready first, or the gateway be given --tokenizer MODEL"
@@ -82,12 +87,19 @@ class StrangerLink(MeetingLink):
     is_stranger = True
 
     def __init__(
-        self, address: StrangerAddress, claim: Callable[[], ModelClaim | None], listener: LinkListener
+        self,
+        address: StrangerAddress,
+        claim: Callable[[], ModelClaim | None],
+        listener: LinkListener,
+        work: MemberWork,
     ) -> None:
         super().__init__(address.line)
         self._where = address
         self._claim = claim
         self._listener = listener
+        self._work = work
+        self._account = WorkAccount(self.address)
+        """What all its figures have cost; each answer has an account of its own."""
         self._meeting: _Meeting | None = None
         self._figures = StrangerFigures()
         self._flights: dict[str, _Open] = {}
@@ -135,6 +147,7 @@ class StrangerLink(MeetingLink):
             return True
         self._is_over = asyncio.Event()
         self._is_honest, self._num_heard, is_fine = True, 0, False
+        self._account = WorkAccount(self.address)
         try:
             meeting = self._meeting = await self._greet(claim)
             await self._talk(meeting)
@@ -168,8 +181,8 @@ class StrangerLink(MeetingLink):
             raise MessageError(f"/v1/models answers {status}: {refusal_of(status, body).message}; has it a key?")
         model = read_model(body, where.model)
         status, body = await ask(server, "GET", "/metrics")
-        self._figures = read_figures(body.decode("utf-8", "replace")) if status == 200 else StrangerFigures()
         has_metrics = status == 200
+        self._figures = await self._read_figures(body) if has_metrics else StrangerFigures()
         question = {"model": model.name, "prompt": PROBE, "add_special_tokens": False}
         status, body = await ask(server, "POST", "/tokenize", question)
         if status == 200:
@@ -216,7 +229,15 @@ class StrangerLink(MeetingLink):
             has_failed = False
             self._has_heard |= status == 200
             if status == 200 and meeting.has_metrics:
-                self._figures = read_figures(body.decode("utf-8", "replace"))
+                self._figures = await self._read_figures(body)
+
+    async def _read_figures(self, page: bytes) -> StrangerFigures:
+        """Raises MessageError if all its pages took longer than they may."""
+        await self._work.turn()
+        began_s = thread_time()
+        figures = read_figures(page)
+        self._work.charge(self._account, WorkKind.MEMBER_STREAM, began_s)
+        return figures
 
     async def _beat(self) -> None:
         while True:
@@ -296,7 +317,9 @@ class StrangerLink(MeetingLink):
             return
         command, index, info = flight.command, answer.index, meeting.card.info
         body = completion_body(command, answer, meeting.card.model, info.max_sequence_tokens)
-        stream = StrangerStream(command.prompt + answer.produced, info.vocabulary_size, command.params.logprobs)
+        stream = StrangerStream(
+            command.prompt + answer.produced, info.vocabulary_size, command.params.logprobs, body["max_tokens"]
+        )
         async with opened_exchange(meeting.server, "POST", "/v1/completions", body) as asked:
             status = await asked.head()
             if status != 200:
@@ -305,17 +328,31 @@ class StrangerLink(MeetingLink):
             if flight.is_taken:
                 opened.all_agreed.set()
             await opened.all_agreed.wait()
-            while data := await asked.read():
-                self._has_heard = True
-                chunk = stream.feed(data)
-                self._tell(flight.heard(index, chunk))
-                if chunk.failure is not None:
-                    raise _RefusedError(chunk.failure)
-                if chunk.is_done:
-                    break
+            await self._follow(asked, flight, index, stream)
         if flight.is_open(index):
             raise ConnectionResetError("a stream ended before its answer had")
         self._tell(flight.over(index))
+
+    async def _follow(self, asked: HttpExchange, flight: StrangerFlight, index: int, stream: StrangerStream) -> None:
+        """A stream to its last word, in small pieces: all others on this loop want their turns, too."""
+        account = WorkAccount(self.address)
+        while data := await asked.read():
+            for at in range(0, len(data), PIECE_BYTES):
+                await self._work.turn()
+                if self._is_over.is_set():
+                    return  # another stream of this member was strange
+                self._has_heard, began_s = True, thread_time()
+                chunk = stream.feed(data[at : at + PIECE_BYTES])
+                self._work.charge(account, WorkKind.MEMBER_STREAM, began_s, len(chunk.token_ids))
+                for part in chunk.parts(PIECE_TOKENS):
+                    await self._work.turn()
+                    began_s = thread_time()
+                    self._tell(flight.heard(index, part))
+                    self._work.count(began_s)
+                if chunk.failure is not None:
+                    raise _RefusedError(chunk.failure)
+                if chunk.is_done:
+                    return
 
     async def _take_failure(self, flight: StrangerFlight, error: Exception) -> None:
         """Whose fault is it? A server that is not well loses all its requests, one that is well this one."""

@@ -1,19 +1,21 @@
 """A server's `/metrics`, read for what a router wants to know: how busy it is, and how large. Pure.
 
 The names are vLLM's. Of several engines behind one address the counts are added up. What is not understood is left out:
-without figures a member is chosen by what this gateway gave it alone.
+without figures a member is chosen by what this gateway gave it alone. Only the lines with these names are looked at,
+and of each name a bounded number: the page is read every second, on the gateway's event loop.
 """
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from math import isfinite
 
 DEFAULT_BLOCK_SIZE = 16
 """vLLM's own where it says nothing else."""
 MAX_COUNT = 1 << 40
-_SAMPLE = re.compile(r"vllm:(\w+)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+MAX_SAMPLES = 256
+"""Of one name: a server has that many engines at most."""
+MAX_SAMPLE_BYTES = 4096
+_SIZES = re.compile(rb'[{,](block_size|num_gpu_blocks)="(\d{1,13})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +39,42 @@ class StrangerFigures:
         return round(self.kv_usage * (self.num_blocks or 0))
 
 
-def read_figures(text: str) -> StrangerFigures:
-    """What these lines say. Never raises: a line that says nothing is none."""
-    values: dict[str, list[float]] = defaultdict(list)
-    sizes: dict[str, list[int]] = defaultdict(list)
-    for line in text.splitlines():
-        sample = _SAMPLE.fullmatch(line)
-        if sample is None:
-            continue
-        name, labels, value = sample.groups()
-        if name == "cache_config_info":
-            for label, told in _LABEL.findall(labels or ""):
-                if told.isascii() and told.isdecimal() and 0 < int(told[:20]) <= MAX_COUNT:
-                    sizes[label].append(int(told))
-        else:
-            values[name].append(_number(value))
-    usage = values["kv_cache_usage_perc"] or values["gpu_cache_usage_perc"] or [0.0]
-    num_prompts = sum(values["request_prompt_tokens_count"])
+def read_figures(page: bytes) -> StrangerFigures:
+    """What this page says. Never raises: a line that says nothing is none."""
+    usage = _values(page, b"kv_cache_usage_perc") or _values(page, b"gpu_cache_usage_perc") or [0.0]
+    sizes = [found for labels, _ in _samples(page, b"cache_config_info") for found in _SIZES.findall(labels)]
+    counts = [(name, min(int(number), MAX_COUNT)) for name, number in sizes]
+    num_prompts = sum(_values(page, b"request_prompt_tokens_count"))
     return StrangerFigures(
-        num_running=int(sum(values["num_requests_running"])),
-        num_waiting=int(sum(values["num_requests_waiting"])),
+        num_running=int(sum(_values(page, b"num_requests_running"))),
+        num_waiting=int(sum(_values(page, b"num_requests_waiting"))),
         kv_usage=min(1.0, sum(usage) / len(usage)),
-        block_size=max(sizes["block_size"], default=None),
-        num_blocks=sum(sizes["num_gpu_blocks"]) or None,
-        num_computed_tokens=int(sum(values["prompt_tokens_total"]) + sum(values["generation_tokens_total"])),
-        num_preemptions=int(sum(values["num_preemptions_total"])),
-        mean_prompt_tokens=sum(values["request_prompt_tokens_sum"]) / num_prompts if num_prompts else 0.0,
+        block_size=max((count for name, count in counts if name == b"block_size"), default=0) or None,
+        num_blocks=sum(count for name, count in counts if name == b"num_gpu_blocks") or None,
+        num_computed_tokens=int(
+            sum(_values(page, b"prompt_tokens_total")) + sum(_values(page, b"generation_tokens_total"))
+        ),
+        num_preemptions=int(sum(_values(page, b"num_preemptions_total"))),
+        mean_prompt_tokens=sum(_values(page, b"request_prompt_tokens_sum")) / num_prompts if num_prompts else 0.0,
     )
 
 
-def _number(text: str) -> float:
+def _values(page: bytes, name: bytes) -> list[float]:
+    return [_number(value) for _, value in _samples(page, name)]
+
+
+def _samples(page: bytes, name: bytes) -> list[tuple[bytes, bytes]]:
+    """Labels and value of the lines with this name: `vllm:NAME{LABELS} VALUE`, labels if there are any."""
+    found, start, at = list[tuple[bytes, bytes]](), b"vllm:" + name, 0
+    while len(found) < MAX_SAMPLES and (at := page.find(start, at)) >= 0:
+        is_first, at = at == 0 or page[at - 1 : at] == b"\n", at + len(start)
+        if is_first and page[at : at + 1] in (b"{", b" "):
+            labels, _, rest = page[at : at + MAX_SAMPLE_BYTES].partition(b"\n")[0].rpartition(b"}")
+            found.append((labels, rest.strip().partition(b" ")[0]))
+    return found
+
+
+def _number(text: bytes) -> float:
     """Counts are not negative, and not endless."""
     try:
         value = float(text)

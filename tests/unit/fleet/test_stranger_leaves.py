@@ -18,7 +18,14 @@ from quire.core.request import Continuation, FinishReason, PriorityClass, Resolv
 from quire.engine.commands import Submit
 from quire.errors import ConfigError, MessageError, QueueFullError, RequestError
 from quire.fleet.stranger_address import check_stranger, parse_stranger, read_key
-from quire.fleet.stranger_answers import StrangerChunk, StrangerFailure, StrangerStream, error_of, refusal_of
+from quire.fleet.stranger_answers import (
+    MAX_LINE_BYTES,
+    StrangerChunk,
+    StrangerFailure,
+    StrangerStream,
+    error_of,
+    refusal_of,
+)
 from quire.fleet.stranger_card import check_probe, read_model
 from quire.fleet.stranger_flight import StrangerFlight
 from quire.fleet.stranger_metrics import StrangerFigures, read_figures
@@ -203,7 +210,7 @@ STREAM = b"".join(
 
 
 def read(data: bytes, cuts: list[int]) -> list[StrangerChunk]:
-    stream = StrangerStream((1, 2, 3), 100, None)
+    stream = StrangerStream((1, 2, 3), 100, None, 16)
     borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     return [stream.feed(data[start:end]) for start, end in itertools.pairwise(borders)]
 
@@ -219,7 +226,7 @@ class TestStreams:
 
     @given(st.binary(max_size=200), st.integers(0, len(STREAM)))
     def test_bytes_that_are_no_stream_raise_one_kind_of_error_alone(self, noise: bytes, at: int) -> None:
-        stream = StrangerStream((1, 2, 3), 100, None)
+        stream = StrangerStream((1, 2, 3), 100, None, 16)
         with contextlib.suppress(MessageError):
             stream.feed(STREAM[:at] + noise + STREAM[at:])
 
@@ -229,7 +236,7 @@ class TestStreams:
     )))  # fmt: skip
     def test_json_of_any_form_raises_one_kind_of_error_alone(self, told: object) -> None:
         for num_alternatives in (None, 1):
-            stream = StrangerStream((1, 2, 3), 100, num_alternatives)
+            stream = StrangerStream((1, 2, 3), 100, num_alternatives, 16)
             with contextlib.suppress(MessageError):
                 stream.feed(b"data: " + json.dumps(told).encode() + b"\n")
 
@@ -242,25 +249,46 @@ class TestStreams:
             ({"choices": [{**choice(5), "index": 1}]}, "number 1 came"),
             ({"choices": [choice(5, prompt_token_ids=[0, 1, 2, 3])]}, "another prompt"),
             ({"usage": {"prompt_tokens_details": {"cached_tokens": 4}}}, "4 of 3 prompt tokens"),
-            ({"choices": [choice(5, finish_reason="stop"), choice(6)]}, "behind its end"),
+            ({"choices": [choice(5), choice(6)]}, "expected one choice in a chunk, got 2"),
+            ({"choices": [choice(*range(17))]}, "up to 16 tokens, 17 came"),
+            ({"choices": [choice(5, text="x" * MAX_LINE_BYTES)]}, "bytes"),
         ],
     )
     def test_what_cannot_be_is_an_error_that_says_so(self, told: dict[str, Any], words: str) -> None:
         with pytest.raises(MessageError, match=words):
-            StrangerStream((1, 2, 3), 100, None).feed(line(**told))
+            StrangerStream((1, 2, 3), 100, None, 16).feed(line(**told))
+
+    def test_an_answer_does_not_go_on_behind_its_end(self) -> None:
+        stream = StrangerStream((1, 2, 3), 100, None, 16)
+        stream.feed(line(choices=[choice(5, finish_reason="stop")]))
+        with pytest.raises(MessageError, match="behind its end"):
+            stream.feed(line(choices=[choice(6)]))
+
+    def test_the_first_line_may_repeat_a_long_prompt_and_no_other_line_is_as_long(self) -> None:
+        prompt = tuple(range(90, 90 + MAX_LINE_BYTES // 4))
+        first = line(choices=[choice(5, prompt_token_ids=prompt)])
+        assert len(first) > MAX_LINE_BYTES
+        stream = StrangerStream(prompt, 100, None, 16)
+        assert stream.feed(first).token_ids == (5,)
+        with pytest.raises(MessageError, match=f"up to {MAX_LINE_BYTES} bytes"):
+            stream.feed(first[:-2])
+        with pytest.raises(MessageError, match="another prompt"):
+            StrangerStream((*prompt[:-1], 1), 100, None, 16).feed(first)
+        with pytest.raises(MessageError, match="beside its prompt"):
+            StrangerStream(prompt, 100, None, 16).feed(line(choices=[choice(5, text="x" * MAX_LINE_BYTES)]))
 
     def test_log_probabilities_are_read_with_their_ranks(self) -> None:
         tops = [{"token_id:5": -1.0, "token_id:9": -0.5}, {"token_id:6": -3.0, "token_id:1": -0.5, "token_id:2": -0.6}]
         told = {"tokens": ["token_id:5", "token_id:6"], "token_logprobs": [-1.0, -3.0], "top_logprobs": tops}
-        said = StrangerStream((1,), 100, 2).feed(line(choices=[choice(5, 6, logprobs=told)]))
+        said = StrangerStream((1,), 100, 2, 16).feed(line(choices=[choice(5, 6, logprobs=told)]))
         first, second = said.logprobs
         assert (first.rank, first.alternatives) == (2, ((9, -0.5), (5, -1.0)))
         assert (second.logprob, second.rank, second.alternatives) == (-3.0, 3, ((1, -0.5), (2, -0.6)))
         with pytest.raises(MessageError, match="one for each token"):
-            StrangerStream((1,), 100, 2).feed(line(choices=[choice(5)]))
+            StrangerStream((1,), 100, 2, 16).feed(line(choices=[choice(5)]))
 
     def test_a_failure_in_the_middle_is_told_with_its_status(self) -> None:
-        stream = StrangerStream((1,), 100, None)
+        stream = StrangerStream((1,), 100, None, 16)
         assert stream.feed(line(error={"message": "dead", "code": 500})).failure == StrangerFailure(500, "dead")
         assert stream.feed(line(error={"message": "bad", "code": 400})).failure == StrangerFailure(400, "bad")
         failure = stream.feed(line(choices=[choice(finish_reason="abort")])).failure
@@ -311,11 +339,6 @@ class TestFlights:
         assert flight.heard(1, StrangerChunk((4,))) == []
         assert [type(event) for event in flight.ended(FinishReason.DEADLINE)] == [SequenceFinished, Finished]
 
-    def test_more_tokens_than_were_asked_for_cannot_be(self) -> None:
-        flight = StrangerFlight(submit(ResolvedSampling(max_tokens=2)), 3)
-        with pytest.raises(MessageError, match="up to 2 tokens, 3 came"):
-            flight.heard(0, StrangerChunk((1, 2, 3)))
-
 
 class TestFigures:
     def test_sizes_and_loads_of_all_engines_are_added_up(self) -> None:
@@ -335,14 +358,14 @@ class TestFigures:
                 "vllm:request_prompt_tokens_count 3",
             )
         )
-        found = read_figures(text)
+        found = read_figures(text.encode())
         assert (found.num_running, found.num_waiting, found.block_size, found.num_blocks) == (5, 4, 128, 100)
         assert (found.num_used_blocks, found.num_computed_tokens, found.mean_prompt_tokens) == (30, 1020, 100.0)
 
     @given(st.text())
     def test_other_texts_say_nothing(self, text: str) -> None:
-        assert isinstance(read_figures(text), StrangerFigures)
-        read_figures(f'vllm:num_requests_running {text}\nvllm:cache_config_info{{block_size="{text}"}} 1')
+        assert isinstance(read_figures(text.encode()), StrangerFigures)
+        read_figures(f'vllm:num_requests_running {text}\nvllm:cache_config_info{{block_size="{text}"}} 1'.encode())
 
 
 class TestCards:

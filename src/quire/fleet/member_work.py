@@ -1,0 +1,57 @@
+"""What reading the words of members costs a gateway's event loop: measured, charged to the member, spread over turns.
+
+    bytes of a member ─► turn: waits while members have had their share of this turn of the loop
+                      ─► read ─► charge ─► the budget of `core/work_budget.py` ─► MessageError: the member is left
+                      ─► passed on to requests ─► count
+
+How long one piece may take is bounded by its bytes where it is read. This bounds how many pieces a turn has, and how
+much a member may cost in all. Lives on the event loop; decides nothing about bytes.
+"""
+
+import asyncio
+import logging
+from time import monotonic, thread_time
+
+from quire.core.work_budget import WorkAccount, WorkBudget, WorkKind
+from quire.errors import MessageError
+
+log = logging.getLogger("quire.fleet")
+
+TURN_S = 0.01
+"""Of processor time: when members have had so much of a turn of the loop, the next piece waits for the next turn."""
+
+
+class MemberWork:
+    """Of all members of one gateway together: they share its loop."""
+
+    def __init__(self) -> None:
+        self.budget = WorkBudget()
+        self._turn_s = 0.0
+        """Spent in this turn of the loop."""
+
+    async def turn(self) -> None:
+        """Wait until there is room in a turn."""
+        while self._turn_s >= TURN_S:
+            await asyncio.sleep(0)
+
+    def charge(self, account: WorkAccount, kind: WorkKind, began_s: float, num_units: int = 1) -> None:
+        """A piece was read since this `thread_time`. Raises MessageError if its member has cost more than it may."""
+        seconds = self.count(began_s)
+        cut = self.budget.spend(account, kind, seconds, monotonic(), num_units)
+        if cut is not None:
+            log.warning("member %s passed its work budget: %s", account.tenant, cut)
+            raise MessageError(
+                f"its words ({cut.kind.value}, {cut.scope.value}) took {cut.spent_s:.2f} s of processor time, "
+                f"{cut.limit_s:.2f} s is the limit"
+            )
+
+    def count(self, began_s: float) -> float:
+        """So much of this turn was spent since this `thread_time`, and is charged to no member: its length, in s."""
+        seconds = thread_time() - began_s
+        if not self._turn_s:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        self._turn_s += seconds
+        return seconds
+
+    def _end_turn(self) -> None:
+        self._turn_s = 0.0
