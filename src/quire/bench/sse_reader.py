@@ -19,16 +19,24 @@ class UnreadableError(ValueError):
 class EventSplitter:
     """Takes bytes, gives back the data of every event that is whole. Lines may end in LF or CRLF."""
 
-    __slots__ = ("_data", "_rest")
+    __slots__ = ("_data", "_num_rest", "_rest")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """The beginning of a line, as it came: joined once, when its end is there."""
+        self._num_rest = 0
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events that ended in this chunk."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if len(self._rest) > MAX_LINE_BYTES:
+        first, *others = chunk.split(b"\n")
+        self._num_rest += len(first)
+        self._rest.append(first)
+        lines = list[bytes]()
+        if others:
+            lines = [b"".join(self._rest), *others[:-1]]
+            self._rest, self._num_rest = [others[-1]], len(others[-1])
+        if self._num_rest > MAX_LINE_BYTES:
             raise UnreadableError(f"a line of a stream may have {MAX_LINE_BYTES} bytes, more came")
         events = []
         for line in lines:

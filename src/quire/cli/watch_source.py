@@ -90,13 +90,16 @@ class WatchSource:
 
 def events(lines: Iterable[bytes], kind: str) -> Iterator[bytes]:
     """The data of a stream's events of this kind. One that is cut is dropped; comments keep the line alive."""
-    name, data = "", list[bytes]()
+    name, data, num_bytes = "", list[bytes](), 0
     for raw in lines:
         line = raw.rstrip(b"\r\n")
+        num_bytes += len(line)
+        if num_bytes > MAX_LINE_BYTES:
+            raise WatchGoneError(f"expected an event of at most {MAX_LINE_BYTES:,} bytes, got more; is this a quire?")
         if not line:
             if name == kind and data:
                 yield b"\n".join(data)
-            name, data = "", []
+            name, data, num_bytes = "", [], 0
         elif line.startswith(b"event:"):
             name = line[6:].strip().decode("latin-1")
         elif line.startswith(b"data:"):

@@ -102,6 +102,8 @@ class Reply:
         """All of them so far, in the order they came."""
         self.num_tokens = 0
         """Tokens of all answers so far."""
+        self.num_reasoning_tokens = 0
+        """Tokens of thoughts among them. Counted as they come: a stream may ask for its usage in every chunk."""
         self.num_cached_tokens = 0
         """Prompt tokens that were not computed, as far as it is known."""
         self.explanation: Explanation | None = None
@@ -143,13 +145,11 @@ class Reply:
         self.pieces += added
         if self._is_paused and added:
             self._resume()
-        self.num_tokens += sum(len(piece.token_ids) for piece in added)
+        for piece in added:
+            self.num_tokens += len(piece.token_ids)
+            if isinstance(piece.part, ReasoningPart):
+                self.num_reasoning_tokens += len(piece.token_ids)
         return added
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Tokens of thoughts, in all answers."""
-        return sum(len(piece.token_ids) for piece in self.pieces if isinstance(piece.part, ReasoningPart))
 
     @property
     def num_longest(self) -> int:

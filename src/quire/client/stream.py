@@ -31,7 +31,7 @@ class Stream:
     ) -> None:
         self.request_id = request_id
         self._cancel = cancel
-        self._max_pending = max_pending
+        self._max_pending = self._join_at = max_pending
         self._max_bytes = max_bytes
         self._pieces: deque[Piece] = deque()
         self._num_bytes = 0
@@ -61,8 +61,10 @@ class Stream:
             self.end(StreamStuckError(self.request_id, self._max_bytes))
             return
         self._pieces.extend(pieces)
-        if len(self._pieces) > self._max_pending:
+        if len(self._pieces) > self._join_at:
             self._pieces = deque(joined(self._pieces))
+            # Parts that take turns stay apart: joined with every piece, they would cost the square of their number.
+            self._join_at = max(self._max_pending, 2 * len(self._pieces))
         self._ready.set()
 
     def end(self, error: QuireError | None = None) -> None:
@@ -95,7 +97,7 @@ class Stream:
         # Most readers are there for every piece: one needs no joining.
         taken = joined(self._pieces) if len(self._pieces) > 1 else list(self._pieces)
         self._pieces.clear()
-        self._num_bytes = 0
+        self._num_bytes, self._join_at = 0, self._max_pending
         return taken
 
     def __aiter__(self) -> "Stream":

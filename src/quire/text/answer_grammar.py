@@ -75,6 +75,9 @@ class _Writer:
     def __init__(self, rules: AnswerRules, special: Mapping[str, int]) -> None:
         self._rules = rules
         self._special = special
+        marks = sorted([*special, CALL_ID], key=len, reverse=True)
+        # Made once: some models have thousands of marks, and a request hundreds of tools.
+        self._marks = re.compile("(" + "|".join(map(re.escape, marks)) + ")")
 
     def lines(self) -> Iterator[str]:
         calls, reasoning = self._rules.calls, self._rules.reasoning
@@ -187,8 +190,7 @@ class _Writer:
 
     def _pieces(self, text: str) -> list[str]:
         """Marks, and what stands between them."""
-        marks = sorted([*self._special, CALL_ID], key=len, reverse=True)
-        return [piece for piece in re.split("(" + "|".join(map(re.escape, marks)) + ")", text) if piece]
+        return [piece for piece in self._marks.split(text) if piece]
 
     def _token(self, piece: str) -> str:
         token = self._special.get(piece)

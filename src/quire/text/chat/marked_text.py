@@ -12,8 +12,10 @@ What is not understood (`center`, `translate`, `encode` ...) is left to `str` an
 must mark that as the client's: see `marked_like`.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex
+from operator import itemgetter
+from typing import Any, SupportsIndex, TypeVar
 
 from jinja2 import Undefined
 
@@ -21,6 +23,7 @@ Spans = tuple[tuple[int, int], ...]
 Sources = tuple[tuple[int, int, str], ...]
 """Of a client's characters, in order; where they touch, their labels differ."""
 
+Span = TypeVar("Span", bound=tuple[int, int] | tuple[int, int, str])
 SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
@@ -48,12 +51,12 @@ class MarkedText(str):
 
     def cut(self, start: int, stop: int) -> "MarkedText":
         """The characters from start to stop, which must lie inside."""
-        spans = ((max(left, start) - start, min(right, stop) - start) for left, right in self.client)
-        sources = ((max(left, start) - start, min(right, stop) - start, label) for left, right, label in self.sources)
+        spans = _within(self.client, start, stop)
+        sources = _within(self.sources, start, stop)
         return MarkedText(
             str.__getitem__(self, slice(start, stop)),
-            tuple(span for span in spans if span[0] < span[1]),
-            tuple(source for source in sources if source[0] < source[1]),
+            tuple((max(left, start) - start, min(right, stop) - start) for left, right in spans),
+            tuple((max(left, start) - start, min(right, stop) - start, label) for left, right, label in sources),
         )
 
     def join(self, parts: Iterable[str], /) -> str:
@@ -172,6 +175,12 @@ class MarkedText(str):
     def _three(self, texts: tuple[str, str, str]) -> tuple[str, str, str]:
         first, second = len(texts[0]), len(texts[0]) + len(texts[1])
         return self.cut(0, first), self.cut(first, second), self.cut(second, len(self))
+
+
+def _within(spans: tuple[Span, ...], start: int, stop: int) -> tuple[Span, ...]:
+    """Those that have a character from start to stop. Searched for: a text of many spans is cut into many parts."""
+    first = bisect_right(spans, start, key=itemgetter(1))
+    return spans[first : bisect_left(spans, stop, lo=first, key=itemgetter(0))] if start < stop else ()
 
 
 def concat(parts: Iterable[str]) -> str:

@@ -75,7 +75,9 @@ class CallReader:
         self._literal = ""
         """What must come next, in its rest."""
         self._then: ReadState = self._skip
-        self._name = self._id = self._key = ""
+        self._name = self._id = ""
+        self._letters: list[str] = []
+        """Of a name or a key that is not yet whole: a model may write one without end."""
         self._is_unmarked = False
         self._num_arguments = 0
         self._scanner = JsonScanner()
@@ -113,8 +115,9 @@ class CallReader:
 
     def _in_name(self, character: str) -> None:
         if character in NAME_CHARS:
-            self._name += character
+            self._letters.append(character)
             return
+        self._name, self._letters = "".join(self._letters), []
         self._expect(self._form.name_end, self._arguments)
         self._state(character)
 
@@ -125,7 +128,8 @@ class CallReader:
     def _arguments(self, character: str) -> None:
         """The first character behind a call's name."""
         has_id = CALL_ID in self._form.begin + self._form.name_end
-        self._begin(ToolCallPart(self.num_calls, self._id if has_id else self._call_id(self.num_calls), self._name))
+        call_id = self._id if has_id else self._call_id(self.num_calls)
+        self._begin(ToolCallPart(self.num_calls, call_id, self._name))
         self.num_calls += 1
         self._id = ""
         self._num_arguments = 0
@@ -155,19 +159,20 @@ class CallReader:
             for one in seen:
                 self._state(one)
         elif self._seen == self._tagged.before_key:
-            self._seen = self._key = ""
+            self._seen = ""
             self._search = StopStrings([self._key_end])
             self._state = self._in_key
 
     def _in_key(self, character: str) -> None:
         delta = self._search.push(character)
-        self._key += delta.text
+        self._letters.append(delta.text)
         if delta.stop is None:
             return
-        self._show((", " if self._num_arguments else "") + json.dumps(self._key) + ": ")
+        key, self._letters = "".join(self._letters), []
+        self._show((", " if self._num_arguments else "") + json.dumps(key) + ": ")
         self._num_arguments += 1
         self._search = StopStrings([self._tagged.after_value])
-        if self._key in self._text_keys.get(self._name, ()):
+        if key in self._text_keys.get(self._name, ()):
             self._show('"')
             self._expect(self._tagged.after_text_key.removeprefix(delta.stop), self._in_text)
         else:
@@ -200,7 +205,7 @@ class CallReader:
         if again is None or not again.startswith(self._seen):
             self._state = self._skip
         elif self._seen == again:
-            self._seen = self._name = ""
+            self._seen = ""
             self._state = self._in_name
 
     def _skip(self, character: str) -> None:

@@ -63,10 +63,12 @@ class AnswerReader:
         self._part: Part = TEXT
         self._is_fresh = False
         """The part has begun behind another, and nothing of it was shown."""
-        self._space = ""
-        """White space at the end of a part that may not go on."""
-        self._held = ""
+        self._space: list[str] = []
+        """White space at the end of a part that may not go on. A model may write nothing else: joined once."""
+        self._held: list[str] = []
         """The beginning of an answer, while it may be that of a thought or a call."""
+        self._seen = ""
+        """The same without the white space in front."""
         self._search = StopStrings([])
         self._unmarked = None
         if form.tools is not None and form.tools.object_keys is not None:
@@ -92,9 +94,9 @@ class AnswerReader:
 
     def finish(self) -> list[Said]:
         """The answer is over: what was held back is no mark."""
-        self._say(self._held + self._no_call() + self._search.flush())
+        self._say("".join(self._held) + self._no_call() + self._search.flush())
         if self._space and self._part is TEXT:
-            self._show(self._space)
+            self._show("".join(self._space))
         return self._taken()
 
     def _taken(self) -> list[Said]:
@@ -103,7 +105,7 @@ class AnswerReader:
         return taken
 
     def _turn(self, part: Part) -> None:
-        self._part, self._is_fresh, self._space = part, True, ""
+        self._part, self._is_fresh, self._space = part, True, []
         if part is not TEXT and part is not REASONING:
             self._out.append((part, []))
 
@@ -117,27 +119,36 @@ class AnswerReader:
         """Text or a thought: white space waits until it is known that the part goes on."""
         for character in text:
             if not character.isspace():
-                self._show(self._space + character)
-                self._is_fresh, self._space = False, ""
+                self._show("".join([*self._space, character]) if self._space else character)
+                self._is_fresh, self._space = False, []
             elif not self._is_fresh:
-                self._space += character
+                self._space.append(character)
 
     def _again(self) -> None:
         """What was held back is read once more, by another state."""
-        held, self._held = self._held, ""
-        for character in held:
+        for character in self._let_go():
             self._state(character)
+
+    def _hold(self, character: str) -> str:
+        """Keep it back. Returns what is kept, from its first character that is no white space."""
+        self._held.append(character)
+        if self._seen or not character.isspace():
+            self._seen += character
+        return self._seen
+
+    def _let_go(self) -> list[str]:
+        held, self._held, self._seen = self._held, [], ""
+        return held
 
     def _before_thought(self, character: str) -> None:
         """A thought, if the answer opens one."""
-        self._held += character
-        seen = self._held.lstrip()
+        seen = self._hold(character)
         begin = "" if self._reasoning is None else self._reasoning.begin
         if not begin.startswith(seen):
             self._speak()
             self._again()
         elif seen == begin and self._reasoning is not None:
-            self._held = ""
+            self._let_go()
             self._think(self._reasoning.end)
 
     def _think(self, end: str) -> None:
@@ -161,12 +172,13 @@ class AnswerReader:
 
     def _before_text(self, character: str) -> None:
         """What some models write before a text is no part of it."""
-        self._held += character
+        self._held.append(character)
+        held = "".join(self._held)
         begin = "" if self._reasoning is None else self._reasoning.text_begin
-        if self._held == begin:
-            self._held = ""
+        if held == begin:
+            self._let_go()
             self._listen()
-        elif not begin.startswith(self._held):
+        elif not begin.startswith(held):
             self._listen()
             self._again()
 
@@ -204,14 +216,13 @@ class AnswerReader:
 
     def _before_call(self, character: str) -> None:
         """Without a mark, an answer is a call if it begins like one."""
-        self._held += character
-        seen = self._held.lstrip()
+        seen = self._hold(character)
         begin = "" if self._tools is None else self._tools.begin
         if not begin.startswith(seen):
             self._state = self._say
             self._again()
         elif seen == begin:
-            self._held = ""
+            self._let_go()
             self._call("")
 
     def _call(self, rest: str) -> None:

@@ -30,20 +30,19 @@ def messages_of_items(fields: ResponseFields, images: Images) -> NumberedMessage
 
 def _messages(items: Sequence[Mapping[str, Any]], images: Images) -> Iterator[tuple[dict[str, Any], int]]:
     """Each with the number of its item; what the model wrote in one go has that of the first."""
-    answer: dict[str, Any] | None = None
-    first = 0
+    answer, first = list[dict[str, Any]](), 0
     for at, item in enumerate(items):
         added = _of_answer(item, images)
         if added is not None:
-            first = at if answer is None else first
-            answer = _merged(answer, added)
+            first = first if answer else at
+            answer.append(added)
             continue
-        if answer is not None:
-            yield answer, first
-            answer = None
+        if answer:
+            yield _merged(answer), first
+            answer = []
         yield _other(item, images), at
-    if answer is not None:
-        yield answer, first
+    if answer:
+        yield _merged(answer), first
 
 
 def _of_answer(item: Mapping[str, Any], images: Images) -> dict[str, Any] | None:
@@ -63,10 +62,15 @@ def _of_answer(item: Mapping[str, Any], images: Images) -> dict[str, Any] | None
     return None
 
 
-def _merged(answer: dict[str, Any] | None, added: dict[str, Any]) -> dict[str, Any]:
-    merged = answer or {"role": "assistant", "content": ""}
-    for name, value in added.items():
-        merged[name] = merged[name] + value if name in merged else value
+def _merged(answer: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One message of all that was added, in the order in which the model began each kind."""
+    added: dict[str, list[Any]] = {"content": []}
+    for one in answer:
+        for name, value in one.items():
+            added.setdefault(name, []).append(value)
+    merged: dict[str, Any] = {"role": "assistant"}
+    for name, values in added.items():
+        merged[name] = [call for calls in values for call in calls] if name == "tool_calls" else "".join(values)
     return merged
 
 
