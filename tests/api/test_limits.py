@@ -47,7 +47,8 @@ def connected(here: House) -> socket.socket:
 def test_the_bounds_are_those_of_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/keys-and-limits.md").read_text()
     for words in (
-        f"{limits.MAX_BODY_BYTES // 10**6} MB of JSON, {limits.MAX_JSON_DEPTH} deep, sent within {limits.BODY_S:g} s",
+        f"{limits.MAX_BODY_BYTES // 10**6} MB of JSON, {limits.MAX_JSON_DEPTH} deep, {limits.MAX_JSON_LISTS:,} lists",
+        f"objects, sent within {limits.BODY_S:g} s",
         f"{limits.MAX_HEAD_BYTES // 1024} KiB and {limits.MAX_HEADERS} headers, sent within {limits.HEAD_S:g} s",
         f"| prompts in one request | {limits.MAX_PROMPTS} |",
         f"| answers (`n`) | {limits.MAX_ANSWERS} |",

@@ -34,9 +34,9 @@ FOUR_TIMES = 8.0
 
 
 def cost(work: Callable[[int], object], size: int) -> float:
-    """Least of three, in processor time."""
+    """Least of two, in processor time."""
     taken = []
-    for _ in range(3):
+    for _ in range(2):
         start_s = time.process_time()
         work(size)
         taken.append(time.process_time() - start_s)
@@ -67,7 +67,7 @@ BLANKS = {
 @pytest.mark.parametrize("place", BLANKS)
 def test_white_space_in_an_answer_costs_its_length(place: str) -> None:
     form, before = BLANKS[place]
-    assert is_no_square(lambda size: read(form, before, *[" " * 64] * (size // 64)), 64_000)
+    assert is_no_square(lambda size: read(form, before, *[" " * 64] * (size // 64)), 150_000)
 
 
 @pytest.mark.parametrize("before", ["<tool_call>\n<function=", "<tool_call>\n<function=f>\n<parameter="])

@@ -7,14 +7,17 @@ float holds, whole numbers of hundreds of digits, a key that stands twice, half 
 import asyncio
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from quire.api.http.errors import ApiError, invalid
-from quire.api.http.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, ON_LOOP_BYTES
+from quire.api.http.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, MAX_JSON_LISTS, ON_LOOP_BYTES
 
 Receive = Callable[[], Awaitable[Any]]
 Pause = Callable[[], Awaitable[None]]
+TEXTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+AS_BRACKETS, NO_BRACKETS = bytes.maketrans(b"{}", b"[]"), bytes(set(range(256)) - set(b"[]{}"))
 
 
 class ClientGoneError(Exception):
@@ -62,6 +65,7 @@ def too_large(given: str) -> ApiError:
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object these bytes spell."""
+    brackets = _brackets(body)
     try:
         value = json.loads(
             body.decode(),
@@ -78,8 +82,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise invalid(f"a body must be plain JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid(f"a body must be a JSON object, a {type(value).__name__} given", code="invalid_json")
-    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH:
-        _check_depth(value)
+    _check_depth(brackets)
     if b"\\u" in body:
         _check_characters(value)
     return value
@@ -111,19 +114,28 @@ def _bounded(digits: str) -> int:
     return int(digits)
 
 
-def _check_depth(value: Any) -> None:
-    """Level by level, without recursion."""
-    level = [value]
+def _brackets(body: bytes) -> bytes:
+    """Where lists and objects begin and end, all written as lists. Too many are refused before any is made: a parser
+    holds the interpreter's lock, and each costs as much as a hundred characters of a text."""
+    if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
+        return b""
+    brackets = TEXTS.sub(b"", body).translate(AS_BRACKETS, NO_BRACKETS)
+    if (num_lists := brackets.count(b"[")) > MAX_JSON_LISTS:
+        message = (
+            f"expected at most {MAX_JSON_LISTS:,} lists and objects in a body, got {num_lists:,}; send less at once"
+        )
+        raise invalid(message, code="invalid_json")
+    return brackets
+
+
+def _check_depth(brackets: bytes) -> None:
+    """The innermost level is taken away, again and again."""
     for _ in range(MAX_JSON_DEPTH):
-        level = [child for one in level for child in _children(one)]
-        if not level:
+        if not brackets:
             return
-    raise _too_deep()
-
-
-def _children(value: Any) -> list[Any]:
-    open_requests = value.values() if isinstance(value, dict) else value
-    return [child for child in open_requests if isinstance(child, dict | list)]
+        brackets = brackets.replace(b"[]", b"")
+    if brackets:
+        raise _too_deep()
 
 
 def _too_deep() -> ApiError:

@@ -45,6 +45,8 @@ STREAM_SILENT_S = 15.0
 
 MAX_BODY_BYTES = 2 * 1000 * 1000
 MAX_JSON_DEPTH = 64
+MAX_JSON_LISTS = 50_000
+"""Lists and objects in one body."""
 MAX_INT_DIGITS = 20
 """A whole number of more digits fits no field of ours."""
 ON_LOOP_BYTES = 16 * 1024
