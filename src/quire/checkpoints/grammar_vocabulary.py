@@ -7,6 +7,8 @@ the first of them comes.
 
 import json
 from collections.abc import Sequence
+from itertools import islice
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from quire.checkpoints.checkpoint import Checkpoint
@@ -15,10 +17,29 @@ from quire.errors import CheckpointError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-LIMITS = {"initial_lexer_fuel": 300_000, "step_lexer_fuel": 100_000, "step_max_items": 20_000, "verbose_errors": False}
-"""Of compiling a grammar, and of what it allows at one place. An error does not quote the client's text into logs."""
+LIMITS = {
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 2_500,
+    "max_items_in_row": 2_000,
+    "verbose_errors": False,
+}
+"""Of compiling a grammar, and of what it allows at one place: a mask takes some 30 ms at the most, of ordinary grammars
+less than two. An error does not quote the client's text into logs."""
 SHOWN_CHARS = 300
 """Of what the library says."""
+MAX_FIRST = 32
+"""Tokens that may come first, each of which is followed once: some grammars fail only there."""
+FOLLOWED = 96
+"""Tokens that are followed one behind the other."""
+LAST = 8
+"""The latest of them, and the half before them: what these took is compared."""
+MAX_ALLOWED = 4096
+"""Of those that may come at a place, so many are looked at."""
+GROWN_S = 0.001
+GROWTH = 2.5
+"""A grammar is refused if its latest tokens took longer than this, and so many times as long as those half as far: with
+every token it takes longer, without end."""
 
 
 def grammar_tokens(checkpoint: Checkpoint) -> tuple[str, tuple[int, ...]]:
@@ -51,13 +72,64 @@ def matcher_of(vocabulary: "LLTokenizer", grammar: str) -> "LLMatcher":
     return LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
 
 
-def first_mask(matcher: "LLMatcher") -> str | None:
-    """See what may come first and what must, for some grammars fail only there. None, or what is wrong."""
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+def first_mask(matcher: "LLMatcher") -> bytes:
+    """What may come first; and what must is looked at, for some grammars fail only there. Raises ValueError."""
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if not matcher.is_error():
         matcher.compute_ff_tokens()
-    return matcher.get_error()[:SHOWN_CHARS] if matcher.is_error() else None
+    if matcher.is_error():
+        raise ValueError(matcher.get_error()[:SHOWN_CHARS])
+    return mask
+
+
+def follow(matcher: "LLMatcher", vocabulary: "LLTokenizer", within_s: float) -> None:
+    """See what may come later, for so much processor time at the most. Raises ValueError if it fails there, or takes
+    ever longer."""
+    started_s, ends = thread_time(), set(vocabulary.eos_tokens)
+    firsts = _allowed(matcher.compute_bitmask(), ends)
+    for first in firsts[:: max(1, len(firsts) // MAX_FIRST)]:
+        if thread_time() - started_s > within_s / 2:
+            break
+        _step(matcher.deep_copy(), first)
+    took: list[float] = []
+    token: int | None = firsts[len(firsts) // 2] if firsts else None
+    while token is not None and len(took) < FOLLOWED and thread_time() - started_s < within_s:
+        before_s = thread_time()
+        mask = _step(matcher, token)
+        took.append(thread_time() - before_s)
+        token = None if matcher.is_stopped() else _near(mask, token, ends)  # what may come again and again grows
+    latest, earlier = sum(took[-LAST:]) / LAST, sum(took[len(took) // 2 - LAST : len(took) // 2]) / LAST
+    if len(took) >= 4 * LAST and latest > max(GROWN_S, GROWTH * earlier):
+        raise ValueError(
+            f"what may follow takes ever longer: {latest * 1e3:.2g} ms behind {len(took)} tokens, "
+            f"{earlier * 1e3:.2g} ms behind {len(took) // 2}; say it without rules that begin with themselves"
+        )
+
+
+def _step(matcher: "LLMatcher", token: int) -> bytes:
+    """What may follow this token."""
+    matcher.consume_token(token)
+    mask = b"" if matcher.is_error() or matcher.is_stopped() else matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(matcher.get_error()[:SHOWN_CHARS])
+    return mask
+
+
+def _allowed(mask: bytes, ends: set[int]) -> list[int]:
+    """The first tokens of a mask, without those that end a text."""
+    found = (8 * at + bit for at, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1)
+    return list(islice((token for token in found if token not in ends), MAX_ALLOWED))
+
+
+def _near(mask: bytes, token: int, ends: set[int]) -> int | None:
+    """The same token, if it is allowed, or else one of the next."""
+    if mask and mask[token // 8] >> token % 8 & 1:
+        return token
+    for start in (token // 8, 0):
+        rest = mask[start:].lstrip(b"\0")
+        if found := _allowed(b"\0" * (len(mask) - len(rest)) + rest[:1], ends):
+            return found[0]
+    return None
 
 
 def _short(error: Exception) -> str:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Unpack
 
 from quire.client.params import SamplingParams
 from quire.client.text_model import Messages, TemplateArguments, TextModel
-from quire.errors import InvalidParameterError
-from quire.text.answer_grammar import AnswerRules, CallableTool, ToolRules, answer_grammar, text_keys
+from quire.errors import InvalidParameterError, WorkBudgetError
+from quire.text.answer_grammar import AnswerRules, CallableTool, ToolRules, answer_grammar, schema_grammar, text_keys
 from quire.text.chat.answer_formats import ModelFormats
 from quire.text.chat.canonical import canonical
 from quire.text.chat.prompt_parts import (
@@ -164,6 +165,15 @@ def asked_in_python(
     return asked.ids, asked.applied(params)
 
 
+class Found(Enum):
+    """What came of a check."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+    """The request has no time left to find out."""
+
+
 class _Tools:
     """The grammar of a request's tools; one that cannot be said in full is said in part."""
 
@@ -173,14 +183,16 @@ class _Tools:
         self._model, self._formats, self._form, self._use, self._rules = model, formats, form, use, rules
 
     def grammar(self) -> Grammar:
-        """Of all tools; where that cannot be, of each as far as it can."""
+        """Of all tools; where that cannot be, or cannot be known within the request's budget, of each as far as it
+        can. Each tool's schema is tested alone, so that what came of it is known wherever the tool comes again."""
         tools = [(tool, CallableTool(tool.name, _schema(tool), tool.is_strict)) for tool in self._use.callable]
         whole = self._of([one for _, one in tools])
-        if self._is_fine(whole):
+        if self._found(whole) is Found.RIGHT:
             return whole
-        return self._of(
-            [one if self._is_fit(tool, one) else CallableTool(tool.name, ANY_OBJECT) for tool, one in tools]
-        )
+        fit = self._of([one if self._is_fit(tool, one) else CallableTool(tool.name, ANY_OBJECT) for tool, one in tools])
+        if self._found(fit) is not Found.WRONG:
+            return fit
+        return self._of([CallableTool(tool.name, ANY_OBJECT) for tool, _ in tools])
 
     def _of(self, tools: Sequence[CallableTool]) -> Grammar:
         use = self._use
@@ -189,21 +201,26 @@ class _Tools:
         return _grammar(replace(self._rules, calls=calls), self._formats, "tools")
 
     def _is_fit(self, tool: Tool, callable_tool: CallableTool) -> bool:
-        if self._is_fine(self._of([callable_tool])):
+        if self._found(Grammar.lark(schema_grammar(callable_tool), "tools")) is Found.RIGHT:
             return True
         if tool.is_strict:
             raise InvalidParameterError(
-                f"tool {tool.name} is strict, and no grammar can say its schema; leave strict out, or say it simpler",
+                f"tool {tool.name} is strict, and no grammar can say its schema, or not within a request's time; "
+                "leave strict out, or say it simpler",
                 "tools",
             )
         return False
 
-    def _is_fine(self, grammar: Grammar) -> bool:
+    def _found(self, grammar: Grammar) -> Found:
         try:
             self._model.checked(grammar)
+        except WorkBudgetError as error:
+            if error.retry_after_s:
+                raise
+            return Found.UNKNOWN
         except InvalidParameterError:
-            return False
-        return True
+            return Found.WRONG
+        return Found.RIGHT
 
 
 def _schema(tool: Tool) -> Mapping[str, Any]:

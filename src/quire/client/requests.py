@@ -10,6 +10,7 @@ from quire.client.params import SamplingParams
 from quire.client.text_model import TextModel
 from quire.core.request import Continuation, PriorityClass, Request
 from quire.errors import InvalidParameterError
+from quire.text.text_work import current_work
 
 SEED_BITS = 63
 DEFAULT_TENANT = "default"
@@ -69,6 +70,7 @@ def make_request(
         is_promised=options.get("is_promised", False),
         grammar=None if params.grammar is None else model.checked(params.grammar),
         has_stop_texts=bool(params.stop),
+        work_tokens=current_work().take_service_tokens(),
     )
 
 

@@ -9,6 +9,7 @@ from quire.client.params import SamplingParams
 from quire.config.model_settings import ToolFormatName
 from quire.core.digests import Namespace
 from quire.core.request import ResolvedSampling as CoreParams
+from quire.core.work_budget import WorkKind
 from quire.engine.engine import ModelInfo
 from quire.errors import CheckpointError, InvalidParameterError, InvariantError, RequestTooLargeError, TemplateError
 from quire.text.chat.answer_formats import NO_FORMATS, FormatFinder, ModelFormats
@@ -20,6 +21,7 @@ from quire.text.chat.template import ChatTemplate
 from quire.text.chat.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
 from quire.text.grammar import Grammar
 from quire.text.grammar_checker import GrammarChecker
+from quire.text.text_work import current_work
 from quire.text.tokenizer import Tokenizer as Tokenizer  # noqa: PLC0414
 
 MAX_BYTES_PER_TOKEN = 8
@@ -127,7 +129,8 @@ class TextModel:
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt given as text or as ids already."""
         if isinstance(prompt, str):
-            return self._within_rows(self.tokenizer.encode(prompt, add_special_tokens=True))
+            with current_work().timed(WorkKind.TOKENIZE):
+                return self._within_rows(self.tokenizer.encode(prompt, add_special_tokens=True))
         if not isinstance(prompt, Sequence):
             raise InvalidParameterError(f"a prompt must be a text or a list of token ids, {prompt!r} given")
         if len(prompt) > self.max_sequence_tokens:  # before each of a million numbers is looked at
@@ -169,7 +172,8 @@ class TextModel:
         """The same, and where the parts of `table` lie among them."""
         if self.chat_tokenizer is None:
             raise InvariantError("a text was rendered without a template")
-        ids, parts = self.chat_tokenizer.encode_parts(rendered, table)
+        with current_work().timed(WorkKind.TOKENIZE):
+            ids, parts = self.chat_tokenizer.encode_parts(rendered, table)
         return self._within_rows(ids), parts
 
     def is_simple(self, messages: Messages) -> bool:

@@ -6,8 +6,8 @@ turns, and a thread is always within reach of somebody else:
 
     run(tenant, work) ─► waiting, by tenant ─► the next tenant in turn that has nothing running ─► a thread
 
-A caller that is cancelled while it waits leaves. Work that has begun cannot be broken off: it keeps its thread, and its
-tenant's turn, until it ends, so leaving early does not get anybody more.
+A caller that is cancelled while it waits leaves. Work that has begun keeps its thread, and its tenant's turn, until it
+ends; it sees that its client has left (`text_work`), and ends before its next piece. What it cost its tenant pays.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from quire.errors import QueueFullError
+from quire.text.text_work import TextBudget, TextWork
 
 T = TypeVar("T")
 NUM_THREADS = 2
@@ -26,8 +27,8 @@ MAX_WAITING = 4096
 """A server bounds its open requests first; this bound is for callers without a server."""
 
 
-Task = tuple[Callable[[], Any], "asyncio.Future[Any]"]
-"""Work, and what somebody awaits of it."""
+Task = tuple[Callable[[], Any], "asyncio.Future[Any]", TextWork]
+"""What is done, what its caller awaits of it, and who pays."""
 
 
 class TextPool:
@@ -42,6 +43,7 @@ class TextPool:
         self._waiting: dict[str, deque[Task]] = {}
         """By tenant, in the order of their turns; nobody is listed without a task."""
         self._until_end: dict[str, list[asyncio.Future[None]]] = {}
+        self.budget = TextBudget()
 
     @property
     def num_waiting(self) -> int:
@@ -53,12 +55,13 @@ class TextPool:
         if (num_waiting := self.num_waiting) >= self._max_waiting:
             raise QueueFullError(num_waiting, self._max_waiting)
         awaited: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append((work, awaited))
+        task = work, awaited, TextWork(tenant, self.budget)
+        self._waiting.setdefault(tenant, deque()).append(task)
         self._begin()
         try:
             return await awaited
         except asyncio.CancelledError:
-            self._leave(tenant, (work, awaited))
+            self._leave(tenant, task)
             raise
 
     async def pause(self, tenant: str) -> None:
@@ -79,11 +82,11 @@ class TextPool:
             if tenant is None:
                 return
             tasks = self._waiting.pop(tenant)
-            work, awaited = tasks.popleft()
+            work, awaited, payer = tasks.popleft()
             if tasks:
                 self._waiting[tenant] = tasks  # behind everybody else who waits
             self._running.add(tenant)
-            done = self._threads.submit(work)
+            done = self._threads.submit(payer.run, work)
             done.add_done_callback(lambda result, t=tenant, a=awaited: self._on_loop(t, a, result))  # type: ignore[misc]
 
     def _on_loop(self, tenant: str, awaited: "asyncio.Future[Any]", result: "Future[Any]") -> None:
@@ -104,6 +107,7 @@ class TextPool:
         self._begin()
 
     def _leave(self, tenant: str, task: Task) -> None:
+        task[2].is_left = True
         tasks = self._waiting.get(tenant)
         if tasks is not None and task in tasks:
             tasks.remove(task)

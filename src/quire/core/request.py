@@ -125,6 +125,8 @@ class Request(msgspec.Struct, frozen=True):
     """What every answer must match, from its first token to its last; opaque here."""
     has_stop_texts: bool = False
     """Whether texts may end its answers: they are found where tokens become text, and here nobody sees them."""
+    work_tokens: int = 0
+    """What its words have cost before it came here, in computed prompt tokens (`work_budget`)."""
 
     @property
     def adapter(self) -> str:

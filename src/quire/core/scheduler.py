@@ -83,6 +83,7 @@ class Scheduler:
         if room.gives_up is not None:
             self._displace(self.live[room.gives_up], arrival_s)
         self._enter(request, arrival_s, is_promised=room.is_promised)
+        self.queue.charge(request.tenant, request.work_tokens, 0)
 
     def restore(self, request: Request) -> None:
         """Queue a request that was let in before, with the tokens it had: a crash must not send it away."""

@@ -144,6 +144,8 @@ UNSATISFIABLE = (
 """Errors of rows whose requests contradict themselves: the client's, not the model's."""
 GRAMMAR_FAILED = "the grammar cannot say what may follow"
 """How the errors of rows begin whose grammars fail in the middle: the client's, too."""
+WORK_CUT = "the work budget was passed"
+"""How the errors of rows begin whose masks, or what follows them, took too long (`work_budget`)."""
 
 
 class RowResult(NamedTuple):

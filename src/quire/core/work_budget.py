@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
 
+from quire.errors import WorkBudgetError
+
 SERVICE_TOKENS_PER_S = 1_000
 """A second of processor time is charged to a tenant's service as this many computed prompt tokens."""
 MAX_TENANTS = 4_096
@@ -26,6 +28,8 @@ class WorkKind(StrEnum):
     """What was worked on. Metrics, logs and errors name it by its value."""
 
     GRAMMAR_CHECK = "grammar_check"
+    GRAMMAR_COMPILE = "grammar_compile"
+    """Once more in the worker, of a grammar that was found right."""
     GRAMMAR_MASK = "grammar_mask"
     """Masks, and following the tokens that were chosen."""
     TEMPLATE = "template"
@@ -53,20 +57,23 @@ class WorkLimit:
     """All pieces of one account, before units are counted."""
     per_unit_s: float = 0.0
     """What each unit (a mask, a token) adds to that."""
+    has_turns: bool = False
+    """Tenants take turns where it is done: it is charged, and no tenant is cut for it."""
 
 
 LIMITS: Mapping[WorkKind, WorkLimit] = {
-    WorkKind.GRAMMAR_CHECK: WorkLimit(at_once_s=0.1, request_s=0.3),
-    WorkKind.GRAMMAR_MASK: WorkLimit(at_once_s=0.2, request_s=0.32, per_unit_s=0.02),
-    WorkKind.TEMPLATE: WorkLimit(at_once_s=2.0, request_s=2.0),
-    WorkKind.TOKENIZE: WorkLimit(at_once_s=5.0, request_s=5.0),
+    WorkKind.GRAMMAR_CHECK: WorkLimit(at_once_s=0.2, request_s=0.3),
+    WorkKind.GRAMMAR_COMPILE: WorkLimit(at_once_s=2.0, request_s=2.0, has_turns=True),
+    WorkKind.GRAMMAR_MASK: WorkLimit(at_once_s=0.2, request_s=0.32, per_unit_s=0.02, has_turns=True),
+    WorkKind.TEMPLATE: WorkLimit(at_once_s=2.0, request_s=2.0, has_turns=True),
+    WorkKind.TOKENIZE: WorkLimit(at_once_s=5.0, request_s=5.0, has_turns=True),
     WorkKind.ANSWER_READER: WorkLimit(at_once_s=0.1, request_s=1.0, per_unit_s=0.002),
     WorkKind.MEMBER_STREAM: WorkLimit(at_once_s=0.05, request_s=1.0, per_unit_s=0.002),
     WorkKind.MEMBER_EVENTS: WorkLimit(at_once_s=0.05, request_s=1.0, per_unit_s=0.000_05),
 }
-TENANT_RATE = 0.25
+TENANT_RATE = 0.5
 """Seconds of processor time that a tenant's work may take in each second, for long."""
-TENANT_BURST_S = 5.0
+TENANT_BURST_S = 10.0
 """And at once, beyond that."""
 
 
@@ -80,6 +87,11 @@ class WorkCut:
     limit_s: float
     retry_after_s: int = 0
     """When a tenant's bucket has room again; 0 where another try would end the same way."""
+
+    @property
+    def error(self) -> WorkBudgetError:
+        """What the client receives."""
+        return WorkBudgetError(self.kind.value, self.scope.value, self.spent_s, self.limit_s, self.retry_after_s)
 
 
 @dataclass(slots=True)
@@ -120,9 +132,8 @@ class WorkBudget:
         self,
         limits: Mapping[WorkKind, WorkLimit] = LIMITS,
         tenant_rate: float = TENANT_RATE,
-        tenant_burst_s: float | None = TENANT_BURST_S,
+        tenant_burst_s: float = TENANT_BURST_S,
     ) -> None:
-        """Without a burst no tenant is cut: whoever does the work lets tenants take turns instead."""
         self._limits = limits
         self._rate = tenant_rate
         self._burst_s = tenant_burst_s
@@ -134,7 +145,7 @@ class WorkBudget:
         limit = self._limits[kind]
         of_request = self._request_limit_s(account, kind, num_units) - account.spent_s.get(kind, 0.0)
         left_s = max(0.0, min(limit.at_once_s, of_request))
-        if self._burst_s is None:
+        if limit.has_turns:
             return left_s
         bucket = self._buckets.get(account.tenant)
         of_tenant = self._burst_s - (0.0 if bucket is None else bucket.drained(self._rate, now_s))
@@ -148,12 +159,12 @@ class WorkBudget:
         spent_s = account.spent_s[kind] = account.spent_s.get(kind, 0.0) + seconds
         request_s = self._request_limit_s(account, kind, num_units)
         account.num_units[kind] = account.num_units.get(kind, 0) + num_units
-        level_s = self._fill(account.tenant, seconds, now_s)
+        level_s = self._fill(account.tenant, seconds, 0.0 if limit.has_turns else seconds, now_s)
         if seconds > limit.at_once_s:
             cut = WorkCut(kind, WorkScope.AT_ONCE, seconds, limit.at_once_s)
         elif spent_s > request_s:
             cut = WorkCut(kind, WorkScope.REQUEST, spent_s, request_s)
-        elif self._burst_s is not None and level_s > self._burst_s:
+        elif not limit.has_turns and level_s > self._burst_s:
             retry_after_s = max(1, ceil((level_s - self._burst_s) / self._rate))
             cut = WorkCut(kind, WorkScope.TENANT, level_s, self._burst_s, retry_after_s)
         else:
@@ -169,14 +180,14 @@ class WorkBudget:
         limit = self._limits[kind]
         return limit.request_s + limit.per_unit_s * (account.num_units.get(kind, 0) + num_units)
 
-    def _fill(self, tenant: str, seconds: float, now_s: float) -> float:
+    def _fill(self, tenant: str, seconds: float, filling_s: float, now_s: float) -> float:
         bucket = self._buckets.get(tenant)
         if bucket is None:
             if len(self._buckets) >= MAX_TENANTS:
                 emptiest = min(self._buckets, key=lambda name: self._buckets[name].drained(self._rate, now_s))
                 del self._buckets[emptiest]
             bucket = self._buckets[tenant] = _Bucket(at_s=now_s)
-        bucket.level_s = bucket.drained(self._rate, now_s) + seconds
+        bucket.level_s = bucket.drained(self._rate, now_s) + filling_s
         bucket.at_s = max(bucket.at_s, now_s)
         bucket.total_s += seconds
         return bucket.level_s

@@ -33,6 +33,7 @@ class _Assignment(_Command, frozen=True):
     is_promised: bool
     grammar: str | None = None
     has_stop_texts: bool = False
+    work_tokens: int = 0
 
 
 class Submit(_Assignment, frozen=True):

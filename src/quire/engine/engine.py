@@ -16,6 +16,7 @@ from quire.core.kv_config import KVMemoryConfig
 from quire.core.kv_memory import KVMemory
 from quire.core.policy import check_request
 from quire.core.request import Request
+from quire.core.scheduler import held_by_nothing
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.engine.engine_watch import EngineWatch, ShowSnapshot
@@ -25,6 +26,8 @@ from quire.engine.trace_recorder import TracedEngine, TraceRecorder, TraceSettin
 from quire.errors import CapacityError, InvalidParameterError, InvariantError, RequestError
 
 FORMAT_VERSION = 1
+HELD_WAIT_S = 0.05
+"""How long an engine waits at once where all that it could compute waits for grammars: then commands are looked at."""
 
 Clock = Callable[[], float]
 """Seconds that never go back."""
@@ -100,6 +103,9 @@ class Engine:
         self.watch: EngineWatch | None = None
         """None: nobody looks."""
         self._num_snapshots = 0
+        self._compiling: dict[str, tuple[Request, bool]] = {}
+        """Requests whose grammars are being compiled, and whether each is restored."""
+        self._entered_late: list[RequestEvent] = []
 
     @property
     def num_snapshots(self) -> int:
@@ -123,10 +129,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do or to tell."""
-        return bool(self.scheduler.live) or self.scheduler.has_events
+        return bool(self.scheduler.live or self._compiling or self._entered_late) or self.scheduler.has_events
 
     def submit(self, request: Request) -> Queued | Refused:
-        """Queue a request, or say why not and change nothing."""
+        """Queue a request, or say why not and change nothing. A grammar is compiled meanwhile: a loop that others wait
+        for calls `enter`."""
         return self._entered(request, self.scheduler.submit)
 
     def check(self, request: Request) -> None:
@@ -137,18 +144,33 @@ class Engine:
         """Queue a request that an engine before this one had let in, with the tokens it had."""
         return self._entered(request, self.scheduler.restore)
 
+    def enter(self, request: Request, *, is_restored: bool) -> list[RequestEvent]:
+        """The same without waiting. Nothing, if its grammar is being compiled: then a later step has the answer."""
+        try:
+            if request.grammar is not None and not self._opened_guides().is_compiled(request):
+                self._compiling[request.request_id] = request, is_restored
+                return []
+        except RequestError as error:
+            return [Refused.of(request.request_id, error, request.epoch)]
+        return [self.restore(request) if is_restored else self.submit(request)]
+
     def _entered(self, request: Request, enter: Callable[[Request], None]) -> Queued | Refused:
-        recorder = None
         try:
             if request.grammar is not None:
-                self._opened_guides().check(request.grammar)
-            if (recorder := self.recorder) is not None:
-                recorder.entering(request, is_restored=enter == self.scheduler.restore)
+                self._opened_guides().compile(request)
+        except RequestError as error:
+            return Refused.of(request.request_id, error, request.epoch)
+        return self._queued(request, enter)
+
+    def _queued(self, request: Request, enter: Callable[[Request], None]) -> Queued | Refused:
+        if self.recorder is not None:
+            self.recorder.entering(request, is_restored=enter == self.scheduler.restore)
+        try:
             enter(request)
         except (RequestError, CapacityError) as error:
             answer = Refused.of(request.request_id, error, request.epoch)
-            if recorder is not None:
-                recorder.refused(answer)
+            if self.recorder is not None:
+                self.recorder.refused(answer)
             return answer
         return Queued(request.request_id, epoch=request.epoch)
 
@@ -156,6 +178,10 @@ class Engine:
         """End a request, or one of its answers alone; its last events come with a later step. Unknown ids are none of
         our business.
         """
+        if (late := self._compiling.pop(request_id, None)) is not None:  # it enters as it is, and ends as any other
+            self._entered_late.append(
+                self._queued(late[0], self.scheduler.restore if late[1] else self.scheduler.submit)
+            )
         if self.recorder is not None:
             self.recorder.cancelling(request_id, index)
         self.scheduler.cancel(request_id, index)
@@ -176,10 +202,15 @@ class Engine:
 
     def step(self, clock: Clock, began: OnStepBegan = lambda _ids: None) -> list[RequestEvent]:
         """Plan, run, apply; what happened to whom. The clock is read before and after the step."""
+        if self.guides is not None:
+            self._collect(self.guides)
+        late, self._entered_late = self._entered_late, []
         plan = self._plan(clock())
-        if not plan.items:
-            return self._told(self.scheduler.take_events())
         began(self._names_in(plan))
+        if not plan.items:
+            if self.guides is not None and (plan.held or self._compiling):
+                self.guides.wait(HELD_WAIT_S)
+            return late + self._told(self.scheduler.take_events())
         if self.watch is not None:
             self.watch.began(plan, clock)
         try:
@@ -191,13 +222,22 @@ class Engine:
             self._give_up_states()
             raise
         self._check_tokens(result)
-        events = self._told(self._apply(result, clock()))
+        events = late + self._told(self._apply(result, clock()))
         if self.watch is not None:
             self.watch.ended(clock())
         return events
 
+    def _collect(self, guides: Guides) -> None:
+        """What was done beside the steps; those whose grammars are compiled by now enter."""
+        guides.collect()
+        waiting, self._compiling = self._compiling, {}
+        for request, is_restored in waiting.values():
+            self._entered_late += self.enter(request, is_restored=is_restored)
+
     def _plan(self, now_s: float) -> StepPlan:
-        plan = self.scheduler.plan(now_s)
+        if self.guides is not None:
+            self.guides.begin(now_s)
+        plan = self.scheduler.plan(now_s, held_by_nothing if self.guides is None else self.guides.holds)
         if self.recorder is not None and (plan.items or self.has_work):  # an idle loop has nothing to tell
             self.recorder.planned(plan, now_s)
         return plan
@@ -244,7 +284,8 @@ class Engine:
 
     def _names_in(self, plan: StepPlan) -> list[str]:
         planned = {item.sequence_id for item in plan.items}
-        return sorted({one.request.request_id for one in self.scheduler.running if one.sequence_id in planned})
+        names = {one.request.request_id for one in self.scheduler.running if one.sequence_id in planned}
+        return sorted(names if self.guides is None else names.union(self.guides.request_ids))
 
     def begin_watch(self, period_s: float, show: ShowSnapshot) -> None:
         """Show a snapshot so often, from now on."""
@@ -259,4 +300,6 @@ class Engine:
         """Give the runner's memory back, and end the trace if there is one."""
         if self.recorder is not None:
             self.recorder.close()
+        if self.guides is not None:
+            self.guides.close()
         self.runner.close()

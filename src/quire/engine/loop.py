@@ -80,10 +80,10 @@ def _obey_all(engine: Engine, host: LoopHost, clock: Clock, told: list[RequestEv
         match command:
             case Submit():
                 host.began([command.request_id])
-                told.append(engine.submit(received(command, clock())))
+                told += engine.enter(received(command, clock()), is_restored=False)
             case Restore():
                 host.began([command.request_id])
-                told.append(engine.restore(received(command, clock())))
+                told += engine.enter(received(command, clock()), is_restored=True)
             case Cancel(request_id, index):
                 engine.cancel(request_id, index)
             case Explain(question_id, namespace, prompt):
@@ -119,6 +119,7 @@ def received(command: Submit | Restore, now_s: float) -> Request:
         command.epoch,
         command.grammar,
         command.has_stop_texts,
+        command.work_tokens,
     )
 
 
@@ -200,6 +201,7 @@ class EngineThread:
             request.is_promised,
             request.grammar,
             request.has_stop_texts,
+            request.work_tokens,
         )
         self._put(command, request.request_id)
 

@@ -15,7 +15,7 @@ from quire.core.events import Refused, RequestEvent
 from quire.core.kv_config import KVMemoryConfig
 from quire.core.request import Request
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, RowResult, StepPlan, StepResult
+from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, WORK_CUT, RowResult, StepPlan, StepResult
 from quire.engine.token_names import PermutedNames, TraceTokenNames, own_names
 from quire.engine.trace_records import (
     AnyTraceRecord,
@@ -165,6 +165,7 @@ class TraceRecorder:
             epoch=request.epoch,
             has_grammar=request.grammar is not None,
             has_stop_texts=request.has_stop_texts,
+            work_tokens=request.work_tokens,
         )
         self._put(record)
 
@@ -201,7 +202,7 @@ class TraceRecorder:
         """A message may quote tokens, or a grammar, which is text."""
         if error is None or self._has_own_tokens or error in UNSATISFIABLE:
             return error
-        return GRAMMAR_FAILED if error.startswith(GRAMMAR_FAILED) else FAILED
+        return next((words for words in (GRAMMAR_FAILED, WORK_CUT) if error.startswith(words)), FAILED)
 
     def _told(self, events: Sequence[RequestEvent]) -> None:
         if found := told_events(events):

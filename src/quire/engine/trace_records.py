@@ -88,6 +88,7 @@ class _Entered(TraceRecord, frozen=True, kw_only=True):
     epoch: int = 0
     has_grammar: bool = False
     has_stop_texts: bool = False
+    work_tokens: Count = 0
 
 
 class Submitted(_Entered, frozen=True, kw_only=True, tag="submit"):

@@ -96,8 +96,7 @@ def card_of(
         longest,
         f"{model.name[:64]}, not quire, {size}, up to {longest} tokens a sequence",
     )
-    has_size = figures.num_blocks is not None
-    return MemberCard(model.name, info, incarnation, address.events, address.replay, has_size)
+    return MemberCard(model.name, info, incarnation, address.events, address.replay)
 
 
 def report_of(figures: StrangerFigures, own_tokens: Sequence[int], num_heard: int) -> MemberReport:

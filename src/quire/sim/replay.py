@@ -240,6 +240,7 @@ def request_of(record: Submitted | Restored) -> Request:
         is_promised=record.is_promised,
         epoch=record.epoch,
         has_stop_texts=record.has_stop_texts,
+        work_tokens=record.work_tokens,
     )
 
 

@@ -218,6 +218,11 @@ def _is_text(schema: Any) -> bool:
     return kind == "string" or (isinstance(kind, list) and "string" in kind) or any(map(_is_text, several))
 
 
+def schema_grammar(tool: CallableTool) -> str:
+    """Of a tool's arguments alone, whatever stands around them."""
+    return f"start: {_json(tool.schema, tool.is_strict)}"
+
+
 def _json(schema: Mapping[str, Any], is_strict: bool = False) -> str:
     style = {**JSON_STYLE, "lenient": not is_strict}
     return "%json " + json.dumps({**schema, "x-guidance": style}, ensure_ascii=False)

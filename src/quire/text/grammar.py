@@ -99,7 +99,8 @@ class Grammar:
             raise InvalidParameterError(f"{parameter} must be a list of 1 to {MAX_ENUM_VALUES} texts", parameter)
         if not all(isinstance(one, str) and one for one in given):
             raise InvalidParameterError(f"{parameter} must hold texts that are not empty", parameter)
-        return cls.lark("start: " + " | ".join(json.dumps(one) for one in texts), parameter)
+        # One terminal, and not an alternative of the rule for each: the library bounds those of one place.
+        return cls.lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(one) for one in texts), parameter)
 
 
 @contextmanager

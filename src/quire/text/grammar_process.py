@@ -11,7 +11,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, NoReturn
 
-from quire.checkpoints.grammar_vocabulary import first_mask, grammar_vocabulary, matcher_of
+from quire.checkpoints.grammar_vocabulary import first_mask, follow, grammar_vocabulary, matcher_of
 from quire.errors import CheckpointError
 from quire.text import grammar_wire as wire
 from quire.text.grammar_wire import (
@@ -33,8 +33,8 @@ MEMORY_BYTES = 2 << 30
 """Address space. A vocabulary of 130,000 tokens takes 150 MB, compiling the largest grammar that is let in a few."""
 CPU_S = 4
 """Processor time for one message. The parent ends this process sooner."""
-CHECK_CPU_S = 0.1
-"""Processor time for one grammar: ordinary ones take a few milliseconds."""
+FOLLOW_SHARE = 0.4
+"""Of the time of a check, for following the grammar once it is compiled. Ordinary ones take a few milliseconds."""
 
 
 class Checker:
@@ -63,25 +63,30 @@ class Checker:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            _check_and_end(message.grammar, vocabulary, writing)
+            _check_and_end(message, vocabulary, writing)
         os.close(writing)
-        with open(reading, "rb") as told:
-            error = told.read().decode()
-        status = os.waitpid(child, 0)[1]
+        with open(reading, "rb") as answer:
+            error = answer.read().decode()
+        _, status, usage = os.wait4(child, 0)
+        spent_s = usage.ru_utime + usage.ru_stime
         if os.WIFSIGNALED(status):
-            was_long = os.WTERMSIG(status) == signal.SIGPROF
-            took = f"it may take {CHECK_CPU_S:g} s of processor time to be checked, and takes more"
-            return GrammarRefused(f"{took}; say it with fewer rules" if was_long else "it broke what was to check it")
-        return GrammarRefused(error) if error else GrammarFine()
+            took_all = os.WTERMSIG(status) == signal.SIGPROF
+            took = f"it may take {message.cpu_s:.2g} s of processor time to be checked, and takes more"
+            words = f"{took}; say it with fewer rules" if took_all else "it broke what was to check it"
+            return GrammarRefused(words, spent_s, took_all)
+        return GrammarRefused(error, spent_s) if error else GrammarFine(spent_s)
 
 
-def _check_and_end(grammar: str, vocabulary: "LLTokenizer", writing: int) -> NoReturn:
+def _check_and_end(message: CheckGrammar, vocabulary: "LLTokenizer", writing: int) -> NoReturn:
     """In the fork: say what is wrong, if anything is. The system ends it when its time is over."""
     try:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_PROF, CHECK_CPU_S)
-        error = first_mask(matcher_of(vocabulary, grammar))
-        os.write(writing, b"" if error is None else (error or "it cannot be used").encode())
+        signal.setitimer(signal.ITIMER_PROF, message.cpu_s)
+        matcher = matcher_of(vocabulary, message.grammar)
+        first_mask(matcher)
+        follow(matcher, vocabulary, message.cpu_s * FOLLOW_SHARE)
+    except ValueError as error:
+        os.write(writing, (str(error) or "it cannot be used").encode())
     except BaseException as error:
         os.write(writing, f"it cannot be checked: {error!r}"[:300].encode())
     finally:

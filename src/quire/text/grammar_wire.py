@@ -18,9 +18,11 @@ class LoadVocabulary(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckGrammar(msgspec.Struct, frozen=True, tag=True):
-    """Compile this, and see what may come first."""
+    """Compile this, see what may come first, and follow it for a while."""
 
     grammar: str
+    cpu_s: float
+    """Processor time it may take."""
 
 
 class CheckerStarted(msgspec.Struct, frozen=True, tag=True):
@@ -34,11 +36,17 @@ class VocabularyLoaded(msgspec.Struct, frozen=True, tag=True):
 class GrammarFine(msgspec.Struct, frozen=True, tag=True):
     """An engine can follow it."""
 
+    spent_s: float
+    """Of processor time."""
+
 
 class GrammarRefused(msgspec.Struct, frozen=True, tag=True):
-    """Nobody can, and why."""
+    """No engine can, and why."""
 
     message: str
+    spent_s: float = 0.0
+    took_all: bool = False
+    """It was stopped when its time was over."""
 
 
 ToChecker = LoadVocabulary | CheckGrammar

@@ -78,4 +78,5 @@ class LedgerEntry:
             request.is_promised or bool(self.ends) or any(self.tokens.values()),
             request.grammar,
             request.has_stop_texts,
+            request.work_tokens,
         )

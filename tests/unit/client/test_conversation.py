@@ -29,8 +29,10 @@ class CompilingChecker:
 
     def check(self, grammar: Grammar) -> None:
         self.num_checked += 1
-        if (wrong := first_mask(matcher_of(small_vocabulary(), grammar.text))) is not None:
-            raise InvalidParameterError(wrong, grammar.parameter)
+        try:
+            first_mask(matcher_of(small_vocabulary(), grammar.text))
+        except ValueError as error:
+            raise InvalidParameterError(str(error), grammar.parameter) from None
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -85,9 +85,9 @@ def test_a_bucket_never_holds_more_than_was_put_in_nor_less_than_nothing(
             assert 2.0 < cut.spent_s <= spent[tenant] + 1e-9
 
 
-def test_without_a_burst_no_tenant_is_cut_and_all_is_counted() -> None:
-    budget = WorkBudget(LIMITS, 1.0, None)
+def test_where_tenants_take_turns_none_is_cut_and_all_is_counted() -> None:
+    one = WorkBudget({MASK: WorkLimit(1.0, 2.0, has_turns=True), CHECK: WorkLimit(1.0, 2.0)}, 1.0, 1.0)
     for _ in range(100):
-        assert budget.spend(WorkAccount("t"), MASK, 0.1, 0.0) is None
-    assert budget.left_s(WorkAccount("t"), MASK, 0.0) > 0
-    assert round(budget.charged_s()["t"]) == 10
+        assert one.spend(WorkAccount("t"), MASK, 0.1, 0.0) is None
+    assert one.left_s(WorkAccount("t"), CHECK, 0.0) == 1.0
+    assert round(one.charged_s()["t"]) == 10

@@ -13,6 +13,7 @@ from quire.core.events import Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepResult
+from quire.engine import guides
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.guides import Guides
 from quire.errors import CheckpointError, InvalidParameterError
@@ -46,7 +47,10 @@ class World:
         self.engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32), guides=self.guides)
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.ends: dict[tuple[str, int], tuple[FinishReason, str | None]] = {}
-        self.num_steps = 0
+
+    @property
+    def num_steps(self) -> int:
+        return self.engine.scheduler.stats.num_steps
 
     def ask(
         self, name: str, grammar: str | None, produced: Sequence[Sequence[int]] = ((),), **params: Any
@@ -60,7 +64,6 @@ class World:
         return self.engine.restore(request) if any(produced) else self.engine.submit(request)
 
     def step(self) -> None:
-        self.num_steps += 1
         for event in self.engine.step(lambda: 0.0):
             if isinstance(event, Token):
                 self.tokens[event.request_id, event.sequence_index].append(event.token_id)
@@ -183,12 +186,15 @@ def test_a_matcher_that_fails_ends_its_own_answer_alone() -> None:
     assert world.ends["good", 0] == (FinishReason.STOP, None)
 
 
-def test_the_latest_grammars_are_kept_compiled() -> None:
+def test_the_latest_grammars_are_kept_compiled_as_far_as_their_texts_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    texts = [grammar({"const": number}) for number in range(260)]
-    for text in texts:
-        world.guides.check(text)
-    assert list(world.guides._pristine) == texts[4:]
+    texts = [grammar({"const": number}) for number in range(10, 20)]
+    monkeypatch.setattr(guides, "KEPT_BYTES", 4 * len(texts[0]))
+    for at, text in enumerate(texts):
+        world.ask(f"r{at}", text)
+    assert list(world.guides._grammars) == texts[6:]
+    world.run()
+    assert all(reason is FinishReason.STOP for reason, _ in world.ends.values())
 
 
 # -- grammars and guesses ----------------------------------------------------------------------------------------------
@@ -245,7 +251,7 @@ def chosen_with_guesses(world: World, drafts: tuple[int, ...], chosen: tuple[int
     """What counts of a step in which these were guessed and those chosen."""
     guessing(world, lambda _sequence, limit: drafts[:limit])
     scheduler = world.engine.scheduler
-    plan = scheduler.plan(0.0)
+    plan = scheduler.plan(0.0, world.guides.holds)
     world.guides.masks(plan, scheduler.planned)
     (item,) = plan.items
     result = StepResult(plan.step, {item.sequence_id: RowResult(chosen)})

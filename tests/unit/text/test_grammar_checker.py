@@ -10,7 +10,7 @@ import pytest
 from quire.errors import CapacityError, CheckpointError, EngineDeadError, InvalidParameterError
 from quire.text import grammar_checker, grammar_process
 from quire.text.grammar import Grammar
-from quire.text.grammar_checker import GrammarChecker
+from quire.text.grammar_checker import GrammarChecker, Verdicts
 from quire.text.grammar_process import Checker
 from quire.text.grammar_wire import CheckGrammar, GrammarFine, GrammarRefused, LoadVocabulary, VocabularyLoaded
 from tests.support.grammars import END_ID
@@ -51,34 +51,38 @@ def test_what_cannot_be_followed_is_refused_in_the_librarys_words(
     checker.close()
 
 
-def spin(_matcher: object) -> None:
+def spin(_matcher: object) -> bytes:
     while True:
         pass
 
 
-def crash(_matcher: object) -> None:
+def crash(_matcher: object) -> bytes:
     os.kill(os.getpid(), signal.SIGKILL)
+    return b""
+
+
+def odd(_matcher: object) -> bytes:
+    raise ValueError("it is odd")
 
 
 @pytest.mark.parametrize(("check", "sentence"), [
     (spin, "it may take 0.05 s of processor time to be checked, and takes more; say it with fewer rules"),
     (crash, "it broke what was to check it"),
     (lambda _matcher: 1 / 0, "it cannot be checked: ZeroDivisionError"),
-    (lambda _matcher: "it is odd", "it is odd"),
+    (odd, "it is odd"),
 ])  # fmt: skip
 def test_a_check_that_takes_long_or_breaks_ends_alone(
-    check: Callable[[object], str | None], sentence: str, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[object], bytes], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_process, "CHECK_CPU_S", 0.05)
     checker = Checker()
     assert isinstance(checker.answer(vocabulary()), VocabularyLoaded)
     with monkeypatch.context() as broken:
         broken.setattr(grammar_process, "first_mask", check)
-        refused = checker.answer(CheckGrammar(Grammar.regex("a").text))
+        refused = checker.answer(CheckGrammar(Grammar.regex("a").text, 0.05))
     assert isinstance(refused, GrammarRefused)
     assert refused.message.startswith(sentence)
-    monkeypatch.setattr(grammar_process, "CHECK_CPU_S", 60.0)
-    assert isinstance(checker.answer(CheckGrammar(Grammar.regex("a").text)), GrammarFine)
+    assert refused.took_all == (check is spin)
+    assert isinstance(checker.answer(CheckGrammar(Grammar.regex("a").text, 60.0)), GrammarFine)
 
 
 def test_a_check_that_never_answers_is_refused_and_the_next_is_made(
@@ -125,10 +129,9 @@ def test_a_tokenizer_that_cannot_be_read_refuses_the_grammar_alone() -> None:
         GrammarChecker(unreadable).check(Grammar.regex("a"))
 
 
-def test_the_latest_that_passed_are_remembered(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_checker, "KEPT", 2)
-    made = [Grammar.regex(one) for one in "abc"]
-    for one in made:
-        checker.check(one)
-    assert list(checker._fine) == [one.text for one in made[1:]]
-    checker.close()
+def test_the_latest_verdicts_are_remembered_as_far_as_their_texts_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checker, "KEPT_BYTES", 2 * (grammar_checker.MESSAGE_BYTES + 1))
+    verdicts = Verdicts()
+    for text, why in (("a", None), ("b", "wrong"), ("c", None)):
+        verdicts.keep(text, why)
+    assert [verdicts.get(text) for text in "abc"] == [(False, None), (True, "wrong"), (True, None)]

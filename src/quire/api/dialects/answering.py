@@ -22,7 +22,7 @@ from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill
 from quire.api.access.request_record import RequestRecord, figures_of
 from quire.api.asgi import ReaderStuckError
-from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, RunBeside, known
+from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, RunBeside
 from quire.api.dialects.dialect import Address, Dialect, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.http.body import ClientGoneError, parse_object
@@ -36,7 +36,8 @@ from quire.client.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply import Reply
 from quire.client.requests import RequestOptions, make_request
 from quire.client.stream import RequestHandle
-from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE
+from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, WORK_CUT
+from quire.errors import WorkBudgetError
 
 LOG = logging.getLogger("quire.api")
 
@@ -53,7 +54,7 @@ class Answering(BodyAnswer):
     def look(self, body: bytes, record: RequestRecord) -> None:
         """A small body is read, and turned away if the model's queue would: before anything is made for it."""
         if len(body) <= ON_LOOP_BYTES:
-            self._asked = self._addressed(self._parsed(body, record), record)
+            self._asked = self._addressed(self._parsed(body), record)
 
     async def answer(self, call: BodyRequest) -> None:
         """Ask, and send what comes."""
@@ -78,7 +79,7 @@ class Answering(BodyAnswer):
 
     async def _come(self, at: Address, head: "StreamHead", stack: AsyncExitStack) -> EngineClient:
         """The model, once it is here; it stays until the stack is left. A stream hears that it is not forgotten."""
-        coming = stack.enter_async_context(self._admission.models.using(at.model, self._caller.tenant))
+        coming = stack.enter_async_context(self._admission.models.using(at.model))
         if at.model.engine_client is not None or not at.is_streamed:
             return await coming
         return await head.kept_alive(coming)
@@ -104,7 +105,7 @@ class Answering(BodyAnswer):
                 self._admission.metrics.observe(figures_of(record))
 
     async def _read(self, call: BodyRequest) -> tuple[Any, Address]:
-        return self._addressed(await self.run(lambda: self._parsed(call.body, call.record)), call.record)
+        return self._addressed(await self.run(lambda: self._parsed(call.body)), call.record)
 
     async def _question(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
         generation = await self.run(lambda: self._made(fields, to, record))
@@ -112,14 +113,14 @@ class Answering(BodyAnswer):
         record.num_answers = generation.params.n * len(generation.prompts)
         return generation
 
-    def _parsed(self, body: bytes, record: RequestRecord) -> Any:
-        return self._dialect.parse(known(parse_object(body), self._dialect.names, record))
+    def _parsed(self, body: bytes) -> Any:
+        return self._dialect.parse(parse_object(body))
 
     def _addressed(self, fields: Any, record: RequestRecord) -> tuple[Any, Address]:
         """Whom it asks, unless its queue has said that it takes no more of this tenant and class."""
         models = self._admission.models
         at = self._dialect.address(fields, models, self._caller, record.headers)
-        models.check_waiting(at.model, self._caller.tenant)
+        models.check_waiting(at.model)
         client = at.model.engine_client
         if client is not None and not record.is_promised:
             client.check_room(self._caller.tenant, at.priority.value)
@@ -236,8 +237,6 @@ class Streaming:
                 self._clock.tick(batch)
                 if data := await self._data(batch):
                     await self._write(data)
-                elif not batch and self._generation.to.model.engine_client is None:
-                    await self._head.write(COMMENT)  # set aside before its first byte: as while its model loads
             if (keep := self._generation.keep) is not None:
                 await self._run_beside(lambda: keep(self._replies))
             self._notes.take()
@@ -394,6 +393,9 @@ def check_finish(piece: Piece, reply: Reply) -> None:
         raise invalid(f"the request contradicts itself: {piece.error}")
     if piece.error is not None and piece.error.startswith(GRAMMAR_FAILED):
         raise invalid(f"{piece.error}; say it with fewer rules")
+    if piece.error is not None and piece.error.startswith(WORK_CUT):
+        LOG.warning("%s of %s: %s", WorkBudgetError.code, reply.request.tenant, piece.error)
+        raise invalid(piece.error, code=WorkBudgetError.code)
     if piece.finish_reason == "error":
         LOG.error("a row failed: %s", piece.error)
         raise ApiError(500, "model_error", "the model could not compute this request; ask in other words")

@@ -14,7 +14,7 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Loose(BaseModel):
-    """Known fields checked; unknown ones were judged before."""
+    """Known fields checked, unknown ones let in."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 

@@ -22,6 +22,7 @@ from quire.errors import (
     RequestTooLargeError,
     StreamStuckError,
     TenantShareError,
+    WorkBudgetError,
 )
 
 TELLING = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|File \"|site-packages|(?:/[\w.-]+){3,}")
@@ -88,6 +89,8 @@ def api_error_of(error: Exception, request_id: str) -> ApiError:
             return invalid(str(error), error.parameter, "invalid_parameter")
         case RequestTooLargeError():
             return invalid(str(error), code="context_length_exceeded")
+        case WorkBudgetError(retry_after_s=wait_s):
+            return ApiError(429 if wait_s else 400, error.code, str(error), retry_after_s=wait_s or None)
         case RequestError():
             return invalid(str(error))
         case CapacityError() | EngineDeadError():

@@ -14,10 +14,12 @@ from typing import TypeVar
 
 import msgspec
 
+from quire.core.work_budget import WorkKind
 from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
 from quire.text.chat import render_wire as wire
-from quire.text.chat.render_wire import LoadTemplate, Render, ToServer
+from quire.text.chat.render_wire import LoadTemplate, Render, Rendered, TemplateRefused, ToServer
 from quire.text.helper_process import START_S, exchange, receive, spawned
+from quire.text.text_work import current_work
 
 COMMAND = (sys.executable, "-m", "quire.text.chat.render_process")
 RENDER_S = 2.0
@@ -139,7 +141,9 @@ class Helpers:
 
     def render(self, asked: Render) -> ToServer:
         """What came of it. Raises TemplateError if it had to be stopped."""
-        message = _encoded(asked)
+        message, work = _encoded(asked), current_work()
+        if (refusal := work.refusal(WorkKind.TEMPLATE)) is not None:
+            raise refusal
         helper = self._take()
         try:
             answer = helper.ask(message, wire.read_to_server, RENDER_S)
@@ -148,8 +152,11 @@ class Helpers:
             self._drop(helper)
             if not isinstance(error, StoppedError):
                 raise
+            work.charge(WorkKind.TEMPLATE, RENDER_S)
             raise self._refusal(error) from None
         self._return(helper)
+        if isinstance(answer, Rendered | TemplateRefused):
+            work.charge(WorkKind.TEMPLATE, answer.spent_s)
         return answer
 
     def close(self) -> None:

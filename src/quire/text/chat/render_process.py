@@ -8,7 +8,10 @@ it starts quickly.
 
 import socket
 from datetime import datetime
+from time import process_time
 from typing import Any
+
+from msgspec.structs import replace
 
 from quire.errors import TemplateError
 from quire.text.chat import render_wire as wire
@@ -144,7 +147,11 @@ def serve_renderer(end: socket.socket) -> None:
         except EOFError:
             return
         allow_time(CPU_S)
-        send(end, _encoded(renderer.answer(message)))
+        started_s = process_time()
+        answer = renderer.answer(message)
+        if isinstance(answer, Rendered | TemplateRefused):
+            answer = replace(answer, spent_s=process_time() - started_s)
+        send(end, _encoded(answer))
 
 
 def _encoded(answer: ToServer) -> bytes:

@@ -54,12 +54,15 @@ class Rendered(msgspec.Struct, frozen=True, tag=True):
     """Spans (start, stop), in order."""
     sources: tuple[tuple[int, int, str], ...] = ()
     """Spans (start, stop, label) of what comes from one message (`m` and its index) or tool (`t`), in order."""
+    spent_s: float = 0.0
+    """Of processor time."""
 
 
 class TemplateRefused(msgspec.Struct, frozen=True, tag=True):
     """The template refused the messages, or did too much work on them."""
 
     message: str
+    spent_s: float = 0.0
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):

@@ -10,7 +10,6 @@ from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.conversation_store import ConversationStore
 from quire.api.dialects.anthropic.message_threads import Thread, check_thread, thread_of
-from quire.api.dialects.anthropic.names import MESSAGES_NAMES
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
 from quire.api.dialects.anthropic.turns import (
     message_tools,
@@ -39,8 +38,6 @@ Fields = TypeVar("Fields", bound=CountFields)
 
 class AnthropicMessages:
     """Makes questions out of bodies."""
-
-    names = MESSAGES_NAMES
 
     def __init__(self, images: Images, store: ConversationStore | None = None) -> None:
         self._images = images
@@ -100,7 +97,7 @@ async def count_tokens(body: dict[str, Any], admission: Admission, caller: Calle
         return msgspec.json.encode({"input_tokens": len(prompt.ids)})
 
     asked = await pool.run(caller.tenant, checked)
-    async with admission.models.using(admission.models.named(asked.model), caller.tenant) as client:
+    async with admission.models.using(admission.models.named(asked.model)) as client:
         return await pool.run(caller.tenant, lambda: counted(asked, client.text))
 
 
