@@ -8,6 +8,7 @@ import sys
 
 from proofs import (
     findings_access,
+    findings_endurance,
     findings_limits,
     findings_lists,
     findings_neighbours,
@@ -30,6 +31,7 @@ TOPICS = (
     findings_promises,
     findings_suite,
     findings_limits,
+    findings_endurance,
     findings_regressions,
 )
 

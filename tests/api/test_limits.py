@@ -80,7 +80,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 
 def test_connections_are_bounded_and_those_without_a_request_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.server.max_connections", lambda: 2)
+    monkeypatch.setattr("quire.api.http.acceptor.max_connections", lambda: 2)
     opened, runner = paced_talker()
     with house(models={"oracle": opened}) as here, connected(here) as idle, connected(here) as busy:
         body = b'{"model": "oracle", "prompt": "x", "max_tokens": 2}'
@@ -90,8 +90,14 @@ def test_connections_are_bounded_and_those_without_a_request_make_room(monkeypat
             asking.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
             assert heard(idle) == b""
             here.wait_until(lambda: len(here.admission.open_requests) == 2, 20)
-            assert here_is_full(here), "everybody has a request: whoever comes now is cut"
-        runner.let_go()
+            with connected(here) as late:
+                late.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+                assert len(here.admission.open_requests) == 2, "both places have a request: the third waits"
+                runner.let_go()
+                for wire in (busy, asking):
+                    assert wire.recv(12) == b"HTTP/1.1 200"
+                    wire.close()
+                assert b" 200 " in heard(late)
         here.wait_until_free(20)
 
 
@@ -107,11 +113,6 @@ def test_connections_leave_descriptors_for_the_server_s_own_files(
     assert max_connections() == count
     warning = allow_many_connections()
     assert warning is None if count == limits.MAX_CONNECTIONS else f"{count:,} connections" in str(warning)
-
-
-def here_is_full(here: House) -> bool:
-    with connected(here) as wire:
-        return heard(wire) == b""
 
 
 def test_an_idle_connection_is_closed_and_answers_nobody_takes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import uvicorn
 
 from quire.api.access.admission import Admission
 from quire.api.dialects.error_formats import SERVER_ERRORS
-from quire.api.http.descriptors import max_connections
+from quire.api.http.acceptor import Acceptor
 from quire.api.http.limits import KEEP_ALIVE_S
 from quire.api.http.protocol import Protocol
 from quire.api.listening import BACKLOG
@@ -27,12 +27,26 @@ CLOSE_GRACE_S = 2.0
 
 
 class UvicornServer(uvicorn.Server):
-    """The library's, without its hands on our signals."""
+    """The library's, without its hands on our signals, and with an acceptor of ours."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are handled by `Shutdown`."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Connections are taken as there are places for them."""
+        await super().startup(sockets=[])
+        self.servers = [self._acceptor(one) for one in sockets or ()]  # type: ignore[misc]
+
+    def _acceptor(self, listener: socket.socket) -> Acceptor:
+        connections = self.server_state.connections
+        return Acceptor(
+            listener,
+            lambda: ServerProtocol(self.config, self.server_state, self.lifespan.state),
+            connections.__len__,
+            lambda: ServerProtocol.make_room(connections),
+        )
 
 
 class ServerProtocol(Protocol):
@@ -43,7 +57,6 @@ class ServerProtocol(Protocol):
 
 def make_server(app: Any) -> UvicornServer:
     """A server for one application; sockets are handed to `serve_app`."""
-    ServerProtocol.max_connections = max_connections()
     config = uvicorn.Config(
         app,
         http=ServerProtocol,

@@ -1,8 +1,9 @@
 """How many connections there may be: what the system's limit of open files leaves for them."""
 
 import resource
+from math import inf
 
-from quire.api.http.limits import MAX_CONNECTIONS, RESERVED_DESCRIPTORS
+from quire.api.http.limits import MAX_CONNECTIONS, RESERVED_DESCRIPTORS, SPARE_DESCRIPTORS
 
 
 def max_connections() -> int:
@@ -14,6 +15,12 @@ def max_connections() -> int:
     if limit == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
     return min(MAX_CONNECTIONS, max(limit - RESERVED_DESCRIPTORS, limit // 2))
+
+
+def last_descriptor() -> float:
+    """The highest number that a connection may have: some are left whatever else is open. A quarter of a low limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return inf if limit == resource.RLIM_INFINITY else limit - 1 - min(SPARE_DESCRIPTORS, limit // 4)
 
 
 def allow_many_connections() -> str | None:

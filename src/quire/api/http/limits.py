@@ -15,8 +15,12 @@ MAX_CONNECTIONS = 8192
 """Fewer where the limit of open files is low."""
 RESERVED_DESCRIPTORS = 256
 """Of the open files the system allows, for the server's own: workers, models, keys, logs."""
+SPARE_DESCRIPTORS = 64
+"""Of those, how many stay free of connections even where the server's own files need more than was thought."""
 EVICTED_AT_ONCE = 64
 """When all connections are taken, how many of those that have waited longest without a request make room."""
+LEAST_IDLE_S = 0.5
+"""Who has come just now, or was answered just now, may be about to send a request."""
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
 MAX_HEADERS = 100

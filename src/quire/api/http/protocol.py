@@ -4,12 +4,13 @@ Added: a bound on the head of a request in bytes and in time, on connections, on
 connection may be idle and on how long it may take nothing of what was written to it; a way to cut a connection at once;
 and, where a client sent its next request early and then left, the news of that to the request that is being answered.
 
-When all connections are taken, those make room that have waited longest without a request: a client that holds many
-and asks nothing must not keep out one that asks. What is no HTTP is answered after the requests before it.
+When all connections are taken, those can make room that have waited longest without a request: a client that holds many
+and sends nothing must not keep out one that sends. What is no HTTP is answered after the requests before it.
 """
 
 import asyncio
 import heapq
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -21,9 +22,9 @@ from quire.api.http.limits import (
     EVICTED_AT_ONCE,
     HEAD_S,
     KEEP_ALIVE_S,
+    LEAST_IDLE_S,
     LINGER_S,
     LOOK_S,
-    MAX_CONNECTIONS,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     STUCK_S,
@@ -40,8 +41,6 @@ class Protocol(HttpToolsProtocol):
 
     error_format: ClassVar[ErrorFormat]
     """How what is no HTTP is told so: it was sent to no path, so no API can say it. A server's own."""
-    max_connections: ClassVar[int] = MAX_CONNECTIONS
-    """Of this server, at once."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,9 +67,6 @@ class Protocol(HttpToolsProtocol):
         """Somebody came."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        if len(self.connections) > self.max_connections and not self._make_room():
-            transport.abort()
-            return
         self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
         self._look()
 
@@ -155,15 +151,17 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        return not (self._is_busy or self.transport.is_closing() or self.transport.get_write_buffer_size())
+        """For a while, and nothing of an answer is under way."""
+        if self._is_busy or self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return False
+        return self.loop.time() - self._idle_since_s >= LEAST_IDLE_S
 
-    def _make_room(self) -> bool:
-        """Cut those that have waited longest without a request; false if everybody has one."""
-        others = (one for one in self.connections if isinstance(one, Protocol) and one is not self)
-        idle = [one for one in others if one._is_idle]
+    @classmethod
+    def make_room(cls, connections: Iterable[object]) -> None:
+        """Cut those that have waited longest without a request, if there are any."""
+        idle = [one for one in connections if isinstance(one, cls) and one._is_idle]
         for one in heapq.nsmallest(min(EVICTED_AT_ONCE, 1 + len(idle) // 16), idle, key=lambda one: one._idle_since_s):
             one.transport.abort()
-        return bool(idle)
 
     def _refuse(self) -> None:
         if self.transport.is_closing() or self._lingering is not None:
