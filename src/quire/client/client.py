@@ -32,6 +32,7 @@ from quire.core.share_types import Verdict
 from quire.engine.port import EnginePort
 from quire.errors import CapacityError, ConfigError, EngineDeadError, QuireError
 from quire.text.chat.template import TemplateArguments
+from quire.text.text_work import TextBudget
 
 Prompt = str | Sequence[int]
 MAX_EXPLAINS = 16
@@ -220,11 +221,13 @@ class EngineClient:
                 raise verdict.refusal.error
             verdict.num_room -= 1
 
-    def submit(self, request: Request, params: SamplingParams) -> RequestHandle:
-        """Submit what `make_request` made of these parameters."""
+    def submit(self, request: Request, params: SamplingParams, budget: TextBudget | None = None) -> RequestHandle:
+        """Submit what `make_request` made of these parameters. `budget` pays for reading its answers on the event loop;
+        None: that of this client alone."""
         self._check_alive()
         port, text = self._started()
-        asked = RequestHandle(Reply(request, params, text.tokenizer), port.cancel, self._forget)
+        reply = Reply(request, params, text.tokenizer, work=budget or self._text_pool.budget)
+        asked = RequestHandle(reply, port.cancel, self._forget)
         self._live[request.request_id] = asked
         port.submit(request)
         return asked

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from time import monotonic
+from time import monotonic, thread_time
 
 from quire.client.explanation import Explanation, explanation
 from quire.client.outputs import Answer, Completion, Piece, Timings, called, thought
@@ -33,13 +33,15 @@ from quire.core.events import (
 )
 from quire.core.request import Continuation, FinishReason, Request
 from quire.core.step import TokenLogprobs
+from quire.core.work_budget import WorkAccount, WorkKind
 from quire.engine.engine import Clock
-from quire.errors import DisplacedError, InvariantError, QuireError
+from quire.errors import DisplacedError, InvariantError, QuireError, WorkBudgetError
 from quire.text.answer_text import AnswerText
 from quire.text.chat.canonical import short_id
 from quire.text.detokenizer import Detokenizer
 from quire.text.parsers.parts import TEXT, Part, ReasoningPart
 from quire.text.parsers.reader import AnswerReader, Said
+from quire.text.text_work import TextBudget
 from quire.text.tokenizer import Tokenizer
 
 MAX_PAUSES = 16
@@ -55,6 +57,8 @@ class _PartialAnswer:
         self.reader = reader
         """None: all of it is text."""
         self.last: Piece | None = None
+        self.work_error: WorkBudgetError | None = None
+        """It costs too much to be read."""
 
     @property
     def is_over(self) -> bool:
@@ -86,12 +90,22 @@ class Reply:
     """Feeds on the events of one request, in their order."""
 
     def __init__(
-        self, request: Request, params: SamplingParams, tokenizer: Tokenizer, clock: Clock = monotonic
+        self,
+        request: Request,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        clock: Clock = monotonic,
+        work: TextBudget | None = None,
     ) -> None:
+        """`work` is that of all replies that one event loop reads; None: nobody else waits."""
         self.request = request
         self._params = params
         self._tokenizer = tokenizer
         self._clock = clock
+        self._work = work
+        self._account = WorkAccount(request.tenant)
+        self.work_error: WorkBudgetError | None = None
+        """Why the last of its answers was ended that cost too much to be read."""
         self._halves = {one.index: self._begun(one) for one in request.continuations if one.produced}
         """Answers that have begun."""
         self.is_queued = False
@@ -310,10 +324,26 @@ class Reply:
         piece = Piece(event.sequence_index, text, (event.token_id,), logprobs, reason, stop)
         if half.reader is None:
             return self._show(half, piece)
-        said = half.reader.push(text)
+        said = self._read(half, half.reader, text)
+        if reason is None and half.work_error is not None:
+            self.stopped.append(event.sequence_index)
+            reason = FinishReason.ERROR.value
+            piece = replace(piece, finish_reason=reason, error=str(half.work_error))
         if reason is not None:
             said += half.reader.finish()
         return self._show_parts(half, said, piece)
+
+    def _read(self, half: _PartialAnswer, reader: AnswerReader, text: str) -> list[Said]:
+        """What these characters add. Beyond the budget of the request or its tenant an answer is ended."""
+        if self._work is None:
+            return reader.push(text)
+        start_s = thread_time()
+        said = reader.push(text)
+        spent_s = thread_time() - start_s
+        cut = self._work.spend(self._account, WorkKind.ANSWER_READER, spent_s)
+        if cut is not None:
+            self.work_error = half.work_error = cut.error
+        return said
 
     def _is_hidden(self, event: Token) -> bool:
         """A stop token that is about to end the answer is counted but not shown."""

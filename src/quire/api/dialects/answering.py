@@ -135,10 +135,10 @@ class Answering(BodyAnswer):
             requests = [make_request(to.text, ids, generation.params, **options) for ids in generation.prompts]
             return replace(generation, requests=requests)
 
-    @staticmethod
-    def _ask(generation: GenerationRequest, record: RequestRecord) -> None:
+    def _ask(self, generation: GenerationRequest, record: RequestRecord) -> None:
+        budget = self._admission.text_pool.budget
         for request in generation.requests:
-            record.asked.append(generation.to.client.submit(request, generation.params))
+            record.asked.append(generation.to.client.submit(request, generation.params, budget))
 
     async def _send(self, generation: GenerationRequest, call: BodyRequest, beside: "Sending") -> None:
         with Batches(call.record.asked) as batches:
@@ -389,6 +389,9 @@ def check_finishes(batch: PieceBatch, replies: Sequence[Reply]) -> None:
 
 def check_finish(piece: Piece, reply: Reply) -> None:
     """Some ends are no answers."""
+    if reply.work_error is not None and piece.error is not None:
+        LOG.warning("%s of %s: %s", WorkBudgetError.code, reply.request.tenant, piece.error)
+        raise reply.work_error
     if piece.error in UNSATISFIABLE:
         raise invalid(f"the request contradicts itself: {piece.error}")
     if piece.error is not None and piece.error.startswith(GRAMMAR_FAILED):
