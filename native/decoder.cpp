@@ -2,6 +2,7 @@
 #include "decoder.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <stdexcept>
@@ -14,6 +15,8 @@ namespace quire {
 namespace {
 
 constexpr int64_t kChannels = 512;  // of a recurrent layer that are one task
+
+std::atomic<uint64_t*> counted_layers{nullptr};  // of the process: it is looked at from outside, step by step
 
 // What came of a layer and is not in the residual yet.
 struct Unsettled {
@@ -46,6 +49,7 @@ class Step {
             for_chunks(is_last ? call_.num_needed : call_.num_rows, [&](Rows rows) { answer(at, rows); });
             const bool is_mixed_in = call_.per_layer_size > 0;
             before = {is_mixed_in ? layer.per_layer.after_norm : layer.after_norm, static_cast<float>(layer.scale)};
+            if (thread_.number() == 0) count_layer();
         }
         finish(before);
         spread_out();
@@ -58,6 +62,11 @@ class Step {
     }
 
   private:
+    static void count_layer() {
+        uint64_t* counter = counted_layers.load(std::memory_order_relaxed);
+        if (counter != nullptr) std::atomic_ref<uint64_t>(*counter).fetch_add(1, std::memory_order_relaxed);
+    }
+
     template <typename Do>
     void for_chunks(int64_t num_rows, Do each) {
         for (int64_t first = 0; first < num_rows; first += call_.chunk_rows)
@@ -531,5 +540,7 @@ void compute_step(const DecoderCall& call) {
     const StepState state(call);
     in_team(state.num_threads(), [&](TeamThread& thread) { Step(state, thread).run(); });
 }
+
+void count_layers(uint64_t* counter) { counted_layers.store(counter, std::memory_order_relaxed); }
 
 }  // namespace quire

@@ -153,4 +153,7 @@ enum Part {
 // Throws std::out_of_range, and does nothing, if there is no such token or row.
 void compute_step(const DecoderCall& call);
 
+// From now on each layer of a step that is done adds one to this number, which another process may read; null: to none.
+void count_layers(uint64_t* counter);
+
 }  // namespace quire

@@ -223,6 +223,7 @@ NB_MODULE(_native, module) {
     module.def("draw", &draw, unlocked);
     module.def("exp_totals", &exp_totals, unlocked);
     module.def("compute_step", &compute_step, unlocked);
+    module.def("count_layers", [](Address counter) { quire::count_layers(at<uint64_t>(counter)); });
     module.def("layer_bytes", &layer_bytes);
     module.def("rope_rule_bytes", &rope_rule_bytes);
     module.def("decoder_call_bytes", &decoder_call_bytes);

@@ -34,8 +34,8 @@ MUTANTS = [
     Mutant("an eviction says when it was", TREE, "max(0.0, now_s - evicted_at_s)", "evicted_at_s"),
     Mutant("whoever asks an idle engine gets an old time", ENGINE, "        self.memory.advance(now_s)\n", ""),
     Mutant("the beat stands still", STATUS, "        self._num_beats += 1\n", ""),
-    Mutant("a beat is never seen to move", SESSION, "if num_beats != self.num_beats_seen:", "if not self.beat_seen_s:"),
-    Mutant("a look is a beat", SESSION, "if num_beats != self.num_beats_seen:", "if True:"),
+    Mutant("a beat is never seen to move", SESSION, "if progress != self.progress_seen:", "if not self.progress_s:"),
+    Mutant("a look is a beat", SESSION, "if progress != self.progress_seen:", "if True:"),
     # -- epochs --
     Mutant("tokens name no assignment", ROWS, "number, logprobs, epoch=request.epoch)", "number, logprobs)"),
     Mutant(

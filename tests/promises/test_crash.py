@@ -52,6 +52,25 @@ def test_a_worker_that_dies_or_hangs_is_replaced_under_its_streams(fragile: Serv
     assert "a new one is started" in "\n".join(fragile.lines)
 
 
+def test_a_worker_in_a_long_step_is_busy_and_goes_on(tmp_path: Path) -> None:
+    """It was called restarting, and `/ready` turned 503."""
+    with oracle(tmp_path, "--step-s", "4") as server:
+        (before,) = server.workers()
+        asked = server.later(COMPLETE, {"prompt": "a long step", "max_tokens": 2, "temperature": 0})
+        seen: list[str] = []
+
+        def look() -> bool:
+            assert server.ask("GET", "/ready").status == 200
+            (model,) = server.ask("GET", "/v1/models").json["data"]
+            seen.append(model["meta"]["state"])
+            return bool(asked.done())
+
+        until(look)
+        assert set(seen) == {"ready", "busy"}
+        assert asked.result().status == 200
+        assert server.workers() == [before]
+
+
 def test_a_pause_of_the_whole_container_is_a_pause_and_nothing_more(tmp_path: Path) -> None:
     """Parent and worker stand still for longer than a step may take."""
     with oracle(tmp_path, "--step-s", "0.02", "--stuck-step-s", str(STUCK_S)) as server:

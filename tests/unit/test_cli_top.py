@@ -161,7 +161,7 @@ class TestTheFigures:
         assert set(told) == {
             "v", "server", "model", "models", "output_tokens_per_s", "prompt_tokens_per_s", "ttft_p50_s", "hit_rate",
             "pool", "num_running", "num_waiting", "running", "queue", "misses", "totals", "workers", "warnings",
-            "fleet",
+            "fleet", "engine",
         }  # fmt: skip
         assert told["pool"] == {
             "num_blocks": 1000, "block_size": 32, "free": 500, "cached": 300, "used": 100, "shared": 80, "pinned": 15,

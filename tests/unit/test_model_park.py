@@ -349,7 +349,7 @@ def test_a_model_whose_engine_has_died_for_good_is_loaded_anew() -> None:
         await world.park.start()
         await world.ask("a")
         world.fronts["a"].is_alive = world.fronts["k"].is_alive = False
-        assert world.entries["a"].state == "dead"
+        assert world.entries["a"].state == "failed"
         assert await world.ask("a") == "a"
         assert world.told == ["+k", "+a", "-a", "+a"]
         with pytest.raises(EngineDeadError):

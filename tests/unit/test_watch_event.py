@@ -179,6 +179,7 @@ def test_at_a_gateway_the_members_are_told_and_what_runs_as_far_as_it_is_known()
         view=SimpleNamespace(workers=()),
         is_alive=True,
         is_ready=True,
+        is_busy=False,
     )
     running, waiting = Asked("a"), Asked("b")
     running.at(101.0, Queued("r"), Admitted("r", 0.0, 1.0, 4), FirstToken("r", 4))

@@ -49,10 +49,12 @@ class ModelEntry:
 
     @property
     def state(self) -> str:
-        """`unloaded`, `loading`, `ready`, `restarting`, `dead` or `unloading`."""
+        """`loading`, `ready`, `busy`, `restarting` or `failed`; in a park also `unloaded` and `unloading`."""
         if self.engine_client is None or self.stage is Stage.LEAVING:
             return str(self.stage.value)
-        return "dead" if self.is_dead else "ready" if self.is_ready else "restarting"
+        if not self.is_ready:
+            return "failed" if self.is_dead else "restarting"
+        return "busy" if self.engine_client.is_busy else "ready"
 
     def tell_progress(self, _label: str, done_bytes: int, total_bytes: int) -> None:
         """So much of it is loaded."""

@@ -6,7 +6,7 @@ can be made while a step runs: they are handed to `wait`. A runner may begin in 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 
@@ -36,6 +36,16 @@ class PendingStep(Protocol):
         """Block until the step is done; tokens are chosen among those the masks allow. A row that failed carries its
         error; a step that failed raises.
         """
+        ...
+
+
+@runtime_checkable
+class CountsLayers(Protocol):
+    """A runner whose steps can be looked into while they run."""
+
+    def count_layers(self, counter: memoryview) -> int:
+        """From now on, for as long as this process lives, add one to these eight bytes for each layer that is done; how
+        many a step has, or 0 if they cannot be counted."""
         ...
 
 

@@ -107,6 +107,7 @@ def essentials(figures: TopFigures) -> dict[str, Any]:
         "prompt_tokens_per_s": figures.prompt_tokens_per_s,
         "ttft_p50_s": figures.ttft_p50_s,
         "hit_rate": figures.hit_rate,
+        "engine": seen.engine,
         "pool": pool,
         "num_running": len(seen.running),
         "num_waiting": sum(one.num_requests for one in seen.queue),

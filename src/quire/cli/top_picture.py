@@ -11,7 +11,7 @@ from rich.text import Text
 from quire.cli.columns import plain
 from quire.cli.top_figures import STATES, TopFigures, duration, number, percent
 from quire.cli.top_glyphs import STYLES, Glyphs, bar, history_curve
-from quire.cli.watched_state import SeenRunning, SeenSnapshot
+from quire.cli.watched_state import SeenEngine, SeenRunning, SeenSnapshot
 
 MAX_NAME_CHARS = 64
 MIN_HEIGHT_FOR_LISTS = 20
@@ -20,6 +20,7 @@ MIN_RUNNING_ROWS = 3
 COLUMNS = ((12, "tenant"), (7, "class"), (6, "phase"))
 MIN_REQUEST_CHARS, MAX_REQUEST_CHARS = 12, 40
 FIGURES_CHARS = 34
+LONG_STEP_S = 1.0
 IN_ASCII = str.maketrans({"\u2026": "~"})
 
 
@@ -108,6 +109,7 @@ def _now(figures: TopFigures, frame: Frame) -> list[Text]:
         (f"{len(seen.running):,}", "running"),
         (f"{sum(one.num_requests for one in seen.queue):,}", "waiting"),
         (f"{seen.totals.num_preemptions:,}", "preempted"),
+        *_engine(seen.engine),
     )
     lines = _flowing([Text(value, "bold").append(f" {label}", "not bold dim") for value, label in told], frame)
     label = "tokens/s, last hour "
@@ -118,6 +120,14 @@ def _now(figures: TopFigures, frame: Frame) -> list[Text]:
     if not top:
         return lines
     return [*lines, _curved(label, hour, f" max {number(top)}", frame)]
+
+
+def _engine(engine: SeenEngine | None) -> list[tuple[str, str]]:
+    """How far it is, and for how long it has been in its step, if that is long."""
+    if engine is None:
+        return []
+    step = [(duration(engine.step_s), "in a step")] if engine.step_s > LONG_STEP_S else []
+    return [(f"{engine.num_computed_tokens:,}", "computed"), *step]
 
 
 def _curved(label: str, drawn: str, behind: str, frame: Frame) -> Text:

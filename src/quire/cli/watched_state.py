@@ -121,6 +121,15 @@ class SeenWarning(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
+class SeenEngine(msgspec.Struct, frozen=True):
+    """How far the engine is."""
+
+    num_steps: int = 0
+    num_computed_tokens: int = 0
+    step_s: float = 0.0
+    """For how long the step in flight has run."""
+
+
 class SeenFleet(msgspec.Struct, frozen=True):
     """The members behind a gateway."""
 
@@ -145,6 +154,7 @@ class SeenSnapshot(msgspec.Struct, frozen=True):
     history: tuple[SeenRates, ...] = ()
     workers: tuple[SeenWorker, ...] = ()
     fleet: SeenFleet | None = None
+    engine: SeenEngine | None = None
     warnings: tuple[SeenWarning, ...] = ()
 
 

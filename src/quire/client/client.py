@@ -69,6 +69,8 @@ class EngineStats:
     """Processor time of what grammars allow, step by step."""
     num_snapshots: int = 0
     """Made for those who watch."""
+    step_s: float = 0.0
+    """For how long the step in flight has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,11 @@ class EngineClient:
     def is_ready(self) -> bool:
         """It would answer now."""
         return self.is_alive
+
+    @property
+    def is_busy(self) -> bool:
+        """It is ready, and its step in flight is a long one."""
+        return False
 
     def stats(self) -> EngineStats | None:
         """What its engine counts; None if it cannot tell."""

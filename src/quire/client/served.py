@@ -31,6 +31,9 @@ from quire.worker.step_sizes import StepSizes
 from quire.worker.supervisor import Supervisor
 from quire.worker.worker_plan import Limits, WorkerPlan
 
+BUSY_S = 1.0
+"""A model whose step in flight has run for longer is busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -199,12 +202,17 @@ class ServedModel(EngineClient):
 
     @property
     def is_ready(self) -> bool:
-        """A worker is there, and its loop came round a moment ago."""
+        """A worker is there and takes requests."""
         return self._port is not None and self._supervisor is not None and self._supervisor.is_ready
 
     @property
+    def is_busy(self) -> bool:
+        """The step in flight is longer than a second."""
+        return self._supervisor is not None and self._supervisor.step_s > BUSY_S
+
+    @property
     def state(self) -> str:
-        """`loading`, `ready`, `restarting`, `draining`, `closed` or `dead`."""
+        """`loading`, `ready`, `restarting`, `draining`, `closed` or `failed`."""
         return "loading" if self._supervisor is None else self._supervisor.state.value
 
     @property
@@ -241,6 +249,7 @@ class ServedModel(EngineClient):
             grammar_compile_s=load.grammar_compile_s,
             grammar_mask_s=load.grammar_mask_s,
             num_snapshots=load.num_snapshots,
+            step_s=round(0.0 if self._supervisor is None else self._supervisor.step_s, 3),
         )
 
     async def drain(self, timeout_s: float) -> bool:

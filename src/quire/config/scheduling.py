@@ -23,7 +23,7 @@ class ServingSettings:
     """How many requests may wait."""
     kv_key_file: Path | None = None
     stuck_step_s: float = 30.0
-    """A step that takes longer is ended with its worker, and what ran is asked again."""
+    """A worker that makes no progress for longer is replaced, and what ran is asked again."""
 
     kv_events: str | None = None
     """Where cached blocks are announced to routers; None: nowhere."""

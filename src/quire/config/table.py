@@ -199,7 +199,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         Group.SCHEDULING, "stuck_step_s", seconds(MAX_STUCK_STEP_S), _SERVING.stuck_step_s,
-        "Seconds a step may take before its worker is replaced; what ran goes on in the new one.", "60",
+        "Seconds without progress, no step and no layer of one done, after which a worker is replaced; what ran goes "
+        "on in the new one.", "60",
     ),
     Setting(
         Group.KV_EVENTS, "kv_key_file", FILE_PATH, _SERVING.kv_key_file,

@@ -66,6 +66,8 @@ class TreePicture(msgspec.Struct, frozen=True):
     """How many there are, those that are not shown among them."""
     num_tokens: int = 0
     """Of all of them."""
+    is_drawn: bool = False
+    """Else nobody has looked at the tree yet: what is cached is not known."""
 
 
 class StepFigures(msgspec.Struct, frozen=True):

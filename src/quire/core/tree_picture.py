@@ -97,4 +97,4 @@ class TreeDrawing:
                     self._below[at] * self._block_size,
                 )
             )
-        return TreePicture(tuple(nodes), len(self._first), sum(self._length) * self._block_size)
+        return TreePicture(tuple(nodes), len(self._first), sum(self._length) * self._block_size, is_drawn=True)

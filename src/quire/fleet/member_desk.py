@@ -60,7 +60,11 @@ class SupervisedPort(Protocol):
     """What a desk needs of a supervisor."""
 
     state: State
-    load: WorkerLoad
+
+    @property
+    def load(self) -> WorkerLoad:
+        """At this moment."""
+        ...
 
     def submit(self, request: Request) -> None:
         """Queue a request."""

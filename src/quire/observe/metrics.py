@@ -55,6 +55,7 @@ class ModelFigures:
 
 
 ENGINE_TOTALS: Mapping[str, tuple[str, str]] = {
+    "num_computed_tokens": ("quire:computed_tokens", "Tokens computed; of the step in flight by the layers done."),
     "num_draft_tokens": ("{prefix}:spec_decode_num_draft_tokens", "Tokens that were guessed and checked."),
     "num_accepted_tokens": ("{prefix}:spec_decode_num_accepted_tokens", "Guessed tokens that were right."),
     "num_forced_tokens": ("quire:forced_tokens", "Tokens that a grammar left no choice about."),

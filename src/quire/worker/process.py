@@ -24,6 +24,7 @@ from time import monotonic, time
 
 import zmq
 
+from quire.backends.protocol import CountsLayers
 from quire.checkpoints import Progress, resolve
 from quire.core.events import KVEvent, RequestEvent, Token
 from quire.core.snapshots import BlockFacts, EngineSnapshot
@@ -146,13 +147,18 @@ class Worker:
     def began(self, request_ids: list[str]) -> None:
         """Name them: if this process dies now, they are asked first."""
         self._status.name(request_ids)
+        plan = self._engine.scheduler.in_flight
+        if plan is not None:
+            self._status.begin_step(sum(len(item.token_ids) for item in plan.items))
 
     def tell(self, events: Sequence[RequestEvent]) -> None:
-        """Nobody is in flight any more; the parent and those who follow the cache hear what happened."""
+        """Nobody is in flight any more; the parent and those who follow the cache hear what happened. A step that only
+        reads a prompt has no events, but a load."""
         self._status.clear_in_flight()
         self._count_step()
-        if events:
-            self._channel.send(Stepped(tuple(events), self._load_if_due(events)))
+        load = self._load_if_due(events)
+        if events or load is not None:
+            self._channel.send(Stepped(tuple(events), load))
         if self._publisher is not None:
             self._publisher.publish(time())
 
@@ -178,7 +184,9 @@ class Worker:
     def _load_if_due(self, events: Sequence[RequestEvent]) -> WorkerLoad | None:
         """With whatever is more than a token, and else now and then: hardly anything has changed since."""
         now_s = monotonic()
-        if now_s - self._load_told_s < LOAD_S and all(type(event) is Token for event in events):
+        if all(type(event) is Token for event in events) and (
+            now_s - self._load_told_s < LOAD_S or not (events or self._step_tokens)
+        ):
             return None
         self._load_told_s = now_s
         return self._load()
@@ -269,6 +277,8 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         emit = None if publisher is None else publisher.emit
         load = partial(opener, command, progress, emit)
         opened = giving_way(load) if command.gives_way else load()
+        if isinstance(opened.runner, CountsLayers):
+            status.step_layers = opened.runner.count_layers(status.layers)
         engine = with_faults(opened, faults_from(os.environ), channel.put)
         if command.trace is not None:
             engine.record(command.trace)

@@ -8,6 +8,7 @@ from time import monotonic
 from quire.errors import QuireError
 from quire.worker.handle import WorkerProcess
 from quire.worker.messages import ToParent
+from quire.worker.shared_status import StepInFlight
 
 QUIET_S = 0.03
 """After a worker's end its messages are read until none has come for this long."""
@@ -29,8 +30,11 @@ class WorkerSession:
 
     process: WorkerProcess
     heard_s: float
-    beat_seen_s: float = 0.0
-    num_beats_seen: int = 0
+    progress_s: float = 0.0
+    progress_seen: tuple[int, int] = (0, 0)
+    """Beats and layers."""
+    step_seen: int = 0
+    step_began_s: float = 0.0
     is_ready: bool = False
     num_heard: int = 0
     reason: str = "died"
@@ -48,12 +52,23 @@ class WorkerSession:
             for task in (listening, gone):
                 task.cancel()
 
-    def last_beat_s(self, now_s: float) -> float:
-        """When its loop was first seen to have come round as often as it has: on our clock, whatever its own says."""
-        num_beats = self.process.flight().num_beats
-        if num_beats != self.num_beats_seen:
-            self.num_beats_seen, self.beat_seen_s = num_beats, now_s
-        return self.beat_seen_s
+    def last_progress_s(self, now_s: float) -> float:
+        """When its loop was first seen to have come round, or a layer of its step to be done, as often as they have: on
+        our clock, whatever its own says."""
+        flight = self.process.flight()
+        progress = flight.num_beats, flight.num_layers
+        if progress != self.progress_seen:
+            self.progress_seen, self.progress_s = progress, now_s
+        return self.progress_s
+
+    def step_in_flight(self, now_s: float) -> tuple[StepInFlight | None, float]:
+        """The step that runs, and for how long it was seen to."""
+        step = self.process.flight().step
+        if step is None:
+            return None, 0.0
+        if step.number != self.step_seen:
+            self.step_seen, self.step_began_s = step.number, now_s
+        return step, now_s - self.step_began_s
 
     async def _listen(self, hear: Callable[[ToParent], None]) -> None:
         while True:

@@ -1,18 +1,19 @@
 """What a worker was doing when it died: a page of memory shared with its parent, which outlives it.
 
-    ┌──────────┬──────────────┬───────────────────────────────┐
-    │ beats    │ length       │ ids of the requests in flight │
-    └──────────┴──────────────┴───────────────────────────────┘
+    ┌──────────┬──────────────┬───────────────────────────────┬─ ─ ─┬───────────────────────────┐
+    │ beats    │ length       │ ids of the requests in flight │     │ how far the step is       │
+    └──────────┴──────────────┴───────────────────────────────┴─ ─ ─┴───────────────────────────┘
 
 A message is in the sender's hands until a thread has passed it on, and a worker that aborts loses what it had not
-passed on. Memory is written at once. The worker beats from inside its loop and names a step's requests before it runs
-them; the parent sees by its own clock when there was another beat, and reads the names when the worker is gone. No
-file has a name on disk.
+passed on. Memory is written at once, and read while the worker is in native code. The worker beats from inside its loop
+and names a step's requests before it runs them; kernels count the layers they have done. The parent sees by its own
+clock when there was another beat or layer, and reads the names when the worker is gone. No file has a name on disk.
 """
 
 import mmap
 import os
 import struct
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +25,23 @@ from quire.errors import InvariantError
 _BEATS = struct.Struct("=Q")
 _LENGTH = struct.Struct("=Q")
 _HEADER = _BEATS.size + _LENGTH.size
+_STEP = struct.Struct("=QQQQQ")
+"""At the page's end: layers done in this life, steps begun, tokens that the step in flight feeds or 0, layers done
+before it, layers of a step or 0."""
+_LAYERS_BYTES = 8
 BYTES_PER_NAME = 40
 """Our ids are 32 characters and a few bytes of msgpack."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that runs."""
+
+    number: int
+    num_tokens: int
+    """That it feeds."""
+    share: float
+    """Of its layers, done; 0 where nobody counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,10 @@ class Flight:
     """How often the worker's loop came round."""
     request_ids: tuple[str, ...]
     """Who was in the step that had not landed."""
+    num_layers: int = 0
+    """Done in the worker's life, where kernels count them."""
+    step: StepInFlight | None = None
+    """None: no step runs."""
 
 
 class SharedStatus:
@@ -44,7 +64,15 @@ class SharedStatus:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        self._num_beats = 0
+        self._num_beats = self._num_steps = 0
+        self._step_at = len(self._memory) - _STEP.size
+        self.step_layers = 0
+        """How many a step has, if they are counted."""
+
+    @property
+    def layers(self) -> memoryview:
+        """Eight bytes, in which kernels count the layers they have done."""
+        return memoryview(self._memory)[self._step_at : self._step_at + _LAYERS_BYTES]
 
     @classmethod
     def make(cls, max_names: int) -> "SharedStatus":
@@ -66,27 +94,47 @@ class SharedStatus:
     def name(self, request_ids: Sequence[str]) -> None:
         """These are in flight from now on."""
         names = msgspec.msgpack.encode(request_ids)
-        if _HEADER + len(names) > len(self._memory):
+        if _HEADER + len(names) > self._step_at:
             raise InvariantError(f"the shared status holds {len(self._memory)} bytes, {len(names)} of names given")
         self._memory[_HEADER : _HEADER + len(names)] = names
         # Last, so that a length is never there before its names.
         _LENGTH.pack_into(self._memory, _BEATS.size, len(names))
 
+    def begin_step(self, num_tokens: int) -> None:
+        """A step that feeds so many is about to run."""
+        self._num_steps += 1
+        self._put_step(num_tokens)
+
     def clear_in_flight(self) -> None:
         """Nobody is in flight."""
         _LENGTH.pack_into(self._memory, _BEATS.size, 0)
+        self._put_step(0)
+
+    def _put_step(self, num_tokens: int) -> None:
+        num_layers = int.from_bytes(self._memory[self._step_at : self._step_at + _LAYERS_BYTES], sys.byteorder)
+        _STEP.pack_into(
+            self._memory, self._step_at, num_layers, self._num_steps, num_tokens, num_layers, self.step_layers
+        )
 
     def read(self) -> Flight:
         """What it says now. A page that a dying worker spoilt names nobody."""
         num_beats = _BEATS.unpack_from(self._memory, 0)[0]
         length = _LENGTH.unpack_from(self._memory, _BEATS.size)[0]
-        if not 0 < length <= len(self._memory) - _HEADER:
-            return Flight(num_beats, ())
+        num_layers, step = self._read_step()
+        if not 0 < length <= self._step_at - _HEADER:
+            return Flight(num_beats, (), num_layers, step)
         try:
             names = msgspec.msgpack.decode(self._memory[_HEADER : _HEADER + length], type=tuple[str, ...])
         except (msgspec.MsgspecError, ValueError):
             names = ()
-        return Flight(num_beats, names)
+        return Flight(num_beats, names, num_layers, step)
+
+    def _read_step(self) -> tuple[int, StepInFlight | None]:
+        num_layers, number, num_tokens, num_before, step_layers = _STEP.unpack_from(self._memory, self._step_at)
+        if not num_tokens:
+            return num_layers, None
+        share = min(1.0, max(0, num_layers - num_before) / step_layers) if step_layers else 0.0
+        return num_layers, StepInFlight(number, num_tokens, share)
 
     def close(self) -> None:
         """Give the descriptor and the memory back."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from time import monotonic
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -69,7 +70,7 @@ class State(Enum):
     RESTARTING = "restarting"
     DRAINING = "draining"
     CLOSED = "closed"
-    DEAD = "dead"
+    FAILED = "failed"
 
 
 class Supervisor:
@@ -98,7 +99,8 @@ class Supervisor:
         self._awake_since_s = monotonic()
         self.state = State.LOADING
         self.num_restarts = 0
-        self.load = WorkerLoad()
+        self._load = WorkerLoad()
+        self._num_computed_shown = 0
         self.verdicts: Sequence[Verdict] = ()
         self.step_sizes = StepSizes()
 
@@ -116,12 +118,26 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """A worker is there, and its loop came round a moment ago."""
+        """A worker is there. However long its step is: what comes meanwhile is served behind it."""
+        is_open = self.state in (State.READY, State.DRAINING)
+        return is_open and self._session is not None and self._session.is_ready
+
+    @property
+    def step_s(self) -> float:
+        """For how long the step in flight has run; 0: none does."""
         session = self._session
-        if self.state is not State.READY or session is None or not session.is_ready:
-            return False
-        now_s = monotonic()
-        return now_s - session.last_beat_s(now_s) < self._plan.limits.beat_s
+        return 0.0 if session is None or not session.is_ready else session.step_in_flight(monotonic())[1]
+
+    @property
+    def load(self) -> WorkerLoad:
+        """As the worker sent it last, with what of the step in flight is computed by now."""
+        session, computed = self._session, self._load.num_computed_tokens
+        step = None if session is None or not session.is_ready else session.step_in_flight(monotonic())[0]
+        if step is not None:
+            computed += int(step.share * step.num_tokens)
+        # The end of a step is seen before its load has come: what was shown is never taken back.
+        self._num_computed_shown = max(computed, self._num_computed_shown)
+        return msgspec.structs.replace(self._load, num_computed_tokens=self._num_computed_shown)
 
     @property
     def pid(self) -> int | None:
@@ -158,11 +174,11 @@ class Supervisor:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
             return False
-        return self.state is not State.DEAD
+        return self.state is not State.FAILED
 
     async def close(self) -> None:
         """End the worker: kindly if it listens, and what still runs is broken off."""
-        self.state = State.DEAD if self.state is State.DEAD else State.CLOSED
+        self.state = State.FAILED if self.state is State.FAILED else State.CLOSED
         self._closing.set()
         session = self._session
         if session is not None and not session.process.gone.is_set():
@@ -273,7 +289,7 @@ class Supervisor:
         self._context.destroy(linger=0)
         if not self._closing.is_set():
             log.error("%s", error)
-            self.state = State.DEAD
+            self.state = State.FAILED
             self._closing.set()
             self._failed(error)
 
@@ -307,7 +323,7 @@ class Supervisor:
         match message:
             case Stepped():
                 if message.load is not None:
-                    self.load, self.verdicts = message.load, message.load.verdicts
+                    self._load, self.verdicts = message.load, message.load.verdicts
                     self.step_sizes.update(message.load.step_tokens)
                 self._take(message)
             case LoadProgress(label, done_bytes, total_bytes):
@@ -337,6 +353,7 @@ class Supervisor:
 
     def _begin(self, session: WorkerSession, ready: Ready) -> None:
         session.is_ready = True
+        self._load, self._num_computed_shown = WorkerLoad(), 0
         self.verdicts = ()  # of a queue that is no more
         self._ledger.vocabulary_size = ready.info.vocabulary_size
         if self.state in (State.LOADING, State.RESTARTING):
@@ -347,8 +364,8 @@ class Supervisor:
             self._ready.set_result(ready)
 
     async def _watch(self) -> None:
-        """Kill a worker whose loop does not come round; end who is held too long. After a pause of our own, the worker
-        gets all its time anew."""
+        """Kill a worker that makes no progress; end who is held too long. After a pause of our own, the worker gets all
+        its time anew."""
         last_s = monotonic()
         while not self._closing.is_set():
             now_s = monotonic()
@@ -362,7 +379,8 @@ class Supervisor:
 
     def _look_at(self, session: WorkerSession, now_s: float) -> None:
         limits = self._plan.limits
-        last_sign_s = session.last_beat_s(now_s) if session.is_ready else session.heard_s
+        last_sign_s = session.last_progress_s(now_s) if session.is_ready else session.heard_s
+        session.step_in_flight(now_s)
         since_s = max(last_sign_s, self._awake_since_s)
         limit_s = limits.stuck_s if session.is_ready else limits.load_s
         if now_s - since_s > limit_s:

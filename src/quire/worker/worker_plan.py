@@ -12,9 +12,7 @@ class Limits:
     """When a worker counts as stuck, and when as hopeless."""
 
     stuck_s: float = 30.0
-    """A step may take this long."""
-    beat_s: float = 4.5
-    """A worker whose loop has not come round for this long is not ready: before five seconds are over."""
+    """A worker may be without progress for this long: no step and no layer of one is done."""
     max_restarts_without_progress: int = 5
     """So many workers in a row that brought nothing, and the model is given up."""
     load_s: float = 900.0

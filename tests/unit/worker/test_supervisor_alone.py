@@ -77,7 +77,7 @@ def test_a_supervisor_that_fails_itself_tells_who_waits_for_it(monkeypatch: pyte
         with pytest.raises(EngineDeadError, match="the supervisor failed: RuntimeError"):
             await supervisor.start()
         await supervisor.close()
-        assert supervisor.state is State.DEAD
+        assert supervisor.state is State.FAILED
         assert len(failures) == 1
         assert not await supervisor.drain(1.0)
 
@@ -109,9 +109,9 @@ def test_a_beat_is_timed_by_who_sees_it_move() -> None:
 
     process: Any = Process()
     session = WorkerSession(process, 5.0)
-    assert [session.last_beat_s(now_s) for now_s in (10.0, 11.0)] == [10.0, 10.0]
+    assert [session.last_progress_s(now_s) for now_s in (10.0, 11.0)] == [10.0, 10.0]
     process.num_beats = 7
-    assert [session.last_beat_s(now_s) for now_s in (12.0, 13.0)] == [12.0, 12.0]
+    assert [session.last_progress_s(now_s) for now_s in (12.0, 13.0)] == [12.0, 12.0]
 
 
 def test_progress_is_handed_on_and_a_worker_that_is_ready_while_draining_changes_nothing() -> None:

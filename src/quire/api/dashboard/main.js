@@ -75,7 +75,7 @@ function draw() {
   performance.measure("update", { start: began, end: performance.now() });
 }
 
-function figures({ pool: { counts, num_blocks }, running, queue, totals, fleet }) {
+function figures({ pool: { counts, num_blocks }, running, queue, totals, fleet, engine }) {
   const waiting = queue.reduce((sum, { num_requests }) => sum + num_requests, 0);
   const used = counts.used + counts.shared + counts.pinned + counts.computing;
   write("rate-figure", store.outputRate == null ? NONE : short(Math.round(store.outputRate)));
@@ -85,17 +85,21 @@ function figures({ pool: { counts, num_blocks }, running, queue, totals, fleet }
   write("waiting-figure", whole(waiting));
   write("used-figure", percent(num_blocks ? used / num_blocks : 0));
   write("used-note", `${whole(used)} held · ${fleet ? `of ${whole(num_blocks)} of all members` : `${whole(counts.cached)} cached`}`);
-  write("running-note", `${short(totals.num_requests)} so far, ${short(totals.num_preemptions)} preemptions`);
+  const step = engine?.step_s > 1 ? ` · a step for ${span(engine.step_s)}` : "";
+  const computed = engine ? ` · ${whole(engine.num_computed_tokens)} tokens computed${step}` : "";
+  write("running-note", `${short(totals.num_requests)} so far, ${short(totals.num_preemptions)} preemptions${computed}`);
   at("used-bar").style.width = `${(100 * used) / (num_blocks || 1)}%`;
   at("cached-bar").style.width = `${(100 * counts.cached) / (num_blocks || 1)}%`;
 }
 
 function choices({ model: shown, models }) {
-  const known = models.map(({ name, state }) => `${name}\u0000${state}`).join("\u0001");
+  // A busy model changes its state every few seconds: a list that is open must not.
+  const shownAs = ({ name, state }) => ["ready", "busy"].includes(state) ? name : `${name} (${state})`;
+  const known = models.map(shownAs).join("\u0001");
   const chooser = at("model");
   if (chooser.dataset.known !== known) {
     chooser.dataset.known = known;
-    chooser.replaceChildren(...models.map(({ name, state }) => new Option(state === "ready" ? name : `${name} (${state})`, name)));
+    chooser.replaceChildren(...models.map((one) => new Option(shownAs(one), one.name)));
   }
   if (chooser.value !== shown) chooser.value = shown;
 }

@@ -26,7 +26,7 @@ export class TreeMap {
     });
   }
 
-  update({ nodes, num_nodes = 0 }) {
+  update({ nodes, num_nodes = 0, is_drawn = true }) {
     this.#nodes = nodes;
     this.#found = branches(nodes);
     this.sheet.redraw();
@@ -37,7 +37,7 @@ export class TreeMap {
     this.summary.textContent = nodes.length
       ? `${num_nodes > nodes.length ? `${whole(nodes.length)} of ` : ""}${many(Math.max(num_nodes, nodes.length), "branch",
         "branches")}, the longest prompt ${many(this.#found.numTokens, "token")}.${hot}`
-      : "Nothing is cached yet.";
+      : is_drawn ? "Nothing is cached yet." : "Waiting for the first picture of what is cached.";
   }
 
   #box(at) {

@@ -73,6 +73,7 @@ def watch_event(
         "models": [
             {"name": one.name, "state": one.state, "is_watched": one.name in is_watched} for one in server.models
         ],
+        "engine": _engine(model),
         "pool": _no_pool(model) if shown is None else shown[0].pool,
         "tree": TreePicture() if shown is None else shown[0].tree,
         "steps": [] if shown is None else _steps(*shown),
@@ -84,6 +85,14 @@ def watch_event(
         "workers": model.workers(),
         "fleet": _fleet(model, totals),
     }
+
+
+def _engine(model: ModelEntry) -> dict[str, Any] | None:
+    """How far it is, within a step too."""
+    stats = model.stats()
+    if stats is None:
+        return None
+    return {"num_steps": stats.num_steps, "num_computed_tokens": stats.num_computed_tokens, "step_s": stats.step_s}
 
 
 def _no_pool(model: ModelEntry) -> PoolCells:

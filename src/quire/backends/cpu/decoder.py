@@ -23,6 +23,7 @@ from quire.backends.host.sampler import Likeliest
 from quire.backends.host.wanted import Computed
 from quire.backends.kernels.arrays import address_of
 from quire.backends.kernels.extension import kernels
+from quire.backends.kernels.layer_counter import count_layers
 from quire.backends.kernels.threads import num_threads
 from quire.checkpoints.families import DecoderShape
 from quire.errors import CheckpointError, InvariantError
@@ -74,6 +75,11 @@ class Decoder:
         """From now on add to these how long each of `layers.PARTS` takes; None: do not look at the clock."""
         self._seconds = seconds
         self._call.fields["seconds"] = 0 if seconds is None else address_of(seconds, np.float64, (len(PARTS),))
+
+    def count_layers(self, counter: memoryview) -> int:
+        """From now on add one to these eight bytes for each layer done, by whatever decoder of this process; how many
+        this one has, or 0 with an extension from before they were counted."""
+        return len(self._numbers) if count_layers(counter) else 0
 
     def shallow(self) -> "Decoder":
         """The same with one layer of each kind: a step takes as much memory and little time."""

@@ -45,6 +45,10 @@ class CpuRunner:
         """Put such bytes back."""
         self._opened()[1].write_blocks(block_ids, data)
 
+    def count_layers(self, counter: memoryview) -> int:
+        """See `protocol.CountsLayers`: kernels do it, in the middle of a step's one call."""
+        return self._opened()[0].count_layers(counter)
+
     def close(self) -> None:
         """Give model and blocks back."""
         self._model = self._store = self._states = None
