@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
@@ -25,6 +25,7 @@ from benchmarks.record import say
 from benchmarks.test_model import smollm2_directory, smollm2_file
 from proofs.api_load import Server, children_of, phrase, started
 from proofs.proof import Proof, section
+from quire.api.access.keys import add_key
 
 NAMES = ("first", "second", "third")
 MEMORY_BYTES, EACH_BYTES = 2_000_000_000, 900_000_000
@@ -35,6 +36,8 @@ PHASE = 6
 """Requests to two of the three before the third is asked."""
 LOOK_S = 0.02
 QUEUE = 16
+NUM_KEYS = 64
+"""Clients that take turns, each a tenant of its own: one alone may have four models loaded in a minute."""
 TOLD = ("", "model_loading", "server_overloaded")
 """An answer, or to come back: before the model is there, or when its own queue is full."""
 STREAM = {
@@ -50,7 +53,7 @@ def park(proof: Proof) -> None:
         proof.sized(quick=90, full=500), proof.sized(quick=10, full=40), proof.sized(quick=3, full=10)
     )  # fmt: skip
     seen = Seen()
-    with serving(proof.folder, "--min-stay-s", "0.2") as server:
+    with serving(proof.folder, "--turn-s", "0.2") as server:
         asyncio.run(_references(server, seen, proof.random))
         with looked_at(server, seen):
             asyncio.run(_requests(server, seen, proof.random, count, num_kills))
@@ -74,7 +77,7 @@ def waits(proof: Proof) -> None:
     """A stream of a model that is kept, while others are loaded and flooded with requests."""
     rounds = proof.sized(quick=2, full=5)
     flood = Flood()
-    words = ("--min-stay-s", "0", "--queue", str(QUEUE))
+    words = ("--turn-s", "0", "--queue", str(QUEUE))
     with serving(proof.folder, *words, keeps=NAMES[:1]) as server:
         asyncio.run(_stream_gaps(server))
         ratios = []
@@ -92,12 +95,29 @@ def waits(proof: Proof) -> None:
     proof.at_most("park_waits", median(ratios), 1.5, "p95 gap between tokens over without")
 
 
+@dataclass
+class Clients:
+    """Whose key the next request has."""
+
+    secrets: Iterator[str] = field(default_factory=lambda: iter(()))
+
+    def next(self) -> dict[str, str]:
+        """Its headers."""
+        return {"x-api-key": next(self.secrets)}
+
+
+CLIENTS = Clients()
+
+
 # -- a server ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def serving(folder: Path, *words: str, keeps: Sequence[str] = ()) -> Iterator[Server]:
-    """Three models and the memory of two."""
+    """Three models and the memory of two, and many keys."""
+    keys = folder / "keys.json"
+    keys.unlink(missing_ok=True)
+    CLIENTS.secrets = cycle([add_key(keys, f"client-{at}") for at in range(NUM_KEYS)])
     again = folder / "third.gguf"
     if not again.exists():
         again.symlink_to(smollm2_file())
@@ -108,7 +128,7 @@ def serving(folder: Path, *words: str, keeps: Sequence[str] = ()) -> Iterator[Se
         lines += ["keep = true"] * (name in keeps)
     config = folder / "park.toml"
     config.write_text("\n".join(lines))
-    with started(folder, "--config", str(config), *words, module="quire serve") as server:
+    with started(folder, "--config", str(config), "--keys-file", str(keys), *words, module="quire serve") as server:
         yield server
 
 
@@ -186,7 +206,9 @@ async def _references(server: Server, seen: Seen, random: Random) -> None:
     async with _session() as session:
         for name in NAMES:
             for prompt in prompts:
-                async with session.post(f"{server.url}/v1/completions", json=_body(name, prompt)) as response:
+                async with session.post(
+                    f"{server.url}/v1/completions", json=_body(name, prompt), headers=CLIENTS.next()
+                ) as response:
                     seen.alone[name, prompt] = (await response.json())["choices"][0]["text"]
 
 
@@ -224,7 +246,9 @@ async def _compared(
         if is_streamed:
             text = "".join([delta async for delta in _deltas(session, server, _body(name, prompt))])
         else:
-            async with session.post(f"{server.url}/v1/completions", json=_body(name, prompt)) as response:
+            async with session.post(
+                f"{server.url}/v1/completions", json=_body(name, prompt), headers=CLIENTS.next()
+            ) as response:
                 text = (await response.json())["choices"][0]["text"]
     except (aiohttp.ClientError, LookupError, RuntimeError, TimeoutError) as error:
         seen.failed.append(f"{name}: {error!r}")
@@ -235,7 +259,9 @@ async def _compared(
 
 async def _deltas(session: aiohttp.ClientSession, server: Server, body: dict[str, Any]) -> Any:
     is_ended = False
-    async with session.post(f"{server.url}/v1/completions", json={**body, "stream": True}) as response:
+    async with session.post(
+        f"{server.url}/v1/completions", json={**body, "stream": True}, headers=CLIENTS.next()
+    ) as response:
         if response.status != 200:
             raise RuntimeError(f"{response.status} {(await response.text())[:200]}")
         async for line in response.content:
@@ -280,7 +306,9 @@ class Flood:
     num_without_retry: int = 0
 
     async def ask(self, session: aiohttp.ClientSession, server: Server, name: str) -> None:
-        async with session.post(f"{server.url}/v1/completions", json=_body(name, "hello", 2)) as response:
+        async with session.post(
+            f"{server.url}/v1/completions", json=_body(name, "hello", 2), headers=CLIENTS.next()
+        ) as response:
             told = await response.json()
             self.codes.append(told.get("error", {}).get("code", ""))
             self.num_without_retry += response.status == 503 and "retry-after" not in response.headers

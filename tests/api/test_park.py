@@ -4,8 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,13 @@ import aiohttp
 import pytest
 
 from quire.api.dialects import answering
-from quire.api.listening import listen
-from quire.api.park.model_park import Sizes
-from quire.api.server import Shutdown
-from quire.api.serving import Plan, run
+from quire.api.park import park_moves
 from quire.cli import model_moves
 from quire.cli.found_servers import asked, server_behind
-from quire.client.async_engine import AsyncEngine
-from quire.config import ParkedModel, load_settings
-from quire.errors import CheckpointError, ConfigError
+from quire.config import ParkedModel
+from quire.errors import ConfigError
+from tests.support.park_server import ParkServer, on_demand, park_server
 from tests.support.patience import PATIENCE_S
-from tests.support.talkers import talker
 
 BODY = {"max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]}
 ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
@@ -35,93 +29,10 @@ def body(route: str, model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, **BODY, **more}
 
 
-class ParkServer:
-    """A server in a thread of its own, and what a test may do to its models."""
-
-    def __init__(self, folder: Path, models: list[ParkedModel], room: int) -> None:
-        with listen("127.0.0.1", 0) as free:
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.socket_path = folder / "run" / f"admin-{self.port}.sock"
-        flags = {
-            "port": str(self.port),
-            "admin_socket": str(self.socket_path),
-            "keys_file": str(folder / "keys.json"),
-            "min_stay_s": "0",
-            "drain_s": "5",
-            "queue": "2",
-        }
-        self.settings = load_settings(dict(flags), environ={})
-        self.models = models
-        self.room = room
-        self.told: list[str] = []
-        self.may_load = threading.Event()
-        self.may_load.set()
-        self.failing: set[str] = set()
-        self.lines: list[str] = []
-        self.loop: asyncio.AbstractEventLoop | None = None
-
-    @asynccontextmanager
-    async def opening(self, model: ParkedModel, tell: Any) -> AsyncIterator[Any]:
-        tell("loading weights", 1, 4)
-        while not self.may_load.is_set():
-            await asyncio.sleep(0.01)
-        if model.name in self.failing:
-            raise CheckpointError("it is damaged")
-        async with AsyncEngine(talker()) as client:
-            self.told.append(f"+{model.name}")
-            yield client
-        self.told.append(f"-{model.name}")
-
-    async def weigh(self) -> Sizes:
-        return Sizes(self.room, {one.name: 1 for one in self.models}, {})
-
-    def live(self) -> None:
-        plan = Plan(self.models, self.settings, weigh=self.weigh)
-        asyncio.run(run(plan, self.lines.append, self.opening))
-
-    def ask(self, *calls: tuple[str, dict[str, Any]]) -> list[tuple[int, str]]:
-        async def all_of_them() -> list[tuple[int, str]]:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as session:
-
-                async def one(route: str, sent: dict[str, Any]) -> tuple[int, str]:
-                    async with session.post(self.url + route, json=sent) as response:
-                        return response.status, await response.text()
-
-                return await asyncio.gather(*(one(*call) for call in calls))
-
-        return asyncio.run(all_of_them())
-
-    def cards(self) -> dict[str, dict[str, Any]]:
-        async def listed() -> dict[str, Any]:
-            async with aiohttp.ClientSession() as session, session.get(self.url + "/v1/models") as response:
-                found: dict[str, Any] = await response.json()
-                return found
-
-        return {one["id"]: one["meta"] for one in asyncio.run(listed())["data"]}
-
-
-@contextmanager
-def park_server(tmp_path: Path, *models: ParkedModel, room: int = 2) -> Iterator[ParkServer]:
-    here = ParkServer(tmp_path, list(models), room)
-    original = Shutdown.on_signals
-    setattr(Shutdown, "on_signals", lambda _self: None)  # noqa: B010 - signals are the main thread's
-    thread = threading.Thread(target=here.live, name="park")
-    thread.start()
-    try:
-        while not here.lines and thread.is_alive():
-            time.sleep(0.005)
-        yield here
-    finally:
-        here.may_load.set()
-        asked(here.socket_path, "POST", "/drain")
-        thread.join(PATIENCE_S)
-        setattr(Shutdown, "on_signals", original)  # noqa: B010
-    assert not thread.is_alive()
-
-
-def on_demand(*names: str) -> list[ParkedModel]:
-    return [ParkedModel(name, name) for name in names]
+@pytest.fixture(autouse=True)
+def many_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without keys all clients are one tenant, and here they have models loaded all the time."""
+    monkeypatch.setattr(park_moves, "MAX_LOADS", 1000)
 
 
 def test_models_are_listed_with_their_state_and_loaded_when_they_are_asked_for(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "no_page": (("true", True), ("false", False)),
     "models_folder": (("/a", Path("/a")), ("~/b", Path("~/b")), ("c d", Path("c d"))),
     "idle_s": ((0, 0.0), ("600", 600.0), (1.5, 1.5)),
-    "min_stay_s": ((0, 0.0), ("10", 10.0), (1.5, 1.5)),
+    "turn_s": ((0, 0.0), ("30", 30.0), (1.5, 1.5)),
     "trace": (("/a/b.jsonl", Path("/a/b.jsonl")), ("~/c", Path("~/c")), ("d e", Path("d e"))),
     "trace_max_bytes": (("4GiB", 4 * GIB), (900_000_000, 900_000_000), ("1.5 GiB", 3 * GIB // 2)),
     "trace_tokens": (("true", True), ("false", False)),
@@ -309,6 +309,12 @@ def test_an_unknown_name_is_refused_wherever_it_stands_with_the_closest_known_on
     assert (
         f"'max-running' in file {tmp_path / 'quire.toml'} is no setting of quire; did you mean max_running?" in message
     )
+
+
+def test_a_setting_of_an_earlier_version_is_refused_with_its_new_name(tmp_path: Path) -> None:
+    assert refusal(tmp_path, flags={"min_stay_s": "10"}).endswith("use turn_s instead")
+    assert refusal(tmp_path, QUIRE_MIN_STAY_S="10").endswith("use QUIRE_TURN_S instead")
+    assert refusal(tmp_path, toml="min_stay_s = 10").endswith("use turn_s instead")
 
 
 def test_a_name_that_resembles_none_is_answered_with_all(tmp_path: Path) -> None:

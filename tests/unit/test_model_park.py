@@ -10,22 +10,31 @@ import pytest
 
 from quire.api.http.errors import ApiError
 from quire.api.models import ModelEntry
-from quire.api.park import model_park
+from quire.api.park import model_park, park_moves
 from quire.api.park.model_park import ModelPark, ParkLimits, Sizes, TellProgress
 from quire.api.park.park_moves import Stage
 from quire.config import ParkedModel
 from quire.errors import CheckpointError, EngineDeadError
 
-LIMITS = ParkLimits(max_waiting=3, min_stay_s=0.0)
+LIMITS = ParkLimits(max_waiting=3, turn_s=0.0)
 
 
 class Front:
     """A model that is loaded, as far as a park looks at one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
         self.name = name
         self.is_alive = self.is_ready = True
         self.text = SimpleNamespace(info=SimpleNamespace(line=f"{name} is here"))
+
+    async def set_aside(self) -> None:
+        self.world.told.append(f"-({self.name})")
+
+    async def go_on(self) -> None:
+        if self.name in self.world.failing:
+            raise self.world.failing[self.name]
+        self.world.told.append(f"+({self.name})")
 
 
 class World:
@@ -53,19 +62,19 @@ class World:
         if model.name in self.failing:
             raise self.failing[model.name]
         self.told.append(f"+{model.name}")
-        self.fronts[model.name] = Front(model.name)
+        self.fronts[model.name] = Front(self, model.name)
         try:
             yield self.fronts[model.name]
         finally:
             self.told.append(f"-{model.name}")
 
-    async def ask(self, name: str) -> str:
-        async with self.park.using(self.entries[name]) as client:
+    async def ask(self, name: str, tenant: str = "t") -> str:
+        async with self.park.using(self.entries[name], tenant) as client:
             found: Any = client
             return str(found.name)
 
-    def hold(self, name: str) -> "Held":
-        return Held(self, name)
+    def hold(self, name: str, tenant: str = "t") -> "Held":
+        return Held(self, name, tenant)
 
     def stages(self) -> dict[str, str]:
         return {name: entry.stage.value for name, entry in self.entries.items()}
@@ -74,13 +83,13 @@ class World:
 class Held:
     """A request that takes as long as a test wants."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, tenant: str) -> None:
         self._end = asyncio.Event()
         self.is_begun = asyncio.Event()
-        self.task = asyncio.ensure_future(self._run(world, name))
+        self.task = asyncio.ensure_future(self._run(world, name, tenant))
 
-    async def _run(self, world: World, name: str) -> None:
-        async with world.park.using(world.entries[name]):
+    async def _run(self, world: World, name: str, tenant: str) -> None:
+        async with world.park.using(world.entries[name], tenant):
             self.is_begun.set()
             await self._end.wait()
 
@@ -125,7 +134,7 @@ def test_a_model_that_answers_is_not_unloaded_and_takes_nobody_new_while_another
         await world.park.start()
         first = world.hold("a")
         await first.is_begun.wait()
-        other = world.hold("b")
+        other = world.hold("b", "v")
         await settled(lambda: world.entries["a"].stage is Stage.LEAVING)
         again = world.hold("a")
         await asyncio.sleep(0.01)
@@ -143,13 +152,113 @@ def test_a_model_that_answers_is_not_unloaded_and_takes_nobody_new_while_another
     play(main)
 
 
+def test_a_tenants_own_answers_do_not_hold_a_model_against_its_wish_and_go_on_when_it_is_back() -> None:
+    async def main() -> None:
+        world = World(*on_demand("a", "b"), room=1)
+        await world.park.start()
+        long = world.hold("a")
+        await long.is_begun.wait()
+        short = world.hold("b")
+        await short.is_begun.wait()
+        assert world.told == ["+a", "-(a)", "+b"]
+        assert world.stages() == {"a": "unloaded", "b": "unloading"}
+        await short.end()
+        await settled(lambda: world.stages()["a"] == "ready")
+        assert world.told == ["+a", "-(a)", "+b", "-b", "+(a)"]
+        await long.end()
+        await world.park.close()
+        assert world.told[-1] == "-a"
+
+    play(main)
+
+
+def test_the_last_answers_of_others_are_set_aside_after_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(park_moves, "MAX_HELD_S", 0.02)
+        world = World(*on_demand("a", "b"), room=1)
+        await world.park.start()
+        holding = [world.hold("a", tenant) for tenant in "uv"]
+        await asyncio.gather(*(one.is_begun.wait() for one in holding))
+        assert await world.ask("b") == "b"
+        await settled(lambda: world.stages()["a"] == "ready")
+        assert world.told == ["+a", "-(a)", "+b", "-b", "+(a)"]
+        for one in holding:
+            await one.end()
+        await world.park.close()
+
+    play(main)
+
+
+def test_a_model_whose_last_answer_has_gone_while_it_was_set_aside_is_closed_and_can_come_back() -> None:
+    async def main() -> None:
+        world = World(*on_demand("a", "b"), room=1)
+        await world.park.start()
+        long, short = world.hold("a"), world.hold("b", "t")
+        await short.is_begun.wait()
+        long.task.cancel()
+        await asyncio.gather(long.task, return_exceptions=True)
+        again = asyncio.ensure_future(world.ask("a"))
+        await short.end()
+        assert await again == "a"
+        assert world.told == ["+a", "-(a)", "+b", "-a", "-b", "+a"]
+        assert world.park._residents["a"].users.total() == 0
+        await world.park.close()
+
+    play(main)
+
+
+def test_answers_that_were_set_aside_end_when_the_server_does_or_their_model_cannot_come_back() -> None:
+    async def main() -> None:
+        for is_failing in (False, True):
+            world = World(*on_demand("a", "b"), room=1)
+            await world.park.start()
+            long, short = world.hold("a"), world.hold("b")
+            await short.is_begun.wait()
+            if is_failing:
+                world.failing["a"] = CheckpointError("it is damaged")
+                await short.end()
+            else:
+                world.park.drain()
+            await settled(lambda: "-a" in world.told)  # noqa: B023
+            assert world.stages()["a"] == "unloaded"
+            if not is_failing:
+                await short.end()
+            await long.end()
+            await settled(lambda: not world.park._residents["a"].users)  # noqa: B023
+            await world.park.close()
+
+    play(main)
+
+
+def test_a_tenant_that_has_many_models_loaded_is_told_to_come_back_and_others_are_not() -> None:
+    async def main() -> None:
+        names = "abcdef"
+        world = World(*on_demand(*names), room=6)
+        world.may_load.clear()
+        await world.park.start()
+        asked = [asyncio.ensure_future(world.ask(name)) for name in "abcda"]
+        await settled(lambda: world.entries["d"].stage is Stage.LOADING)
+        with pytest.raises(ApiError, match="a key may have 4 models loaded in 60 s, and e would") as refused:
+            await world.ask("e")
+        assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+        assert 50 < (refused.value.retry_after_s or 0) <= 60
+        asked.append(asyncio.ensure_future(world.ask("e", "v")))
+        by_hand = asyncio.ensure_future(world.park.load(world.entries["f"]))
+        world.may_load.set()
+        await asyncio.gather(*asked, by_hand)
+        assert await world.ask("e") == "e"  # it is here: nothing is to be loaded
+        await world.park.close()
+
+    play(main)
+
+
 def test_who_no_longer_waits_makes_nobody_leave() -> None:
     async def main() -> None:
         world = World(*on_demand("a", "b"), room=1)
         await world.park.start()
         first = world.hold("a")
         await first.is_begun.wait()
-        other = world.hold("b")
+        other = world.hold("b", "v")
         await settled(lambda: world.entries["a"].stage is Stage.LEAVING)
         second = world.hold("a")
         await asyncio.sleep(0)
@@ -172,13 +281,13 @@ def test_who_is_broken_off_at_the_moment_it_is_let_in_gives_its_place_back() -> 
         await settled(lambda: world.entries["a"].stage is Stage.LOADING)
         resident = world.park._residents["a"]
         world.may_load.set()
-        await settled(lambda: resident.num_users == 1)
+        await settled(lambda: resident.users.total() == 1)
         if not asked.is_begun.is_set():
             asked.task.cancel()
             await asyncio.gather(asked.task, return_exceptions=True)
         else:  # pragma: no cover
             await asked.end()
-        assert resident.num_users == 0
+        assert resident.users.total() == 0
         assert await world.ask("b") == "b"
         await world.park.close()
 
@@ -192,7 +301,7 @@ def test_who_was_broken_off_in_the_very_moment_a_model_comes_or_fails_does_no_ha
             world.may_load.clear()
             await world.park.start()
             leaving, staying = world.hold("a"), asyncio.ensure_future(world.ask("a"))
-            await settled(lambda: len(world.park._residents["a"].waiting) == 2)  # noqa: B023
+            await settled(lambda: world.park._residents["a"].num_waiting == 2)  # noqa: B023
             resident = world.park._residents["a"]
             leaving.task.cancel()  # its task hears of it in the next round of the loop
             if is_failing:
@@ -200,11 +309,11 @@ def test_who_was_broken_off_in_the_very_moment_a_model_comes_or_fails_does_no_ha
                 with pytest.raises(ApiError, match="damaged"):
                     await staying
             else:
-                resident.entry.engine_client = Front("a")  # type: ignore[assignment]
-                resident.admit()
+                resident.entry.engine_client = Front(world, "a")  # type: ignore[assignment]
+                resident.begin_turn(0.0)
                 assert await staying == "a"
             await asyncio.gather(leaving.task, return_exceptions=True)
-            assert (resident.num_users, resident.waiting) == (0, {})
+            assert (resident.users.total(), resident.num_waiting) == (0, 0)
             world.may_load.set()
             await world.park.close()
 
@@ -331,12 +440,14 @@ def test_a_model_nobody_uses_leaves_after_its_time_by_itself() -> None:
     play(main)
 
 
-def test_one_that_has_just_come_stays_its_least_time_and_then_makes_room() -> None:
+def test_a_model_serves_until_its_turn_ends_and_then_makes_room() -> None:
     async def main() -> None:
-        world = World(*on_demand("a", "b"), room=1, limits=ParkLimits(min_stay_s=0.02))
+        world = World(*on_demand("a", "b"), room=1, limits=ParkLimits(turn_s=0.02))
         await world.park.start()
         await world.ask("a")
-        assert await world.ask("b") == "b"
+        other = asyncio.ensure_future(world.ask("b", "v"))
+        assert await world.ask("a", "u") == "a"  # others are served until the turn ends
+        assert await other == "b"
         assert world.told == ["+a", "-a", "+b"]
         await world.park.close()
 
@@ -376,11 +487,11 @@ def test_a_server_that_ends_while_it_loads_does_not_wait_for_the_model() -> None
 
 def test_many_who_ask_three_models_in_the_room_of_two_are_all_answered() -> None:
     async def main() -> None:
-        world = World(*on_demand("a", "b", "c"), limits=ParkLimits(max_waiting=100, min_stay_s=0.0))
+        world = World(*on_demand("a", "b", "c"), limits=ParkLimits(max_waiting=100, turn_s=0.0))
         await world.park.start()
-        answers: list[Awaitable[str]] = [world.ask("abc"[number % 3]) for number in range(60)]
+        answers: list[Awaitable[str]] = [world.ask("abc"[number % 3], "abc"[number % 3]) for number in range(60)]
         assert sorted(await asyncio.gather(*answers)) == ["a"] * 20 + ["b"] * 20 + ["c"] * 20
-        held = [resident.num_users for resident in world.park._residents.values()]
+        held = [resident.users.total() for resident in world.park._residents.values()]
         assert held == [0, 0, 0]
         await world.park.close()
 

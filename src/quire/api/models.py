@@ -119,12 +119,12 @@ class Park(Protocol):
         """It is known what there is."""
         ...
 
-    def using(self, entry: ModelEntry, /) -> AbstractAsyncContextManager[EngineClient]:
-        """The model's front, for as long as it is needed; waits until it is there."""
+    def using(self, entry: ModelEntry, tenant: str, /) -> AbstractAsyncContextManager[EngineClient]:
+        """The model's front, for as long as this tenant needs it; waits until it is there."""
         ...
 
-    def check_waiting(self, entry: ModelEntry, /) -> None:
-        """Refuse who would wait in vain, or beside too many."""
+    def check_waiting(self, entry: ModelEntry, tenant: str, /) -> None:
+        """Refuse a request that would wait in vain, or beside too many, or for one load too many of its tenant."""
         ...
 
     def drain(self) -> None:
@@ -160,9 +160,9 @@ class Models:
         is_started = self.park is None or self.park.is_started
         return is_started and all(model.is_ready for model in self if model.is_required)
 
-    def using(self, model: ModelEntry) -> AbstractAsyncContextManager[EngineClient]:
-        """The model's front, for as long as it is needed; waits until it is there."""
-        return nullcontext(model.open()) if self.park is None else self.park.using(model)
+    def using(self, model: ModelEntry, tenant: str) -> AbstractAsyncContextManager[EngineClient]:
+        """The model's front, for as long as this tenant needs it; waits until it is there."""
+        return nullcontext(model.open()) if self.park is None else self.park.using(model, tenant)
 
     @property
     def num_gateways(self) -> int:
@@ -170,12 +170,12 @@ class Models:
         clients = [model.engine_client for model in self]
         return max((client.num_gateways for client in clients if client is not None), default=1)
 
-    def check_waiting(self, model: ModelEntry) -> None:
-        """Refuse who would wait for this model in vain, or beside too many."""
+    def check_waiting(self, model: ModelEntry, tenant: str) -> None:
+        """Refuse a request that would wait in vain, or beside too many, or for one load too many of its tenant."""
         if self.park is None:
             model.open()
         else:
-            self.park.check_waiting(model)
+            self.park.check_waiting(model, tenant)
 
     @property
     def max_sequence_tokens(self) -> int | None:

@@ -75,7 +75,7 @@ def prepare(plan: Plan, opening: OpenClient) -> Prepared:
         raise ConfigError(ring.problem)
     entries = [ModelEntry(one.name, one.model, is_required=one.is_kept) for one in plan.models]
     models = Models(entries, _aliases(plan))
-    park_limits = ParkLimits(plan.settings.serving.queue, server_settings.idle_s, server_settings.min_stay_s)
+    park_limits = ParkLimits(plan.settings.serving.queue, server_settings.idle_s, server_settings.turn_s)
     park = models.park = ModelPark(zip(plan.models, entries, strict=True), opening, plan.weigh, park_limits)
     origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
     stable_prefix = StablePrefix(server_settings.unstable_lines)

@@ -30,7 +30,7 @@ fleet_app.add_typer(
 )
 COMPUTES = (Group.MODEL, Group.SCHEDULING)
 MEMBER_SETTINGS = [one.name for one in SETTINGS if one.group in COMPUTES or one.name in ("drain_s", "log_format")]
-HAS_MODELS = ("models_folder", "idle_s", "min_stay_s", "trace", "trace_max_bytes", "trace_tokens")
+HAS_MODELS = ("models_folder", "idle_s", "turn_s", "trace", "trace_max_bytes", "trace_tokens")
 GATEWAY_SETTINGS = [
     one.name for one in SETTINGS if (one.group is Group.SERVER and one.name not in HAS_MODELS) or one.name == "queue"
 ]

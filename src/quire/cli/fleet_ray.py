@@ -25,7 +25,7 @@ ray_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-ONE_MACHINE = ("models_folder", "idle_s", "min_stay_s", "admin_socket", "store", "store_size")
+ONE_MACHINE = ("models_folder", "idle_s", "turn_s", "admin_socket", "store", "store_size")
 RAY_SETTINGS = [
     one.name
     for one in SETTINGS

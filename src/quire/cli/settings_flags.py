@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from quire.cli.grouped_help import COMMON
-from quire.config import SETTINGS, Group, Setting, Settings, load_settings
+from quire.config import RENAMED, SETTINGS, Group, Setting, Settings, load_settings
 
 FILE_HELP = "Read this TOML file and look for no other."
 
@@ -34,10 +34,13 @@ def with_chosen_settings(*names: str) -> Callable[[Callable[..., None]], Callabl
 
 def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Callable[..., None]:
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    parameters = [*own, _file_parameter(), *(_parameter(setting) for setting in shown)]
+    names = {setting.name for setting in shown}
+    renamed = [old for old, new in RENAMED.items() if new in names]
+    parameters = [*own, _file_parameter(), *map(_parameter, shown), *map(_renamed_parameter, renamed)]
 
     def with_flags(**given: Any) -> None:
         flags = {setting.name: _joined(given.pop(setting.name), setting.kind.between) for setting in shown}
+        flags |= {old: raw for old in renamed if (raw := given.pop(old)) is not None}
         settings: Settings = load_settings(flags, file=given.pop("config_file"))
         command(settings, **given)
 
@@ -53,6 +56,11 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=told, rich_help_panel=panel)
     kind: Any = list[str] if setting.kind.is_list else bool if setting.kind.is_switch else str
     return _keyword(setting.name, Annotated[kind | None, option])
+
+
+def _renamed_parameter(old: str) -> inspect.Parameter:
+    """Not in the help; it is refused with the name it has now."""
+    return _keyword(old, Annotated[str | None, typer.Option("--" + old.replace("_", "-"), hidden=True)])
 
 
 def _joined(given: str | list[str] | None, between: str) -> str | None:

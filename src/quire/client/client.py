@@ -30,7 +30,7 @@ from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.request import Request
 from quire.core.share_types import Verdict
 from quire.engine.port import EnginePort
-from quire.errors import CapacityError, ConfigError, EngineDeadError, QuireError
+from quire.errors import CapacityError, ConfigError, EngineDeadError, InvariantError, QuireError
 from quire.text.chat.template import TemplateArguments
 from quire.text.text_work import TextBudget
 
@@ -155,6 +155,14 @@ class EngineClient:
     def clear_cache(self) -> None:
         """Forget every cached block that nobody uses."""
         self._started()[0].clear_cache()
+
+    async def set_aside(self) -> None:
+        """Give the memory back that it computes in. What it answers waits; its words stay."""
+        raise InvariantError(f"an {type(self).__name__} computes in this process and cannot be set aside")
+
+    async def go_on(self) -> None:
+        """Load it again; what was set aside continues."""
+        raise InvariantError(f"an {type(self).__name__} was never set aside")
 
     @property
     def view(self) -> EngineView:

@@ -192,6 +192,14 @@ class ServedModel(EngineClient):
         finally:
             self._end_all(EngineDeadError("the model was closed while requests were running"))
 
+    async def set_aside(self) -> None:
+        """End the worker. What it answers waits in the ledger."""
+        await self.supervisor.set_aside()
+
+    async def go_on(self) -> None:
+        """Spawn a worker again; it continues what waits."""
+        await self.supervisor.go_on()
+
     @property
     def supervisor(self) -> Supervisor:
         """Whoever keeps the worker alive."""

@@ -13,10 +13,11 @@ from quire.config.parked_models import ParkedModel
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
 from quire.config.sources import Resolved, Settings, load_settings
-from quire.config.table import SETTINGS, Group, Setting
+from quire.config.table import RENAMED, SETTINGS, Group, Setting
 
 __all__ = [
     "MEMORY_SHARE",
+    "RENAMED",
     "SETTINGS",
     "Backend",
     "Dtype",

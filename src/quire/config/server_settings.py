@@ -45,8 +45,8 @@ class ServerSettings:
     """None: there is none. Its models are served beside those that are named."""
     idle_s: float | None = None
     """None: models that are loaded on demand stay until memory is needed."""
-    min_stay_s: float = 10.0
-    """A model that was loaded on demand stays for so long at least."""
+    turn_s: float = 30.0
+    """A model that was loaded on demand serves every tenant for so long, whoever waits for its memory."""
     trace: Path | None = None
     """None: nothing is written down of what workers do."""
     trace_max_bytes: int = 1 << 30

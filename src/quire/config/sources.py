@@ -19,7 +19,7 @@ from quire.config.model_settings import ModelSettings
 from quire.config.parked_models import ParkedModel, parked_models
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
-from quire.config.table import BY_NAME, PREFIX, SETTINGS, Setting
+from quire.config.table import BY_NAME, PREFIX, RENAMED, SETTINGS, Setting
 from quire.errors import ConfigError
 
 OTHER_VARIABLES = frozenset({"QUIRE_CACHE", "QUIRE_CONFIG", "QUIRE_FAULTS", "QUIRE_STRANGER_KEY", "QUIRE_TESTING"})
@@ -141,6 +141,9 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> N
 def _closest(name: str, known: list[str]) -> str:
     import difflib  # noqa: PLC0415 - only mistakes need it
 
+    renamed = RENAMED.get(name.removeprefix(PREFIX).lower())
+    if renamed is not None:
+        return f"use {BY_NAME[renamed].variable if name.startswith(PREFIX) else renamed} instead"
     close = difflib.get_close_matches(name[:100], known, n=1)
     return f"did you mean {close[0]}?" if close else f"the settings are {', '.join(known)}"
 

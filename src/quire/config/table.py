@@ -30,6 +30,8 @@ ALIAS = r"[^\s=,]{1,128}=[^\s=,]{1,256}"
 ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
+RENAMED = {"min_stay_s": "turn_s"}
+"""Settings of earlier versions that have another name and another meaning now: refused, with the new name."""
 _MODEL, _SERVING, _SERVER = ModelSettings(), ServingSettings(), ServerSettings()
 
 
@@ -336,10 +338,10 @@ SETTINGS: tuple[Setting, ...] = (
         "600", "when another model needs its memory",
     ),
     Setting(
-        Group.SERVER, "min_stay_s", seconds(MAX_HEAD_START_S), _SERVER.min_stay_s,
-        "Seconds that a model which was loaded on demand stays at least, so that two that do not fit together do not "
-        "only come and go.",
-        "10",
+        Group.SERVER, "turn_s", seconds(MAX_HEAD_START_S), _SERVER.turn_s,
+        "Seconds of a turn: how long a model which was loaded on demand serves everybody from when it is ready, though "
+        "another tenant waits for its memory. Then the next tenant's model has its turn.",
+        "30",
     ),
     Setting(
         Group.SERVER, "trace", FILE_PATH, _SERVER.trace,

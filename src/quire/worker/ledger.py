@@ -265,17 +265,25 @@ class Ledger:
         """The worker is gone: all it had is held again. What that ends for good is told."""
         flying = set(in_flight)
         told: list[RequestEvent] = []
-        alone, self._alone = self._alone, None
+        alone = self._alone
         for entry in list(self.entries.values()):
-            was_there = entry.is_queued and entry.epoch is not None
             is_on_trial = entry is alone and entry.is_suspect
-            entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
-            self._hold(entry)
             if is_on_trial and entry.request.request_id in flying:
                 self.num_progress += 1
                 self.num_quarantined += 1
                 told += self._end(entry, FinishReason.ERROR, self._poison)
-            elif entry.is_cancelled or entry.is_answered:
+            else:
+                entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
+        return told + self.set_aside()
+
+    def set_aside(self) -> list[RequestEvent]:
+        """The worker is gone, and no request is to blame: all it had is held until there is another."""
+        told: list[RequestEvent] = []
+        self._alone = None
+        for entry in list(self.entries.values()):
+            was_there = entry.is_queued and entry.epoch is not None
+            self._hold(entry)
+            if entry.is_cancelled or entry.is_answered:
                 told += self._end(entry, FinishReason.CANCELLED)
             elif was_there:
                 told.append(Replayed(entry.request.request_id))

@@ -93,6 +93,11 @@ class Supervisor:
         self._ready: asyncio.Future[Ready] | None = None
         self._idle = asyncio.Event()
         self._closing = asyncio.Event()
+        self._may_live = asyncio.Event()
+        """Not set: what runs is set aside, and no worker is spawned."""
+        self._may_live.set()
+        self._is_away = asyncio.Event()
+        """Set aside, and no worker is left."""
         self.told_to_open = asyncio.Event()
         """Set once a worker knows what to load, or none will come: its parent has better nothing else to do before."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -115,6 +120,24 @@ class Supervisor:
             asyncio.create_task(self._watch(), name="quire-watch"),
         ]
         return await asyncio.shield(self._ready)
+
+    async def set_aside(self) -> None:
+        """End the worker and spawn no other: what runs is held, and continues when `go_on` has brought one."""
+        self._may_live.clear()
+        if self._session is not None:
+            self._session.reason = "was ended; what it answered is set aside"
+            self._session.process.kill()
+        await self._is_away.wait()
+
+    async def go_on(self) -> None:
+        """Spawn a worker again and wait until its model is loaded. Raises what `start` does."""
+        if self._closing.is_set():
+            raise EngineDeadError("the worker is gone for good; start the server again")
+        self._ready = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+        self._is_away.clear()
+        self._may_live.set()
+        await asyncio.shield(self._ready)
 
     @property
     def is_ready(self) -> bool:
@@ -180,6 +203,7 @@ class Supervisor:
         """End the worker: kindly if it listens, and what still runs is broken off."""
         self.state = State.FAILED if self.state is State.FAILED else State.CLOSED
         self._closing.set()
+        self._may_live.set()
         session = self._session
         if session is not None and not session.process.gone.is_set():
             if session.is_ready:
@@ -254,11 +278,19 @@ class Supervisor:
         """Why no other worker is to be spawned."""
         num_without_progress = 0
         while not self._closing.is_set():
+            if not self._may_live.is_set():
+                self.state = State.LOADING if self.state in (State.READY, State.RESTARTING) else self.state
+                self._is_away.set()
+                await self._may_live.wait()
+                continue
             num_before = self._ledger.num_progress
             self.watching.began()
             ending = await self._live_once()
             self.watching.ended(ending.reason)
             self._tell(self._questions.drop())
+            if not self._may_live.is_set():
+                self._tell(self._ledger.set_aside())
+                continue
             is_idle = ending.was_ready and not self._ledger.entries
             has_moved = self._ledger.num_progress > num_before
             self._tell(self._ledger.crash(ending.request_ids))
@@ -281,6 +313,7 @@ class Supervisor:
     def _end(self, error: QuireError) -> None:
         """There will be no other worker: the one way out of here."""
         self.told_to_open.set()
+        self._is_away.set()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         self._tell(self._ledger.abandon(error))

@@ -79,7 +79,7 @@ class Answering(BodyAnswer):
 
     async def _come(self, at: Address, head: "StreamHead", stack: AsyncExitStack) -> EngineClient:
         """The model, once it is here; it stays until the stack is left. A stream hears that it is not forgotten."""
-        coming = stack.enter_async_context(self._admission.models.using(at.model))
+        coming = stack.enter_async_context(self._admission.models.using(at.model, self._caller.tenant))
         if at.model.engine_client is not None or not at.is_streamed:
             return await coming
         return await head.kept_alive(coming)
@@ -120,7 +120,7 @@ class Answering(BodyAnswer):
         """Whom it asks, unless its queue has said that it takes no more of this tenant and class."""
         models = self._admission.models
         at = self._dialect.address(fields, models, self._caller, record.headers)
-        models.check_waiting(at.model)
+        models.check_waiting(at.model, self._caller.tenant)
         client = at.model.engine_client
         if client is not None and not record.is_promised:
             client.check_room(self._caller.tenant, at.priority.value)
@@ -237,6 +237,8 @@ class Streaming:
                 self._clock.tick(batch)
                 if data := await self._data(batch):
                     await self._write(data)
+                elif not batch and self._generation.to.model.engine_client is None:
+                    await self._head.write(COMMENT)  # set aside before its first byte: as while its model loads
             if (keep := self._generation.keep) is not None:
                 await self._run_beside(lambda: keep(self._replies))
             self._notes.take()

@@ -1,25 +1,39 @@
 """Models that come and go: does what `park_moves.py` decides, and lets requests wait for the model they ask.
 
-    using(model) ──► here: at once                  a request holds its model until its last byte
-                └──► away, loading, leaving: waits ──► using
+    using(model) ──► here: at once                  a request holds its model until its last byte,
+                └──► away, loading, leaving: waits ──► using      or until its answer is set aside
 
-On one event loop. Each model that is here has a task of its own, from its loading to its end.
+On one event loop. Each model has a task of its own, from its loading to its end. Answers that are set aside keep what
+they read of their model in this process; only its worker ends, and another one continues them when the model is back.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from time import monotonic
 
 from quire.api.http.errors import ApiError, invalid
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.models import ModelEntry
-from quire.api.park.park_moves import Moves, Parked, Stage, in_its_way, next_moves
+from quire.api.park.park_moves import (
+    LOADS_S,
+    MAX_LOADS,
+    OPERATOR,
+    Load,
+    Parked,
+    Stage,
+    Wish,
+    in_its_way,
+    may_load_s,
+    next_moves,
+)
 from quire.client.client import EngineClient
 from quire.config.parked_models import ParkedModel
-from quire.errors import CheckpointError, ConfigError, DrainingError, QuireError
+from quire.errors import CheckpointError, ConfigError, DrainingError, InvariantError, QuireError
 
 log = logging.getLogger("quire.park")
 GIB = 1 << 30
@@ -59,7 +73,22 @@ class ParkLimits:
     """Requests that may wait for one model to be loaded."""
     idle_s: float | None = None
     """For models that say nothing."""
-    min_stay_s: float = 10.0
+    turn_s: float = 30.0
+    """How long a model that is ready serves every tenant, whoever waits for its room."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """What a request has that uses a model."""
+
+    resident: "_Resident"
+    client: EngineClient
+    tenant: str
+    users: Counter[str]
+    """Those of the model's life in which it came."""
+
+
+Arrival = asyncio.Future[_Place]
 
 
 @dataclass(slots=True, eq=False)
@@ -68,40 +97,71 @@ class _Resident:
 
     model: ParkedModel
     entry: ModelEntry
-    num_users: int = 0
-    waiting: dict[asyncio.Future[None], float] = field(default_factory=dict)
-    """Who waits, and since when."""
-    here_since_s: float = 0.0
+    users: Counter[str] = field(default_factory=Counter)
+    """Requests that it answers, by tenant. Of a model that is away: whose answers were set aside."""
+    served: set[str] = field(default_factory=set)
+    """Tenants that have used it since it was ready."""
+    waiting: dict[str, dict[Arrival, float]] = field(default_factory=dict)
+    """Requests that wait for it, by tenant, in the order they came, and since when."""
+    turn_ends_s: float = 0.0
+    leaving_since_s: float = 0.0
     last_used_s: float = 0.0
     must_leave: bool = False
+    is_aside: bool = False
+    """It is away, but for answers that were set aside."""
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
-    """It was told to leave, and nobody uses it any more."""
+    """It leaves, and answers nothing any more, or what it answers is to be set aside."""
+    is_called: asyncio.Event = field(default_factory=asyncio.Event)
+    """Answers that were set aside go on, or are no more."""
     task: asyncio.Task[None] | None = None
     failure: Exception | None = None
     """Why it could not be loaded the last time."""
     failed_s: float = 0.0
 
-    def told_away(self) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """Requests, of all tenants."""
+        return sum(map(len, self.waiting.values()))
+
+    @property
+    def wishes(self) -> tuple[Wish, ...]:
+        """Each tenant that waits for it, and since when."""
+        wishes = [Wish(tenant, next(iter(arrivals.values()))) for tenant, arrivals in self.waiting.items()]
+        if self.is_aside:
+            wishes += [Wish(one, self.leaving_since_s, True) for one in self.users if one not in self.waiting]
+        return tuple(wishes)
+
+    def leave(self) -> None:
         """It takes no new requests, and ends with the last answer."""
-        self.entry.stage = Stage.LEAVING
-        if not self.num_users:
+        self.entry.stage, self.leaving_since_s = Stage.LEAVING, monotonic()
+        if not self.users:
             self.may_end.set()
 
-    def admit(self) -> None:
-        """It is here: whoever waits uses it from now on, and before anybody can tell it to leave."""
-        self.entry.stage = Stage.HERE
-        for waiting in self._taken_from_waiting():
-            self.num_users += 1
-            waiting.set_result(None)
+    def begin_turn(self, turn_s: float) -> None:
+        """It is here: what waits uses it from now on, before anything can make it leave."""
+        client = self.entry.engine_client
+        if client is None:
+            raise InvariantError(f"{self.entry.name} is to serve and nothing is there that could")
+        self.entry.stage, self.turn_ends_s = Stage.HERE, monotonic() + turn_s
+        self.served = set(self.users)
+        for tenant, arrival in self._taken_from_waiting():
+            arrival.set_result(self.use(client, tenant))
+
+    def use(self, client: EngineClient, tenant: str) -> _Place:
+        """One more request of this tenant uses it."""
+        self.users[tenant] += 1
+        self.served.add(tenant)
+        self.last_used_s = monotonic()
+        return _Place(self, client, tenant, self.users)
 
     def refuse(self, error: Exception) -> None:
-        """Tell everybody who waits."""
-        for waiting in self._taken_from_waiting():
-            waiting.set_exception(error)
+        """Fail every request that waits."""
+        for _, arrival in self._taken_from_waiting():
+            arrival.set_exception(error)
 
-    def _taken_from_waiting(self) -> list[asyncio.Future[None]]:
-        """But for those who were broken off a moment ago: their tasks have not come round to say so."""
-        waiting = [one for one in self.waiting if not one.done()]
+    def _taken_from_waiting(self) -> list[tuple[str, Arrival]]:
+        """But for those that were cancelled a moment ago: their tasks have not come round to notice."""
+        waiting = [(tenant, one) for tenant, arrivals in self.waiting.items() for one in arrivals if not one.done()]
         self.waiting.clear()
         return waiting
 
@@ -121,7 +181,11 @@ class ModelPark:
         self._weigh = weigh
         self._limits = limits or ParkLimits()
         self._sizes: Sizes | None = None
-        self._turn = asyncio.Lock()
+        self._loads: dict[str, tuple[float, ...]] = {}
+        """When the last loads of each tenant were begun."""
+        self._lives: set[asyncio.Task[None]] = set()
+        """Tasks of models, until each has ended."""
+        self._loading = asyncio.Lock()
         """Models load one after the other: two at once would take as long, and each would come later."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
@@ -134,63 +198,97 @@ class ModelPark:
         for why in self._sizes.problems.values():
             log.warning("%s", why)
         kept = [resident for resident in self._residents.values() if resident.model.is_kept]
-        await asyncio.gather(*(self._wait(resident) for resident in kept))
-        for resident in kept:
-            self._release(resident)
-        self._look()
+        for place in await asyncio.gather(*(self._wait(resident, OPERATOR) for resident in kept)):
+            self._release(place)
 
     def drain(self) -> None:
         """The server ends: no model is loaded any more, and who waits for one is told."""
         self._is_closing = True
         for resident in self._residents.values():
             resident.refuse(DrainingError("the server is shutting down and loads no model; ask another one, or later"))
+            resident.is_called.set()  # what was set aside ends here
 
     async def close(self) -> None:
         """End all of them. One that loads is broken off."""
         self.drain()
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [(resident, resident.task) for resident in self._residents.values() if resident.task is not None]
-        for resident, task in tasks:
+        for resident in self._residents.values():
             resident.may_end.set()
-            if resident.entry.stage is Stage.LOADING:
-                task.cancel()
-        await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
+            if resident.task is not None and resident.entry.stage is Stage.LOADING:
+                resident.task.cancel()
+        await asyncio.gather(*self._lives, return_exceptions=True)
 
     @property
     def is_started(self) -> bool:
         """It is known what there is."""
         return self._sizes is not None
 
-    async def _live(self, resident: _Resident) -> None:
-        """One model from its loading to its end."""
+    async def _live(self, resident: _Resident, before: asyncio.Task[None] | None) -> None:
+        """One model from its loading to its end, after the end of its life before."""
         entry = resident.entry
         try:
+            if before is not None:
+                await asyncio.wait({before})
             async with AsyncExitStack() as stack:
-                async with self._turn:
+                async with self._loading:
                     self._tell(resident, "is being loaded")
                     client = await stack.enter_async_context(self._opening(resident.model, entry.tell_progress))
                 self._arrive(resident, client)
-                await resident.may_end.wait()
-                entry.engine_client = None
-                self._tell(resident, "is being unloaded")
+                await self._stay(resident, client)
         except QuireError as error:
             self._fail(resident, error)
         except Exception as error:
             log.exception("%s could not be loaded", entry.name)
             self._fail(resident, error)
         finally:
-            entry.engine_client, entry.stage = None, Stage.AWAY
-            entry.tell_progress("", 0, 0)
-            resident.must_leave, resident.task = False, None
-            resident.may_end.clear()
-            self._look()
+            self._end(resident)
+
+    async def _stay(self, resident: _Resident, client: EngineClient) -> None:
+        """Until it has left. As long as answers are set aside, it may come back."""
+        while await resident.may_end.wait():
+            resident.entry.engine_client = None
+            self._tell(resident, "is being unloaded")
+            if not resident.users or self._is_closing:
+                return
+            await client.set_aside()
+            self._tell(resident, f"was unloaded; {resident.users.total()} answers wait until it is back")
+            if not await self._called(resident):
+                return
+            async with self._loading:
+                self._tell(resident, "is being loaded")
+                await client.go_on()
+            self._arrive(resident, client)
+
+    async def _called(self, resident: _Resident) -> bool:
+        """Wait, away from the memory, until it is to be loaded again; false: no answer is left to go on with."""
+        resident.entry.stage, resident.is_aside = Stage.AWAY, True
+        resident.entry.tell_progress("", 0, 0)
+        resident.may_end.clear()
+        resident.is_called.clear()
+        if self._is_closing or not resident.users:
+            resident.is_called.set()
+        self._look()
+        await resident.is_called.wait()
+        resident.is_aside = False
+        return resident.entry.stage is Stage.LOADING and not self._is_closing
+
+    def _end(self, resident: _Resident) -> None:
+        """Its life is over. Requests that used it have ended, or find that it is gone."""
+        resident.users = Counter()
+        if resident.task is not asyncio.current_task():
+            return  # another life has begun
+        resident.entry.engine_client, resident.entry.stage = None, Stage.AWAY
+        resident.entry.tell_progress("", 0, 0)
+        resident.must_leave, resident.task = False, None
+        resident.may_end.clear()
+        self._look()
 
     def _arrive(self, resident: _Resident, client: EngineClient) -> None:
         resident.entry.engine_client, resident.failure = client, None
-        resident.here_since_s = resident.last_used_s = monotonic()
+        resident.last_used_s = monotonic()
         self._tell(resident, f"is ready: {client.text.info.line}")
-        resident.admit()
+        resident.begin_turn(self._limits.turn_s)
         self._look()
 
     @staticmethod
@@ -209,32 +307,30 @@ class ModelPark:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def using(self, entry: ModelEntry) -> AsyncIterator[EngineClient]:
-        """The model's front; waits until it is there. It does not leave before it is given back."""
+    async def using(self, entry: ModelEntry, tenant: str) -> AsyncIterator[EngineClient]:
+        """The model's front; waits until it is there. It does not leave before it is given back, or set aside."""
         resident = self._residents[entry.name]
-        await self._come(resident)
+        place = await self._come(resident, tenant)
         try:
-            yield entry.open()
+            yield place.client
         finally:
-            self._release(resident)
+            self._release(place)
 
-    async def _come(self, resident: _Resident) -> None:
+    async def _come(self, resident: _Resident, tenant: str) -> _Place:
         entry = resident.entry
         if entry.stage is Stage.HERE and entry.is_dead and not resident.model.is_kept:
             resident.must_leave = True
-            resident.told_away()
+            resident.leave()
         if entry.stage is Stage.HERE:
-            resident.num_users += 1
-            resident.last_used_s = monotonic()
-            return
-        self.check_waiting(entry)
+            return resident.use(entry.open(), tenant)
+        self.check_waiting(entry, tenant)
         try:
-            await self._wait(resident)
+            return await self._wait(resident, tenant)
         except (CheckpointError, ConfigError) as error:
             raise _not_loaded(entry, error, FAILED_RETRY_S) from error
 
-    def check_waiting(self, entry: ModelEntry) -> None:
-        """Refuse who would wait in vain, or beside too many."""
+    def check_waiting(self, entry: ModelEntry, tenant: str) -> None:
+        """Refuse a request that would wait in vain, or beside too many, or for one load too many of its tenant."""
         resident = self._residents[entry.name]
         if entry.stage is Stage.HERE:
             return
@@ -248,12 +344,25 @@ class ModelPark:
         again_s = resident.failed_s + FAILED_RETRY_S - monotonic()
         if resident.failure is not None and again_s > 0:
             raise _not_loaded(entry, resident.failure, again_s)
-        if len(resident.waiting) >= self._limits.max_waiting:
+        if resident.num_waiting >= self._limits.max_waiting:
             message = (
                 f"{self._limits.max_waiting} requests may wait for {entry.name} to be loaded, "
-                f"{len(resident.waiting)} do; try again"
+                f"{resident.num_waiting} do; try again"
             )
             raise ApiError(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
+        if entry.stage is not Stage.LOADING and not resident.waiting:
+            self._check_loads(entry, tenant)
+
+    def _check_loads(self, entry: ModelEntry, tenant: str) -> None:
+        planned = [one for one in self._residents.values() if one.entry.stage is not Stage.LOADING]
+        num_planned = sum(tenant in one.waiting for one in planned)
+        wait_s = may_load_s(tenant, self._loads, monotonic(), num_planned)
+        if wait_s > 0:
+            message = (
+                f"a key may have {MAX_LOADS} models loaded in {LOADS_S:g} s, and {entry.name} would be one more; "
+                f"ask one that is ready, or try again in {ceil(wait_s)} s"
+            )
+            raise ApiError(429, "rate_limit_exceeded", message, "model", wait_s)
 
     def _check_fits(self, resident: _Resident, sizes: Sizes) -> None:
         name, known = resident.entry.name, [self._parked(one) for one in self._residents.values()]
@@ -270,34 +379,44 @@ class ModelPark:
             "model_does_not_fit",
         )
 
-    async def _wait(self, resident: _Resident) -> None:
-        """Until the model is there; whoever returns from here uses it."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        resident.waiting[future] = monotonic()
-        self._look()
+    async def _wait(self, resident: _Resident, tenant: str) -> _Place:
+        """Until the model is there; a request that returns from here uses it."""
+        arrival: Arrival = asyncio.get_running_loop().create_future()
+        arrivals = resident.waiting.setdefault(tenant, {})
+        arrivals[arrival] = monotonic()
+        if len(arrivals) == 1:
+            self._look()  # more of one tenant decide nothing
         try:
-            await future
+            return await arrival
         except asyncio.CancelledError:
-            if resident.waiting.pop(future, None) is not None:
-                self._look()  # perhaps nobody needs the room any more
-            elif not future.cancelled() and future.exception() is None:
-                self._release(resident)
+            if resident.waiting.get(tenant, {}).pop(arrival, None) is not None:
+                if not arrivals:
+                    del resident.waiting[tenant]
+                self._look()  # perhaps its room is not needed any more
+            elif not arrival.cancelled() and arrival.exception() is None:
+                self._release(arrival.result())
             raise
 
-    def _release(self, resident: _Resident) -> None:
-        resident.num_users -= 1
+    def _release(self, place: _Place) -> None:
+        resident, users, tenant = place.resident, place.users, place.tenant
+        users[tenant] -= 1
+        if users is not resident.users:
+            return  # of a life that is over
         resident.last_used_s = monotonic()
-        if resident.num_users:
+        if users[tenant]:
             return  # nothing is decided by how many they are
-        if resident.entry.stage is Stage.LEAVING:
+        del users[tenant]
+        if not users and resident.entry.stage is Stage.LEAVING:
             resident.may_end.set()
+        if not users and resident.is_aside:
+            resident.is_called.set()
         self._look()
 
     # -- the operator --------------------------------------------------------------------------------------------------
 
     async def load(self, entry: ModelEntry) -> None:
         """Until it is there."""
-        async with self.using(entry):
+        async with self.using(entry, OPERATOR):
             pass
 
     def unload(self, entry: ModelEntry) -> None:
@@ -310,7 +429,7 @@ class ModelPark:
             raise ApiError(409, "model_loading", f"{entry.name} is being loaded; unload it when it is there")
         if entry.stage is Stage.HERE:
             resident.must_leave = True
-            resident.told_away()
+            resident.leave()
 
     # -- what is decided -----------------------------------------------------------------------------------------------
 
@@ -318,25 +437,41 @@ class ModelPark:
         """Do what is to be done now. Called whenever something has changed."""
         if self._is_closing or self._sizes is None:
             return
-        now_s = monotonic()
-        known = [self._parked(resident) for resident in self._residents.values()]
-        moves = next_moves(known, self._sizes.memory_bytes, self._limits.min_stay_s, now_s)
-        for name in moves.load:
-            resident = self._residents[name]
-            resident.entry.stage = Stage.LOADING
-            resident.task = asyncio.create_task(self._live(resident), name=f"quire-model-{name}")
-        for name in moves.leave:
-            self._residents[name].told_away()
-        for name in moves.stay:
-            self._residents[name].admit()
-        self._look_again(moves, now_s)
+        is_settled = False
+        while not is_settled:
+            now_s = monotonic()
+            known = [self._parked(resident) for resident in self._residents.values()]
+            moves = next_moves(known, self._sizes.memory_bytes, self._loads, now_s)
+            for name in moves.leave:
+                self._residents[name].leave()
+            for name in moves.set_aside:
+                self._residents[name].may_end.set()
+            for name in moves.stay:
+                self._residents[name].begin_turn(self._limits.turn_s)
+            if moves.load is not None:
+                self._begin_load(moves.load, now_s)
+            is_settled = moves.load is None and not moves.leave
+        self._look_again(moves.look_again_s, now_s)
 
-    def _look_again(self, moves: Moves, now_s: float) -> None:
+    def _begin_load(self, load: Load, now_s: float) -> None:
+        resident = self._residents[load.name]
+        resident.entry.stage = Stage.LOADING
+        if load.tenant != OPERATOR:
+            self._loads[load.tenant] = (*self._loads.get(load.tenant, ())[1 - MAX_LOADS :], now_s)
+        if resident.is_aside:
+            resident.is_called.set()
+        else:
+            life = self._live(resident, resident.task)
+            resident.task = asyncio.create_task(life, name=f"quire-model-{load.name}")
+            self._lives.add(resident.task)
+            resident.task.add_done_callback(self._lives.discard)
+
+    def _look_again(self, look_again_s: float | None, now_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if moves.look_again_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(moves.look_again_s - now_s, self._look)
+        if look_again_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(look_again_s - now_s, self._look)
 
     def _parked(self, resident: _Resident) -> Parked:
         needed = {} if self._sizes is None else self._sizes.needed_bytes
@@ -347,11 +482,14 @@ class ModelPark:
             stage=resident.entry.stage,
             is_kept=resident.model.is_kept and resident.failure is None,
             idle_s=idle_s,
-            num_users=resident.num_users,
-            waiting_since_s=min(resident.waiting.values(), default=None),
-            here_since_s=resident.here_since_s,
+            users=frozenset(resident.users),
+            served=frozenset(resident.served),
+            wishes=resident.wishes,
+            turn_ends_s=resident.turn_ends_s,
+            leaving_since_s=resident.leaving_since_s,
             last_used_s=resident.last_used_s,
             must_leave=resident.must_leave,
+            is_ending=resident.may_end.is_set(),
         )
 
 

@@ -97,7 +97,7 @@ async def count_tokens(body: dict[str, Any], admission: Admission, caller: Calle
         return msgspec.json.encode({"input_tokens": len(prompt.ids)})
 
     asked = await pool.run(caller.tenant, checked)
-    async with admission.models.using(admission.models.named(asked.model)) as client:
+    async with admission.models.using(admission.models.named(asked.model), caller.tenant) as client:
         return await pool.run(caller.tenant, lambda: counted(asked, client.text))
 
 

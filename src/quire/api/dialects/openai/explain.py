@@ -42,7 +42,7 @@ class Explaining(BodyAnswer):
             dialect: Dialect = Chat() if "messages" in body else Completions()
             fields = await self.run(lambda: dialect.parse(body))
             at = dialect.address(fields, models, self._caller, call.record.headers)
-            async with models.using(at.model) as client:
+            async with models.using(at.model, self._caller.tenant) as client:
                 to = Target.of(at, client, self._admission.settings.stable_prefix)
                 asked = await self.run(lambda: _generation(dialect, fields, to))
                 (ids,) = asked.prompts

@@ -48,7 +48,7 @@ async def _worded(
 ) -> bytes:
     pool, models = admission.text_pool, admission.models
     fields = await pool.run(caller.tenant, lambda: parse(body))
-    async with models.using(models.named(fields.model)) as client:
+    async with models.using(models.named(fields.model), caller.tenant) as client:
         return await pool.run(caller.tenant, lambda: msgspec.json.encode(make(fields, body, client.text)))
 
 
