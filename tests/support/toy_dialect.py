@@ -21,6 +21,7 @@ from quire.api.asgi import RequestMiddleware
 from quire.api.dialects.answering import Answering
 from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.error_formats import SERVER_ERRORS
+from quire.api.dialects.field_names import names
 from quire.api.http.errors import ApiError, ErrorFormat, invalid
 from quire.api.http.headers import Headers
 from quire.api.models import Models
@@ -86,6 +87,8 @@ def _num_tokens(replies: Sequence[Reply]) -> int:
 
 class Toy:
     """Takes `{"say": text, "count": tokens, "stream": whether}`."""
+
+    names = names("say count stream model")
 
     def parse(self, body: dict[str, Any]) -> dict[str, Any]:
         """The same, if there is something to say."""

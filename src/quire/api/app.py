@@ -22,6 +22,7 @@ from quire.api.access.auth import Caller, Gate, public, require_admin, require_k
 from quire.api.asgi import OnEnded, Pages, RequestMiddleware, allowed_methods, error_response
 from quire.api.dialects.answering import Answering
 from quire.api.dialects.anthropic.messages import AnthropicMessages, count_tokens
+from quire.api.dialects.anthropic.names import COUNT_NAMES
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
 from quire.api.dialects.body_answers import TextAnswering
 from quire.api.dialects.images import Images
@@ -29,6 +30,7 @@ from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.explain import ExplainBody, Explaining
 from quire.api.dialects.openai.kept_responses import delete_response, retrieve_response
+from quire.api.dialects.openai.names import DETOKENIZE_NAMES, TOKENIZE_NAMES
 from quire.api.dialects.openai.responses import Responses
 from quire.api.dialects.openai.schemas import (
     ChatFields,
@@ -178,7 +180,7 @@ async def _messages(request: Request) -> Response:
 
 async def _count_tokens(request: Request) -> Response:
     """How many tokens a conversation has, as the Anthropic API asks."""
-    return TextAnswering(*_admitted(request), count_tokens)
+    return TextAnswering(*_admitted(request), COUNT_NAMES, count_tokens)
 
 
 async def _models(request: Request) -> Response:
@@ -193,12 +195,12 @@ async def _model(request: Request, name: str) -> Response:
 
 async def _tokenize(request: Request) -> Response:
     """The token ids of a prompt or a conversation."""
-    return TextAnswering(*_admitted(request), tokenize)
+    return TextAnswering(*_admitted(request), TOKENIZE_NAMES, tokenize)
 
 
 async def _detokenize(request: Request) -> Response:
     """The text of token ids."""
-    return TextAnswering(*_admitted(request), detokenize)
+    return TextAnswering(*_admitted(request), DETOKENIZE_NAMES, detokenize)
 
 
 async def _explain(request: Request) -> Response:

@@ -19,6 +19,7 @@ from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
 from quire.api.access.request_record import RequestRecord
 from quire.api.dialects.error_formats import SERVER_ERRORS, ErrorFormats
+from quire.api.dialects.field_names import ignored_headers
 from quire.api.http.body import ClientGoneError
 from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.headers import Headers, first_headers
@@ -158,7 +159,8 @@ class RecordingSend:
         if message["type"] == "http.response.start":
             self._record.status = message["status"]
             name = self._record.client_id or self._record.request_id
-            message["headers"] = [*message.get("headers", ()), *self._always, (b"x-request-id", name.encode())]
+            own = (*ignored_headers(self._record.ignored), *self._always, (b"x-request-id", name.encode()))
+            message["headers"] = [*message.get("headers", ()), *own]
         return message
 
     async def refuse(self, error: Exception) -> None:

@@ -19,6 +19,7 @@ from time import monotonic
 
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
+from quire.api.access.ignored_log import IgnoredLog
 from quire.api.access.origins import Origins
 from quire.api.access.request_record import RequestRecord
 from quire.api.access.warning_log import log_warning
@@ -85,6 +86,8 @@ class Admission:
         """What prompts found in the cache lately, of all models."""
         self.prefix_guard = PrefixGuard(log_warning, metrics.count_guarded)
         """What keeps them from being found again and again."""
+        self.ignored_log = IgnoredLog()
+        """Parameters that clients send and no dialect reads."""
         self.text_pool = TextPool()
         """Where text is worked on, beside the event loop: nothing whose size a client decides runs on it."""
 

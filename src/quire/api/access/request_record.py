@@ -41,6 +41,8 @@ class RequestRecord(msgspec.Struct, eq=False):
     """The client went away, or was cut off."""
     error: str = ""
     """The code of what went wrong."""
+    ignored: tuple[str, ...] = ()
+    """Names in its body that no dialect reads."""
     num_answers: int = 0
     max_tokens: int | None = None
     asked: list[RequestHandle] = msgspec.field(default_factory=list)

@@ -22,7 +22,7 @@ from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill
 from quire.api.access.request_record import RequestRecord, figures_of
 from quire.api.asgi import ReaderStuckError
-from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, RunBeside
+from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, RunBeside, known
 from quire.api.dialects.dialect import Address, Dialect, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.http.body import ClientGoneError, parse_object
@@ -54,7 +54,7 @@ class Answering(BodyAnswer):
     def look(self, body: bytes, record: RequestRecord) -> None:
         """A small body is read, and turned away if the model's queue would: before anything is made for it."""
         if len(body) <= ON_LOOP_BYTES:
-            self._asked = self._addressed(self._parsed(body), record)
+            self._asked = self._addressed(self._parsed(body, record), record)
 
     async def answer(self, call: BodyRequest) -> None:
         """Ask, and send what comes."""
@@ -105,7 +105,7 @@ class Answering(BodyAnswer):
                 self._admission.metrics.observe(figures_of(record))
 
     async def _read(self, call: BodyRequest) -> tuple[Any, Address]:
-        return self._addressed(await self.run(lambda: self._parsed(call.body)), call.record)
+        return self._addressed(await self.run(lambda: self._parsed(call.body, call.record)), call.record)
 
     async def _question(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
         generation = await self.run(lambda: self._made(fields, to, record))
@@ -113,8 +113,8 @@ class Answering(BodyAnswer):
         record.num_answers = generation.params.n * len(generation.prompts)
         return generation
 
-    def _parsed(self, body: bytes) -> Any:
-        return self._dialect.parse(parse_object(body))
+    def _parsed(self, body: bytes, record: RequestRecord) -> Any:
+        return self._dialect.parse(known(parse_object(body), self._dialect.names, record))
 
     def _addressed(self, fields: Any, record: RequestRecord) -> tuple[Any, Address]:
         """Whom it asks, unless its queue has said that it takes no more of this tenant and class."""

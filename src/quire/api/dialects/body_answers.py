@@ -17,6 +17,7 @@ from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, rate_headers
 from quire.api.access.request_record import RequestRecord
+from quire.api.dialects.field_names import FieldNames, ignored_names
 from quire.api.http.body import ClientGoneError, Receive, parse_object
 from quire.api.http.limits import ON_LOOP_BYTES
 from quire.api.http.sse import Send, send_whole
@@ -64,6 +65,8 @@ class BodyAnswer(Response):
                     await while_client_stays(receive, self.answer(BodyRequest(body, record, bill, send)))
         except ClientGoneError:
             record.is_cut = True
+        finally:
+            self._admission.ignored_log.note(record)
 
     def look(self, body: bytes, record: RequestRecord) -> None:
         """Refuse what can be refused at a glance: nothing has been begun for it yet."""
@@ -88,16 +91,24 @@ class BodyAnswer(Response):
 class TextAnswering(BodyAnswer):
     """Work without a model: it takes a place, and is charged for its bytes."""
 
-    def __init__(self, admission: Admission, caller: Caller, answer: TextAnswer) -> None:
+    def __init__(self, admission: Admission, caller: Caller, names: FieldNames, answer: TextAnswer) -> None:
         super().__init__(admission, caller)
+        self._names = names
         self._answer = answer
 
     async def answer(self, call: BodyRequest) -> None:
         """One JSON object."""
         async with call.record.entering():
-            fields = await self.sized(len(call.body), lambda: parse_object(call.body))
+            fields = await self.sized(len(call.body), lambda: known(parse_object(call.body), self._names, call.record))
             data = await self._answer(fields, self._admission, self._caller)
         await send_whole(call.send, data, self.limits())
+
+
+def known(body: dict[str, Any], names: FieldNames, record: RequestRecord) -> dict[str, Any]:
+    """The same body; what of it no dialect reads will stand in the answer's head. Raises ApiError for what is
+    misspelt."""
+    record.ignored = ignored_names(body, names)
+    return body
 
 
 async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

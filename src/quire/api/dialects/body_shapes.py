@@ -14,7 +14,7 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Loose(BaseModel):
-    """Known fields checked, unknown ones let in."""
+    """Known fields checked; unknown ones were judged before."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 

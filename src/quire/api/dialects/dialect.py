@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.api.access.auth import Caller
+from quire.api.dialects.field_names import FieldNames
 from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
 from quire.api.models import ModelEntry, Models
@@ -138,6 +139,11 @@ class GenerationRequest(msgspec.Struct, frozen=True):
 
 class Dialect(Protocol):
     """Makes requests out of bodies."""
+
+    @property
+    def names(self) -> FieldNames:
+        """Those that its bodies may have."""
+        ...
 
     def parse(self, body: dict[str, Any]) -> Any:
         """Valid fields of a body, or a refusal. Pure; may run beside the event loop."""

@@ -10,6 +10,7 @@ from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.conversation_store import ConversationStore
 from quire.api.dialects.anthropic.message_threads import Thread, check_thread, thread_of
+from quire.api.dialects.anthropic.names import MESSAGES_NAMES
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
 from quire.api.dialects.anthropic.turns import (
     message_tools,
@@ -38,6 +39,8 @@ Fields = TypeVar("Fields", bound=CountFields)
 
 class AnthropicMessages:
     """Makes questions out of bodies."""
+
+    names = MESSAGES_NAMES
 
     def __init__(self, images: Images, store: ConversationStore | None = None) -> None:
         self._images = images

@@ -1,4 +1,4 @@
-"""Bodies of the Anthropic API. Unknown fields are let in and ignored; those with a known name have a known type."""
+"""Bodies of the Anthropic API. Those with a known name have a known type; others were judged before."""
 
 from typing import Annotated, Any
 

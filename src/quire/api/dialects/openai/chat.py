@@ -17,6 +17,7 @@ from quire.api.dialects.openai.fields import (
     within_bounds,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from quire.api.dialects.openai.names import CHAT_NAMES
 from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, TokenizeFields, parse_fields
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid
@@ -33,6 +34,8 @@ ParsedChat = tuple[ChatFields, Messages]
 
 class Chat:
     """Makes questions out of chat bodies."""
+
+    names = CHAT_NAMES
 
     def __init__(self, drops_images: bool = False) -> None:
         self._drops_images = drops_images

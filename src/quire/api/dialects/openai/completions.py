@@ -14,6 +14,7 @@ from quire.api.dialects.openai.fields import (
     within_bounds,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
+from quire.api.dialects.openai.names import COMPLETION_NAMES
 from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid
@@ -30,6 +31,8 @@ MAX_TOKENS_DEFAULT = 16
 
 class Completions:
     """Makes questions out of completion bodies."""
+
+    names = COMPLETION_NAMES
 
     def parse(self, body: dict[str, Any]) -> CompletionFields:
         """Valid fields, or a refusal."""

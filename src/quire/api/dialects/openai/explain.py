@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from pydantic import RootModel
 
-from quire.api.dialects.body_answers import BodyAnswer, BodyRequest
+from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, known
 from quire.api.dialects.dialect import Dialect, GenerationRequest, Target
 from quire.api.dialects.explained import explanation_body, part_body
 from quire.api.dialects.openai.chat import Chat
@@ -40,7 +40,7 @@ class Explaining(BodyAnswer):
         async with call.record.entering():
             body = await self.sized(len(call.body), lambda: parse_object(call.body))
             dialect: Dialect = Chat() if "messages" in body else Completions()
-            fields = await self.run(lambda: dialect.parse(body))
+            fields = await self.run(lambda: dialect.parse(known(body, dialect.names, call.record)))
             at = dialect.address(fields, models, self._caller, call.record.headers)
             async with models.using(at.model, self._caller.tenant) as client:
                 to = Target.of(at, client, self._admission.settings.stable_prefix)

@@ -9,6 +9,7 @@ from quire.api.dialects.dialect import Address, GenerationRequest, Target
 from quire.api.dialects.images import Images
 from quire.api.dialects.keeping import answer_message, keeping
 from quire.api.dialects.openai.fields import TIERS
+from quire.api.dialects.openai.names import RESPONSE_NAMES
 from quire.api.dialects.openai.response_items import messages_of_items, response_grammar, response_tools
 from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ResponseFields, parse_fields
@@ -29,6 +30,8 @@ ELSEWHERE = ("conversation", "prompt")
 
 class Responses:
     """Makes questions out of bodies."""
+
+    names = RESPONSE_NAMES
 
     def __init__(self, images: Images, store: ConversationStore | None = None) -> None:
         self._images = images

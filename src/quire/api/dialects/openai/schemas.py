@@ -1,4 +1,4 @@
-"""Bodies as clients send them. Fields nobody knows are let in and ignored; those with a known name have a known type.
+"""Bodies as clients send them. Those with a known name have a known type; others were judged before (`field_names`).
 
 Types only: whether a number is in range, the engine says in its own words.
 """

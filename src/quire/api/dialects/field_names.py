@@ -1,0 +1,124 @@
+"""The names that a body may have: what is sent is done, refused, or named in the answer's head. Pure.
+
+read by the dialect                    done, or refused by name
+known of other servers and SDKs        ignored, and named
+five letters or more, and one edit     refused, with the name that was meant
+from a name that is read
+any other                              ignored, and named
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.api.dialects.foreign_fields import ALL_FOREIGN
+from quire.api.http.errors import ApiError, invalid, shortened
+
+LEAST_CHARS = 5
+"""Shorter names are one edit from too many words."""
+MAX_IGNORED = 512
+"""Different names in one body that no dialect reads. All tables together have half as many."""
+MAX_HEADER_CHARS = 4096
+PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+HEADER = b"x-quire-ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """Of one kind of object."""
+
+    read: frozenset[str]
+    """By its dialect: done, or refused by name."""
+    inside: Mapping[str, "FieldNames"] = field(default_factory=dict)
+    """Of the objects in these fields, alone or in a list."""
+    types: tuple[str | None, ...] = ()
+    """Objects whose `type` is none of these have names of their own, and are not looked at. Empty: all are."""
+    is_open: bool = False
+    """Other names go on to where they may be read, such as a chat template: they are not ignored."""
+
+
+def names(words: str, **inside: FieldNames) -> FieldNames:
+    """These words, and the fields that have names inside."""
+    return FieldNames(frozenset((*words.split(), *inside)), inside)
+
+
+def ignored_names(body: Mapping[str, Any], allowed: FieldNames) -> tuple[str, ...]:
+    """What of a body no dialect reads, with dots where it stands inside. Raises ApiError for what is misspelt."""
+    found: dict[str, None] = {}
+    _look(body, allowed, "", found)
+    return tuple(found)
+
+
+def _look(body: Mapping[str, Any], allowed: FieldNames, where: str, found: dict[str, None]) -> None:
+    if allowed.types and body.get("type") not in allowed.types:
+        return
+    for name, value in body.items():
+        if name in allowed.read:
+            _look_inside(value, allowed.inside.get(name), f"{where}{name}.", found)
+            continue
+        path = where + name
+        if path in found:
+            continue
+        if (meant := _meant(name, allowed.read)) is not None:
+            raise _misspelt(path, where + meant)
+        if not allowed.is_open:
+            found[path] = None
+        if len(found) > MAX_IGNORED:
+            raise invalid(f"a body may have {MAX_IGNORED} parameters that are not known here; leave some out", "body")
+
+
+def _look_inside(value: Any, allowed: FieldNames | None, where: str, found: dict[str, None]) -> None:
+    if allowed is None:
+        return
+    for one in value if isinstance(value, list) else (value,):
+        if isinstance(one, Mapping):
+            _look(one, allowed, where, found)
+
+
+def _misspelt(path: str, meant: str) -> ApiError:
+    message = f"expected a parameter that is known, got {shortened(path)}; say {meant}, or leave it out"
+    return invalid(message, path[:100], "unknown_parameter")
+
+
+def _meant(name: str, read: Iterable[str]) -> str | None:
+    """The name that a writer meant who made one mistake."""
+    if len(name) < LEAST_CHARS or name in ALL_FOREIGN:
+        return None
+    return min((one for one in read if is_one_edit(name, one)), default=None)
+
+
+def is_one_edit(one: str, other: str) -> bool:
+    """Whether a letter more, a letter less, another letter, or two that changed places make one of the other."""
+    if abs(len(one) - len(other)) > 1:
+        return False
+    start, most = 0, min(len(one), len(other))
+    while start < most and one[start] == other[start]:
+        start += 1
+    end = 0
+    while end < most - start and one[-1 - end] == other[-1 - end]:
+        end += 1
+    ours, theirs = one[start : len(one) - end], other[start : len(other) - end]
+    return max(len(ours), len(theirs)) == 1 or (len(ours) == 2 and ours == theirs[::-1])
+
+
+def ignored_headers(ignored: tuple[str, ...]) -> tuple[tuple[bytes, bytes], ...]:
+    """What an answer's head says of them: all names, as far as there is room."""
+    if not ignored:
+        return ()
+    shown, num_chars = list[str](), 0
+    for name in ignored:
+        plain = shown_name(name)
+        num_chars += len(plain) + 2
+        if num_chars > MAX_HEADER_CHARS:
+            break
+        shown.append(plain)
+    more = [f"more={len(ignored) - len(shown)}"] * (len(shown) < len(ignored))
+    return ((HEADER, ", ".join([*shown, *more]).encode("ascii")),)
+
+
+def shown_name(name: str) -> str:
+    """As it is, or in quotes with escapes: a header and a log take plain characters on one line."""
+    if PLAIN.fullmatch(name):
+        return name
+    return ascii(name if len(name) <= 64 else f"{name[:61]}...").replace(",", "\\x2c")
