@@ -89,10 +89,10 @@ class TalkingMember:
         return found
 
 
-def new_reader(*, has_snapshots: bool = True) -> tuple[BlockIndex, EventReader]:
+def new_reader(*, has_snapshots: bool = True, block_size: int = BLOCK_SIZE) -> tuple[BlockIndex, EventReader]:
     index = BlockIndex(8)
     index.join(MEMBER)
-    return index, EventReader(index, MEMBER, MODEL, has_snapshots=has_snapshots)
+    return index, EventReader(index, MEMBER, MODEL, block_size, 12, has_snapshots=has_snapshots)
 
 
 def ask(member: TalkingMember, reader: EventReader) -> None:

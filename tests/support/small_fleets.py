@@ -40,6 +40,7 @@ class SmallMember:
     server: MemberServer
     supervisor: Supervisor
     relay: EventRelay
+    block_size: int
     is_gone: bool = False
 
     @property
@@ -73,7 +74,7 @@ async def small_member(
     ready = await supervisor.start()
     info = replace(ready.info, exactness=exactness, identity=replace(ready.info.identity, fingerprint=fingerprint))
     server.start(supervisor, lambda life: MemberCard("oracle", info, life))
-    member = SmallMember(server, supervisor, relay)
+    member = SmallMember(server, supervisor, relay, info.block_size)
     try:
         yield member
     finally:
@@ -115,9 +116,11 @@ async def truth_of(member: SmallMember) -> set[int]:
         await asking.send_multipart([b"", SNAPSHOT])
         index = BlockIndex(8)
         index.join("it")
-        reader = EventReader(index, "it", "oracle")
+        reader = EventReader(index, "it", "oracle", member.block_size, None)
         while not reader.hear_answer(await asyncio.wait_for(asking.recv_multipart(), 60)):
             pass
+        while reader.has_work:
+            reader.work()
         return held_names(index, "it")
 
 

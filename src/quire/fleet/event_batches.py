@@ -17,7 +17,11 @@ from quire.errors import MessageError
 
 MEDIUM = "GPU"
 """The field's word for the memory that a model computes in."""
-BlockHash = int | bytes
+MAX_BATCH_BYTES = 4 << 20
+"""A step that computes 128,000 tokens says so in one."""
+MAX_EVENTS, MAX_EVENT_BYTES = 10_000, 1 << 20
+"""Of a batch: reading one event takes up to 25 ms of processor time, opening a batch as long."""
+BlockHash = int | Annotated[bytes, msgspec.Meta(max_length=64)]
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 20)]
 
@@ -55,7 +59,8 @@ class HeardBatch:
 
     at_s: float
     """On the member's clock."""
-    events: Sequence[HeardEvent]
+    events: Sequence[msgspec.Raw]
+    """Each to be read by `read_event` when its turn comes: all at once may take long."""
 
 
 class _Stored(msgspec.Struct):
@@ -102,7 +107,7 @@ class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True):
 
 class _Batch(msgspec.Struct, array_like=True):
     at_s: float
-    events: list[msgspec.Raw]
+    events: msgspec.Raw
 
 
 _KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
@@ -110,20 +115,40 @@ _batch = msgspec.msgpack.Decoder(_Batch)
 _map = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap)
 _array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 _anything = msgspec.msgpack.Decoder()
+_events = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-def decode_batch(data: bytes) -> HeardBatch:
-    """What a member published. Raises MessageError."""
+def open_batch(data: bytes) -> HeardBatch:
+    """What a member published, its events not read yet. Raises MessageError."""
     try:
         batch = _batch.decode(data)
-        events = [told for told in map(_event, batch.events) if told is not None]
+        if (num_events := _num_of(batch.events)) > MAX_EVENTS:
+            raise MessageError(f"expected a batch of up to {MAX_EVENTS} KV events, got {num_events}")
+        return HeardBatch(batch.at_s, _events.decode(batch.events))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise MessageError(f"{len(data)} bytes of a member are no batch of KV events: {error}") from error
-    return HeardBatch(batch.at_s, events)
+
+
+def _num_of(array: msgspec.Raw) -> int:
+    """How many elements its head says that it has; 0 for what is no array."""
+    head = bytes(memoryview(array)[:5])
+    if head[:1] in (b"\xdc", b"\xdd"):
+        return int.from_bytes(head[1 : 3 if head[:1] == b"\xdc" else 5], "big")
+    return head[0] & 0x0F if b"\x90" <= head[:1] <= b"\x9f" else 0
+
+
+def read_event(raw: msgspec.Raw) -> HeardEvent | None:
+    """None for what says nothing of the memory that prompts hit. Raises MessageError."""
+    num_bytes = len(memoryview(raw))
+    if num_bytes > MAX_EVENT_BYTES:
+        raise MessageError(f"expected a KV event of up to {MAX_EVENT_BYTES} bytes, got {num_bytes}")
+    try:
+        return _event(raw)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError(f"{num_bytes} bytes of a member are no KV event: {error}") from error
 
 
 def _event(raw: msgspec.Raw) -> HeardEvent | None:
-    """None for what says nothing of the memory that prompts hit."""
     try:
         event: Any = (_map if _is_map(bytes(memoryview(raw)[:1])) else _array).decode(raw)
     except msgspec.ValidationError:

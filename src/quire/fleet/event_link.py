@@ -9,16 +9,20 @@ Twice a second the member is asked where it stands: a last batch that was lost i
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from time import monotonic
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic, thread_time
 
 import zmq
 import zmq.asyncio
 
+from quire.core.work_budget import WorkAccount, WorkKind
 from quire.errors import MessageError
+from quire.fleet.event_batches import MAX_BATCH_BYTES
 from quire.fleet.event_reader import NUMBER_BYTES, EventReader, Want
 from quire.fleet.fleet_keys import GatewayKeys, secure_gateway, sent_now
-from quire.fleet.fleet_messages import MAX_MESSAGE_BYTES
+from quire.fleet.member_work import MemberWork
 from quire.worker.kv_snapshot import POSITION, SNAPSHOT
 
 log = logging.getLogger("quire.fleet")
@@ -28,20 +32,37 @@ PATIENCE_S = 2.0
 """An answer of which nothing has come for so long is asked for again."""
 POSITIONS_UNTIL_LOST = 2
 """The same where the member has answered so many questions meanwhile: the first may have been asked before."""
-MAX_UNREAD = 100_000
+MAX_UNREAD = 16
+"""Messages that the library holds for the loop; what is beyond waits in the system's buffers, and at the publisher."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventPlaces:
+    """Where a member publishes and answers, and what lets a gateway in."""
+
+    events: str
+    replay: str
+    keys: GatewayKeys | None
 
 
 class EventLink:
     """Keeps a reader supplied. Never waited for: without it routing is worse, and answers are the same."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, events: str, replay: str, keys: GatewayKeys | None, reader: EventReader
+        self,
+        context: zmq.asyncio.Context,
+        places: EventPlaces,
+        reader: EventReader,
+        work: MemberWork,
+        distrust: Callable[[str], None],
     ) -> None:
         self._context = context
-        self._events = events
-        self._replay = replay
-        self._keys = keys
+        self._events, self._replay, self._keys = places.events, places.replay, places.keys
         self.reader = reader
+        self._work = work
+        self._account = WorkAccount(reader.member)
+        self._distrust = distrust
+        """Called with the reason why nothing of this member is believed any more."""
         self._questions: zmq.asyncio.Socket | None = None
         self._asked: tuple[Want, int, int] | None = None
         """What has not been answered to the end, in which of the member's incarnations, and from which number on."""
@@ -82,7 +103,7 @@ class EventLink:
                     (zmq.LINGER, 0),
                     (zmq.IMMEDIATE, 1),
                     (zmq.RCVHWM, MAX_UNREAD),
-                    (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+                    (zmq.MAXMSGSIZE, MAX_BATCH_BYTES),
                     (zmq.RECONNECT_IVL_MAX, 2000),
                     (zmq.HEARTBEAT_IVL, 1000),
                     (zmq.HEARTBEAT_TIMEOUT, 4000),
@@ -108,10 +129,7 @@ class EventLink:
         while True:
             frames = await socket.recv_multipart()
             self._num_news += 1
-            try:
-                self.reader.hear_news(frames)
-            except MessageError as error:
-                self._count_strange(error)
+            await self._take(partial(self.reader.hear_news, frames))
             if self.reader.has_gap:
                 self._ask()
             await asyncio.sleep(0)  # everybody else on this loop wants a turn too
@@ -120,15 +138,35 @@ class EventLink:
         while True:
             frames = await socket.recv_multipart()
             num_parts, num_positions = self.reader.num_parts, self.reader.num_positions
-            try:
-                self._take_answer(frames)
-            except MessageError as error:
-                self._count_strange(error)
+            await self._take(partial(self._take_answer, frames))
             if self.reader.num_parts != num_parts:
                 self._heard_s, self._num_positions = monotonic(), 0
             elif self.reader.num_positions != num_positions:
                 self._note_position()
             await asyncio.sleep(0)
+
+    async def _take(self, hear: Callable[[], None]) -> None:
+        """One message, and what follows from it: a part in each turn of the loop."""
+        await self._spend(hear)
+        while self.reader.has_work:
+            await self._spend(self.reader.work)
+            self.reader.sweep(monotonic())
+
+    async def _spend(self, work: Callable[[], None]) -> None:
+        await self._work.turn()
+        began_s, num_before, problem = thread_time(), self.reader.num_applied, ""
+        try:
+            work()
+        except MessageError as error:
+            self._count_strange(error)
+            problem = "" if self.reader.is_trusted else str(error)
+        try:
+            num_units = 1 + self.reader.num_applied - num_before
+            self._work.charge(self._account, WorkKind.MEMBER_EVENTS, began_s, num_units)
+        except MessageError as error:
+            problem = str(error)
+        if problem:
+            self._distrust(problem)
 
     def _take_answer(self, frames: Sequence[bytes]) -> None:
         if not self.reader.hear_answer(frames):
@@ -150,7 +188,7 @@ class EventLink:
 
     async def _tick(self) -> None:
         while True:
-            self._ask()
+            await self._take(self._ask)
             await asyncio.sleep(TICK_S)
             self._ask_position()
 

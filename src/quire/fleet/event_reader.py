@@ -8,19 +8,42 @@ block is only looked up. Each batch has a number. One that is missing is asked f
 at the beginning, a snapshot of all it holds is. A member that begins a new incarnation holds nothing of the one before.
 
 Members of other makes have no snapshots: of them is known what was heard since the last gap that could not be closed.
+
+What a batch costs its sender decides, so `hear_*` only open it, and apply its first blocks; `work` applies some more,
+for as long as `has_work`. What is kept is bounded by what the member says it has: names by twice its blocks, batches
+that wait by their bytes. One that names more blocks than that is not to be trusted.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
+import msgspec
+
 from quire.errors import MessageError
-from quire.fleet.event_batches import BlockHash, ClearedBlocks, HeardEvent, RemovedBlocks, StoredRun, decode_batch
+from quire.fleet.event_batches import (
+    BlockHash,
+    ClearedBlocks,
+    HeardEvent,
+    RemovedBlocks,
+    StoredRun,
+    open_batch,
+    read_event,
+)
 from quire.fleet.index import BlockIndex
 from quire.fleet.names import names_of, root_name
 from quire.worker.kv_snapshot import OWN, KVAnswer, Position, SnapshotPiece, decode_kv_answer
 
 MAX_HELD = 1000
 """Batches that wait for one before them; what comes beyond is asked for later."""
+MAX_HELD_BYTES = 16 << 20
+"""Of these together."""
+MAX_NAMES = 1 << 19
+"""Of one member, however many blocks it has: what comes beyond is left out."""
+SLICE_BLOCKS = 1024
+"""Applied at once."""
+BYTES_A_BLOCK = 64
+"""An event of so many bytes takes about as long to read as a block to apply."""
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 
@@ -37,10 +60,29 @@ class Want(Enum):
 class EventReader:
     """Tells an index what one member holds. Its messages raise MessageError alone, and do no harm then."""
 
-    def __init__(self, index: BlockIndex, member: str, model: str, *, has_snapshots: bool = True) -> None:
+    def __init__(
+        self,
+        index: BlockIndex,
+        member: str,
+        model: str,
+        block_size: int,
+        num_blocks: int | None,
+        *,
+        has_snapshots: bool = True,
+    ) -> None:
         self._index = index
-        self._member = member
+        self.member = member
         self._model = model
+        self._block_size = block_size
+        """Blocks of another size are found by no prompt that goes there."""
+        self._num_blocks = num_blocks
+        """As many as the member says it has; None: it does not say."""
+        self.is_trusted = True
+        """The member has not named more blocks than it can have."""
+        self._pending: deque[msgspec.Raw] = deque()
+        """Events that are to be applied."""
+        self._event: Iterator[int] | None = None
+        """The one under way: each step applies some blocks, and says how many."""
         self.has_snapshots = has_snapshots
         """The member answers questions of our own."""
         self._theirs: dict[BlockHash, int] = {}
@@ -49,6 +91,7 @@ class EventReader:
         self._has_base = not has_snapshots
         """All batches before `next_number` have been applied, to whatever there was before them."""
         self._held: dict[int, bytes] = {}
+        self._num_held_bytes = 0
         self._told_number = 0
         """The member says that all batches before this one are out."""
         self._last_s = 0.0
@@ -60,6 +103,8 @@ class EventReader:
         """Of answers to what was wanted: an answer that still comes is not asked for again."""
         self.num_positions = 0
         """Answers to where the member stands."""
+        self.num_applied = 0
+        """Blocks that were stored or removed."""
         self.num_orphans = 0
         """Blocks that were left out because the one before them is not known."""
         self.num_incarnations = 0
@@ -73,16 +118,27 @@ class EventReader:
         return len(self._theirs)
 
     @property
+    def has_work(self) -> bool:
+        """Something was heard and is not applied yet."""
+        return self._event is not None or bool(self._pending) or self._has_next
+
+    @property
+    def _has_next(self) -> bool:
+        """The batch whose turn it is was held back."""
+        return self._has_base and self.next_number in self._held
+
+    @property
     def has_gap(self) -> bool:
         """Something is known to be missing: asking should not wait."""
-        return not self._has_base or bool(self._held)
+        return not self._has_base or (bool(self._held) and not self._has_next)
 
     @property
     def want(self) -> Want:
         """What is to be asked now, or as soon as what was asked before has been answered."""
         if not self._has_base:
             return Want.SNAPSHOT
-        return Want.REPLAY if self._held or self._told_number > self.next_number else Want.NOTHING
+        is_behind = bool(self._held) or self._told_number > self.next_number
+        return Want.REPLAY if is_behind and not self._has_next else Want.NOTHING
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
@@ -91,19 +147,23 @@ class EventReader:
         if len(frames) != 3 or len(frames[1]) != NUMBER_BYTES:
             raise MessageError(f"a published batch has a topic, a number and a batch, {len(frames)} parts came")
         self._hear_batch(frames[0], int.from_bytes(frames[1], "big"), frames[2])
+        self.work()
 
     def hear_answer(self, frames: Sequence[bytes]) -> bool:
         """A part of an answer; whether it is the last one. Some members leave the topic out."""
         if not 3 <= len(frames) <= 4 or frames[0]:
             raise MessageError(f"an answer has an empty part and two or three others, {len(frames)} parts came")
         if frames[1] == OWN and len(frames) == 3:
-            return self._hear_own(decode_kv_answer(frames[2]))
+            is_last = self._hear_own(decode_kv_answer(frames[2]))
+            self.work()
+            return is_last
         if len(frames[-2]) != NUMBER_BYTES:
             raise MessageError(f"a batch's number has {NUMBER_BYTES} bytes, {len(frames[-2])} came")
         self.num_parts += 1
         if frames[-2] == END:
             return True
         self._hear_batch(frames[1] if len(frames) == 4 else None, int.from_bytes(frames[-2], "big"), frames[-1])
+        self.work()
         return False
 
     def replay_ended(self, first: int) -> None:
@@ -116,7 +176,7 @@ class EventReader:
         else:
             self._forget()
             self.next_number = min(self._held, default=self._told_number)
-            self._go_on()
+            self.work()
 
     # -- the order of batches ------------------------------------------------------------------------------------------
 
@@ -127,16 +187,22 @@ class EventReader:
         if self._has_base and number < self.next_number and not self._is_of_new_incarnation(batch):
             return  # heard before
         if not self._has_base or number > self.next_number:
-            if len(self._held) < MAX_HELD:
-                self._held[number] = batch
+            self._hold(number, batch)
             return
-        self._apply(batch)
-        self._go_on()
+        if number in self._held:
+            self._let_go(number)
+        self._open(batch)
 
-    def _go_on(self) -> None:
-        """Apply what was held back for as far as it goes."""
-        while self._held and (batch := self._held.pop(self.next_number, None)) is not None:
-            self._apply(batch)
+    def _hold(self, number: int, batch: bytes) -> None:
+        has_room = len(self._held) < MAX_HELD and self._num_held_bytes + len(batch) <= MAX_HELD_BYTES
+        if has_room and number not in self._held:
+            self._held[number] = batch
+            self._num_held_bytes += len(batch)
+
+    def _let_go(self, number: int) -> bytes:
+        batch = self._held.pop(number)
+        self._num_held_bytes -= len(batch)
+        return batch
 
     def _meet(self, incarnation: bytes | None) -> None:
         if incarnation is None or incarnation == self._incarnation:
@@ -147,7 +213,7 @@ class EventReader:
 
     def _is_of_new_incarnation(self, batch: bytes) -> bool:
         """Whether numbers have begun again: one that is lower, of a later time. Incarnations with names tell it."""
-        if self.has_snapshots or decode_batch(batch).at_s <= self._last_s:
+        if self.has_snapshots or open_batch(batch).at_s <= self._last_s:
             return False
         self._begin_anew()
         return True
@@ -156,7 +222,7 @@ class EventReader:
         self._forget()
         self.num_incarnations += 1
         self._has_base = not self.has_snapshots
-        self._held, self._piece = {}, None
+        self._held, self._num_held_bytes, self._piece = {}, 0, None
         self.next_number = self._told_number = 0
 
     # -- answers of our own --------------------------------------------------------------------------------------------
@@ -189,55 +255,122 @@ class EventReader:
             self._piece = None  # one is missing: the end will not fit
             return
         self._piece = None
-        for event in decode_batch(piece.batch).events:
-            self._tell(event)
+        self._pending += open_batch(piece.batch).events
         self._piece = (piece.number, piece.index + 1)
 
     def _based_at(self, number: int) -> None:
         self._has_base, self.next_number = True, number
-        self._held = {at: batch for at, batch in self._held.items() if at >= number}
-        self._go_on()
+        for past in [at for at in self._held if at < number]:
+            self._let_go(past)
 
     # -- what the index is told ----------------------------------------------------------------------------------------
 
-    def _apply(self, batch: bytes) -> None:
+    def _open(self, batch: bytes) -> None:
         self.next_number += 1
         try:
-            heard = decode_batch(batch)
+            heard = open_batch(batch)
         except MessageError:
-            # What it said is not known: begin from a snapshot, or from nothing.
-            self._has_base = not self.has_snapshots
-            if self._has_base:
-                self._forget()
+            self._begin_without()
             raise
         self._last_s = heard.at_s
-        for event in heard.events:
-            self._tell(event)
+        self._pending += heard.events
 
-    def _tell(self, event: HeardEvent) -> None:
+    def sweep(self, now_s: float) -> None:
+        """Take some of what was forgotten out of the index: as fast as it is put in, whoever asks for anything."""
+        self._index.sweep(now_s)
+
+    def work(self) -> None:
+        """Apply some of what was heard. Raises MessageError for what cannot be."""
+        num_blocks = 0
+        while num_blocks < SLICE_BLOCKS and self.has_work:
+            if self._event is not None:
+                num_done = next(self._event, None)
+                if num_done is None:
+                    self._event = None
+                self.num_applied += num_done or 0
+                num_blocks += num_done or 1
+            elif self._pending:
+                num_blocks += self._read(self._pending.popleft())
+            else:
+                num_blocks += 1
+                self._open(self._let_go(self.next_number))
+
+    def _read(self, raw: msgspec.Raw) -> int:
+        try:
+            event = read_event(raw)
+        except MessageError:
+            self._begin_without()
+            raise
+        self._event = None if event is None else self._applied(event)
+        return 1 + len(memoryview(raw)) // BYTES_A_BLOCK
+
+    def _begin_without(self) -> None:
+        """What a batch said is not known: begin from a snapshot, or from nothing."""
+        self._has_base, self._piece = not self.has_snapshots, None
+        if self._has_base:
+            self._forget()
+        self._pending.clear()
+        self._event = None
+
+    def _applied(self, event: HeardEvent) -> Iterator[int]:
+        """Each step is a part of an event: how many blocks it was about."""
         match event:
             case StoredRun():
-                self._store(event)
+                yield from self._stored(event)
             case RemovedBlocks(hashes):
-                names = [self._theirs.pop(one) for one in hashes if one in self._theirs]
-                self._index.removed(self._member, names)
+                for at in range(0, len(hashes), SLICE_BLOCKS):
+                    some = hashes[at : at + SLICE_BLOCKS]
+                    names = [self._theirs.pop(one) for one in some if one in self._theirs]
+                    self._index.removed(self.member, names)
+                    yield len(some)
             case ClearedBlocks():
-                self._forget()
+                self._clear()
 
-    def _store(self, run: StoredRun) -> None:
+    def _stored(self, run: StoredRun) -> Iterator[int]:
         if run.parent is None:
             before: int | None = root_name(self._model, run.adapter, run.cache_group)
         else:
             before = self._theirs.get(run.parent)
-        if before is None:
+        if before is None or run.block_size != self._block_size:
             self.num_orphans += len(run.hashes)
             return
-        names = names_of(before, run.token_ids, run.block_size)
-        self._theirs.update(zip(run.hashes, names, strict=True))
-        self._index.stored(self._member, names)
+        for at in range(0, len(run.hashes), SLICE_BLOCKS):
+            hashes = run.hashes[at : at + SLICE_BLOCKS]
+            tokens = run.token_ids[at * run.block_size : (at + SLICE_BLOCKS) * run.block_size]
+            if len(self._theirs) + sum(one not in self._theirs for one in hashes) > self._max_names:
+                self._refuse_more()
+                return
+            names = names_of(before, tokens, run.block_size)
+            self._theirs.update(zip(hashes, names, strict=True))
+            self._index.stored(self.member, names)
+            before = names[-1]
+            yield len(hashes)
+
+    @property
+    def _max_names(self) -> int:
+        return MAX_NAMES if self._num_blocks is None else min(MAX_NAMES, 2 * self._num_blocks)
+
+    def _refuse_more(self) -> None:
+        """A member without room for what it says it holds is not believed; one that is too large is, in part."""
+        if self._num_blocks is None or self._max_names == MAX_NAMES:
+            return
+        self.is_trusted = False
+        self._begin_without()
+        raise MessageError(
+            f"expected names of up to twice its {self._num_blocks} blocks, got more; it is not believed any more"
+        )
 
     def _forget(self) -> None:
-        """The member holds nothing. Where nothing was known, what is believed to come may still come."""
-        if self._theirs:
-            self._theirs = {}
-            self._index.cleared(self._member)
+        """The member holds nothing, whatever it was about to say."""
+        self._pending.clear()
+        self._event = None
+        self._clear()
+
+    def _clear(self) -> None:
+        """Where nothing was known, what is believed to come may still come. A few names are taken back one by one: a
+        bit of the index is worth more."""
+        names, self._theirs = self._theirs, {}
+        if len(names) > SLICE_BLOCKS:
+            self._index.cleared(self.member)
+        elif names:
+            self._index.removed(self.member, [*names.values()])

@@ -76,6 +76,8 @@ class MemberCard(msgspec.Struct, array_like=True, frozen=True):
     """Where it announces what it holds; empty: nowhere."""
     replay: str = ""
     """Where announcements that were lost can be asked for."""
+    has_size: bool = True
+    """Its number of blocks is its own word, and no guess."""
 
 
 class Welcome(_Message, frozen=True):

@@ -20,7 +20,7 @@ from quire.client.client import EngineClient, EngineStats, FleetMemberStats, Fle
 from quire.client.text_model import MAX_BYTES_PER_TOKEN, TextModel
 from quire.engine.engine import ModelInfo
 from quire.errors import ConfigError, EngineDeadError
-from quire.fleet.event_link import EventLink
+from quire.fleet.event_link import EventLink, EventPlaces
 from quire.fleet.event_reader import EventReader
 from quire.fleet.event_relay import as_seen_from
 from quire.fleet.fleet_keys import GatewayKeys, check_clear
@@ -283,9 +283,17 @@ class FleetModel(EngineClient):
             log.warning("what %s holds is not followed: %s", member, error)
             return
         has_snapshots = bool(card.replay) and not link.is_stranger
-        reader = EventReader(self.fleet.router.index, member, info.identity.fingerprint, has_snapshots=has_snapshots)
-        keys = None if link.is_stranger else self._keys
-        following = self.event_links[member] = EventLink(self._context, events, replay, keys, reader)
+        reader = EventReader(
+            self.fleet.router.index,
+            member,
+            info.identity.fingerprint,
+            card.info.block_size,
+            card.info.num_blocks if card.has_size else None,
+            has_snapshots=has_snapshots,
+        )
+        places = EventPlaces(events, replay, None if link.is_stranger else self._keys)
+        following = EventLink(self._context, places, reader, self.work, self.links[member].distrust)
+        self.event_links[member] = following
         following.start()
 
 

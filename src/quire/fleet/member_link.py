@@ -65,6 +65,8 @@ class MeetingLink(ABC):
         """Somebody has answered, and was not lost since."""
         self.problem = "not tried yet"
         """Why it is not open."""
+        self._is_honest = True
+        """In this meeting, as far as it has come."""
 
     def start(self) -> None:
         """Begin to try."""
@@ -88,6 +90,15 @@ class MeetingLink(ABC):
                 log.warning("member %s cannot be asked: %s", self.address, said)
             delay_s = FIRST_DELAY_S if is_fine else min(MAX_DELAY_S, delay_s * 2)
             await asyncio.sleep(delay_s)
+
+    @abstractmethod
+    def end(self, why: str) -> None:
+        """This meeting is over."""
+
+    def distrust(self, why: str) -> None:
+        """The same, because of what came: it is not tried again at once."""
+        self._is_honest = False
+        self.end(why)
 
     @abstractmethod
     async def _meet(self) -> bool:
@@ -123,7 +134,7 @@ class MemberLink(MeetingLink):
 
     async def _meet(self) -> bool:
         """One meeting; whether a member answered, and said nothing that cannot be."""
-        self._is_over = asyncio.Event()
+        self._is_over, self._is_honest = asyncio.Event(), True
         socket = self._socket = self._context.socket(zmq.DEALER)
         is_fine = False
         try:
@@ -183,7 +194,7 @@ class MemberLink(MeetingLink):
             self.problem = str(lie)
             if not isinstance(lie, MessageError | zmq.ZMQError):
                 log.error("what member %s said could not be taken in", self.address, exc_info=lie)
-        return self.is_open and lie is None
+        return self.is_open and lie is None and self._is_honest
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         await recv_monitor_message(monitor)

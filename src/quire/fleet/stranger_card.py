@@ -96,7 +96,8 @@ def card_of(
         longest,
         f"{model.name[:64]}, not quire, {size}, up to {longest} tokens a sequence",
     )
-    return MemberCard(model.name, info, incarnation, address.events, address.replay)
+    has_size = figures.num_blocks is not None
+    return MemberCard(model.name, info, incarnation, address.events, address.replay, has_size)
 
 
 def report_of(figures: StrangerFigures, own_tokens: Sequence[int], num_heard: int) -> MemberReport:

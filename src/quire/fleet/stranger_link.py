@@ -106,7 +106,6 @@ class StrangerLink(MeetingLink):
         self._num_heard = 0
         self._has_heard = False
         """Something came of the server since the last beat."""
-        self._is_honest = True
         self._others: set[asyncio.Task[None]] = set()
 
     # -- as every link -------------------------------------------------------------------------------------------------
@@ -262,11 +261,7 @@ class StrangerLink(MeetingLink):
         try:
             self._listener.hear(self, message)
         except MessageError as error:
-            self._distrust(error)
-
-    def _distrust(self, error: MessageError) -> None:
-        self._is_honest = False
-        self.end(str(error))
+            self.distrust(str(error))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -357,7 +352,7 @@ class StrangerLink(MeetingLink):
     async def _take_failure(self, flight: StrangerFlight, error: Exception) -> None:
         """Whose fault is it? A server that is not well loses all its requests, one that is well this one."""
         if isinstance(error, MessageError):
-            self._distrust(error)
+            self.distrust(str(error))
         elif isinstance(error, _RefusedError):
             await self._take_refusal(flight, error)
         elif isinstance(error, OSError):
@@ -377,7 +372,7 @@ class StrangerLink(MeetingLink):
         elif status >= 500:
             await self._break_off(flight, message)
         else:
-            self._distrust(MessageError(f"/v1/completions answers {status}: {message}"))
+            self.distrust(f"/v1/completions answers {status}: {message}")
 
     async def _break_off(self, flight: StrangerFlight, why: str) -> None:
         """If nobody answers there, all its requests move, this one among them."""
