@@ -16,6 +16,7 @@ from proofs import (
     findings_queue,
     findings_reading,
     findings_regressions,
+    findings_requests,
     findings_suite,
     findings_templates,
     findings_worker,
@@ -34,6 +35,7 @@ TOPICS = (
     findings_suite,
     findings_limits,
     findings_endurance,
+    findings_requests,
     findings_regressions,
 )
 
