@@ -35,7 +35,7 @@ NUM_QUICK = 8
 """Attacks that a quick run draws."""
 FIRST = ("tools_multiples", "grammar_ambiguous", "answer_blanks")
 """A2, A3 and A5: in every run."""
-SETTLED_S = 60.0
+SETTLED_S, WARM_S = 30.0, 4.0
 
 
 @dataclass
@@ -54,6 +54,8 @@ class Neighbour:
     port: int
     chat_key: str
     stream_key: str
+    calm_s: float = 1.0
+    """What a chat takes beside nothing but the stream."""
     window: Window | None = None
     """None: nobody looks."""
     is_over: bool = False
@@ -86,14 +88,14 @@ class Neighbour:
             one.join()
         return window
 
-    def settle(self, calm_s: float) -> None:
+    def settle(self) -> None:
         """Wait until what the last window began is over."""
         end_s = time.monotonic() + SETTLED_S
         while time.monotonic() < end_s:
             window = Window()
             for _ in range(3):
                 self._probe(window)
-            if not window.failures and max(window.ttft_s) < 2 * calm_s:
+            if not window.failures and max(window.ttft_s) < 2 * self.calm_s:
                 return
             time.sleep(0.5)
 
@@ -157,6 +159,8 @@ def attacked_server(folder: Path) -> Iterator[tuple[Server, Neighbour, list[str]
     with started(folder, *words, "--keys-file", str(keys), module="quire serve") as server:
         neighbour = Neighbour(server.port, chat, stream)
         with neighbour.reading():
+            neighbour.watch(WARM_S)
+            neighbour.calm_s = p95(neighbour.watch(WARM_S).ttft_s)
             yield server, neighbour, attackers
 
 
@@ -184,7 +188,7 @@ def _window(
     # An attacker is another machine: what it costs to send must not be taken from the processors that serve.
     words = ["nice", "-n", "19", sys.executable, "-m", "proofs.neighbour_attacks", str(port), name]
     words += [str(seconds + 1.0), *twin, *(["--"] if twin else []), *own]
-    neighbour.settle(0.5)
+    neighbour.settle()
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         time.sleep(1.0)  # until it has begun
         window = neighbour.watch(seconds)
@@ -200,7 +204,6 @@ def neighbours(proof: Proof) -> None:
     chosen = [*FIRST, *(others if proof.is_full else proof.random.sample(others, NUM_QUICK - len(FIRST)))]
     ratios = dict[str, list[Ratios]]()
     with attacked_server(proof.folder) as (server, neighbour, keys):
-        neighbour.watch(2.0)  # warm
         for _ in range(rounds):
             for name in chosen:
                 ratios.setdefault(name, []).append(measured(server.port, neighbour, keys, name, seconds))
