@@ -67,6 +67,11 @@ class StrangerServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def stop_listening(self) -> None:
+        """As one that shuts down in order: nobody is let in any more, what has begun goes on."""
+        assert self._server is not None
+        self._server.close()
+
     def go(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self.permits.release()

@@ -88,31 +88,54 @@ class _Answer:
         return None if self.pieces or has_tokens else EMPTY
 
 
+@dataclass(slots=True)
+class _ConnectionUse:
+    """What is seen of one request's connection."""
+
+    is_reused: bool = False
+
+
+async def _note_reuse(_session: object, context: Any, _params: object) -> None:
+    if isinstance(context.trace_request_ctx, _ConnectionUse):
+        context.trace_request_ctx.is_reused = True
+
+
 class Client:
     """Connections to one server. Enter it on an event loop."""
 
     def __init__(self, server: ServerAddress) -> None:
         self.server = server
         self._session: aiohttp.ClientSession | None = None
+        self._fresh: aiohttp.ClientSession | None = None
+        """Each of its requests has a connection of its own."""
 
     async def __aenter__(self) -> "Client":
+        # As many connections as there are requests: a load must not wait in its own client.
+        # Idle ones are left before a server leaves them: many do after five seconds, in the middle of a request.
+        self._session = self._session_over(aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S))
+        self._fresh = self._session_over(aiohttp.TCPConnector(limit=0, force_close=True))
+        return self
+
+    def _session_over(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **self.server.headers}
         if self.server.key:
             headers["Authorization"] = f"Bearer {self.server.key}"
-        self._session = aiohttp.ClientSession(
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_note_reuse)
+        return aiohttp.ClientSession(
             headers=headers,
-            # As many connections as there are requests: a load must not wait in its own client.
-            # Idle ones are left before a server leaves them: many do after five seconds, in the middle of a request.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+            connector=connector,
             timeout=aiohttp.ClientTimeout(total=self.server.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
             read_bufsize=1 << 18,
+            trace_configs=[tracing],
         )
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._opened().close()
+        if self._fresh is not None:
+            await self._fresh.close()
 
     async def ask(self, call: HttpCall, due_s: float | None = None) -> Outcome:
         """Send one call and read its answer to the end. Whatever goes wrong is in the outcome."""
@@ -168,7 +191,7 @@ class Client:
 
     async def _read(self, call: HttpCall, answer: _Answer) -> None:
         splitter = EventSplitter()
-        async with self._opened().post(f"{self.server.url}{call.path}", data=call.body) as response:
+        async with await self._posted(call) as response:
             if response.status != 200:
                 raise RefusedError(response.status, (await response.content.read(4096)).decode("utf-8", "replace"))
             content = response.content
@@ -179,6 +202,17 @@ class Client:
                         answer.is_done = True
                     else:
                         answer.take(read_event(data), now_s)
+
+    async def _posted(self, call: HttpCall) -> aiohttp.ClientResponse:
+        """The head of the answer. A server may close a connection that was kept while the next request is on its way:
+        one that ends before a byte of the answer came says nothing of the request, which goes once over a new one."""
+        url, use = f"{self.server.url}{call.path}", _ConnectionUse()
+        try:
+            return await self._opened().post(url, data=call.body, trace_request_ctx=use)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if not use.is_reused or self._fresh is None:
+                raise
+        return await self._fresh.post(url, data=call.body)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

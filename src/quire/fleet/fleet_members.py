@@ -165,7 +165,7 @@ class FleetMembers:
         prompt = self.routed(flight.request.request_id, flight.request.namespace, tokens, flight.names)
         able = self._able(flight)
         unable = ready.keys() - able
-        if len(unable) == len(ready) and not flight.has_begun and not any(map(self._may_be_ready_soon, able)):
+        if len(unable) == len(ready) and not flight.has_begun and not self._may_come(flight, able):
             unable = set()  # whoever gets it says why it cannot be
         exclude = flight.refusals.keys() | unable
         if flight.exactness is None:
@@ -179,6 +179,13 @@ class FleetMembers:
         num_tokens = len(flight.tokens)
         able = {one for one, known in self.known.items() if known.card.info.max_sequence_tokens > num_tokens}
         return able - self.strangers if flight.is_for_quire_alone else able
+
+    def _may_come(self, flight: FleetRequest, able: set[str]) -> bool:
+        """Whether it is worth to wait for one that could serve it: it is on its way, or all that are quire have gone,
+        whom it waits for as all requests wait for the last member."""
+        is_there = bool(self.router.membership.ready_members.keys() - self.strangers)
+        are_away = flight.is_for_quire_alone and self._own_info is not None and not is_there
+        return are_away or any(map(self._may_be_ready_soon, able))
 
     def _may_be_ready_soon(self, member: str) -> bool:
         return self.router.membership.state_of(member) in (MemberState.JOINING, MemberState.SUSPECT)

@@ -19,7 +19,7 @@ from quire.core.events import Refused, RequestEvent
 from quire.core.request import Continuation, FinishReason
 from quire.core.work_budget import WorkAccount, WorkKind
 from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
-from quire.errors import MessageError, QuireError, RequestError
+from quire.errors import DrainingError, MessageError, QuireError, RequestError
 from quire.fleet.fleet_messages import (
     PROTOCOL,
     Assign,
@@ -43,6 +43,8 @@ from quire.fleet.stranger_requests import completion_body, lacking
 
 log = logging.getLogger("quire.fleet")
 
+READY, DRAINING = "ready", "draining"
+"""What the fleet is told of a server: one that shuts down in order gets nothing new, and ends what it has."""
 LOOK_TIMEOUT_S = 10.0
 """For `/metrics`. Whoever is silent for longer than the fleet waits is left before."""
 PIECE_BYTES, PIECE_TOKENS = 4096, 64
@@ -104,6 +106,7 @@ class StrangerLink(MeetingLink):
         self._figures = StrangerFigures()
         self._flights: dict[str, _Open] = {}
         self._num_heard = 0
+        self._state = READY
         self._has_heard = False
         """Something came of the server since the last beat."""
         self._others: set[asyncio.Task[None]] = set()
@@ -211,7 +214,8 @@ class StrangerLink(MeetingLink):
 
     async def _look(self, meeting: _Meeting) -> None:
         """Each second: is it there, and how busy? Raises OSError if nobody is, twice; whoever counts beats judges one
-        that is slow, or says nothing of use."""
+        that is slow, or says nothing of use. One that lets nobody in, but whose streams go on, shuts down in order: it
+        is left behind their ends."""
         path = "/metrics" if meeting.has_metrics else "/v1/models"
         has_failed = False
         while True:
@@ -220,8 +224,10 @@ class StrangerLink(MeetingLink):
                 status, body = await ask(meeting.server, "GET", path, timeout_s=LOOK_TIMEOUT_S)
             except TimeoutError:
                 continue
-            except OSError:
-                if has_failed:
+            except OSError as error:
+                if self._state == DRAINING and not self._flights:
+                    return
+                if has_failed and not self._leaves(error):
                     raise
                 has_failed = True
                 continue
@@ -242,7 +248,7 @@ class StrangerLink(MeetingLink):
         while True:
             if self._has_heard:
                 self._has_heard = False
-                self._hear(MemberBeat("ready", self._report()))
+                self._hear(MemberBeat(self._state, self._report()))
             await asyncio.sleep(BEAT_S)
 
     def _report(self) -> MemberReport:
@@ -355,6 +361,8 @@ class StrangerLink(MeetingLink):
             self.distrust(str(error))
         elif isinstance(error, _RefusedError):
             await self._take_refusal(flight, error)
+        elif isinstance(error, OSError) and not flight.is_taken and self._leaves(error):
+            self._refuse(flight, DrainingError("the member that was asked shuts down"))
         elif isinstance(error, OSError):
             await self._break_off(flight, str(error) or type(error).__name__)
         else:
@@ -365,14 +373,31 @@ class StrangerLink(MeetingLink):
         status, message = error.failure.status, error.failure.message
         if flight.is_taken and status < 500:
             self._tell(flight.ended(FinishReason.ERROR, message))
+        elif flight.is_taken and await self._is_well():
+            self._tell(flight.ended(FinishReason.ERROR, f"the member that had it broke it off: {message}"))
         elif flight.is_taken:
-            await self._break_off(flight, message)
+            # By its own word, and not by a broken connection: nothing was lost, others go on with it.
+            self._drain()
+            self._refuse(flight, DrainingError(f"the member that had it shuts down: {message}"))
         elif (told := error_of(error.failure, error.retry_after, self._figures.num_waiting)) is not None:
             self._refuse(flight, told)
         elif status >= 500:
             await self._break_off(flight, message)
         else:
             self.distrust(f"/v1/completions answers {status}: {message}")
+
+    def _leaves(self, error: OSError) -> bool:
+        """Whether it shuts down in order: it lets nobody in any more, and what it has begun goes on."""
+        has_streams = any(one.flight.is_taken for one in self._flights.values())
+        if isinstance(error, ConnectionRefusedError) and has_streams:
+            self._drain()
+        return self._state == DRAINING
+
+    def _drain(self) -> None:
+        if self._state != DRAINING:
+            self._state, self.problem = DRAINING, "it shuts down"
+            log.info("member %s shuts down in order: it gets nothing new", self.address)
+            self._hear(MemberBeat(self._state, self._report()))
 
     async def _break_off(self, flight: StrangerFlight, why: str) -> None:
         """If nobody answers there, all its requests move, this one among them."""

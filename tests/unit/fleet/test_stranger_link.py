@@ -19,6 +19,7 @@ from quire.errors import ConfigError, QueueFullError, QuireError, RequestError
 from quire.fleet.fleet_model import FleetModel
 from quire.fleet.given_words import StrangerRules, given_words
 from quire.fleet.member_list import FixedMembers
+from quire.fleet.membership import MemberState
 from quire.fleet.names import names_of, root_name
 from tests.support.local_api import house
 from tests.support.patience import PATIENCE_S
@@ -26,6 +27,7 @@ from tests.support.small_fleets import oracle_words, small_member
 from tests.support.stranger_server import StrangerServer, answer, stranger_server
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+LONG_S = 10 * PATIENCE_S
 DICE = SamplingParams(max_tokens=24, temperature=0.9, seed=7, ignore_eos=True, presence_penalty=0.5, top_k=9)
 
 
@@ -149,7 +151,7 @@ def test_when_the_server_dies_its_stream_goes_on_with_quire_and_the_answer_says_
             asking = [asyncio.create_task(model.generate(f"{at} is how it begins", GREEDY)) for at in range(6)]
             await until(lambda: server.num_streaming > 0)
             num_there = server.num_streaming
-            server.go(num_there * 4)
+            server.go(4)  # however they are shared, no answer comes to its end
             await until(
                 lambda: any(one.has_begun for one in model.fleet._flights.values() if one.member == server.line)
             )
@@ -166,6 +168,55 @@ def test_when_the_server_dies_its_stream_goes_on_with_quire_and_the_answer_says_
     asyncio.run(run())
 
 
+def test_a_server_that_shuts_down_in_order_ends_its_streams_and_gets_nothing_new(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> None:
+        async with stranger_server(is_paced=True) as server, fleet_of(server.line) as model:
+            asking = asyncio.create_task(model.generate("to its end", GREEDY))
+            await until(lambda: server.num_streaming == 1)
+            server.go(3)
+            server.stop_listening()
+            await until(lambda: model.fleet.num_ready == 0)
+            async with small_member() as member:
+                model._source = FixedMembers([server.line, member.address])
+                assert len(tokens(await model.generate("to another", GREEDY))[0]) == 24
+                server.go(1000)
+                done = await asking
+                assert (len(done.answers[0].token_ids), done.num_replays, len(server.bodies)) == (24, 0, 1)
+                await until(lambda: model.fleet.router.membership.state_of(server.line) is MemberState.GONE)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(run())
+    assert "shuts down in order" in caplog.text
+    assert not [one for one in caplog.messages if one.startswith("member openai:") and "is gone" in one]
+
+
+def test_a_stream_that_a_server_ends_because_it_shuts_down_goes_on_elsewhere_without_a_strike() -> None:
+    def aborted(told: dict[str, Any]) -> bytes:
+        for choice in told["choices"]:
+            choice.update(finish_reason="abort", token_ids=[])
+        return msgspec.json.encode(told)
+
+    async def run() -> None:
+        async with stranger_server(is_paced=True) as server, fleet_of(server.line) as model:
+            asking = asyncio.create_task(model.generate("and elsewhere", replace(GREEDY, max_tokens=400)))
+            await until(lambda: server.num_streaming == 1)
+            server.go(3)
+            await until(lambda: any(one.has_begun for one in model.fleet._flights.values()))
+            (flight,) = model.fleet._flights.values()
+            server.stop_listening()
+            server.says = aborted
+            server.go(1)
+            await until(lambda: flight.member is None)
+            assert (flight.entry.num_strikes, model.fleet.num_held) == (0, 1)
+            async with small_member() as member:
+                model._source = FixedMembers([server.line, member.address])
+                assert len((await asking).answers[0].token_ids) == 400
+
+    asyncio.run(run())
+
+
 def test_what_quire_began_a_stranger_ends_from_prompt_and_tokens() -> None:
     async def run() -> None:
         async with (
@@ -173,19 +224,22 @@ def test_what_quire_began_a_stranger_ends_from_prompt_and_tokens() -> None:
             small_member(step_s=0.02) as member,
             fleet_of(member.address) as model,
         ):
-            params = replace(DICE, max_tokens=60)
-            asking = asyncio.create_task(model.generate("from here to there", params))
-            await until(lambda: member.supervisor.num_progress > 5)
+            # The other one is there before it begins, and takes nobody in: nothing is waited for while it goes on.
             model._source = FixedMembers([member.address, server.line])
             await until(lambda: model.fleet.num_ready == 2)
+            server.refusal = (503, {"error": {"message": "busy"}}, {})
+            params = replace(DICE, max_tokens=400)
+            asking = asyncio.create_task(model.generate("from here to there", params))
+            await until(lambda: any(one.has_begun for one in model.fleet._flights.values()))
+            server.refusal = None
             await member.kill()
             done = await asking
-            (body,) = server.bodies
+            body = server.bodies[-1]
             num_before = len(body["prompt"]) - len(done.prompt_token_ids)
             assert tuple(body["prompt"]) == done.prompt_token_ids + done.answers[0].token_ids[:num_before]
-            assert num_before >= 5
-            assert (body["max_tokens"], body["seed"]) == (60 - num_before, 7)
-            assert len(done.answers[0].token_ids) == 60
+            assert num_before >= 1
+            assert (body["max_tokens"], body["seed"]) == (400 - num_before, 7)
+            assert len(done.answers[0].token_ids) == 400
             assert (done.num_inexact_moves, done.num_replays) == (1, 1)
 
     asyncio.run(run())
@@ -244,6 +298,25 @@ def test_what_only_quire_can_do_goes_to_quire_and_is_refused_without_it() -> Non
     asyncio.run(run())
 
 
+def test_what_only_quire_can_do_waits_when_the_last_member_of_quires_own_is_gone() -> None:
+    async def run() -> None:
+        async with (
+            stranger_server() as server,
+            small_member() as member,
+            fleet_of(server.line, member.address) as model,
+        ):
+            await member.kill()
+            await until(lambda: model.fleet.num_ready == 1)
+            params = SamplingParams(max_tokens=4, prompt_logprobs=1, ignore_eos=True)
+            asking = asyncio.create_task(model.generate("only you", params))
+            await until(lambda: model.fleet.num_held == 1)
+            assert tokens(await model.generate("anyone", GREEDY))
+            async with small_member(address=member.address):
+                assert len(tokens(await asking)[0]) == 4
+
+    asyncio.run(run())
+
+
 def strange_token(told: dict[str, Any]) -> bytes:
     for choice in told["choices"]:
         choice["token_ids"] = [1 << 20]
@@ -290,11 +363,25 @@ def test_an_error_in_the_middle_of_a_stream_of_a_server_that_is_well_ends_that_r
     asyncio.run(run())
 
 
-def test_a_request_ends_at_its_deadline_though_the_server_knows_of_none() -> None:
+def test_a_request_ends_at_its_deadline_though_the_server_knows_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines, ordinary = list[tuple[float, asyncio.Timeout]](), asyncio.timeout
+
+    def timeout(after_s: float | None) -> asyncio.Timeout:
+        if after_s is None or after_s <= PATIENCE_S:
+            return ordinary(after_s)
+        deadlines.append((after_s, ordinary(None)))  # it ends when the test says so
+        return deadlines[-1][1]
+
     async def run() -> None:
         async with stranger_server(is_paced=True) as server, fleet_of(server.line) as model:
             server.go(2)
-            done = await model.generate("too slow", GREEDY, timeout_s=0.3)
+            monkeypatch.setattr(asyncio, "timeout", timeout)
+            asking = asyncio.create_task(model.generate("too slow", GREEDY, timeout_s=LONG_S))
+            await until(lambda: any(len(one.entry.tokens[0]) == 2 for one in model.fleet._flights.values()))
+            (after_s, deadline), *_ = deadlines
+            assert PATIENCE_S < after_s <= LONG_S
+            deadline.reschedule(asyncio.get_running_loop().time())
+            done = await asking
             assert (done.answers[0].finish_reason, len(done.answers[0].token_ids)) == ("deadline", 2)
             await until(lambda: server.num_streaming == 0)
 
