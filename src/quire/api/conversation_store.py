@@ -3,21 +3,30 @@
 A conversation is kept whole under the id of its last answer, in the form that all dialects share: chat messages. So
 going on with one is the same as sending all of it again, and the oldest can be dropped without breaking a newer one.
 Who takes most room loses its oldest first. Safe from several threads; called beside the event loop.
+
+A file has one server at a time, by a lock beside it: each counts the bytes that it keeps.
 """
 
+import fcntl
+import logging
 import os
 import sqlite3
 import stat
 import threading
 import zlib
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
 
 from quire.errors import ConfigError
 
+LOG = logging.getLogger("quire.api")
+LOG_S = 60.0
+"""A full disk is logged once in so many seconds, not for every conversation."""
 TABLE = """
 CREATE TABLE IF NOT EXISTS conversations (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -48,7 +57,11 @@ class ConversationStore:
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._database = _opened(path)
+        self._logged_s = float("-inf")
+        with ExitStack() as held:
+            held.callback(os.close, _locked(path))
+            self._database = _opened(path)
+            self._held = held.pop_all()
         query = "SELECT tenant, SUM(LENGTH(conversation) + ?) FROM conversations GROUP BY tenant"
         self._num_bytes: Counter[str] = Counter(dict(self._database.execute(query, (ROW_BYTES,))))
 
@@ -57,19 +70,50 @@ class ConversationStore:
         """What is kept, all tenants together."""
         return self._num_bytes.total()
 
-    def keep(self, tenant: str, answer_id: str, conversation: KeptConversation) -> None:
-        """A conversation up to this answer."""
+    def keep(self, tenant: str, answer_id: str, conversation: KeptConversation) -> bool:
+        """A conversation up to this answer; false where the disk takes no more."""
         packed = zlib.compress(msgspec.json.encode(conversation), level=1)
         with self._lock:
-            num_bytes = self._num_bytes.copy()
-            with self._database:
-                query = "INSERT INTO conversations (tenant, answer_id, conversation) VALUES (?, ?, ?)"
-                self._database.execute(query, (tenant, answer_id, packed))
-                num_bytes[tenant] += len(packed) + ROW_BYTES
-                while num_bytes.total() > self._max_bytes:
-                    largest = max(num_bytes, key=num_bytes.__getitem__)
-                    num_bytes[largest] -= self._drop_oldest(largest)
-            self._num_bytes = num_bytes  # only now is it on the disk
+            try:
+                try:
+                    self._insert(tenant, answer_id, packed)
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not self._num_bytes.total():
+                        raise
+                    self._make_room()
+                    self._insert(tenant, answer_id, packed)
+            except sqlite3.IntegrityError:  # of an id that was kept before: ours to mend
+                raise
+            except sqlite3.Error as error:
+                self._log(error)
+                return False
+        return True
+
+    def _insert(self, tenant: str, answer_id: str, packed: bytes) -> None:
+        num_bytes = self._num_bytes.copy()
+        with self._database:
+            query = "INSERT INTO conversations (tenant, answer_id, conversation) VALUES (?, ?, ?)"
+            self._database.execute(query, (tenant, answer_id, packed))
+            num_bytes[tenant] += len(packed) + ROW_BYTES
+            while num_bytes.total() > self._max_bytes:
+                largest = max(num_bytes, key=num_bytes.__getitem__)
+                num_bytes[largest] -= self._drop_oldest(largest)
+        self._num_bytes = num_bytes  # only now is it on the disk
+
+    def _make_room(self) -> None:
+        """The disk is full: the largest tenant loses its oldest, and the journal gives back what it holds."""
+        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        largest = max(self._num_bytes, key=self._num_bytes.__getitem__)
+        with self._database:
+            freed = self._drop_oldest(largest)
+        self._num_bytes[largest] -= freed
+        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _log(self, error: sqlite3.Error) -> None:
+        now_s = monotonic()
+        if now_s - self._logged_s >= LOG_S:
+            self._logged_s = now_s
+            LOG.error("conversations cannot be kept: %s; answers have store false until they can", error)
 
     def find(self, tenant: str, answer_id: str) -> KeptConversation | None:
         """The tenant's own conversation; None for one that is another's, was dropped, or never was."""
@@ -92,6 +136,7 @@ class ConversationStore:
         """Nothing is kept or found any more."""
         with self._lock:
             self._database.close()
+            self._held.close()
 
     def _drop_oldest(self, tenant: str) -> int:
         """How many bytes that frees."""
@@ -108,10 +153,29 @@ def opened_store(path: Path | None, max_bytes: int) -> ConversationStore | None:
     return None if path is None else ConversationStore(path, max_bytes)
 
 
+def _locked(path: Path) -> int:
+    """A descriptor that holds the store's lock as long as it is open. A file beside it: SQLite locks its own."""
+    lock = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(f"a store must be a file that can be written, {path} cannot: {error}", ("store",)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"expected a store of this server's own, another server keeps its conversations in {path}; name another "
+            "file, or end that server",
+            ("store",),
+        ) from error
+    return descriptor
+
+
 def _opened(path: Path) -> sqlite3.Connection:
     """The file, made for its owner alone; one that others can read is refused."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         mode = path.stat().st_mode
         if mode & OTHERS:

@@ -169,7 +169,9 @@ def _is_whole(variant: Variant, snapshot: Path) -> bool:
         weights = read_json_object(index).get("weight_map")
     except CheckpointError:
         return False
-    return isinstance(weights, dict) and {"config.json", *weights.values()} <= names
+    if not isinstance(weights, dict):
+        return False
+    return "config.json" in names and all(isinstance(one, str) and one in names for one in weights.values())
 
 
 def _place(snapshot: Path, variant: Variant) -> Path:

@@ -13,7 +13,7 @@ import resource
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
-from time import monotonic
+from time import clock_gettime, monotonic
 from typing import TypeVar
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -42,6 +42,14 @@ def spawned(command: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.s
         ours.close()
         raise
     return process, ours
+
+
+def processor_s(pid: int) -> float | None:
+    """Processor time that a child has used so far; None where the system has no such clock."""
+    try:
+        return clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3) of Linux names it
+    except OSError:
+        return None
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------

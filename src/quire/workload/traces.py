@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from quire.workload.recorded_traces import HEADER_FIELD, recorded_requests
 from quire.workload.visits import Span, Turn, Visit
@@ -38,6 +38,8 @@ ID_TOKENS = 16
 """Tokens that are one span where a trace has token ids: what prompts share shows to so many tokens."""
 MAX_LENGTH = 1 << 24
 """No prompt or answer of a trace is longer; a file that says so is not a trace."""
+MAX_LINE_CHARS = 64 << 20
+"""A prompt of six million token ids. A packed file of a megabyte may say more in one line than a machine can hold."""
 MAX_TOKEN_ID = (1 << 31) - 1
 CLASSES = ("high", "normal", "low")
 MAX_HEADER_FIELD = 64
@@ -148,7 +150,9 @@ def read_trace(path: Path) -> Trace:
     """The trace in a file; its format is told by its first line."""
     try:
         with _opened(path, "r") as lines:
-            rows = tuple(_rows(path, lines))
+            rows = tuple(_rows(path, _bounded(path, lines)))
+    except MemoryError as error:
+        raise TraceError(f"the trace {path} is larger than this machine's memory; give a part of it") from error
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(f"the trace {path} cannot be read: {error}; give a plain or a .gz file of text") from error
     if not rows:
@@ -173,13 +177,25 @@ def _opened(path: Path, mode: str) -> Any:
     return gzip.open(path, f"{mode}t", encoding="utf-8") if is_packed else path.open(mode, encoding="utf-8")
 
 
-def _rows(path: Path, lines: Iterable[str]) -> Iterator[Row]:
+def _bounded(path: Path, file: TextIO) -> Iterator[str]:
+    """Its lines, of which none is read any further than it may be long."""
+    number = 0
+    while line := file.readline(MAX_LINE_CHARS):
+        number += 1
+        if len(line) == MAX_LINE_CHARS and not line.endswith("\n"):
+            raise TraceError(
+                f"expected a line of at most {MAX_LINE_CHARS:,} characters, line {number} of {path} has more; "
+                "give a trace with one request on each line"
+            )
+        yield line
+
+
+def _rows(path: Path, source: Iterator[str]) -> Iterator[Row]:
     """Rows under the header or the first line that tells what they are."""
-    source = iter(lines)
     first = next(source, "").strip().lstrip("\ufeff")
     parse: Callable[[str], Row] = _azure
     if f'"{HEADER_FIELD}"' in first[:MAX_HEADER_FIELD]:
-        yield from _recorded(path, [first, *source])
+        yield from _recorded(path, chain([first], source))
         return
     if tuple(first.split(",")) != AZURE_FIELDS:
         parse = _parse_of(path, first)

@@ -1,15 +1,23 @@
 """A conversation and its answer to the store, in the form that all dialects share."""
 
-import logging
-import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from quire.api.conversation_store import ConversationStore, KeptConversation
 from quire.client.outputs import Answer, ToolCall
 from quire.client.reply import Reply
 
-LOG = logging.getLogger("quire.api")
+
+class KeptAnswer(Protocol):
+    """An answer that says whether it is kept, and can be read back."""
+
+    def finished(self, reply: Reply) -> dict[str, Any]:
+        """As its client gets it in the end."""
+        ...
+
+    def not_kept(self) -> None:
+        """The disk took no more: the answer is good, and going on with it will be refused."""
+        ...
 
 
 def keeping(
@@ -18,10 +26,10 @@ def keeping(
     answer_id: str,
     said: KeptConversation,
     answered: Callable[[Answer], Sequence[dict[str, Any]]],
-    told: Callable[[Reply], dict[str, Any]] | None = None,
+    writer: KeptAnswer | None = None,
 ) -> Callable[[Sequence[Reply]], None]:
-    """What keeps a conversation under the id of its answer, once that is there; with the answer as it is `told`, where
-    it is to be read back.
+    """What keeps a conversation under the id of its answer, once that is there; with the answer as its client gets it,
+    where it is to be read back.
 
     `answered` are the messages that a client would send back of an answer: who goes on by an id must find the same
     conversation as who sends all of it.
@@ -30,12 +38,10 @@ def keeping(
     def keep(replies: Sequence[Reply]) -> None:
         (reply,) = replies
         (answer,) = reply.completion().answers
-        try:
-            messages = [*said.messages, *answered(answer)]
-            kept = KeptConversation(messages, said.fields, {} if told is None else told(reply))
-            store.keep(tenant, answer_id, kept)
-        except sqlite3.Error:  # the answer is good; going on with it will be refused
-            LOG.exception("conversation %s could not be kept", answer_id)
+        messages = [*said.messages, *answered(answer)]
+        kept = KeptConversation(messages, said.fields, {} if writer is None else writer.finished(reply))
+        if not store.keep(tenant, answer_id, kept) and writer is not None:
+            writer.not_kept()
 
     return keep
 

@@ -18,7 +18,7 @@ from quire.core.work_budget import WorkKind
 from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
 from quire.text.chat import render_wire as wire
 from quire.text.chat.render_wire import LoadTemplate, Render, Rendered, TemplateRefused, ToServer
-from quire.text.helper_process import START_S, exchange, receive, spawned
+from quire.text.helper_process import START_S, exchange, processor_s, receive, spawned
 from quire.text.text_work import current_work
 
 COMMAND = (sys.executable, "-m", "quire.text.chat.render_process")
@@ -35,6 +35,11 @@ T = TypeVar("T")
 
 class StoppedError(Exception):
     """A helper was ended, or ended by itself, before it answered."""
+
+    def __init__(self, message: str, *, is_starved: bool = False) -> None:
+        super().__init__(message)
+        self.is_starved = is_starved
+        """It hardly ran at all: it was held up, and what it had to do is not to blame."""
 
 
 class Helper:
@@ -60,10 +65,13 @@ class Helper:
 
     def ask(self, message: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
         """Its answer within this time, or it is killed and StoppedError says why."""
+        begun_s = processor_s(self.pid)
         try:
             return exchange(self._end, message, decode, monotonic() + time_s)
         except BROKEN as error:
-            raise self._stopped(error) from None
+            ended_s = processor_s(self.pid)
+            is_starved = begun_s is not None and ended_s is not None and ended_s - begun_s < time_s / 10
+            raise self._stopped(error, is_starved=is_starved) from None
 
     def stop(self) -> None:
         """End the process, whatever it does; whoever waits for its answer is told."""
@@ -75,10 +83,11 @@ class Helper:
         self._process.wait()
         self._end.close()
 
-    def _stopped(self, error: Exception) -> StoppedError:
+    def _stopped(self, error: Exception, *, is_starved: bool = False) -> StoppedError:
         self.kill()
-        took_long = isinstance(error, TimeoutError)
-        return StoppedError("took longer and was stopped" if took_long else "ended in the middle")
+        if isinstance(error, TimeoutError):
+            return StoppedError("took longer and was stopped", is_starved=is_starved)
+        return StoppedError("ended in the middle")
 
 
 class IdleHelpers:
@@ -219,6 +228,10 @@ class Helpers:
     def _refusal(self, stopped: StoppedError) -> Exception:
         if self._is_closed:
             return EngineDeadError("the model was closed while a chat was rendered")
+        if stopped.is_starved:
+            return CapacityError(
+                f"the process that runs the chat template was held up for {RENDER_S:g} s and is replaced; try again"
+            )
         return TemplateError(
             f"a chat template may take {RENDER_S:g} s for a conversation, this one {stopped}; send fewer or shorter "
             "messages, or use the completions endpoint"
@@ -242,7 +255,9 @@ def _not_started(error: BaseException) -> BaseException:
 def _encoded(asked: Render) -> bytes:
     try:
         return wire.encode_frame(asked)
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidTextError(wire.TOO_DEEP) from None
+    except (TypeError, ValueError) as error:
         raise InvalidTextError(
             f"a chat must be made of what JSON can say: {error}; send whole characters, numbers and lists"
         ) from None

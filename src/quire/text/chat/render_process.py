@@ -18,6 +18,7 @@ from quire.text.chat import render_wire as wire
 from quire.text.chat.marked_text import MarkedText, concat, mark
 from quire.text.chat.metering import METER, WorkMeter
 from quire.text.chat.render_wire import (
+    TOO_DEEP,
     Broken,
     LoadTemplate,
     Render,
@@ -36,6 +37,8 @@ MEMORY_BYTES = 512 * 1024 * 1024
 CPU_S = 4
 """Processor time for one message. The parent ends this process sooner, unless it has ended itself."""
 PROBE = "quire-probe"
+MAX_DEPTH = 128
+"""A rendering that failed of messages nested deeper did so for that."""
 
 
 class Program:
@@ -113,6 +116,19 @@ def _marked_tools(tools: Any) -> Any:
     return [mark(tool, f"t{at}") for at, tool in enumerate(tools)]
 
 
+def _is_deep(value: Any) -> bool:
+    """Whether lists and objects stand inside one another beyond what any template writes out in good order."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    return any(isinstance(one, dict | list) for one in level)
+
+
 class Renderer:
     """Answers messages, one after the other."""
 
@@ -128,13 +144,24 @@ class Renderer:
                 return self._program.loaded()
             if self._program is None:
                 return TemplateRefused("no template is loaded")
-            return self._program.render(message)
+            return self._rendered(self._program, message)
         except TemplateError as error:
             return TemplateRefused(str(error))
         except Exception as error:  # a template may break the compiler in many ways
             line = getattr(error, "lineno", None)
             why = str(error) or type(error).__name__
             return Broken(f"the chat template does not compile{f' at line {line}' if line else ''}: {why}")
+
+    @staticmethod
+    def _rendered(program: Program, asked: Render) -> ToServer:
+        """The template compiled: what fails now is of these messages."""
+        try:
+            return program.render(asked)
+        except (RecursionError, TemplateError) as error:
+            is_recursion = isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
+            if is_recursion and _is_deep([asked.messages, asked.tools, asked.documents, asked.extra]):
+                return TemplateRefused(TOO_DEEP)
+            raise
 
 
 def serve_renderer(end: socket.socket) -> None:

@@ -11,6 +11,12 @@ from typing import Any
 
 import msgspec
 
+TOO_DEEP = (
+    "messages or tools are nested too deep for a chat template: expected at most some hundred lists and objects inside "
+    "one another; send arguments and schemas with fewer levels"
+)
+"""What a client gets whose messages no side can write, or no template can walk through."""
+
 
 class LoadTemplate(msgspec.Struct, frozen=True, tag=True):
     """Compile this template, and try what it shows."""

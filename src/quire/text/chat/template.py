@@ -133,7 +133,9 @@ class ChatTemplate:
         if isinstance(answer, Rendered):
             return answer
         raise TemplateError(
-            answer.message if isinstance(answer, TemplateRefused) else f"no prompt came of it: {answer!r}"
+            answer.message
+            if isinstance(answer, TemplateRefused | Broken)
+            else "the model's chat template made no prompt of these messages; use the completions endpoint"
         )
 
     def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:

@@ -4,21 +4,19 @@ What began it need not be told again: its system text and its tools. A client th
 sends all of its messages.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.api.conversation_store import ConversationStore, KeptConversation
 from quire.api.dialects.anthropic.error_body import THREAD_NOT_FOUND, THREAD_UNSUPPORTED
 from quire.api.dialects.anthropic.schemas import CountFields
+from quire.api.dialects.anthropic.turns import known_tools
 from quire.api.dialects.anthropic.writer import told_calls
 from quire.api.dialects.keeping import answer_message, keeping
 from quire.api.http.errors import ApiError, invalid, shortened
 from quire.client.outputs import Answer
 from quire.client.reply import Reply
-
-OF_THE_BEGINNING = ("system", "tools")
-"""Fields that a thread keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,9 @@ def thread_of(fields: CountFields, store: ConversationStore | None, tenant: str)
     if kind is None or store is None:
         return None
     if kind == "create":
-        began = {name: getattr(fields, name) for name in OF_THE_BEGINNING if getattr(fields, name) is not None}
+        began: dict[str, Any] = {} if fields.system is None else {"system": _system(fields.system)}
+        if fields.tools is not None:
+            began["tools"] = known_tools(fields.tools)
         return Thread(store, tenant, KeptConversation([], began))
     given = (fields.thread or {}).get("previous_message_id")
     found = store.find(tenant, given) if isinstance(given, str) else None
@@ -70,6 +70,11 @@ def thread_of(fields: CountFields, store: ConversationStore | None, tenant: str)
         message = f"there is no thread with a message {shortened(given)}; send all messages and begin another"
         raise ApiError(404, THREAD_NOT_FOUND, message, "thread")
     return Thread(store, tenant, found)
+
+
+def _system(given: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """What is read of it: each message of the thread carries it along."""
+    return given if isinstance(given, str) else [{"type": one.get("type"), "text": one.get("text")} for one in given]
 
 
 def _kind(fields: CountFields) -> Any:

@@ -22,6 +22,8 @@ from quire.client.params import Grammar
 
 ROTATING = "x-anthropic-billing-header:"
 """How a block of a client's own accounting begins: it differs from conversation to conversation."""
+TOOL_FIELDS = ("name", "description", "input_schema", "strict")
+"""What is read of a tool."""
 MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED, "none": ToolMode.NONE}
 
 
@@ -111,8 +113,8 @@ def _strange(where: str, kind: object) -> Exception:
 
 
 def message_tools(fields: CountFields) -> ToolUse:
-    """What may be called. Tools that the API's own servers run are left out: nobody here runs them."""
-    tools = [_tool(one) for one in fields.tools or () if one.get("type") in (None, "custom")]
+    """What may be called."""
+    tools = [_tool(one) for one in known_tools(fields.tools or ())]
     choice = fields.tool_choice or {"type": "auto"}
     mode = MODES.get(str(choice.get("type")))
     if mode is None:
@@ -121,6 +123,12 @@ def message_tools(fields: CountFields) -> ToolUse:
     if only is not None and not isinstance(only, str):
         raise invalid("tool_choice of type tool must have a tool's name", "tool_choice", "invalid_parameter")
     return ToolUse(tools, mode, only, choice.get("disable_parallel_tool_use") is not True)
+
+
+def known_tools(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is read of tools. Those that the API's own servers run are left out: no server here runs them."""
+    own = [one for one in given if one.get("type") in (None, "custom")]
+    return [{name: one[name] for name in TOOL_FIELDS if name in one} for one in own]
 
 
 def _tool(given: Mapping[str, Any]) -> Tool:

@@ -38,6 +38,10 @@ class ItemsWriter:
         self._num_events = 2
         """Those that begin are sent first, and made when the first others are there."""
 
+    def not_kept(self) -> None:
+        """It was to be kept, and could not be."""
+        self._head["store"] = False
+
     def begin(self, replies: Sequence[Reply]) -> bytes:
         """It is there, and has said nothing."""
         response = self._response("in_progress", [], None)

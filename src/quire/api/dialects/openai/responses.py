@@ -78,7 +78,7 @@ class Responses:
         writer = ItemsWriter(to.model.name, fields, is_kept=store is not None)
         keep = None
         if store is not None:
-            keep = keeping(store, tenant, writer.response_id, KeptConversation(told), sent_back, writer.finished)
+            keep = keeping(store, tenant, writer.response_id, KeptConversation(told), sent_back, writer)
         params = asked.applied(params)
         return GenerationRequest(
             to, [asked.ids], params, writer, bool(fields.stream), parts=[asked.prompt.parts], keep=keep
@@ -91,7 +91,7 @@ class Responses:
             return ()
         found = self._store.find(tenant, given)
         if found is None:
-            message = f"Previous response with id '{shortened(given)}' not found; send all of the conversation as input"
+            message = f"Previous response with id {shortened(given)} not found; send all of the conversation as input"
             raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
         return found.messages
 
