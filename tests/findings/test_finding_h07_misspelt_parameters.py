@@ -89,6 +89,7 @@ def test_names_are_logged_once_and_not_without_end(here: House, caplog: pytest.L
     def send(names: list[str]) -> list[str]:
         caplog.clear()
         here.post("/tokenize", {"model": "oracle", "prompt": "x", **dict.fromkeys(names, 1)})
+        here.wait_until_free()
         return [one.getMessage() for one in caplog.records if "not known here were ignored" in one.getMessage()]
 
     with caplog.at_level(logging.WARNING, "quire.api"):

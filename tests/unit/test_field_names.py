@@ -75,4 +75,5 @@ def test_objects_inside_are_looked_at_and_what_a_template_may_read_is_let_throug
         "response_format": {"json_schema": {"schema": {"anything": 1}, "y": 1}},
         "logit_bias": {"anything": 1},
     }
-    assert ignored_names(body, CHAT_NAMES) == ("tools.function.x", "response_format.json_schema.y")
+    told = ("tools.type='web_search'", "tools.function.x", "response_format.json_schema.y")
+    assert ignored_names(body, CHAT_NAMES) == told

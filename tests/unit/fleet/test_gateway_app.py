@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quire.api.access.keys import add_key
 from quire.api.gateway_app import GatewayApp
 from quire.config import load_settings
 from quire.errors import ConfigError
@@ -18,11 +19,11 @@ def gateway_settings(folder: Path, **flags: str) -> Any:
     return load_settings(flags, environ={"HOME": str(folder)})
 
 
-async def asked(app: Any, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+async def asked(app: Any, method: str, path: str, body: object = None, key: str = "") -> tuple[int, bytes]:
     """One request as a proxy hands it over."""
     sent: list[dict[str, Any]] = []
     incoming = [{"type": "http.request", "body": json.dumps(body).encode() if body else b"", "more_body": False}]
-    headers = [(b"host", b"127.0.0.1:8000"), (b"content-type", b"application/json")]
+    headers = [(b"host", b"127.0.0.1:8000"), (b"content-type", b"application/json"), (b"x-api-key", key.encode())]
     scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
 
     async def receive() -> dict[str, Any]:
@@ -52,6 +53,29 @@ def test_a_gateway_app_answers_is_well_and_ends_with_its_last_request(tmp_path: 
             assert await app.close() == 0
             assert await app.close() == 0
             assert (await asked(app.asgi, "GET", "/ready"))[0] == 503
+
+    asyncio.run(run())
+
+
+def test_gateway_and_members_share_blocks_within_a_cache_group_and_no_further(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    groups = {"dev": "team", "ci": "team", "team": "", "other": "others"}
+    secrets = {name: add_key(keys, name, cache_group=group) for name, group in groups.items()}
+
+    async def run() -> None:
+        async with small_member() as member:
+            settings = gateway_settings(tmp_path, keys_file=str(keys))
+            app = GatewayApp("oracle", FixedMembers([member.address]), None, settings)
+            await app.start()
+            found: dict[str, int] = {}
+            for name, secret in secrets.items():
+                body = {"model": "oracle", "prompt": "said by all of a team, at length", "max_tokens": 1}
+                status, data = await asked(app.asgi, "POST", "/v1/completions", body, secret)
+                assert status == 200, data
+                found[name] = json.loads(data)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert found.pop("ci") > 0
+            assert set(found.values()) == {0}
+            await app.close()
 
     asyncio.run(run())
 

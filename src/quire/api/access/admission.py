@@ -113,6 +113,7 @@ class Admission:
         try:
             yield
         finally:
+            self.ignored_log.note(record)
             quota.num_open -= 1
             if record.request_id in self._shares:  # who was displaced has given it back before
                 self._shares.give_back(record.request_id)

@@ -65,8 +65,6 @@ class BodyAnswer(Response):
                     await while_client_stays(receive, self.answer(BodyRequest(body, record, bill, send)))
         except ClientGoneError:
             record.is_cut = True
-        finally:
-            self._admission.ignored_log.note(record)
 
     def look(self, body: bytes, record: RequestRecord) -> None:
         """Refuse what can be refused at a glance: nothing has been begun for it yet."""

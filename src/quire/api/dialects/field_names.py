@@ -33,9 +33,10 @@ class FieldNames:
     inside: Mapping[str, "FieldNames"] = field(default_factory=dict)
     """Of the objects in these fields, alone or in a list."""
     types: tuple[str | None, ...] = ()
-    """Objects whose `type` is none of these have names of their own, and are not looked at. Empty: all are."""
+    """Objects whose `type` is none of these are left out whole, as tools that the server does not run. Empty: all are
+    read."""
     is_open: bool = False
-    """Other names go on to where they may be read, such as a chat template: they are not ignored."""
+    """What else there is goes on to where it may be read or refused, such as a chat template: it is not ignored."""
 
 
 def names(words: str, **inside: FieldNames) -> FieldNames:
@@ -51,7 +52,9 @@ def ignored_names(body: Mapping[str, Any], allowed: FieldNames) -> tuple[str, ..
 
 
 def _look(body: Mapping[str, Any], allowed: FieldNames, where: str, found: dict[str, None]) -> None:
-    if allowed.types and body.get("type") not in allowed.types:
+    if allowed.types and (kind := body.get("type")) not in allowed.types:
+        if not allowed.is_open:
+            _add(f"{where}type={shortened(kind)}", found)
         return
     for name, value in body.items():
         if name in allowed.read:
@@ -63,9 +66,13 @@ def _look(body: Mapping[str, Any], allowed: FieldNames, where: str, found: dict[
         if (meant := _meant(name, allowed.read)) is not None:
             raise _misspelt(path, where + meant)
         if not allowed.is_open:
-            found[path] = None
-        if len(found) > MAX_IGNORED:
-            raise invalid(f"a body may have {MAX_IGNORED} parameters that are not known here; leave some out", "body")
+            _add(path, found)
+
+
+def _add(path: str, found: dict[str, None]) -> None:
+    found[path] = None
+    if len(found) > MAX_IGNORED:
+        raise invalid(f"a body may have {MAX_IGNORED} parameters that are not known here; leave some out", "body")
 
 
 def _look_inside(value: Any, allowed: FieldNames | None, where: str, found: dict[str, None]) -> None:

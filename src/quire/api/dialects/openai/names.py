@@ -28,7 +28,9 @@ STREAM_OPTIONS = _of(StreamOptionsFields)
 SCHEMA = names("schema name description strict")
 FUNCTION = "name description parameters strict"
 CHAT_TOOLS = FieldNames(frozenset(("type", "function")), {"function": names(FUNCTION)}, ("function", None))
-TOOL_CHOICE = FieldNames(frozenset(("type", "function", "name")), {"function": names("name")}, ("function",))
+TOOL_CHOICE = FieldNames(
+    frozenset(("type", "function", "name")), {"function": names("name")}, ("function",), is_open=True
+)
 MESSAGE = FieldNames(
     frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "refusal")),
     is_open=True,
