@@ -260,6 +260,15 @@ def _prompt_calls(number: int, token: Token) -> dict[str, Any]:
     return {"messages": said, "max_tokens": 1, "tools": [_tool("t", {})]}
 
 
+@_attack("prompt_arguments", plain=_plain_words(1_700_000))
+def _prompt_arguments(number: int, token: Token) -> dict[str, Any]:
+    """A million lists in what a client says of an earlier call: JSON in a text, which the body's own bound passes."""
+    arguments = json.dumps({"number": number, "lists": [[[]]] * 280_000}, separators=(",", ":"))
+    call = {"id": "call_1", "type": "function", "function": {"name": "t", "arguments": arguments}}
+    said = [{"role": "assistant", "content": None, "tool_calls": [call]}, *SAY]
+    return {"messages": [*SAY, *said], "max_tokens": 1, "tools": [_tool("t", {})]}
+
+
 def _plain_changing(number: int) -> dict[str, Any]:
     return _plain_words(9_000)(0) | {"messages": [{"role": "user", "content": f"{number} " + "river stone " * 800}]}
 

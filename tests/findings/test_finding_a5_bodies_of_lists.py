@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.api.dialects.openai.grammars import grammar_of
+from quire.api.dialects.openai.schemas import CompletionFields
 from quire.api.http.body import parse_object
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import MAX_JSON_DEPTH, MAX_JSON_LISTS
+from quire.text.chat.messages import prepare_messages, read_arguments
 
 TEXTS = st.text(st.sampled_from('ab[]{}"\\,: é'), max_size=8)
 VALUES = st.recursive(
@@ -44,6 +47,25 @@ def test_what_stands_in_texts_is_no_list(value: Any, is_plain: bool) -> None:
 def test_depth_is_that_of_the_deepest_wherever_it_stands(value: Any, depth: int) -> None:
     body = {"a": value, "b": nested(depth - 1), "c": value}
     assert is_refused(body) == (depth > MAX_JSON_DEPTH)
+
+
+MILLION = '{"lists": [' + "[], " * 450_000 + "[]]}"
+
+
+def test_arguments_of_a_million_lists_stay_a_text() -> None:
+    function = {"name": "f", "arguments": MILLION}
+    (message,) = prepare_messages(
+        [{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}], wants_parts=False
+    )
+    assert message["tool_calls"] == [{"function": function}]
+    code = json.dumps({"code": "[{" * MAX_JSON_LISTS})
+    assert read_arguments(code) == {"code": "[{" * MAX_JSON_LISTS}
+
+
+def test_a_schema_of_a_million_lists_is_refused_before_one_is_made() -> None:
+    fields = CompletionFields.model_validate({"prompt": "a", "guided_json": MILLION})
+    with pytest.raises(ApiError, match=f"guided_json: expected at most {MAX_JSON_LISTS:,} lists and objects"):
+        grammar_of(fields)
 
 
 def test_a_body_of_a_million_lists_is_refused_before_one_is_made() -> None:

@@ -7,17 +7,15 @@ float holds, whole numbers of hundreds of digits, a key that stands twice, half 
 import asyncio
 import json
 import math
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from quire.api.http.errors import ApiError, invalid
-from quire.api.http.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, MAX_JSON_LISTS, ON_LOOP_BYTES
+from quire.api.http.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, ON_LOOP_BYTES
+from quire.client.params import MAX_JSON_LISTS, brackets_of
 
 Receive = Callable[[], Awaitable[Any]]
 Pause = Callable[[], Awaitable[None]]
-TEXTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-AS_BRACKETS, NO_BRACKETS = bytes.maketrans(b"{}", b"[]"), bytes(set(range(256)) - set(b"[]{}"))
 
 
 class ClientGoneError(Exception):
@@ -115,11 +113,10 @@ def _bounded(digits: str) -> int:
 
 
 def _brackets(body: bytes) -> bytes:
-    """Where lists and objects begin and end, all written as lists. Too many are refused before any is made: a parser
-    holds the interpreter's lock, and each costs as much as a hundred characters of a text."""
+    """Those of its lists and objects, as far as they must be looked at. Too many are refused before one is made."""
     if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
         return b""
-    brackets = TEXTS.sub(b"", body).translate(AS_BRACKETS, NO_BRACKETS)
+    brackets = brackets_of(body)
     if (num_lists := brackets.count(b"[")) > MAX_JSON_LISTS:
         message = (
             f"expected at most {MAX_JSON_LISTS:,} lists and objects in a body, got {num_lists:,}; send less at once"

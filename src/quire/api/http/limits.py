@@ -4,10 +4,18 @@ Bounds on what one answer may be (n, stop strings, log-probabilities, biases) be
 named here again so that they can be read together.
 """
 
-from quire.client.params import MAX_ANSWERS, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS
+from quire.client.params import MAX_ANSWERS, MAX_JSON_LISTS, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS
 from quire.client.stream import MAX_PENDING, MAX_PENDING_BYTES
 
-__all__ = ["MAX_ANSWERS", "MAX_LOGPROBS", "MAX_PENDING", "MAX_PENDING_BYTES", "MAX_STOPS", "MAX_STOP_CHARS"]
+__all__ = [
+    "MAX_ANSWERS",
+    "MAX_JSON_LISTS",
+    "MAX_LOGPROBS",
+    "MAX_PENDING",
+    "MAX_PENDING_BYTES",
+    "MAX_STOPS",
+    "MAX_STOP_CHARS",
+]
 
 # -- the connection ----------------------------------------------------------------------------------------------------
 
@@ -49,8 +57,6 @@ STREAM_SILENT_S = 15.0
 
 MAX_BODY_BYTES = 2 * 1000 * 1000
 MAX_JSON_DEPTH = 64
-MAX_JSON_LISTS = 50_000
-"""Lists and objects in one body."""
 MAX_INT_DIGITS = 20
 """A whole number of more digits fits no field of ours."""
 ON_LOOP_BYTES = 16 * 1024

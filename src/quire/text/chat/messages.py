@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidTextError
+from quire.text.json_lists import has_too_many_lists
 
 Message = Mapping[str, Any]
 """As in the OpenAI API: `role`, `content` (a text, none, or a list of text parts), perhaps `tool_calls` and others."""
@@ -98,10 +99,17 @@ def _text_of(part: object, index: int) -> str:
 def _with_read_arguments(call: Any) -> Any:
     """The wire has a call's arguments as JSON in a text; templates write them out as JSON themselves."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping):
         return call
-    try:
-        read = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
+    read = read_arguments(function.get("arguments"))
     return {**call, "function": {**function, "arguments": read}} if isinstance(read, dict) else call
+
+
+def read_arguments(arguments: object) -> object:
+    """A call's arguments as an object, or as they are where they are no JSON or too much of it to be made."""
+    if not isinstance(arguments, str) or has_too_many_lists(arguments):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments

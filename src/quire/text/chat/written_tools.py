@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.text.chat.messages import calls_of, texts_of
+from quire.text.chat.messages import calls_of, read_arguments, texts_of
 from quire.text.chat.tools import Tool
 from quire.text.parsers.tool_format import HERMES
 
@@ -43,11 +43,7 @@ def _as_text(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 def _call_text(call: Any) -> str:
     function = call.get("function") if isinstance(call, Mapping) else None
     function = function if isinstance(function, Mapping) else {}
-    arguments = function.get("arguments")
-    try:
-        read = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        read = arguments
+    read = read_arguments(function.get("arguments"))
     shown = read if isinstance(read, str) else json.dumps(read, ensure_ascii=False)
     return f"{HERMES.begin}{function.get('name', '')}{HERMES.name_end}{shown}{HERMES.call_end}"
 

@@ -11,13 +11,15 @@ from typing import Any
 
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid
-from quire.client.params import Grammar
+from quire.client.params import MAX_JSON_LISTS, Grammar, has_too_many_lists
 
 Make = Callable[[Any, str], Grammar]
 
 
 def _schema(given: Any, name: str) -> Grammar:
     if isinstance(given, str):
+        if has_too_many_lists(given):
+            raise invalid(f"{name}: expected at most {MAX_JSON_LISTS:,} lists and objects; leave some out", name)
         try:
             given = json.loads(given)
         except (ValueError, RecursionError):
