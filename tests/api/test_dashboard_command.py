@@ -191,10 +191,10 @@ def test_its_own_page_is_no_foreign_one(both: tuple[DashboardServer, StandIn]) -
 def test_the_link_on_a_command_line_leads_there_once() -> None:
     with served(WatchSource("http://127.0.0.1:1", Path("/nowhere"))) as serving:
         assert serving.token not in serving.opening_url
-        path = serving.opening_url.removeprefix(serving.base)
+        path, url = serving.opening_url.removeprefix(serving.base), serving.url
         assert ask(serving, path + "x").status == 410
         first, second = ask(serving, path), ask(serving, path)
-        assert (first.status, first.headers["location"]) == (303, serving.url)
+        assert (first.status, first.headers["location"]) == (303, url)
         assert first.headers["cache-control"] == "no-store"
         assert (second.status, "location" in second.headers) == (410, False)
         assert serving.url == f"{serving.base}/dashboard#key={serving.token}"

@@ -111,7 +111,8 @@ def decide(
     rest = int(budget_bytes * (1 - MARGIN_SHARE)) - MARGIN_BYTES - held.loaded - held.step
     wanted_tokens = min(settings.max_sequence_tokens or model_tokens, model_tokens)
     useful = settings.max_running * -(-wanted_tokens // settings.block_size)
-    least = max(2, -(-(settings.max_sequence_tokens or 1) // settings.block_size))
+    asked_tokens = 1 if settings.max_sequence_tokens is None else wanted_tokens  # none for those beyond the model
+    least = max(2, -(-asked_tokens // settings.block_size))
     num_slots = slots_within(rest, each, settings.max_running, useful, least)
     max_running = _running_with(num_slots, settings.max_running) if each.slot else settings.max_running
     rest -= (num_slots + 1) * each.slot

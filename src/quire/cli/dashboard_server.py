@@ -52,7 +52,8 @@ class DashboardServer(ThreadingHTTPServer):
         self.pages = {
             DASHBOARD.path_of(name): (DASHBOARD.read(name), KINDS[name.rpartition(".")[2]]) for name in DASHBOARD.names
         }
-        self._opening: str | None = secrets.token_urlsafe(OPENING_BYTES)
+        self._opening = secrets.token_urlsafe(OPENING_BYTES)
+        self._is_opened = False
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
@@ -72,12 +73,15 @@ class DashboardServer(ThreadingHTTPServer):
         return f"{self.base}{OPENING}{self._opening}"
 
     def opens(self, code: str) -> bool:
-        """Whether this is the first who comes with it."""
+        """Whether this is the first use of the link. The second one ends the token: one of the two may be another
+        user's."""
         with self._lock:
-            is_it = self._opening is not None and hmac.compare_digest(code.encode(), self._opening.encode())
-            if is_it:
-                self._opening = None
-            return is_it
+            if not hmac.compare_digest(code.encode("utf-8", "replace"), self._opening.encode()):
+                return False
+            if self._is_opened:
+                self.token = secrets.token_urlsafe(TOKEN_BYTES)  # which no browser has
+            self._is_opened, is_first = True, not self._is_opened
+            return is_first
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """In a thread of its own, if there is place for one more."""
@@ -125,7 +129,11 @@ class _Desk(BaseHTTPRequestHandler):
 
     def _open(self, code: str) -> None:
         if not self.server.opens(code):
-            raise ApiError(410, "used_up", "this link leads to the dashboard once; run quire dashboard again")
+            message = (
+                "this link leads to the dashboard once, and was used before, perhaps by another user of this machine: "
+                "what it opened is closed now; run quire dashboard again"
+            )
+            raise ApiError(410, "used_up", message)
         self._send(303, KINDS["html"], b"", location=self.server.url)
 
     def _check_token(self) -> None:
@@ -145,7 +153,8 @@ class _Desk(BaseHTTPRequestHandler):
         with self._told(asked) as response:
             kind = response.getheader("content-type") or "application/json"
             self._head(response.status, kind)
-            while piece := response.read1(PIECE_BYTES):
+            token = self.server.token
+            while self.server.token == token and (piece := response.read1(PIECE_BYTES)):
                 self.wfile.write(piece)
 
     @contextmanager

@@ -20,7 +20,10 @@ def opened(model: str, settings: "Settings") -> "Iterator[LLM]":
     from quire.cli.background import in_background
     from quire.client.llm import LLM
     from quire.client.opening import open_model
+    from quire.config.machine import beyond_the_machine
 
+    for warning in beyond_the_machine(settings.model.memory_bytes, settings.model.num_threads):
+        typer.echo(warning, err=True)
     with show_progress() as progress:
         checkpoint = in_background(lambda tell: resolve(model, progress=tell), progress).result()
         loaded = open_model(checkpoint, settings.model, serving=settings.serving, progress=progress)

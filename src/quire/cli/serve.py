@@ -133,10 +133,13 @@ def _serve(
 
     from quire.api.http.descriptors import allow_many_connections
     from quire.cli.wiring import supervised
+    from quire.config.machine import beyond_the_machine
     from quire.observe.access_log import set_up
 
     set_up("json" if settings.server.log_format == "json" else "plain")
-    if (warning := allow_many_connections()) is not None:
+    many = allow_many_connections()
+    beyond = beyond_the_machine(settings.model.memory_bytes, settings.model.num_threads)
+    for warning in (*([] if many is None else [many]), *beyond):
         _say(warning)
 
     async def serve_until_ended() -> int:

@@ -21,6 +21,8 @@ from quire.errors import ConfigError, RequestError
 SILENCE_S = 20.0
 """A stream that says nothing for so long is dead: it has something to say twice a second."""
 MAX_LINE_BYTES = 8_388_608
+MAX_EVENT_BYTES = MAX_LINE_BYTES
+"""Of all lines of one event."""
 MAX_REFUSAL_BYTES = 65_536
 MAX_REASON_CHARS = 300
 ADMIN_PREFIX = "/v1/admin"
@@ -104,6 +106,9 @@ def events(lines: Iterable[bytes], kind: str) -> Iterator[bytes]:
             name = line[6:].strip().decode("latin-1")
         elif line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
+            num_bytes += len(raw)
+            if num_bytes > MAX_EVENT_BYTES:
+                raise WatchGoneError(f"an event of the stream may have {MAX_EVENT_BYTES:,} bytes, this one has more")
 
 
 def _lines(response: HTTPResponse) -> Iterator[bytes]:

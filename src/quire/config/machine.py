@@ -61,6 +61,17 @@ def memory_limit_bytes() -> int:
     return total if limit is None else min(total, limit)
 
 
+def beyond_the_machine(memory_bytes: int | None, num_threads: int | None) -> Iterator[str]:
+    """A sentence for each limit that was set higher than the machine, or what this process may have of it."""
+    if memory_bytes is not None and memory_bytes > (most := memory_limit_bytes()):
+        yield (
+            f"memory {memory_bytes / 2**30:,.2f} GiB is more than the {most / 2**30:,.2f} GiB that this process could "
+            "ever hold: when it is used, the system swaps or ends the process; give less"
+        )
+    if num_threads is not None and num_threads > (cpus := most_threads(len(usable_cpus()))):
+        yield f"{num_threads} threads are more than the {cpus} processors that this process may use; give fewer"
+
+
 def free_bytes() -> int:
     """What could be taken without swapping."""
     try:

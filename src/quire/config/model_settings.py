@@ -42,6 +42,8 @@ class ModelSettings:
     """`cpu` is tested; `cuda` and `mps` are torch's and are not."""
     num_threads: int | None = None
     """None: one per physical core."""
+    wired_memory: bool = False
+    """MLX on Apple silicon keeps in memory what it holds. There are reports that macOS panics with it."""
     speculation: Speculation = "auto"
     """`auto`: guess tokens from what was said before, where it pays and the backend can tell; `off`: never."""
     tool_format: ToolFormatName = "auto"

@@ -150,6 +150,12 @@ SETTINGS: tuple[Setting, ...] = (
         "float32",
     ),
     Setting(
+        Group.MODEL, "wired_memory", SWITCH, _MODEL.wired_memory,
+        "On Apple silicon through MLX: keep the model in memory, so that the system does not page it out between two "
+        "requests. macOS was reported to panic with it (ml-explore/mlx#3186).",
+        "true",
+    ),
+    Setting(
         Group.MODEL, "speculation", choice("auto", "off"), _MODEL.speculation,
         "Whether tokens are guessed from what was said before and checked beside the next one. An answer is the same "
         "with and without, token for token. auto: on the CPU backend, as far as it saves time. off: never.",

@@ -1,7 +1,7 @@
 """From a checkpoint to an engine that steps: weights loaded, memory decided, and one line that says how much."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,9 @@ def open_engine(
     capacity = loaded.runner.capacity
     pool_tokens = capacity.num_blocks * capacity.block_size
     longest = min(capacity.max_sequence_tokens, pool_tokens)
-    if settings.max_sequence_tokens is not None and pool_tokens < settings.max_sequence_tokens:
+    if settings.max_sequence_tokens is not None and pool_tokens < min(
+        settings.max_sequence_tokens, capacity.max_sequence_tokens
+    ):
         raise ConfigError(
             f"one sequence must fit the KV pool: {pool_tokens} tokens do, "
             f"{settings.max_sequence_tokens} were asked for; give more memory or a shorter max_model_len"
@@ -56,8 +58,15 @@ def open_engine(
     line = f"{loaded.plan.line}; a request may have {longest:,} tokens"
     parts = (loaded.exactness, settings.dtype, settings.arithmetic, loaded.kv_layout, capacity.block_size)
     exactness = " ".join(map(str, parts)) if loaded.exactness else ""
-    engine.info = replace(engine.info, line=line, notes=loaded.notes, exactness=exactness)
+    notes = (*loaded.notes, *_shorter(settings, longest))
+    engine.info = replace(engine.info, line=line, notes=notes, exactness=exactness)
     return engine
+
+
+def _shorter(settings: ModelSettings, longest: int) -> Iterator[str]:
+    """A pool that is too small for what was asked for is refused, so this is the model's own limit."""
+    if settings.max_sequence_tokens is not None and settings.max_sequence_tokens > longest:
+        yield f"max_model_len {settings.max_sequence_tokens:,} is more than the model was made for: {longest:,} hold"
 
 
 def _guides(checkpoint: Checkpoint, vocabulary_size: int) -> Guides | None:

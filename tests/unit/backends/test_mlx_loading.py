@@ -327,3 +327,15 @@ def test_progress_ends_with_every_byte_of_the_files() -> None:
     load_backend(checkpoint, ON_MLX, lambda done, total: told.append((done, total)))
     num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
     assert told[-1] == (num_bytes, num_bytes)
+
+
+def test_memory_is_wired_only_where_the_operator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines were reported to panic with it: ml-explore/mlx#3186."""
+    wired: list[int] = []
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 1 << 30})
+    monkeypatch.setattr(mx, "set_wired_limit", wired.append)
+    load_backend(checkpoint_of("llama"), ON_MLX).runner.close()
+    assert wired == []
+    load_backend(checkpoint_of("llama"), replace(ON_MLX, wired_memory=True)).runner.close()
+    assert wired == [1 << 30]

@@ -164,7 +164,7 @@ async function failed(error, message, conversation) {
   if (error.name === "AbortError") { message.error = "You stopped it."; return; }
   if (!(error instanceof NeedsKey)) { message.error = `It ended: ${error.message}`; return; }
   conversation.messages.pop();
-  if (!(await askForKey())) return;
+  if (!(await askForKey(error.message))) return;
   if (house.current === conversation) setTimeout(ask);
 }
 
@@ -184,8 +184,9 @@ function send(event) {
 
 // -- models and keys --------------------------------------------------------------------------------------------------
 
-function askForKey() {
+function askForKey(why) {
   const dialog = at("key-dialog");
+  at("key-title").textContent = why;
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       const key = at("key").value;

@@ -11,7 +11,7 @@ async function ask(path, options = {}) {
   const headers = options.body ? { "Content-Type": "application/json" } : {};
   if (key) headers.Authorization = `Bearer ${key}`;
   const answer = await fetch(path, { ...options, headers });
-  if (answer.status === 401) throw new NeedsKey("a key is needed");
+  if (answer.status === 401) throw new NeedsKey(key ? "This key is not known" : "A key is needed");
   if (!answer.ok) throw new Error(await reasonOf(answer));
   return answer;
 }

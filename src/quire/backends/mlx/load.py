@@ -2,7 +2,9 @@
 
 MLX counts its own buffers, and on a Mac a process's resident memory does not tell them: what the model holds is what
 MLX says, beside what the process held before. Freed buffers go to a cache of MLX's, which is bounded by what a step
-takes; on Apple silicon what is held is wired, so that the system does not page it out between two requests.
+takes. On Apple silicon what is held is wired only where the operator says so: with it, machines with changing caches
+were reported to panic (ml-explore/mlx#3186: three runs of three, and none of ten without it); without it, the system
+may page the model out between two requests.
 """
 
 from collections.abc import Sequence
@@ -66,7 +68,9 @@ def _load(owner: Owner, checkpoint: Checkpoint, settings: ModelSettings, on_read
     num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
     memory_plan.check_weights_fit(budget_bytes, num_bytes, 0, 0)
     before_bytes = memory_plan.resident_bytes()
-    owner.ask(lambda: _limit_memory(budget_bytes))
+    owner.ask(lambda: mx.set_memory_limit(budget_bytes))
+    if settings.wired_memory:
+        owner.ask(lambda: _wire_memory(budget_bytes))
     with told_in_words(checkpoint.name):
         model = owner.ask(lambda: _probed(checkpoint, settings))
         on_read(num_bytes, num_bytes)
@@ -151,9 +155,8 @@ def _with_kv_of(model: Decoder, settings: ModelSettings) -> ModelSettings:
     return settings if settings.kv_dtype != "auto" else replace(settings, kv_dtype=model.dtype)
 
 
-def _limit_memory(budget_bytes: int) -> None:
-    """Tell MLX how much it may hold, and on Apple silicon how much of that stays in memory whatever the system does."""
-    mx.set_memory_limit(budget_bytes)
+def _wire_memory(budget_bytes: int) -> None:
+    """On Apple silicon what MLX holds stays in memory whatever the system does."""
     if mx.metal.is_available():
         most = int(mx.device_info()["max_recommended_working_set_size"])
         mx.set_wired_limit(min(budget_bytes, most))

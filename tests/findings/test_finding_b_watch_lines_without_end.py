@@ -1,0 +1,28 @@
+"""A server that sends one event in lines without end is left, and what came of it is not kept."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from quire.cli.watch_source import MAX_LINE_BYTES, WatchGoneError, events
+
+LINE = b"data: " + b"x" * (1 << 20) + b"\n"
+
+
+def test_an_event_of_lines_without_end_is_given_up() -> None:
+    num_sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal num_sent
+        while num_sent <= 2 * MAX_LINE_BYTES:
+            num_sent += len(LINE)
+            yield LINE
+
+    with pytest.raises(WatchGoneError, match="an event of the stream may have"):
+        list(events(endless(), "snapshot"))
+    assert num_sent <= MAX_LINE_BYTES + 2 * len(LINE)
+
+
+def test_events_one_after_the_other_may_have_more_together() -> None:
+    stream = [b"event: snapshot\n", LINE, b"\n"] * 20
+    assert len(list(events(stream, "snapshot"))) == 20
