@@ -37,6 +37,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "dtype": (("auto", "auto"), ("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")),
     "arithmetic": (("auto", "auto"), ("float", "float"), ("auto", "auto")),
     "kv_dtype": (("auto", "auto"), ("bfloat16", "bfloat16"), ("int8", "int8")),
+    "wired_memory": (("true", True), ("false", False), ("TRUE", True)),
     "speculation": (("auto", "auto"), ("off", "off"), ("auto", "auto")),
     "tool_format": (("auto", "auto"), ("hermes", "hermes"), ("auto", "auto")),
     "backend": (("auto", "auto"), ("cpu", "cpu"), ("torch", "torch")),
