@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from quire.client.params import SamplingParams
 
 TIMEOUT_S = 600.0
+MAX_LINE_BYTES = 8_388_608
+MAX_BODY_BYTES = 67_108_864
+"""A server that is not what it seems sends no more than this; what is cut here is no JSON."""
 LOOK_S = 0.05
 """How often it is asked whether somebody wants to stop."""
 
@@ -98,7 +101,7 @@ class Remote:
         """One whole answer."""
         connection = self._connection()
         try:
-            return dict(json.loads(self._ask(connection, method, path, body).read()))
+            return dict(json.loads(self._ask(connection, method, path, body).read(MAX_BODY_BYTES)))
         except (OSError, HTTPException, ValueError) as error:
             raise ConfigError(
                 f"there is no server at {self.url}: {error}; start one with: quire serve MODEL"
@@ -162,9 +165,17 @@ def _cut_when(is_stopped: Callable[[], bool], wire: socket.socket) -> Iterator[N
         watching.join()
 
 
+def bounded_lines(response: HTTPResponse) -> Iterator[bytes]:
+    """Of a stream; one without an end is not read to its end."""
+    while line := response.readline(MAX_LINE_BYTES):
+        if len(line) == MAX_LINE_BYTES:
+            raise HTTPException(f"a line of the stream may have {MAX_LINE_BYTES:,} bytes, this one has more")
+        yield line
+
+
 def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     """Those of a stream. One that ends without its last word was cut, and what came of it is no answer."""
-    for line in response:
+    for line in bounded_lines(response):
         if line.strip() == b"data: [DONE]":
             return
         if line.startswith(b"data: "):

@@ -15,13 +15,12 @@ from urllib.parse import quote, urlsplit
 
 from quire.cli.columns import plain
 from quire.cli.found_servers import HTTP_OK, FoundServer, running_servers
-from quire.cli.remote import server_base
+from quire.cli.remote import bounded_lines, server_base
 from quire.errors import ConfigError, RequestError
 
 SILENCE_S = 20.0
 """A stream that says nothing for so long is dead: it has something to say twice a second."""
-MAX_LINE_BYTES = 8_388_608
-MAX_EVENT_BYTES = MAX_LINE_BYTES
+MAX_EVENT_BYTES = 8_388_608
 """Of all lines of one event."""
 MAX_REFUSAL_BYTES = 65_536
 MAX_REASON_CHARS = 300
@@ -84,7 +83,7 @@ class WatchSource:
                 with closing(connection.getresponse()) as response:
                     if response.status != HTTP_OK:
                         raise _refusal(response)
-                    yield from events(_lines(response), "snapshot")
+                    yield from events(bounded_lines(response), "snapshot")
             except (OSError, HTTPException) as error:
                 raise WatchGoneError(str(error) or type(error).__name__) from error
         raise WatchGoneError("the server ended the stream")
@@ -109,14 +108,6 @@ def events(lines: Iterable[bytes], kind: str) -> Iterator[bytes]:
             num_bytes += len(raw)
             if num_bytes > MAX_EVENT_BYTES:
                 raise WatchGoneError(f"an event of the stream may have {MAX_EVENT_BYTES:,} bytes, this one has more")
-
-
-def _lines(response: HTTPResponse) -> Iterator[bytes]:
-    """Of a stream; one without an end is not read to its end."""
-    while line := response.readline(MAX_LINE_BYTES):
-        if len(line) == MAX_LINE_BYTES:
-            raise WatchGoneError(f"a line of the stream may have {MAX_LINE_BYTES:,} bytes, this one has more")
-        yield line
 
 
 def _refusal(response: HTTPResponse) -> Exception:
