@@ -1,6 +1,7 @@
 """What a new user meets first: loading that says it is done, and an estimate for the type that was asked for."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,20 @@ from quire.config import ModelSettings
 from tests.support.tiny_models import Tiny, make_directory
 
 
-def test_the_last_word_of_loading_is_that_all_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tiny",
+    [
+        pytest.param(Tiny(hidden=128, intermediate=128), id="cpu"),
+        pytest.param(
+            Tiny(), id="torch", marks=pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+        ),
+    ],
+)
+def test_the_last_word_of_loading_is_that_all_is_loaded(tiny: Tiny, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     settings = ModelSettings(memory_bytes=16 << 30, max_sequence_tokens=64, max_running=2, max_step_tokens=64)
     opened = open_model(
-        str(make_directory(tmp_path / "model", tiny=Tiny())),
+        str(make_directory(tmp_path / "model", tiny=tiny)),
         settings,
         progress=lambda label, done, total: told.append((label, done, total)),
     )

@@ -81,13 +81,14 @@ def test_a_file_is_served_under_its_name_and_the_page_is_opened(served: list[Any
 def test_with_chat_there_is_no_server(served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talks: list[Any] = []
     monkeypatch.setattr(sys.modules["quire.cli.chat"], "talk_in_terminal", talks.append)
-    file = write_gguf(tmp_path / "tiny-F32.gguf", Tiny())
+    file = write_gguf(tmp_path / "tiny-F32.gguf", Tiny(hidden=128, intermediate=128))
     assert run("run", str(file), "--chat", "--memory", "4GiB")[0] == 0
     assert (len(talks), served) == (1, [])
 
 
 def test_a_model_without_a_chat_template_cannot_be_talked_to(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "tiny-F32.gguf", Tiny(metadata={"tokenizer.chat_template": None}))
+    tiny = Tiny(hidden=128, intermediate=128, metadata={"tokenizer.chat_template": None})
+    file = write_gguf(tmp_path / "tiny-F32.gguf", tiny)
     with pytest.raises(ConfigError, match="no chat template"):
         run("run", str(file), "--chat", "--memory", "4GiB")
 

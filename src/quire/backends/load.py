@@ -74,13 +74,6 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
         )
     if checkpoint.is_for_mlx:
         raise ConfigError(f"{reason}; weights as mlx-lm writes them need the MLX backend: set backend to mlx")
-    try:
-        from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
-    except ImportError as error:
-        raise ConfigError(
-            f"{reason}; anything else needs torch and transformers, {error.name!r} is missing; "
-            "install quire again with its extra torch, such as: pip install '.[torch]'"
-        ) from error
     if settings.kv_dtype == "int8":
         raise ConfigError(
             f"{reason}; torch holds keys and values in float32, bfloat16 or float16, int8 given: set kv_dtype to "
@@ -91,6 +84,13 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
         raise ConfigError(f"{reason}; quantised safetensors run on the CPU backend alone: take the original weights")
     if settings.arithmetic == "int8":
         raise ConfigError(f"{reason}; torch has no arithmetic int8: set arithmetic to auto or float", ("arithmetic",))
+    try:
+        from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
+    except ImportError as error:
+        raise ConfigError(
+            f"{reason}; anything else needs torch and transformers, {error.name!r} is missing; "
+            "install quire again with its extra torch, such as: pip install '.[torch]'"
+        ) from error
     held = replace(settings, dtype="float32") if settings.dtype == "auto" else settings
     return torch_load.load(checkpoint, held, on_read)
 
