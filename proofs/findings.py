@@ -20,6 +20,7 @@ from proofs import (
     findings_requests,
     findings_suite,
     findings_templates,
+    findings_terminal,
     findings_worker,
 )
 from proofs.proof import run
@@ -27,6 +28,7 @@ from proofs.proof import run
 TOPICS = (
     findings_access,
     findings_templates,
+    findings_terminal,
     findings_queue,
     findings_lists,
     findings_members,

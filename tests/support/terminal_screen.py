@@ -10,7 +10,6 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -205,12 +204,8 @@ def terminal(words: Sequence[str], environment: Mapping[str, str], width: int = 
         yield running
     finally:
         if process.poll() is None:
-            running.type("\x03\x03")
-            try:
-                running.end()
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+            process.terminate()
+            process.wait(PATIENCE_S)
         os.close(ours)
 
 
