@@ -15,13 +15,11 @@ from urllib.parse import quote, urlsplit
 
 from quire.cli.columns import plain
 from quire.cli.found_servers import HTTP_OK, FoundServer, running_servers
-from quire.cli.remote import bounded_lines, server_base
+from quire.cli.remote import MAX_LINE_BYTES, bounded_lines, server_base
 from quire.errors import ConfigError, RequestError
 
 SILENCE_S = 20.0
 """A stream that says nothing for so long is dead: it has something to say twice a second."""
-MAX_EVENT_BYTES = 8_388_608
-"""Of all lines of one event."""
 MAX_REFUSAL_BYTES = 65_536
 MAX_REASON_CHARS = 300
 ADMIN_PREFIX = "/v1/admin"
@@ -105,9 +103,6 @@ def events(lines: Iterable[bytes], kind: str) -> Iterator[bytes]:
             name = line[6:].strip().decode("latin-1")
         elif line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
-            num_bytes += len(raw)
-            if num_bytes > MAX_EVENT_BYTES:
-                raise WatchGoneError(f"an event of the stream may have {MAX_EVENT_BYTES:,} bytes, this one has more")
 
 
 def _refusal(response: HTTPResponse) -> Exception:
