@@ -17,7 +17,7 @@ from quire.cli import app
 from quire.cli.agent_clients import AGENTS, Server
 from quire.cli.ending import ending
 from quire.cli.found_servers import FoundServer, linked_socket, running_servers, server_behind
-from quire.cli.launch import _child, _last_words
+from quire.cli.launch import _child, _final_lines
 from quire.errors import ConfigError
 from tests.api.test_process import started
 from tests.support.patience import PATIENCE_S
@@ -190,5 +190,5 @@ def test_a_link_that_a_killed_launch_left_makes_way(tmp_path: Path, monkeypatch:
 
 def test_a_start_that_fails_shows_its_error_and_not_what_came_before() -> None:
     log = "\n".join([*["loading weights: 1 of 9 MB"] * 99, "error: port 1 is taken;", "choose another", "", ""])
-    assert _last_words(log) == ["error: port 1 is taken;", "choose another"]
-    assert _last_words("\n".join(map(str, range(99))))[0] == "79"
+    assert _final_lines(log) == ["error: port 1 is taken;", "choose another"]
+    assert _final_lines("\n".join(map(str, range(99))))[0] == "79"

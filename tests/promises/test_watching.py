@@ -1,4 +1,4 @@
-"""Promises about looking: nothing is drawn for nobody, and what costs a client its cache is named to it."""
+"""Promises about looking: nothing is drawn without a reader, and what costs a client its cache is named to it."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""How long work on big files is told to whoever waits for it: bars on a terminal, lines elsewhere.
+"""How far work on big files is, for the person who waits: bars on a terminal, lines elsewhere.
 
 A bar is there from the first to the last byte of its work, and no longer than the block that began it. While there is
 one, it keeps typed text from being echoed into it, and whatever is written to sys.stderr is written above it, by the

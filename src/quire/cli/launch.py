@@ -202,10 +202,10 @@ def _until(
         if process.poll() is not None:
             break
         sleep(LOOK_S)
-    raise ConfigError("the server did not start:\n" + "\n".join(_last_words(log.read_text(errors="replace"))))
+    raise ConfigError("the server did not start:\n" + "\n".join(_final_lines(log.read_text(errors="replace"))))
 
 
-def _last_words(log: str) -> list[str]:
+def _final_lines(log: str) -> list[str]:
     """What a server ended with: its error, if it said one, else its last lines."""
     lines = log.rstrip().splitlines()
     (error, *_) = [*(at for at, line in enumerate(lines) if line.startswith("error: ")), 0]

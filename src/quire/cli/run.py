@@ -13,6 +13,7 @@ from quire.errors import ConfigError
 EPILOG = """\
 \b
 Of a repository without a quantisation the best file that fits the memory is taken; a table says why.
+What is served on that port already is not served twice: its page is opened.
 \b
 Examples:
   quire run org/name
