@@ -36,8 +36,8 @@ def test_a_line_without_end_is_given_up_by_chat_too() -> None:
         def __init__(self) -> None:
             """No socket."""
 
-        def readline(self, limit: int = -1) -> bytes:
-            assert 0 < limit <= MOST_BYTES, "all of it is read"
+        def readline(self, limit: int | None = -1) -> bytes:
+            assert limit is not None and 0 < limit <= MOST_BYTES, "all of it is read"  # noqa: PT018
             return b"x" * limit
 
     with pytest.raises(HTTPException, match="a line of the stream may have"):
