@@ -40,8 +40,10 @@ MAX_HELD_BYTES = 16 << 20
 """Of these together."""
 MAX_NAMES = 1 << 19
 """Of one member, however many blocks it has: what comes beyond is left out."""
-SLICE_BLOCKS = 1024
+SLICE_BLOCKS = 256
 """Applied at once."""
+FEW_NAMES = 1024
+"""Taken back one by one."""
 BYTES_A_BLOCK = 64
 """An event of so many bytes takes about as long to read as a block to apply."""
 NUMBER_BYTES = 8
@@ -370,7 +372,7 @@ class EventReader:
         """Where nothing was known, what is believed to come may still come. A few names are taken back one by one: a
         bit of the index is worth more."""
         names, self._theirs = self._theirs, {}
-        if len(names) > SLICE_BLOCKS:
+        if len(names) > FEW_NAMES:
             self._index.cleared(self.member)
         elif names:
             self._index.removed(self.member, [*names.values()])

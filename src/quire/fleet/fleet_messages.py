@@ -7,6 +7,7 @@ Token ids travel, never text and never tensors; durations, never instants. Bytes
 `MessageError`, and nothing else.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -18,8 +19,12 @@ from quire.errors import MessageError, QuireError
 from quire.worker.messages import WorkerLoad
 
 PROTOCOL = 1
-MAX_MESSAGE_BYTES = 256 << 20
+MAX_MESSAGE_BYTES = 64 << 20
 """A prompt of a million tokens has 5 MB, the largest tokenizers have 40."""
+MAX_STEP_BYTES = 16 << 20
+"""Of what a member sends beside its words: log-probabilities of a step of 16,000 prompt tokens have 5 MB."""
+PART_EVENTS = 256
+"""Of a step, before others on the gateway's loop have a turn."""
 
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """What is counted."""
@@ -147,6 +152,18 @@ def decode_to_member(data: bytes) -> ToMember:
 def decode_to_gateway(data: bytes) -> ToGateway:
     """What a member says. Raises MessageError."""
     return _decode(_to_gateway, data)  # type: ignore[no-any-return]
+
+
+def parts_of(message: ToGateway) -> Iterator[ToGateway]:
+    """The same as messages that are each heard within a turn of the loop; the last brings the report."""
+    if not isinstance(message, MemberStepped):
+        yield message
+        return
+    events = message.events
+    *borders, last = range(0, max(1, len(events)), PART_EVENTS)
+    for at in borders:
+        yield MemberStepped(events[at : at + PART_EVENTS])
+    yield MemberStepped(events[last:], message.report)
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:

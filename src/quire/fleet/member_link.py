@@ -21,14 +21,18 @@ from quire.fleet.fleet_keys import GatewayKeys, secure_gateway, sent_now
 from quire.fleet.fleet_members import LinkToMember
 from quire.fleet.fleet_messages import (
     MAX_MESSAGE_BYTES,
+    MAX_STEP_BYTES,
     PROTOCOL,
+    AskWords,
     GatewayBeat,
     Hello,
+    ModelWords,
     ToGateway,
     ToMember,
     Welcome,
     decode_to_gateway,
     encode_fleet_message,
+    parts_of,
 )
 
 log = logging.getLogger("quire.fleet")
@@ -41,6 +45,8 @@ LOADING_S = 30.0
 """For so long it is no trouble that a member which nobody has met yet is not there: it loads, perhaps."""
 BROKE = "the connection broke"
 LAST_READ_MS = 20
+LONG_BYTES = 256 << 10
+"""Reading so many takes up to 15 ms of processor time."""
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -119,11 +125,13 @@ class MemberLink(MeetingLink):
         self._gateway = gateway
         self._listener = listener
         self._socket: zmq.asyncio.Socket | None = None
+        self._awaits_words = False
 
     def send(self, message: ToMember) -> None:
         """Say something to the member that answered; to nobody if it is lost: whoever asked hears of that."""
         if self._socket is None:
             return
+        self._awaits_words |= isinstance(message, AskWords)
         if not sent_now(self._socket.send(encode_fleet_message(message), zmq.DONTWAIT)):
             self._is_over.set()
 
@@ -134,7 +142,7 @@ class MemberLink(MeetingLink):
 
     async def _meet(self) -> bool:
         """One meeting; whether a member answered, and said nothing that cannot be."""
-        self._is_over, self._is_honest = asyncio.Event(), True
+        self._is_over, self._is_honest, self._awaits_words = asyncio.Event(), True, False
         socket = self._socket = self._context.socket(zmq.DEALER)
         is_fine = False
         try:
@@ -201,7 +209,7 @@ class MemberLink(MeetingLink):
         self.problem = BROKE
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
-        message = decode_to_gateway(await socket.recv())
+        message = await self._received(socket)
         if not isinstance(message, Welcome) or message.protocol != PROTOCOL:
             raise MessageError(
                 f"a member begins with its welcome in protocol {PROTOCOL}, {type(message).__name__} came"
@@ -209,8 +217,19 @@ class MemberLink(MeetingLink):
         self._listener.hear(self, message)
         self.is_open = True
         while True:
-            self._listener.hear(self, decode_to_gateway(await socket.recv()))
-            await asyncio.sleep(0)  # everybody else on this loop wants a turn too
+            for part in parts_of(await self._received(socket)):
+                self._listener.hear(self, part)
+                await asyncio.sleep(0)  # everybody else on this loop wants a turn too
+
+    async def _received(self, socket: zmq.asyncio.Socket) -> ToGateway:
+        """The next message. A long one is read beside the loop."""
+        data = await socket.recv()
+        if len(data) > MAX_STEP_BYTES and not self._awaits_words:
+            raise MessageError(f"expected a message of up to {MAX_STEP_BYTES} bytes, got {len(data)}")
+        is_long = len(data) > LONG_BYTES
+        message = await asyncio.to_thread(decode_to_gateway, data) if is_long else decode_to_gateway(data)
+        self._awaits_words &= not isinstance(message, ModelWords)
+        return message
 
     async def _beat(self) -> None:
         """Signs of life; a member that does not answer the first message is given up."""

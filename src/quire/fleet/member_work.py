@@ -17,7 +17,7 @@ from quire.errors import MessageError
 
 log = logging.getLogger("quire.fleet")
 
-TURN_S = 0.01
+TURN_S = 0.004
 """Of processor time: when members have had so much of a turn of the loop, the next piece waits for the next turn."""
 
 

@@ -15,11 +15,22 @@ import zmq.asyncio
 
 from quire.client.params import Grammar, SamplingParams
 from quire.client.served import ServedModel, Serving
+from quire.core.events import Queued, RequestEvent
 from quire.fleet import member_link
-from quire.fleet.fleet_messages import Hello, Welcome, decode_to_member, encode_fleet_message
+from quire.fleet.fleet_messages import (
+    PART_EVENTS,
+    Hello,
+    MemberReport,
+    MemberStepped,
+    Welcome,
+    decode_to_member,
+    encode_fleet_message,
+    parts_of,
+)
 from quire.fleet.fleet_model import FleetModel, text_of
 from quire.fleet.member_link import BROKE, LinkListener, MemberLink
 from quire.fleet.member_list import FixedMembers
+from quire.worker.messages import WorkerLoad
 from tests.support.breakable_wires import wire_to
 from tests.support.oracle_member import member_process
 from tests.support.oracle_worker import SETTINGS, oracle_plan
@@ -275,3 +286,15 @@ class FleetModelOfNobody:
 
     async def __aexit__(self, *_error: object) -> None:
         pass
+
+
+def test_a_step_of_many_events_is_heard_in_parts_and_its_report_comes_last() -> None:
+    events = tuple[RequestEvent, ...](Queued(str(at), epoch=1) for at in range(2 * PART_EVENTS + 1))
+    report = MemberReport(WorkerLoad(), 0, 0)
+    parts = list(parts_of(MemberStepped(events, report)))
+    assert all(isinstance(one, MemberStepped) for one in parts)
+    stepped = [one for one in parts if isinstance(one, MemberStepped)]
+    assert [len(one.events) for one in stepped] == [PART_EVENTS, PART_EVENTS, 1]
+    assert [event for one in stepped for event in one.events] == [*events]
+    assert [one.report for one in stepped] == [None, None, report]
+    assert list(parts_of(MemberStepped((), report))) == [MemberStepped((), report)]
