@@ -9,13 +9,10 @@ much a member may cost in all. Lives on the event loop; decides nothing about by
 """
 
 import asyncio
-import logging
 from time import monotonic, thread_time
 
 from quire.core.work_budget import WorkAccount, WorkBudget, WorkKind
 from quire.errors import MessageError
-
-log = logging.getLogger("quire.fleet")
 
 TURN_S = 0.004
 """Of processor time: when members have had so much of a turn of the loop, the next piece waits for the next turn."""
@@ -39,10 +36,9 @@ class MemberWork:
         seconds = self.count(began_s)
         cut = self.budget.spend(account, kind, seconds, monotonic(), num_units)
         if cut is not None:
-            log.warning("member %s passed its work budget: %s", account.tenant, cut)
             raise MessageError(
-                f"its words ({cut.kind.value}, {cut.scope.value}) took {cut.spent_s:.2f} s of processor time, "
-                f"{cut.limit_s:.2f} s is the limit"
+                f"expected {cut.kind.value} of up to {cut.limit_s:.2f} s of processor time ({cut.scope.value}), "
+                f"got {cut.spent_s:.2f} s"
             )
 
     def count(self, began_s: float) -> float:

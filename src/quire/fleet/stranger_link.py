@@ -12,8 +12,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from secrets import token_hex
 from time import thread_time
+from typing import TypeVar
 
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Continuation, FinishReason
@@ -45,6 +47,7 @@ log = logging.getLogger("quire.fleet")
 
 READY, DRAINING = "ready", "draining"
 """What the fleet is told of a server: one that shuts down in order gets nothing new, and ends what it has."""
+Found = TypeVar("Found")
 LOOK_TIMEOUT_S = 10.0
 """For `/metrics`. Whoever is silent for longer than the fleet waits is left before."""
 PIECE_BYTES, PIECE_TOKENS = 4096, 64
@@ -181,14 +184,14 @@ class StrangerLink(MeetingLink):
         status, body = await ask(server, "GET", "/v1/models")
         if status != 200:
             raise MessageError(f"/v1/models answers {status}: {refusal_of(status, body).message}; has it a key?")
-        model = read_model(body, where.model)
+        model = await self._charged(partial(read_model, body, where.model))
         status, body = await ask(server, "GET", "/metrics")
         has_metrics = status == 200
-        self._figures = await self._read_figures(body) if has_metrics else StrangerFigures()
+        self._figures = await self._charged(partial(read_figures, body)) if has_metrics else StrangerFigures()
         question = {"model": model.name, "prompt": PROBE, "add_special_tokens": False}
         status, body = await ask(server, "POST", "/tokenize", question)
         if status == 200:
-            check_probe(body, claim.encode(PROBE))
+            await self._charged(partial(check_probe, body, claim.encode(PROBE)))
         else:
             log.info("member %s has no /tokenize: nobody has checked that its tokens are ours", self.address)
         return _Meeting(server, card_of(where, claim, model, self._figures, token_hex(8)), has_metrics)
@@ -234,15 +237,15 @@ class StrangerLink(MeetingLink):
             has_failed = False
             self._has_heard |= status == 200
             if status == 200 and meeting.has_metrics:
-                self._figures = await self._read_figures(body)
+                self._figures = await self._charged(partial(read_figures, body))
 
-    async def _read_figures(self, page: bytes) -> StrangerFigures:
-        """Raises MessageError if all its pages took longer than they may."""
+    async def _charged(self, read: Callable[[], Found]) -> Found:
+        """What it says of itself. Raises MessageError if that took longer than it may."""
         await self._work.turn()
         began_s = thread_time()
-        figures = read_figures(page)
+        found = read()
         self._work.charge(self._account, WorkKind.MEMBER_STREAM, began_s)
-        return figures
+        return found
 
     async def _beat(self) -> None:
         while True:
