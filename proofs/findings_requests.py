@@ -22,7 +22,7 @@ from quire.api.access.keys import add_key
 from quire.api.dialects.anthropic.names import COUNT_NAMES, MESSAGES_NAMES
 from quire.api.dialects.field_names import FieldNames
 from quire.api.dialects.foreign_fields import FOREIGN_FIELDS
-from quire.api.dialects.openai.names import (
+from quire.api.dialects.openai.fields import (
     CHAT_NAMES,
     COMPLETION_NAMES,
     DETOKENIZE_NAMES,
@@ -224,9 +224,9 @@ def parameters(proof: Proof) -> None:
                 num_swallowed += 1
                 say(f"  swallowed: {sent}: {heard.status} {heard.data[:200]!r}")
             num_let_in += sent.is_misspelt and not heard.misspelt
-        asked = sorted({*known(proof.folder)})
-        asked = proof.random.sample(asked, proof.sized(quick=min(600, len(asked)), full=len(asked)))
-        refused = [one for one in asked if is_refused(client, *one)]
+        probes = sorted({*known(proof.folder)})
+        probes = proof.random.sample(probes, proof.sized(quick=min(600, len(probes)), full=len(probes)))
+        refused = [one for one in probes if is_refused(client, *one)]
     for path, name in refused[:20]:
         say(f"  refused: {name} at {path}")
     proof.equals("parameters_swallowed", num_swallowed, 0, "neither named nor refused")
@@ -234,7 +234,7 @@ def parameters(proof: Proof) -> None:
     proof.equals("parameters_refused_known", len(refused), 0, "fields of the official SDKs and of the table")
     proof.report("parameters_refused", kinds["refused"])
     proof.report("parameters_named", kinds["named"])
-    proof.report("parameters_known", len(asked))
+    proof.report("parameters_known", len(probes))
 
 
 def is_refused(client: Client, path: str, name: str) -> bool:

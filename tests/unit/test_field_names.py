@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quire.api.dialects.anthropic.names import COUNT_NAMES, MESSAGES_NAMES
 from quire.api.dialects.field_names import FieldNames, ignored_headers, ignored_names, is_one_edit
 from quire.api.dialects.foreign_fields import ALL_FOREIGN
-from quire.api.dialects.openai.names import (
+from quire.api.dialects.openai.fields import (
     CHAT_NAMES,
     COMPLETION_NAMES,
     DETOKENIZE_NAMES,
@@ -73,7 +73,8 @@ def test_objects_inside_are_looked_at_and_what_a_template_may_read_is_let_throug
         "messages": [{"role": "user", "content": [], "of_the_template": 1}, "no object"],
         "tools": [{"type": "web_search", "functoin": 1}, {"function": {"x": 1}}, {"function": {"x": 2}}],
         "response_format": {"json_schema": {"schema": {"anything": 1}, "y": 1}},
+        "tool_choice": {"type": "allowed_tools", "z": 1},
         "logit_bias": {"anything": 1},
     }
-    told = ("tools.type='web_search'", "tools.function.x", "response_format.json_schema.y")
+    told = ("tools.type='web_search'", "tools.function.x", "response_format.json_schema.y", "tool_choice.z")
     assert ignored_names(body, CHAT_NAMES) == told

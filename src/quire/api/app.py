@@ -29,8 +29,8 @@ from quire.api.dialects.images import Images
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.explain import ExplainBody, Explaining
+from quire.api.dialects.openai.fields import DETOKENIZE_NAMES, TOKENIZE_NAMES
 from quire.api.dialects.openai.kept_responses import delete_response, retrieve_response
-from quire.api.dialects.openai.names import DETOKENIZE_NAMES, TOKENIZE_NAMES
 from quire.api.dialects.openai.responses import Responses
 from quire.api.dialects.openai.schemas import (
     ChatFields,

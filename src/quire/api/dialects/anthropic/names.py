@@ -6,7 +6,7 @@ from quire.api.dialects.field_names import FieldNames, names
 TOOL = FieldNames(
     frozenset(("name", "description", "input_schema", "type", "strict", "cache_control")), types=("custom", None)
 )
-"""Caching is what happens without being asked for: who asks for it gets it."""
+"""Every prompt is cached: what a hint to cache wants is done."""
 INSIDE = {
     "messages": names("role content"),
     "tools": TOOL,

@@ -9,6 +9,7 @@ from quire.api.dialects.images import without_pictures
 from quire.api.dialects.keeping import call_message
 from quire.api.dialects.openai.chat_tools import call_delta, call_head, chat_tools
 from quire.api.dialects.openai.fields import (
+    CHAT_NAMES,
     NOT_OF_CHATS,
     TIER_OF,
     options,
@@ -17,7 +18,6 @@ from quire.api.dialects.openai.fields import (
     within_bounds,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from quire.api.dialects.openai.names import CHAT_NAMES
 from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, TokenizeFields, parse_fields
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid

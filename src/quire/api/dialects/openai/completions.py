@@ -7,6 +7,7 @@ from typing import Any
 from quire.api.access.auth import Caller
 from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.openai.fields import (
+    COMPLETION_NAMES,
     NOT_OF_COMPLETIONS,
     options,
     reject_unsupported,
@@ -14,7 +15,6 @@ from quire.api.dialects.openai.fields import (
     within_bounds,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
-from quire.api.dialects.openai.names import COMPLETION_NAMES
 from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid

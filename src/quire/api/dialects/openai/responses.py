@@ -8,8 +8,7 @@ from quire.api.conversation_store import ConversationStore, KeptConversation
 from quire.api.dialects.dialect import Address, GenerationRequest, Target
 from quire.api.dialects.images import Images
 from quire.api.dialects.keeping import answer_message, keeping
-from quire.api.dialects.openai.fields import TIERS
-from quire.api.dialects.openai.names import RESPONSE_NAMES
+from quire.api.dialects.openai.fields import RESPONSE_NAMES, TIERS
 from quire.api.dialects.openai.response_items import messages_of_items, response_grammar, response_tools
 from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ResponseFields, parse_fields
