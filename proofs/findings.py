@@ -8,6 +8,7 @@ import sys
 
 from proofs import (
     findings_access,
+    findings_alive,
     findings_endurance,
     findings_limits,
     findings_lists,
@@ -18,6 +19,7 @@ from proofs import (
     findings_reading,
     findings_regressions,
     findings_requests,
+    findings_steps,
     findings_suite,
     findings_templates,
     findings_terminal,
@@ -35,6 +37,8 @@ TOPICS = (
     findings_neighbours,
     findings_reading,
     findings_worker,
+    findings_alive,
+    findings_steps,
     findings_promises,
     findings_suite,
     findings_limits,

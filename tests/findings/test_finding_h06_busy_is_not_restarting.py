@@ -46,13 +46,25 @@ class Process:
 
     def __init__(self) -> None:
         self.num_layers = 0
-        self.is_killed = False
+        self.is_counted = self.is_killed = False
 
     def flight(self) -> Flight:
-        return Flight(1, ("r",), self.num_layers, StepInFlight(1, 64, 0.5))
+        return Flight(1, ("r",), self.num_layers, StepInFlight(1, 64, 0.5, self.is_counted))
 
     def kill(self) -> None:
         self.is_killed = True
+
+
+def test_a_worker_whose_layers_stand_still_is_silent_and_one_whose_layers_nobody_counts_is_not() -> None:
+    process: Any = Process()
+    session = WorkerSession(process, 0.0, is_ready=True)
+    assert not session.is_silent(1.0, 4.5)
+    assert not session.is_silent(100.0, 4.5)
+    process.is_counted = True
+    assert session.is_silent(100.0, 4.5)
+    process.num_layers = 1
+    assert not session.is_silent(101.0, 4.5)
+    assert session.is_silent(106.0, 4.5)
 
 
 def looked_at(num_layers_a_second: int, num_s: int) -> bool:
@@ -86,15 +98,15 @@ def test_what_of_a_step_is_done_is_read_from_the_page_while_it_runs() -> None:
     status = SharedStatus.make(4)
     status.step_layers = 8
     status.begin_step(64)
-    assert status.read().step == StepInFlight(1, 64, 0.0)
+    assert status.read().step == StepInFlight(1, 64, 0.0, is_counted=True)
     layers = status.layers.cast("Q")
     layers[0] += 6
-    assert status.read().step == StepInFlight(1, 64, 0.75)
+    assert status.read().step == StepInFlight(1, 64, 0.75, is_counted=True)
     status.clear_in_flight()
     assert (status.read().step, status.read().num_layers) == (None, 6)
     status.begin_step(32)
     layers[0] += 2
-    assert status.read().step == StepInFlight(2, 32, 0.25)
+    assert status.read().step == StepInFlight(2, 32, 0.25, is_counted=True)
     layers.release()
     del layers
     status.close()

@@ -30,7 +30,8 @@ from quire.client.served import ServedModel, Serving
 from quire.config import ModelSettings, ParkedModel, Settings, load_settings
 from quire.engine.loading import queue_of
 from quire.observe.access_log import set_up
-from tests.support.oracle_worker import LOAD_S, NEEDS, oracle_plan
+from quire.worker.worker_plan import Limits
+from tests.support.oracle_worker import LOAD_S, NEEDS, PACE, oracle_plan
 from tests.support.talkers import TEMPLATE, talker
 
 
@@ -72,6 +73,7 @@ class LoopWatch:
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--token-s", type=float, default=0.0, help="what a token takes, layer by layer")
     parser.add_argument("--load-s", type=float, default=0.0)
     parser.add_argument("--running", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=192, help="of a step, beside one for each who runs")
@@ -105,6 +107,7 @@ def opener(given: argparse.Namespace, settings: Settings) -> Any:
             text.vocabulary_size,
             model,
             faults=given.faults,
+            limits=Limits(stuck_s=settings.serving.stuck_step_s),
             queue=queue_of(settings.serving),
             step_s=given.step_s,
             trace=traces.of("oracle"),
@@ -131,7 +134,7 @@ def main(words: list[str]) -> int:
     }
     settings = load_settings(dict(flags), environ={})
     set_up("json" if settings.server.log_format == "json" else "plain")
-    os.environ[LOAD_S] = str(given.load_s)
+    os.environ[LOAD_S], os.environ[PACE] = str(given.load_s), str(given.token_s)
     os.environ[NEEDS] = given.needs
     setattr(asgi, "STUCK_S", given.stuck_s)  # noqa: B010
     if given.send_buffer:

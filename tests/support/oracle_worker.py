@@ -25,7 +25,7 @@ from quire.worker.messages import Open
 from quire.worker.process import Emit, run_worker
 from quire.worker.worker_plan import Limits, WorkerPlan
 from tests.support.recording import DIARY, RecordingRunner
-from tests.support.timed import TimedRunner
+from tests.support.timed import PacedRunner, TimedRunner
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 ORACLE = (sys.executable, "-m", "tests.support.oracle_worker")
 STEP_S = "ORACLE_STEP_S"
+PACE = "ORACLE_TOKEN_S"
+"""How long a token takes, of a step that is made layer by layer."""
 LOAD_S = "ORACLE_LOAD_S"
 """How long it takes to load."""
 GUESSES = "ORACLE_GUESSES"
@@ -66,7 +68,8 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Engine
         raise CheckpointError(f"{needed} is gone; put it back")
     diary = os.environ.get(DIARY)
     kind = RecordingRunner if diary else TimedRunner
-    runner = kind(capacity, float(os.environ.get(STEP_S, "0")))
+    token_s = float(os.environ.get(PACE, "0"))
+    runner = PacedRunner(capacity, token_s) if token_s else kind(capacity, float(os.environ.get(STEP_S, "0")))
     engine = Engine(runner, config, ModelIdentity("oracle", "slots"), command.key, emit, Guides(_read_vocabulary))
     engine.info = replace(engine.info, line="an oracle", exactness="oracle")
     if diary and isinstance(runner, RecordingRunner):

@@ -61,6 +61,14 @@ class WorkerSession:
             self.progress_seen, self.progress_s = progress, now_s
         return self.progress_s
 
+    def is_silent(self, now_s: float, limit_s: float) -> bool:
+        """It would have shown progress for this long if it made any: idle it beats, and in a step layers are counted.
+        Where they are not, and while it takes in a request, nothing can be told."""
+        if now_s - self.last_progress_s(now_s) < limit_s:
+            return False
+        flight = self.process.flight()
+        return not flight.request_ids if flight.step is None else flight.step.is_counted
+
     def step_in_flight(self, now_s: float) -> tuple[StepInFlight | None, float]:
         """The step that runs, and for how long it was seen to."""
         step = self.process.flight().step

@@ -42,6 +42,8 @@ class StepInFlight:
     """That it feeds."""
     share: float
     """Of its layers, done; 0 where nobody counts them."""
+    is_counted: bool = False
+    """Kernels count its layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class SharedStatus:
         if not num_tokens:
             return num_layers, None
         share = min(1.0, max(0, num_layers - num_before) / step_layers) if step_layers else 0.0
-        return num_layers, StepInFlight(number, num_tokens, share)
+        return num_layers, StepInFlight(number, num_tokens, share, is_counted=step_layers > 0)
 
     def close(self) -> None:
         """Give the descriptor and the memory back."""

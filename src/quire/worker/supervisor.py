@@ -141,9 +141,13 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """A worker is there. However long its step is: what comes meanwhile is served behind it."""
-        is_open = self.state in (State.READY, State.DRAINING)
-        return is_open and self._session is not None and self._session.is_ready
+        """A worker is there and not known to stand still. However long its step is: what comes meanwhile is served
+        behind it."""
+        session = self._session
+        if self.state not in (State.READY, State.DRAINING) or session is None or not session.is_ready:
+            return False
+        now_s = monotonic()
+        return not session.is_silent(now_s, self._plan.limits.silent_s)
 
     @property
     def step_s(self) -> float:

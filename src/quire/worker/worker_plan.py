@@ -13,6 +13,8 @@ class Limits:
 
     stuck_s: float = 30.0
     """A worker may be without progress for this long: no step and no layer of one is done."""
+    silent_s: float = 4.5
+    """One that would have shown progress, and has not for this long, is not ready: before five seconds are over."""
     max_restarts_without_progress: int = 5
     """So many workers in a row that brought nothing, and the model is given up."""
     load_s: float = 900.0
