@@ -152,7 +152,9 @@ def steps_by_time(proof: Proof) -> None:
 def speed_of_sized_steps(proof: Proof) -> None:
     coder, num_tokens = Coder(proof.random), proof.sized(quick=500, full=2_000)
     coder.whole(coder.prompt(600))
-    sized = StepSizer(LIMIT_S, SETTINGS.block_size)
+    limit_s = limit_here_s(coder)
+    proof.report("steps_speed_limit_ms", limit_s * 1000)
+    sized = StepSizer(limit_s, SETTINGS.block_size)
     """As a server has learnt it: one for all rounds."""
 
     def measure() -> list[float]:

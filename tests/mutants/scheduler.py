@@ -200,8 +200,18 @@ MUTANTS = [
         "self.num_prompt_tokens = len(self.tokens)",
     ),
     # -- the scheduler --
-    Mutant("single tokens are not set aside", SCHEDULER, "- sum(decoding)", ""),
-    Mutant("chunks cost no budget", SCHEDULER, "                budget -= num_tokens\n", "                pass\n"),
+    Mutant(
+        "single tokens are not set aside",
+        SCHEDULER,
+        "self.config.max_step_tokens - num_tokens, fed",
+        "self.config.max_step_tokens, fed",
+    ),
+    Mutant(
+        "chunks cost no budget",
+        SCHEDULER,
+        "                chunks.take(table_of(sequence).num_computed, num_tokens)\n",
+        "                pass\n",
+    ),
     Mutant(
         "equal cold prompts are computed side by side",
         SCHEDULER,

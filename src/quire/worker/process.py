@@ -150,13 +150,16 @@ class Worker:
         plan = self._engine.scheduler.in_flight
         if plan is not None:
             self._status.begin_step(sum(len(item.token_ids) for item in plan.items))
+            if (load := self._load_when_due(has_news=False)) is not None:  # the step may take long
+                self._channel.send(Stepped((), load))
 
     def tell(self, events: Sequence[RequestEvent]) -> None:
         """Nobody is in flight any more; the parent and those who follow the cache hear what happened. A step that only
         reads a prompt has no events, but a load."""
         self._status.clear_in_flight()
         self._count_step()
-        load = self._load_if_due(events)
+        has_news = any(type(event) is not Token for event in events)
+        load = self._load_when_due(has_news=has_news) if events or self._step_tokens else None
         if events or load is not None:
             self._channel.send(Stepped(tuple(events), load))
         if self._publisher is not None:
@@ -181,12 +184,10 @@ class Worker:
             self._step_tokens.append(totals.num_computed_tokens - self._num_computed)
             self._num_steps, self._num_computed = totals.num_steps, totals.num_computed_tokens
 
-    def _load_if_due(self, events: Sequence[RequestEvent]) -> WorkerLoad | None:
+    def _load_when_due(self, *, has_news: bool) -> WorkerLoad | None:
         """With whatever is more than a token, and else now and then: hardly anything has changed since."""
         now_s = monotonic()
-        if all(type(event) is Token for event in events) and (
-            now_s - self._load_told_s < LOAD_S or not (events or self._step_tokens)
-        ):
+        if not has_news and now_s - self._load_told_s < LOAD_S:
             return None
         self._load_told_s = now_s
         return self._load()
