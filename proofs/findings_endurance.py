@@ -246,10 +246,10 @@ def _resident(pid: int) -> int:
 
 
 def _fill(server: Server, dice: Random, num_grammars: int) -> int:
-    """Touch the pool, and fill what is kept of grammars, conversations and prompts."""
+    """Touch the pool, and fill what is kept of grammars, conversations, prompts and 10,000 requests."""
     failed = 0
     for name, send in KINDS.items():
-        count = num_grammars if name in WITH_GRAMMARS else num_grammars // 2
+        count = num_grammars if name in WITH_GRAMMARS else num_grammars * 3 // 4
         failed += asyncio.run(_send_all(server, dice, send, range(count)))
     return failed
 

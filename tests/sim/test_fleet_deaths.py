@@ -33,11 +33,11 @@ def storm(policy: str, seed: int, detect_delay_s: float, faults: FleetFaults = S
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_death_that_nobody_tells_of_loses_no_request(policy: str) -> None:
-    told = [[storm(policy, seed, delay_s) for seed in range(4) for delay_s in (0.1, 0.6)] for _ in range(2)]
-    assert told[0] == told[1]
-    assert all(one.num_lost == one.num_refused == 0 for one in told[0])
-    assert sum(one.num_deaths for one in told[0]) > 8
-    assert sum(one.num_sent_to_dead for one in told[0]) > 0
+    told = [storm(policy, seed, delay_s) for seed in range(4) for delay_s in (0.1, 0.6)]
+    assert storm(policy, 0, 0.1) == told[0], "one seed gives one life"
+    assert all(one.num_lost == one.num_refused == 0 for one in told)
+    assert sum(one.num_deaths for one in told) > 8
+    assert sum(one.num_sent_to_dead for one in told) > 0
 
 
 def test_the_longer_a_death_is_not_heard_the_more_is_sent_to_the_dead() -> None:

@@ -22,7 +22,7 @@ from quire.workload.scenarios import SCENARIOS
 from tests.support.shadow import namespace
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_chaos_gives_every_client_what_it_would_have_got_alone(seed: int) -> None:
     report = Simulation(configured("chaos", seed, 150)).run()
     assert report.violations == [], report.replay
@@ -30,7 +30,7 @@ def test_chaos_gives_every_client_what_it_would_have_got_alone(seed: int) -> Non
 
 
 def test_chaos_with_guesses_gives_every_client_what_it_would_have_got_alone() -> None:
-    reports = [Simulation(configured("drafts", seed, 120)).run() for seed in range(16)]
+    reports = [Simulation(configured("drafts", seed, 120)).run() for seed in range(12)]
     assert [report.replay for report in reports if report.violations] == []
     totals = [report.totals for report in reports]
     assert sum(one.num_idle_steps for one in totals) == 0
@@ -112,8 +112,8 @@ def test_a_queue_that_does_not_keep_its_word_is_found_out(lie: str, monkeypatch:
         monkeypatch.setattr(Promises, "come", lambda *_: False)
     else:
         monkeypatch.setattr(WaitingQueue, "add_promised", WaitingQueue.add)
-    complaints = [line for seed in range(12) for line in Simulation(slow(seed)).run().violations]
-    assert any("came back when it was told to" in line for line in complaints), complaints
+    complaints = (line for seed in range(12) for line in Simulation(slow(seed)).run().violations)
+    assert any("came back when it was told to" in line for line in complaints)
 
 
 @pytest.mark.parametrize("seed", [3, 11])
