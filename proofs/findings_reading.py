@@ -91,7 +91,7 @@ def _reads(name: str, most: int = NO_DOOR) -> Callable[[Callable[[int], Work]], 
 @section("readers")
 def readers(proof: Proof) -> None:
     """Each line of the table; the worst is judged."""
-    size, runs = int(proof.sized(quick=100_000, full=4_000_000)), int(proof.sized(quick=3, full=5))
+    size, runs = int(proof.sized(quick=50_000, full=4_000_000)), int(proof.sized(quick=3, full=5))
     ratios = {name: _ratio(one, min(size, one.most), runs) for name, one in READINGS.items()}
     for name, ratio in sorted(ratios.items(), key=lambda pair: -pair[1]):
         proof.report(f"quadratic_{name}", ratio)
