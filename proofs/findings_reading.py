@@ -216,8 +216,10 @@ def _blocks_of_calls(size: int) -> Work:
     return _streamed(size // 64, MessagesWriter("m"), lambda at: ToolCallPart(at, "id", "f"))
 
 
-@_reads("stream_not_read", most=MAX_PENDING_BYTES // 32)
+@_reads("stream_not_read", most=MAX_PENDING_BYTES // 64)
 def _stream_not_read(size: int) -> Work:
+    """Of no more parts than a stream keeps: a call has several tokens."""
+
     def fill() -> None:
         stream = Stream("r", lambda _: None)
         for at in range(size):
