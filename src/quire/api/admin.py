@@ -91,6 +91,7 @@ class _Desk:
             "num_cached_tokens": self._admission.metrics.num_cached_tokens,
             **asdict(self._address),
             "misses": [asdict(miss) for miss in self._admission.reuse_log.misses(monotonic())],
+            "work": asdict(self._admission.work_spent()),
             "models": models,
         }
         return _json({**told, "num_tasks": len(asyncio.all_tasks())})

@@ -87,7 +87,7 @@ def make_app(admission: Admission, gate: Gate) -> Starlette:
     app.router.redirect_slashes = False
     app.router.routes = GuardedRoutes()
     app.state.admission, app.state.gate = admission, gate
-    admission.metrics.watch(lambda: pictures(admission))
+    admission.metrics.watch(lambda: pictures(admission), lambda: admission.work_spent().num_cut)
     _add_routes(app)
     if admission.settings.has_page:
         for page in PAGES:

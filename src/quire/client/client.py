@@ -10,7 +10,7 @@ heard on the event loop.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 from uuid import uuid4
 
@@ -29,6 +29,7 @@ from quire.core.divergence import Divergence
 from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.request import Request
 from quire.core.share_types import Verdict
+from quire.core.work_budget import WorkSpent
 from quire.engine.port import EnginePort
 from quire.errors import CapacityError, ConfigError, EngineDeadError, InvariantError, QuireError
 from quire.text.chat.template import TemplateArguments
@@ -71,6 +72,8 @@ class EngineStats:
     """Made for those who watch."""
     step_s: float = 0.0
     """For how long the step in flight has run."""
+    work: WorkSpent = field(default_factory=WorkSpent)
+    """On grammars in the worker, or of members in a gateway."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,6 +258,7 @@ class ServedModel(EngineClient):
             grammar_mask_s=load.grammar_mask_s,
             num_snapshots=load.num_snapshots,
             step_s=round(0.0 if self._supervisor is None else self._supervisor.step_s, 3),
+            work=load.work,
         )
 
     async def drain(self, timeout_s: float) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
+from typing import TypeVar
 
 from quire.errors import WorkBudgetError
 
@@ -22,6 +23,8 @@ SERVICE_TOKENS_PER_S = 1_000
 """A second of processor time is charged to a tenant's service as this many computed prompt tokens."""
 MAX_TENANTS = 4_096
 """Tenants whose buckets are kept; one that is forgotten had the emptiest."""
+
+Number = TypeVar("Number", int, float)
 
 
 class WorkKind(StrEnum):
@@ -113,6 +116,19 @@ class WorkAccount:
         return service_tokens(self.total_s)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkSpent:
+    """What operators see of a budget."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """By tenant."""
+    num_cut: Mapping[str, int] = field(default_factory=dict)
+    """Verdicts that work ends, by its kind."""
+
+    def __add__(self, other: "WorkSpent") -> "WorkSpent":
+        return WorkSpent(_sums(self.seconds, other.seconds), _sums(self.num_cut, other.num_cut))
+
+
 @dataclass(slots=True)
 class _Bucket:
     """A tenant's work: `level_s` at `at_s`, and all there ever was."""
@@ -176,6 +192,11 @@ class WorkBudget:
         """What each tenant's work has cost in all: for operators."""
         return {tenant: bucket.total_s for tenant, bucket in self._buckets.items()}
 
+    def spent(self, most: int = MAX_TENANTS) -> "WorkSpent":
+        """All of it for operators, of so many tenants: those that cost most."""
+        charged = sorted(self.charged_s().items(), key=lambda one: -one[1])[:most]
+        return WorkSpent(dict(charged), {kind.value: count for kind, count in self.num_cut.items()})
+
     def _request_limit_s(self, account: WorkAccount, kind: WorkKind, num_units: int) -> float:
         limit = self._limits[kind]
         return limit.request_s + limit.per_unit_s * (account.num_units.get(kind, 0) + num_units)
@@ -191,6 +212,10 @@ class WorkBudget:
         bucket.at_s = max(bucket.at_s, now_s)
         bucket.total_s += seconds
         return bucket.level_s
+
+
+def _sums(some: Mapping[str, Number], others: Mapping[str, Number]) -> dict[str, Number]:
+    return {**some, **{name: some[name] + count if name in some else count for name, count in others.items()}}
 
 
 def service_tokens(seconds: float) -> int:

@@ -162,6 +162,7 @@ class FleetModel(EngineClient):
             num_draft_tokens=sum(one.load.num_draft_tokens for one in known),
             num_accepted_tokens=sum(one.load.num_accepted_tokens for one in known),
             num_forced_tokens=sum(one.load.num_forced_tokens for one in known),
+            work=sum((one.load.work for one in known), self.work.budget.spent()),
         )
 
     @property

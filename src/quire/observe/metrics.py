@@ -108,9 +108,11 @@ class Metrics:
         self.num_prompt_tokens = self.num_cached_tokens = 0
         """Of all requests that have ended."""
 
-    def watch(self, pictures: Callable[[], Iterable[Picture]]) -> None:
-        """Where gauges come from."""
-        self._pictures.source = pictures
+    def watch(
+        self, pictures: Callable[[], Iterable[Picture]], work_cut: Callable[[], Mapping[str, int]] = dict
+    ) -> None:
+        """Where gauges come from, and how often work was cut, by its kind."""
+        self._pictures.source, self._pictures.work_cut = pictures, work_cut
 
     def token_meters(self, model: str) -> TokenMeters:
         """Those of one model."""
@@ -219,6 +221,7 @@ class _Pictures(Collector):
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self.source: Callable[[], Iterable[Picture]] = tuple
+        self.work_cut: Callable[[], Mapping[str, int]] = dict
 
     def collect(self) -> Iterator[Metric]:
         """One family after the other; what no model can tell is left out."""
@@ -256,7 +259,10 @@ class _Pictures(Collector):
         for one in pictures:
             for name, total in one.totals:
                 families[name].add_metric((one.model, ENGINE), total)
-        return list(families.values())
+        cut = CounterMetricFamily("quire:work_cut", "Work that passed its budget and ended, by kind.", labels=("kind",))
+        for kind, count in self.work_cut().items():
+            cut.add_metric((kind,), count)
+        return [*families.values(), cut]
 
     def _gauge(self, name: str, said: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"{self._prefix}:{name}", said, labels=(*LABELS, *labels))

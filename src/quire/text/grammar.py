@@ -75,11 +75,7 @@ class Grammar:
     @classmethod
     def lark(cls, text: str, parameter: str = "grammar") -> "Grammar":
         """What the rule `start` of a grammar in Lark derives."""
-        from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
-
-        given = _text(text, parameter)
-        with _told_as(f"{parameter} cannot be used", parameter):
-            return cls(LLMatcher.grammar_from_lark(given), parameter)
+        return cls(_lark(_text(text, parameter), parameter), parameter)
 
     @classmethod
     def gbnf(cls, text: str, parameter: str = "grammar") -> "Grammar":
@@ -99,8 +95,19 @@ class Grammar:
             raise InvalidParameterError(f"{parameter} must be a list of 1 to {MAX_ENUM_VALUES} texts", parameter)
         if not all(isinstance(one, str) and one for one in given):
             raise InvalidParameterError(f"{parameter} must hold texts that are not empty", parameter)
+        _check_size(sum(len(one.encode("utf-8", "surrogatepass")) for one in texts), parameter)
         # One terminal, and not an alternative of the rule for each: the library bounds those of one place.
-        return cls.lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(one) for one in texts), parameter)
+        return cls(
+            _lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(one) for one in texts), parameter), parameter
+        )
+
+
+def _lark(text: str, parameter: str) -> str:
+    from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
+
+    with _told_as(f"{parameter} cannot be used", parameter):
+        made: str = LLMatcher.grammar_from_lark(text)
+    return made
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from time import monotonic, thread_time
 from typing import TypeVar
 
-from quire.core.work_budget import WorkAccount, WorkBudget, WorkCut, WorkKind
+from quire.core.work_budget import WorkAccount, WorkBudget, WorkCut, WorkKind, WorkSpent
 from quire.errors import WorkBudgetError
 
 T = TypeVar("T")
@@ -39,15 +39,10 @@ class TextBudget:
         with self._lock:
             return self._budget.spend(account, kind, seconds, monotonic())
 
-    def charged_s(self) -> dict[str, float]:
-        """By tenant."""
+    def spent(self) -> WorkSpent:
+        """For operators."""
         with self._lock:
-            return self._budget.charged_s()
-
-    def num_cut(self) -> dict[str, int]:
-        """By the kind of work."""
-        with self._lock:
-            return {kind.value: count for kind, count in self._budget.num_cut.items()}
+            return self._budget.spent()
 
 
 class TextWork:

@@ -16,6 +16,7 @@ from quire.core.events import RequestEvent
 from quire.core.share_types import Verdict
 from quire.core.snapshots import BlockFacts, EngineSnapshot
 from quire.core.waiting_queue import QueueConfig
+from quire.core.work_budget import WorkSpent
 from quire.engine.commands import Command
 from quire.engine.engine import ModelInfo
 from quire.engine.trace_recorder import TraceSettings
@@ -91,6 +92,8 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     grammar_mask_s: float = 0.0
     num_snapshots: int = 0
     """For those who watch; none are made while nobody does."""
+    work: WorkSpent = WorkSpent()
+    """On grammars, of the tenants that cost most."""
 
 
 class Stepped(_Message, frozen=True):

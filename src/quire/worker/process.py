@@ -28,6 +28,7 @@ from quire.backends.protocol import CountsLayers
 from quire.checkpoints import Progress, resolve
 from quire.core.events import KVEvent, RequestEvent, Token
 from quire.core.snapshots import BlockFacts, EngineSnapshot
+from quire.core.work_budget import WorkSpent
 from quire.engine.commands import Command
 from quire.engine.engine import Engine
 from quire.engine.loading import open_engine
@@ -43,6 +44,8 @@ from quire.worker.shared_status import SharedStatus
 
 LOAD_S = 0.1
 """How old what the parent knows of the load may be while nothing but tokens come."""
+TENANTS_SHOWN = 64
+"""Whose work the parent knows of."""
 IDLE_S = 0.25
 """How long an idle worker sleeps between two beats."""
 MAX_BACKLOG_BYTES = 64 << 20
@@ -212,6 +215,7 @@ class Worker:
             0.0 if guides is None else guides.compile_s,
             0.0 if guides is None else guides.mask_s,
             self._engine.num_snapshots,
+            WorkSpent() if guides is None else guides.budget.spent(TENANTS_SHOWN),
         )
 
 

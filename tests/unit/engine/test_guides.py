@@ -55,13 +55,18 @@ class World:
     def ask(
         self, name: str, grammar: str | None, produced: Sequence[Sequence[int]] = ((),), **params: Any
     ) -> RequestEvent:
+        for index, one in enumerate(produced):
+            self.tokens[name, index] = list(one)
+        request = self.request(name, grammar, produced, **params)
+        return self.engine.restore(request) if any(produced) else self.engine.submit(request)
+
+    def request(
+        self, name: str, grammar: str | None, produced: Sequence[Sequence[int]] = ((),), **params: Any
+    ) -> Request:
         sampling = ResolvedSampling(**{"max_tokens": 80, "stop_token_ids": frozenset({END_ID}), **params})
         answers = tuple(Continuation(index, tuple(one)) for index, one in enumerate(produced))
         namespace = self.engine.info.namespace("group")
-        request = Request(name, (5, 6, 7), namespace, 0.0, sampling, 9, continuations=answers, grammar=grammar)
-        for index, one in enumerate(produced):
-            self.tokens[name, index] = list(one)
-        return self.engine.restore(request) if any(produced) else self.engine.submit(request)
+        return Request(name, (5, 6, 7), namespace, 0.0, sampling, 9, continuations=answers, grammar=grammar)
 
     def step(self) -> None:
         for event in self.engine.step(lambda: 0.0):

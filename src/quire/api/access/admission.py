@@ -37,6 +37,7 @@ from quire.client.text_pool import TextPool
 from quire.core.promises import Promises
 from quire.core.share_types import Bounds, NoRoom, Room
 from quire.core.shares import Shares
+from quire.core.work_budget import WorkSpent
 from quire.errors import DisplacedError, DrainingError
 from quire.observe.metrics import Metrics
 
@@ -90,6 +91,11 @@ class Admission:
         """Parameters that clients send and no dialect reads."""
         self.text_pool = TextPool()
         """Where text is worked on, beside the event loop: nothing whose size a client decides runs on it."""
+
+    def work_spent(self) -> WorkSpent:
+        """What outsiders' words have cost, here and in the engines."""
+        stats = [model.stats() for model in self.models]
+        return sum((one.work for one in stats if one is not None), self.text_pool.budget.spent())
 
     @property
     def is_ready(self) -> bool:
