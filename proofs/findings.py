@@ -24,6 +24,7 @@ from proofs import (
     findings_suite,
     findings_templates,
     findings_terminal,
+    findings_turns,
     findings_worker,
 )
 from proofs.proof import run
@@ -38,6 +39,7 @@ TOPICS = (
     findings_neighbours,
     findings_reading,
     findings_grammars,
+    findings_turns,
     findings_worker,
     findings_alive,
     findings_steps,

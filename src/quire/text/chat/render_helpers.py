@@ -161,7 +161,7 @@ class Helpers:
             self._drop(helper)
             if not isinstance(error, StoppedError):
                 raise
-            work.charge(WorkKind.TEMPLATE, RENDER_S)
+            work.charge(WorkKind.TEMPLATE, 0.0 if error.is_starved else RENDER_S)
             raise self._refusal(error) from None
         self._return(helper)
         if isinstance(answer, Rendered | TemplateRefused):
