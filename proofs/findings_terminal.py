@@ -96,7 +96,7 @@ class Starts:
         glued = [line for line in lines if is_glued(line)]
         needed = NEEDED[kind]
         lost = [words for words in needed if not any(line.startswith(words) for line in lines)]
-        for line in [*glued, *(f"not there: {words}" for words in lost)]:
+        for line in [*glued, *(lines if lost else [])]:
             say(f"  {kind}, {width} columns: {line[:200]}")
         return Left(kind, len(glued), num_bars + sum(bool(BAR.search(line)) for line in lines), len(lost))
 
