@@ -29,6 +29,7 @@ MIB = 1 << 20
 MODEL = Tiny(hidden=128, metadata={"llama.context_length": 512})
 NUM_CLIENTS = 24
 NUM_PARTS = 10
+MOST_TURNS = 3
 MOST_GROWTH, MOST_GROWTH_BYTES = 0.02, 4 * MIB
 SETTLE_S = 20.0
 FAKETIME = (
@@ -69,7 +70,7 @@ class Client:
     url: str
     dice: Random
     past: list[str] = field(default_factory=list)
-    """Of a conversation that the server keeps: the last response's id, forgotten now and then."""
+    """Responses of a conversation that the server keeps; it is left before the model's context is full."""
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
         """The status, and all that came."""
@@ -131,12 +132,12 @@ async def _many(client: Client, _number: int) -> bool:
     return (await client.post("/v1/completions", body))[0] == 200
 
 
-async def _stored(client: Client, number: int) -> bool:
+async def _stored(client: Client, _number: int) -> bool:
     body = {"model": "m", "input": client.text(), "max_output_tokens": 4, "store": True}
-    if client.past and number % 4:
+    if client.past:
         body["previous_response_id"] = client.past[-1]
     status, data = await client.post("/v1/responses", body)
-    client.past[:] = [json.loads(data)["id"]] if status == 200 else []
+    client.past = [*client.past, json.loads(data)["id"]] if status == 200 and len(client.past) < MOST_TURNS else []
     return status == 200
 
 
@@ -183,7 +184,9 @@ async def _send_all(server: Server, dice: Random, send: Send, numbers: Sequence[
     async def go_on(client: Client) -> None:
         nonlocal failed
         for number in left:
-            failed += not await send(client, number)
+            if not await send(client, number):
+                failed += 1
+                say(f"    {send.__name__} {number}: not answered as it must be")
 
     async with _clients(server, dice, NUM_CLIENTS) as clients:
         await asyncio.gather(*(go_on(one) for one in clients))
