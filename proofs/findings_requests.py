@@ -301,7 +301,8 @@ def call(random_kind: int, client: Client, about: Sent, salt: str | None, rest: 
         case 0 | 1 | 2:
             heard = client.send("POST", EXPLAIN, {"prompt": tokens, **more})
         case 3:
-            heard = completed(client, tokens, cache_explain=True, **more)
+            # Under a salt of its own: what a caller has cached itself may begin like a prompt by chance.
+            heard = completed(client, tokens, cache_explain=True, cache_salt=f"of {about.request_id}")
         case 4:
             heard = client.send("GET", f"/v1/requests/{about.request_id}/cache")
         case 5:
@@ -373,15 +374,15 @@ def groups(proof: Proof) -> None:
     count = proof.sized(quick=200, full=1000)
     with grouped(proof.folder) as (_server, clients, address):
         random, num_alike, num_hits = proof.random, 0, 0
+        num_leaks = num_distinguished(random, clients, OUTSIDE, count)
+        num_within = num_distinguished(random, clients, ("ci",), 80)
         for _ in range(count // 5):
             tokens = prompt(random, random.randint(1, 6))
             first, again, second = (completed(clients[name], tokens) for name in ("dev", "dev", "ci"))
             num_alike += (cached(first), cached(again)) == (0, cached(second)) and cached(second) == len(tokens) - 1
             num_hits += sum(cached(completed(clients[name], tokens)) for name in OUTSIDE)
-        num_leaks = num_distinguished(random, clients, OUTSIDE, count)
-        num_within = num_distinguished(random, clients, ("ci",), 40)
         num_events, num_tried = num_events_shared(clients, random, address, 20)
     proof.holds("group_hits", num_alike == count // 5, "a second key of a group hits as the first one does")
     proof.equals("group_leaks", num_hits + num_leaks + num_events, 0, "hits and calls of keys outside")
     proof.report("group_calls", 2 * count + 2 * num_tried + 3 * (count // 5))
-    proof.at_least("group_leaks_noticed", num_within, 1, "of 40 calls of a key of the group: the check can fail")
+    proof.at_least("group_leaks_noticed", num_within, 1, "of 80 calls of a key of the group: the check can fail")
