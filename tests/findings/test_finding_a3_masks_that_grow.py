@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from quire.checkpoints.grammar_vocabulary import matcher_of
 from quire.core.request import FinishReason
 from quire.core.step import GRAMMAR_FAILED, WORK_CUT
 from quire.engine import grammar_thread, guides
@@ -18,7 +17,6 @@ from quire.sim.replay import replay
 from quire.text.grammar import Grammar
 from quire.text.grammar_process import Checker
 from quire.text.grammar_wire import CheckGrammar, GrammarRefused
-from tests.support.grammars import small_vocabulary
 from tests.unit.engine.test_guides import World, alone, grammar
 from tests.unit.text.test_grammar_checker import vocabulary
 
@@ -32,17 +30,6 @@ def test_a_grammar_whose_tokens_take_ever_longer_is_refused_at_the_door() -> Non
     answer = checker.answer(CheckGrammar(Grammar.lark(A3).text, 10.0))
     assert isinstance(answer, GrammarRefused)
     assert "takes ever longer" in answer.message or "Too many items" in answer.message
-
-
-def test_one_place_of_a_grammar_may_have_few_items() -> None:
-    matcher = matcher_of(small_vocabulary(), Grammar.lark(A3).text)
-    (letter,) = (one for one in range(small_vocabulary().vocab_size) if small_vocabulary().decode_bytes([one]) == b"a")
-    count = 0
-    while not matcher.is_error():
-        matcher.consume_token(letter)
-        matcher.compute_bitmask()
-        count += 1
-    assert count < 120  # it was 399 before, and a mask behind as many takes twelve times as long
 
 
 class Clock:
