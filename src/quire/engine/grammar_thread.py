@@ -35,7 +35,7 @@ class Piece:
     is_brief: bool = True
     """Expected to be done at once, so that a step may wait a moment for it."""
     seconds: float = 0.0
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class GrammarThread:
@@ -119,7 +119,7 @@ class GrammarThread:
             started_s = thread_time()
             try:
                 piece.work()
-            except Exception as error:  # its owner sees to it
+            except BaseException as error:  # a panic of the library is one: its owner sees to it
                 piece.error = error
             piece.seconds = thread_time() - started_s
             self._end(piece)

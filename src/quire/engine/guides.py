@@ -140,7 +140,7 @@ class Guides:
         self._grammars: OrderedDict[str, _Grammar] = OrderedDict()
         self._num_bytes = 0
         """Of their texts."""
-        self._failures: OrderedDict[str, InvalidParameterError] = OrderedDict()
+        self._failures: OrderedDict[str, str] = OrderedDict()
         """Of the latest that could not be compiled."""
         self._compiling: set[str] = set()
         self._guides: dict[tuple[str, int], _Guide] = {}
@@ -168,7 +168,7 @@ class Guides:
             self._grammars.move_to_end(text)
             return True
         if (failure := self._failures.get(text)) is not None:
-            raise failure
+            raise InvalidParameterError(failure, "grammar")
         if text not in self._compiling:
             self._compiling.add(text)
             made: list[_Grammar] = []
@@ -420,7 +420,7 @@ class Guides:
         while self._num_bytes > KEPT_BYTES and len(self._grammars) > 1:
             self._num_bytes -= len(self._grammars.popitem(last=False)[0])
         if piece.error is not None:
-            self._failures[text] = InvalidParameterError(str(piece.error), "grammar")
+            self._failures[text] = str(piece.error)
             if len(self._failures) > KEPT_FAILURES:
                 self._failures.popitem(last=False)
 
