@@ -334,7 +334,7 @@ class Jump:
 async def _jump(server: Server, dice: Random, moved: Path, by_s: int) -> Jump:
     """In the middle of requests, and back again in the middle of others."""
     kinds = [send for name, send in KINDS.items() if name != "leaving"]
-    async with _clients(server, dice, NUM_CLIENTS) as clients:
+    async with _clients(server, dice, len(kinds)) as clients:
         before_s = await _created(clients[0])
         under_way = [asyncio.ensure_future(kinds[at % len(kinds)](one, at)) for at, one in enumerate(clients)]
         await asyncio.sleep(0.02)
