@@ -30,7 +30,7 @@ def test_chaos_gives_every_client_what_it_would_have_got_alone(seed: int) -> Non
 
 
 def test_chaos_with_guesses_gives_every_client_what_it_would_have_got_alone() -> None:
-    reports = [Simulation(configured("drafts", seed, 120)).run() for seed in range(12)]
+    reports = [Simulation(configured("drafts", seed, 120)).run() for seed in range(16)]
     assert [report.replay for report in reports if report.violations] == []
     totals = [report.totals for report in reports]
     assert sum(one.num_idle_steps for one in totals) == 0
