@@ -66,8 +66,8 @@ MUTANTS = [
     Mutant(
         "numbers begin anew with each worker",
         LEDGER,
-        "        alone, self._alone = self._alone, None\n",
-        "        alone, self._alone, self._last_epoch = self._alone, None, 0\n",
+        "        self._alone = None\n        for entry in",
+        "        self._alone, self._last_epoch = None, 0\n        for entry in",
     ),
     Mutant(
         "who was taken back runs on",
