@@ -243,7 +243,10 @@ MUTANTS = [
         "        self.num_incarnations",
     ),
     Mutant(
-        "a lost last batch is not missed", READER, "bool(self._held) or self._told_number > self.next_number", "bool(self._held)"
+        "a lost last batch is not missed",
+        READER,
+        "bool(self._held) or self._told_number > self.next_number",
+        "bool(self._held)",
     ),
     Mutant(
         "a replay that is too short is asked for again for ever",

@@ -72,7 +72,10 @@ MUTANTS = [
         "a long prompt goes to a short member", MEMBERS, "max_sequence_tokens > num_tokens", "max_sequence_tokens > 0"
     ),
     Mutant(
-        "who could be ready soon is not waited for", MEMBERS, "are_away or any(map(self._may_be_ready_soon, able))", "are_away"
+        "who could be ready soon is not waited for",
+        MEMBERS,
+        "are_away or any(map(self._may_be_ready_soon, able))",
+        "are_away",
     ),
     Mutant("all bits are equal", MEMBERS, "self.known[one].exactness != flight.exactness", "False"),
     Mutant("other bits are never taken", MEMBERS, " or self.router.choose(prompt, now_s, exclude)", ""),

@@ -204,7 +204,10 @@ MUTANTS = [
     Mutant("a kept state is not told", MEMORY, "            self.names.kept(table)\n", "            pass\n"),
     # -- scheduler and engine --
     Mutant(
-        "plans do not say what to keep", SCHEDULER, "tuple(items), slot_copies, keeps,", "tuple(items), slot_copies, (),"
+        "plans do not say what to keep",
+        SCHEDULER,
+        "tuple(items), slot_copies, keeps,",
+        "tuple(items), slot_copies, (),",
     ),
     Mutant("plans do not say what to copy", SCHEDULER, "tuple(items), slot_copies, keeps,", "tuple(items), (), keeps,"),
     Mutant("nothing is kept", SCHEDULER, "else keep_behind(sequence, num_tokens)", "else None"),
