@@ -29,8 +29,7 @@ from quire.api.dialects.openai.fields import (
     RESPONSE_NAMES,
     TOKENIZE_NAMES,
 )
-from tests.promises.conftest import SIZES, TINY
-from tests.promises.servers import Server, oracle, running
+from tests.support.live_server import SIZES, TINY, Server, oracle, running
 from tests.support.patience import PATIENCE_S
 from tests.support.tiny_models import make_directory
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -327,7 +328,7 @@ def test_a_path_that_is_no_text_is_no_mistake_of_ours(here: House) -> None:
 
 
 def test_a_request_that_leaves_no_token_to_choose_is_the_clients_mistake() -> None:
-    reply: Any = None
+    reply: Any = SimpleNamespace(work_error=None)
     with pytest.raises(ApiError) as refused:
         answering.check_finish(Piece(0, "", finish_reason="error", error=UNSATISFIABLE[0]), reply)
     assert (refused.value.status, "contradicts itself" in refused.value.message) == (400, True)

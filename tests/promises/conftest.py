@@ -7,24 +7,11 @@ from pathlib import Path
 import pytest
 
 from quire.api.access.keys import add_key
-from tests.promises.servers import Server, oracle, running
-from tests.support.tiny_models import Tiny, make_directory
+from tests.support.live_server import SIZES, TINY, Server, oracle, running
+from tests.support.tiny_models import make_directory
 
-TINY = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
 SLOW = ("--running", "4", "--step-s", "0.01", "--sequence-tokens", "4096", "--blocks", "2048")
 """A server with four places, in which a longest answer takes more than forty seconds."""
-SIZES = (
-    "--memory",
-    "1GiB",
-    "--max-model-len",
-    "512",
-    "--max-running",
-    "4",
-    "--max-step-tokens",
-    "64",
-    "--threads",
-    "1",
-)
 
 
 @dataclass(frozen=True)

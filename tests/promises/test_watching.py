@@ -8,8 +8,8 @@ import pytest
 
 from quire.cli.found_servers import asked
 from quire.cli.watch_source import WatchSource
-from tests.promises.servers import Server, oracle, until
 from tests.support.guarded_prompts import TEMPLATES
+from tests.support.live_server import Server, oracle, until
 from tests.support.prefix_corpus import RULES
 
 WARNING = "x-quire-prefix-warning"

@@ -21,6 +21,12 @@ class _Asked:
     line: int
     fields: RecordedFields
     counts: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+
+    def going_on(self, index: int) -> int | None:
+        """The answer that a sequence of this one computes: where it ended early, the next takes its sequence over."""
+        left = (one for one in sorted(self.counts) if one not in self.ended)
+        return next(left, None) if index in self.ended else index
 
 
 class _Session:
@@ -99,15 +105,17 @@ class RecordedLoad:
         for sequence, outcome in zip(self._session.planned, outcomes, strict=False):
             if sequence not in self._session.sequences or outcome is None:
                 continue
-            asked, index = self._session.sequences[sequence]
+            asked, first = self._session.sequences[sequence]
             tokens = outcome if isinstance(outcome, list) else [*outcome.get("tokens", ()), *outcome.get("forced", ())]
-            asked.counts[index] = asked.counts.get(index, 0) + len(tokens)
+            if (index := asked.going_on(first)) is not None:
+                asked.counts[index] = asked.counts.get(index, 0) + len(tokens)
 
     def _end(self, events: Iterable[list[Any]]) -> None:
         for kind, name, *rest in events:
             asked = self._by_name.get(name)
             if asked is not None and kind == "answer_ended":
                 asked.counts[int(rest[0])] = int(rest[2])
+                asked.ended.add(int(rest[0]))
             elif asked is not None and kind == "finished":
                 del self._by_name[name]
 

@@ -122,3 +122,11 @@ class TestAScheduler:
         server.ask(range(100), 2)
         server.run()
         assert [len(plan.items[0].token_ids) for plan in server.plans] == [4, 8, 16, 32, 40, 1]
+
+
+def test_steps_without_a_token_before_another_leave_the_price_of_pairs_as_it_was() -> None:
+    sizer = StepSizer(LIMIT_S, BLOCK)
+    sizer.learn(Fed(BLOCK, 0.0), 0.1)
+    before = sizer.prices.pair_s
+    sizer.learn(Fed(2 * BLOCK, 0.0), 0.3)
+    assert sizer.prices.pair_s == before > 0.0

@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core import work_budget
-from quire.core.work_budget import WorkAccount, WorkBudget, WorkCut, WorkKind, WorkLimit, WorkScope, service_tokens
+from quire.core.work_budget import (
+    WorkAccount,
+    WorkBudget,
+    WorkCut,
+    WorkKind,
+    WorkLimit,
+    WorkScope,
+    WorkSpent,
+    service_tokens,
+)
 
 MASK, CHECK = WorkKind.GRAMMAR_MASK, WorkKind.GRAMMAR_CHECK
 LIMITS = {MASK: WorkLimit(1.0, 2.0, per_unit_s=0.5), CHECK: WorkLimit(1.0, 2.0)}
@@ -91,3 +100,13 @@ def test_where_tenants_take_turns_none_is_cut_and_all_is_counted() -> None:
         assert one.spend(WorkAccount("t"), MASK, 0.1, 0.0) is None
     assert one.left_s(WorkAccount("t"), CHECK, 0.0) == 1.0
     assert round(one.charged_s()["t"]) == 10
+
+
+def test_a_verdict_is_the_error_that_a_client_receives() -> None:
+    error = WorkCut(CHECK, WorkScope.TENANT, 3.0, 2.0, retry_after_s=2).error
+    assert (error.code, error.kind, error.scope, error.retry_after_s) == ("work_budget_exceeded", CHECK, "tenant", 2)
+
+
+def test_what_two_places_spent_adds_up_by_tenant_and_by_kind() -> None:
+    both = WorkSpent({"a": 1.0}, {CHECK: 1}) + WorkSpent({"a": 0.5, "b": 2.0}, {MASK: 3})
+    assert both == WorkSpent({"a": 1.5, "b": 2.0}, {CHECK: 1, MASK: 3})

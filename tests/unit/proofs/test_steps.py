@@ -20,7 +20,7 @@ PERSON = TEN[0]
 def test_fifty_schemas_have_names_of_their_own_and_compile() -> None:
     assert len({task.name for task in FIFTY}) == 50
     for task in FIFTY:
-        assert first_mask(matcher_of(small_vocabulary(), schema_grammar(task.name).text)) is None, task.name
+        assert first_mask(matcher_of(small_vocabulary(), schema_grammar(task.name).text)), task.name
 
 
 def test_every_document_matches_its_schema() -> None:

@@ -21,8 +21,23 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from tests.promises.registry import ROOT
 from tests.support.patience import PATIENCE_S
+from tests.support.tiny_models import Tiny
+
+ROOT = Path(__file__).parents[2]
+TINY = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
+SIZES = (
+    "--memory",
+    "1GiB",
+    "--max-model-len",
+    "512",
+    "--max-running",
+    "4",
+    "--max-step-tokens",
+    "64",
+    "--threads",
+    "1",
+)
 
 
 @dataclass
