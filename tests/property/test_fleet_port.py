@@ -153,7 +153,7 @@ def check_heard(request: Request, told: list[RequestEvent], *, is_cancelled: boo
 
 
 TestFleets = FleetMachine.TestCase
-TestFleets.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestFleets.settings = settings(stateful_step_count=60, deadline=None)
 
 
 @pytest.mark.parametrize("num_before", [0, 3])

@@ -32,7 +32,7 @@ def test_every_promise_holds_after_any_order_of_operations(machine: type[KVMemor
 def test_random_operations_never_break_a_promise(num_blocks: int, block_size: int, has_state: bool) -> None:
     seed = num_blocks * 100 + block_size
     driver = RandomDriver(seed, num_blocks, block_size, check_every=100, has_state=has_state)
-    driver.run(1000)
+    driver.run(1500)
     driver.rest()
 
 

@@ -38,7 +38,7 @@ def request(random: Random, number: int, *, n: int = 1, seed: int | None = None)
     )
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(120))
 def test_whoever_dies_and_whenever_each_client_gets_what_it_would_get_alone(seed: int) -> None:
     random = Random(seed)
     rate = random.choice([0.02, 0.1, 0.3])

@@ -72,7 +72,7 @@ def tight_plan() -> tuple[Planner, CapacityPlan]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_answer_is_that_of_exhaustive_search_over_the_same_pools(seed: int) -> None:
-    setup = setup_of(requests_of(seed, 50, gap_s=(0.03, 0.06)[seed % 2]))
+    setup = setup_of(requests_of(seed, gap_s=(0.03, 0.06)[seed % 2]))
     told = Planner(setup).plan(members_max=4)
     pools = pool_candidates(told.least_blocks, SIZE.num_blocks)
     assert told.num_blocks == exhaustive_pool(setup, told.num_members or 4, pools)

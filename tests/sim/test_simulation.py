@@ -22,7 +22,7 @@ from quire.workload.scenarios import SCENARIOS
 from tests.support.shadow import namespace
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(24))
 def test_chaos_gives_every_client_what_it_would_have_got_alone(seed: int) -> None:
     report = Simulation(configured("chaos", seed, 150)).run()
     assert report.violations == [], report.replay

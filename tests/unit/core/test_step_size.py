@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.step_size import Fed, StepSizer
@@ -45,7 +45,6 @@ prices = st.floats(1e-6, 0.05)
 
 
 class TestASizer:
-    @settings(max_examples=50)
     @given(prices, st.floats(0.0, 1e-5), st.floats(0.0, 0.3), st.integers(0, 16), st.integers(0, 1 << 30))
     def test_steps_of_a_long_prompt_end_in_time_on_any_machine(
         self, token_s: float, pair_s: float, step_s: float, num_decoding: int, seed: int
