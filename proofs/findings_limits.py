@@ -36,7 +36,8 @@ import json
 from quire.backends.kernels.threads import use_threads
 from quire.backends.memory_plan import budget
 from quire.config import ModelSettings, machine
-print(json.dumps([budget(ModelSettings()), machine.memory_for_models_bytes(), machine.free_bytes(), use_threads(None)]))
+planned = [budget(ModelSettings()), machine.memory_for_models_bytes(), machine.free_memory_bytes()]
+print(json.dumps([*planned, use_threads(None)]))
 """
 V1_MEMORY, V1_CPU = "/sys/fs/cgroup/memory", "/sys/fs/cgroup/cpu,cpuacct"
 GROUP_BYTES = 2 * GIB

@@ -156,9 +156,9 @@ def unknown(random: Random) -> Unknown:
     while True:
         path = random.choice(list(BODIES))
         names, where = NAMES[path], list[str]()
-        while names.inside and random.random() < 0.3:
-            inner = random.choice(sorted(names.inside))
-            names, where = names.inside[inner], [*where, inner]
+        while names.nested and random.random() < 0.3:
+            inner = random.choice(sorted(names.nested))
+            names, where = names.nested[inner], [*where, inner]
         word = random.choice(sorted(names.read))
         invented = "".join(random.choices(LETTERS, k=random.randint(1, 24)))
         name = mistake(random, word) if random.random() < 0.6 else invented

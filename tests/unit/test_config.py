@@ -222,7 +222,7 @@ def test_a_size_that_breaks_the_rule_is_refused_with_rule_value_source_and_examp
 def test_a_share_of_memory_is_the_rule_of_the_default_with_another_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "free_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(machine, "free_memory_bytes", lambda: 8 * GIB)
     monkeypatch.setattr(machine, "_resident_bytes", lambda: GIB)
     monkeypatch.setattr(machine, "memory_limit_bytes", lambda: 64 * GIB)
     assert load(tmp_path, flags={"memory": "25%"}).model.memory_bytes == 3 * GIB

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from quire import __version__
 from quire.config import Settings
-from quire.config.machine import free_bytes, read_limits, usable_cpus
+from quire.config.machine import free_memory_bytes, read_limits, usable_cpus
 from quire.errors import QuireError
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def read_facts(settings: Settings) -> MachineFacts:
         governor=_word("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         load=os.getloadavg()[0],
         memory_bytes=memory.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-        free_bytes=free_bytes(),
+        free_bytes=free_memory_bytes(),
         container_bytes=limits.memory_bytes,
         swapped_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
         huge_pages=_chosen("/sys/kernel/mm/transparent_hugepage/enabled"),

@@ -165,7 +165,7 @@ def asked_in_python(
     return asked.ids, asked.applied(params)
 
 
-class Found(Enum):
+class ToolFit(Enum):
     """What came of a check."""
 
     RIGHT = "right"
@@ -187,10 +187,10 @@ class _Tools:
         can. Each tool's schema is tested alone, so that what came of it is known wherever the tool comes again."""
         tools = [(tool, CallableTool(tool.name, _schema(tool), tool.is_strict)) for tool in self._use.callable]
         whole = self._of([one for _, one in tools])
-        if self._found(whole) is Found.RIGHT:
+        if self._found(whole) is ToolFit.RIGHT:
             return whole
         fit = self._of([one if self._is_fit(tool, one) else CallableTool(tool.name, ANY_OBJECT) for tool, one in tools])
-        if self._found(fit) is not Found.WRONG:
+        if self._found(fit) is not ToolFit.WRONG:
             return fit
         return self._of([CallableTool(tool.name, ANY_OBJECT) for tool, _ in tools])
 
@@ -201,7 +201,7 @@ class _Tools:
         return _grammar(replace(self._rules, calls=calls), self._formats, "tools")
 
     def _is_fit(self, tool: Tool, callable_tool: CallableTool) -> bool:
-        if self._found(Grammar.lark(schema_grammar(callable_tool), "tools")) is Found.RIGHT:
+        if self._found(Grammar.lark(schema_grammar(callable_tool), "tools")) is ToolFit.RIGHT:
             return True
         if tool.is_strict:
             raise InvalidParameterError(
@@ -211,16 +211,16 @@ class _Tools:
             )
         return False
 
-    def _found(self, grammar: Grammar) -> Found:
+    def _found(self, grammar: Grammar) -> ToolFit:
         try:
             self._model.checked(grammar)
         except WorkBudgetError as error:
             if error.retry_after_s:
                 raise
-            return Found.UNKNOWN
+            return ToolFit.UNKNOWN
         except InvalidParameterError:
-            return Found.WRONG
-        return Found.RIGHT
+            return ToolFit.WRONG
+        return ToolFit.RIGHT
 
 
 def _schema(tool: Tool) -> Mapping[str, Any]:

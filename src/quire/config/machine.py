@@ -24,7 +24,7 @@ FILE_PAGES = (("total_inactive_file", "total_active_file"), ("inactive_file", "a
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """The least that the process's own cgroup and all above it leave; None: no limit."""
 
     memory_bytes: int | None = None
@@ -34,11 +34,11 @@ class Limits:
     """Processors that may be kept busy, parts of one included."""
 
 
-def read_limits(root: Path = ROOT) -> Limits:
+def read_limits(root: Path = ROOT) -> ProcessLimits:
     """As they are at this moment. `root` is where /proc and the mounted cgroups are found."""
     folders = list(_folders(root))
     bounded = [(folder, limit) for folder in folders if (limit := _memory_limit(folder)) is not None]
-    return Limits(
+    return ProcessLimits(
         min((limit for _, limit in bounded), default=None),
         min((max(0, limit - _used_bytes(folder)) for folder, limit in bounded), default=None),
         min((quota for folder in folders if (quota := _cpu_quota(folder)) is not None), default=None),
@@ -47,7 +47,7 @@ def read_limits(root: Path = ROOT) -> Limits:
 
 def share_of_memory_bytes(share: float) -> int:
     """What the process holds now and this share of what is free: the same rule as when no memory is set."""
-    return min(_resident_bytes() + int(free_bytes() * share), memory_limit_bytes())
+    return min(_resident_bytes() + int(free_memory_bytes() * share), memory_limit_bytes())
 
 
 def memory_for_models_bytes() -> int:
@@ -72,7 +72,7 @@ def beyond_the_machine(memory_bytes: int | None, num_threads: int | None) -> Ite
         yield f"{num_threads} threads are more than the {cpus} processors that this process may use; give fewer"
 
 
-def free_bytes() -> int:
+def free_memory_bytes() -> int:
     """What could be taken without swapping."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

@@ -24,7 +24,7 @@ SERVICE_TOKENS_PER_S = 1_000
 MAX_TENANTS = 4_096
 """Tenants whose buckets are kept; one that is forgotten had the emptiest."""
 
-Number = TypeVar("Number", int, float)
+Amount = TypeVar("Amount", int, float)
 
 
 class WorkKind(StrEnum):
@@ -214,7 +214,7 @@ class WorkBudget:
         return bucket.level_s
 
 
-def _sums(some: Mapping[str, Number], others: Mapping[str, Number]) -> dict[str, Number]:
+def _sums(some: Mapping[str, Amount], others: Mapping[str, Amount]) -> dict[str, Amount]:
     return {**some, **{name: some[name] + count if name in some else count for name, count in others.items()}}
 
 

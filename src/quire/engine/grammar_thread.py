@@ -21,14 +21,14 @@ MAX_TENANTS = 1024
 
 
 @dataclass(eq=False, slots=True)
-class Piece:
+class ThreadWork:
     """Work that is done in one go, and how long it took."""
 
     tenant: str
     request_id: str
     """Named when a worker dies while it is under way."""
     work: Callable[[], None]
-    finish: Callable[["Piece"], None]
+    finish: Callable[["ThreadWork"], None]
     """Called by the owner when it has taken the piece back."""
     owner: object = None
     """By which it can be removed."""
@@ -43,12 +43,12 @@ class GrammarThread:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[str, deque[Piece]] = {}
+        self._waiting: dict[str, deque[ThreadWork]] = {}
         """By tenant; none is listed without a piece."""
         self._had_s: dict[str, float] = {}
         """The time that those who wait have had; one that comes anew begins with the least of the others."""
-        self._running: Piece | None = None
-        self._done: list[Piece] = []
+        self._running: ThreadWork | None = None
+        self._done: list[ThreadWork] = []
         self._num_brief = 0
         """Pieces that are not done, of those that are expected to be brief."""
         self._thread: threading.Thread | None = None
@@ -65,7 +65,7 @@ class GrammarThread:
         running = self._running
         return [] if running is None else [running.request_id]
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: ThreadWork) -> None:
         """Have this done when it is its tenant's turn."""
         with self._changed:
             if piece.tenant not in self._waiting:
@@ -89,7 +89,7 @@ class GrammarThread:
                     del self._waiting[tenant]
             self._changed.notify_all()
 
-    def take(self) -> list[Piece]:
+    def take(self) -> list[ThreadWork]:
         """What is done by now."""
         with self._changed:
             done, self._done = self._done, []
@@ -124,7 +124,7 @@ class GrammarThread:
             piece.seconds = thread_time() - started_s
             self._end(piece)
 
-    def _next(self) -> Piece | None:
+    def _next(self) -> ThreadWork | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             if self._is_closed:
@@ -136,7 +136,7 @@ class GrammarThread:
                 del self._waiting[tenant]
             return self._running
 
-    def _end(self, piece: Piece) -> None:
+    def _end(self, piece: ThreadWork) -> None:
         with self._changed:
             self._had_s[piece.tenant] = self._had_s.get(piece.tenant, 0.0) + piece.seconds
             if len(self._had_s) > MAX_TENANTS or not self._waiting:

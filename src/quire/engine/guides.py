@@ -28,7 +28,7 @@ from quire.core import request as core
 from quire.core.events import RequestEvent, SequenceFinished
 from quire.core.step import GRAMMAR_FAILED, NO_MASKS, WORK_CUT, Masks, RowResult, StepPlan, StepResult, WorkItem
 from quire.core.work_budget import SERVICE_TOKENS_PER_S, WorkAccount, WorkBudget, WorkKind
-from quire.engine.grammar_thread import GrammarThread, Piece
+from quire.engine.grammar_thread import GrammarThread, ThreadWork
 from quire.errors import CheckpointError, InvalidParameterError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Guides:
             self._compiling.add(text)
             made: list[_Grammar] = []
             self._thread.put(
-                Piece(
+                ThreadWork(
                     request.tenant,
                     request.request_id,
                     lambda: made.append(self._compiled(text)),
@@ -390,9 +390,9 @@ class Guides:
         self._put(guide, sequence, lambda: guide.consume(tokens), lambda _piece: self._look(guide))
 
     def _put(
-        self, guide: _Guide, sequence: core.Sequence, work: Callable[[], None], done: Callable[[Piece], None]
+        self, guide: _Guide, sequence: core.Sequence, work: Callable[[], None], done: Callable[[ThreadWork], None]
     ) -> None:
-        def finish(piece: Piece) -> None:
+        def finish(piece: ThreadWork) -> None:
             guide.is_at_work = False
             if piece.error is not None:
                 guide.error = _sentence(str(piece.error))
@@ -400,7 +400,7 @@ class Guides:
 
         guide.is_at_work = True
         request = sequence.request
-        self._thread.put(Piece(request.tenant, request.request_id, work, finish, guide, not guide.grammar.is_slow))
+        self._thread.put(ThreadWork(request.tenant, request.request_id, work, finish, guide, not guide.grammar.is_slow))
 
     def _compiled(self, text: str) -> _Grammar:
         matcher = matcher_of(self._open()[0], text)
@@ -409,7 +409,7 @@ class Guides:
         except ValueError as error:
             raise InvalidParameterError(f"the grammar cannot be used: {error}", "grammar") from None
 
-    def _keep(self, text: str, made: list[_Grammar], piece: Piece) -> None:
+    def _keep(self, text: str, made: list[_Grammar], piece: ThreadWork) -> None:
         self._compiling.discard(text)
         self.compile_s += piece.seconds
         self._owe(piece.tenant, piece.seconds)

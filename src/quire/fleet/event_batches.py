@@ -60,7 +60,7 @@ class HeardBatch:
     at_s: float
     """On the member's clock."""
     events: Sequence[msgspec.Raw]
-    """Each to be read by `read_event` when its turn comes: all at once may take long."""
+    """Each to be read by `read_kv_event` when its turn comes: all at once may take long."""
 
 
 class _Stored(msgspec.Struct):
@@ -137,7 +137,7 @@ def _num_of(array: msgspec.Raw) -> int:
     return head[0] & 0x0F if b"\x90" <= head[:1] <= b"\x9f" else 0
 
 
-def read_event(raw: msgspec.Raw) -> HeardEvent | None:
+def read_kv_event(raw: msgspec.Raw) -> HeardEvent | None:
     """None for what says nothing of the memory that prompts hit. Raises MessageError."""
     num_bytes = len(memoryview(raw))
     if num_bytes > MAX_EVENT_BYTES:

@@ -28,7 +28,7 @@ from quire.fleet.event_batches import (
     RemovedBlocks,
     StoredRun,
     open_batch,
-    read_event,
+    read_kv_event,
 )
 from quire.fleet.index import BlockIndex
 from quire.fleet.names import names_of, root_name
@@ -61,6 +61,19 @@ class Want(Enum):
 
 class EventReader:
     """Tells an index what one member holds. Its messages raise MessageError alone, and do no harm then."""
+
+    num_parts = 0
+    """Of answers to what was wanted: an answer that still comes is not asked for again."""
+    num_positions = 0
+    """Answers to where the member stands."""
+    num_applied = 0
+    """Blocks that were stored or removed."""
+    num_orphans = 0
+    """Blocks that were left out because the one before them is not known."""
+    num_incarnations = 0
+    """Times the member was seen to have begun anew."""
+    num_replays_short = 0
+    """Gaps that the member could not fill."""
 
     def __init__(
         self,
@@ -101,18 +114,6 @@ class EventReader:
         """The snapshot under way: its number, and its next piece."""
         self.next_number = 0
         """Of the batch that is to be applied next."""
-        self.num_parts = 0
-        """Of answers to what was wanted: an answer that still comes is not asked for again."""
-        self.num_positions = 0
-        """Answers to where the member stands."""
-        self.num_applied = 0
-        """Blocks that were stored or removed."""
-        self.num_orphans = 0
-        """Blocks that were left out because the one before them is not known."""
-        self.num_incarnations = 0
-        """Times the member was seen to have begun anew."""
-        self.num_replays_short = 0
-        """Gaps that the member could not fill."""
 
     @property
     def num_blocks(self) -> int:
@@ -299,7 +300,7 @@ class EventReader:
 
     def _read(self, raw: msgspec.Raw) -> int:
         try:
-            event = read_event(raw)
+            event = read_kv_event(raw)
         except MessageError:
             self._begin_without()
             raise

@@ -154,7 +154,7 @@ def decode_to_gateway(data: bytes) -> ToGateway:
     return _decode(_to_gateway, data)  # type: ignore[no-any-return]
 
 
-def parts_of(message: ToGateway) -> Iterator[ToGateway]:
+def bounded_parts(message: ToGateway) -> Iterator[ToGateway]:
     """The same as messages that are each heard within a turn of the loop; the last brings the report."""
     if not isinstance(message, MemberStepped):
         yield message

@@ -30,9 +30,9 @@ from quire.fleet.fleet_messages import (
     ToGateway,
     ToMember,
     Welcome,
+    bounded_parts,
     decode_to_gateway,
     encode_fleet_message,
-    parts_of,
 )
 
 log = logging.getLogger("quire.fleet")
@@ -217,7 +217,7 @@ class MemberLink(MeetingLink):
         self._listener.hear(self, message)
         self.is_open = True
         while True:
-            for part in parts_of(await self._received(socket)):
+            for part in bounded_parts(await self._received(socket)):
                 self._listener.hear(self, part)
                 await asyncio.sleep(0)  # everybody else on this loop wants a turn too
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import MessageError
-from quire.fleet.event_batches import open_batch, read_event
+from quire.fleet.event_batches import open_batch, read_kv_event
 from quire.fleet.event_reader import MAX_HELD, EventReader, Want
 from quire.fleet.index import BlockIndex
 from quire.fleet.names import names_of, root_name
@@ -316,7 +316,7 @@ def test_the_index_is_the_truth_again_whatever_was_lost_doubled_or_turned_round(
 
 def read_all(data: bytes) -> None:
     for raw in open_batch(data).events:
-        read_event(raw)
+        read_kv_event(raw)
 
 
 @given(st.binary(max_size=200))

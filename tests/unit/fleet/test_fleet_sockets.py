@@ -23,9 +23,9 @@ from quire.fleet.fleet_messages import (
     MemberReport,
     MemberStepped,
     Welcome,
+    bounded_parts,
     decode_to_member,
     encode_fleet_message,
-    parts_of,
 )
 from quire.fleet.fleet_model import FleetModel, text_of
 from quire.fleet.member_link import BROKE, LinkListener, MemberLink
@@ -291,10 +291,10 @@ class FleetModelOfNobody:
 def test_a_step_of_many_events_is_heard_in_parts_and_its_report_comes_last() -> None:
     events = tuple[RequestEvent, ...](Queued(str(at), epoch=1) for at in range(2 * PART_EVENTS + 1))
     report = MemberReport(WorkerLoad(), 0, 0)
-    parts = list(parts_of(MemberStepped(events, report)))
+    parts = list(bounded_parts(MemberStepped(events, report)))
     assert all(isinstance(one, MemberStepped) for one in parts)
     stepped = [one for one in parts if isinstance(one, MemberStepped)]
     assert [len(one.events) for one in stepped] == [PART_EVENTS, PART_EVENTS, 1]
     assert [event for one in stepped for event in one.events] == [*events]
     assert [one.report for one in stepped] == [None, None, report]
-    assert list(parts_of(MemberStepped((), report))) == [MemberStepped((), report)]
+    assert list(bounded_parts(MemberStepped((), report))) == [MemberStepped((), report)]

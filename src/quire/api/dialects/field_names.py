@@ -30,7 +30,7 @@ class FieldNames:
 
     read: frozenset[str]
     """By its dialect: done, or refused by name."""
-    inside: Mapping[str, "FieldNames"] = field(default_factory=dict)
+    nested: Mapping[str, "FieldNames"] = field(default_factory=dict)
     """Of the objects in these fields, alone or in a list."""
     types: tuple[str | None, ...] = ()
     """Objects whose `type` is none of these are left out whole, as tools that the server does not run. Empty: all are
@@ -39,13 +39,13 @@ class FieldNames:
     """What else there is goes on to where it may be read or refused, such as a chat template: it is not ignored."""
 
 
-def names(words: str, **inside: FieldNames) -> FieldNames:
-    """These words, and the fields that have names inside."""
-    return FieldNames(frozenset((*words.split(), *inside)), inside)
+def names(words: str, **nested: FieldNames) -> FieldNames:
+    """These words, and the fields that have names nested."""
+    return FieldNames(frozenset((*words.split(), *nested)), nested)
 
 
 def ignored_names(body: Mapping[str, Any], allowed: FieldNames) -> tuple[str, ...]:
-    """What of a body no dialect reads, with dots where it stands inside. Raises ApiError for what is misspelt."""
+    """What of a body no dialect reads, with dots where it stands nested. Raises ApiError for what is misspelt."""
     found: dict[str, None] = {}
     _look(body, allowed, "", found)
     return tuple(found)
@@ -58,7 +58,7 @@ def _look(body: Mapping[str, Any], allowed: FieldNames, where: str, found: dict[
         return
     for name, value in body.items():
         if name in allowed.read:
-            _look_inside(value, allowed.inside.get(name), f"{where}{name}.", found)
+            _look_nested(value, allowed.nested.get(name), f"{where}{name}.", found)
             continue
         path = where + name
         if path in found:
@@ -75,7 +75,7 @@ def _add(path: str, found: dict[str, None]) -> None:
         raise invalid(f"a body may have {MAX_IGNORED} parameters that are not known here; leave some out", "body")
 
 
-def _look_inside(value: Any, allowed: FieldNames | None, where: str, found: dict[str, None]) -> None:
+def _look_nested(value: Any, allowed: FieldNames | None, where: str, found: dict[str, None]) -> None:
     if allowed is None:
         return
     for one in value if isinstance(value, list) else (value,):

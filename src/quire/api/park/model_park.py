@@ -183,7 +183,7 @@ class ModelPark:
         self._sizes: Sizes | None = None
         self._loads: dict[str, tuple[float, ...]] = {}
         """When the last loads of each tenant were begun."""
-        self._lives: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         """Tasks of models, until each has ended."""
         self._loading = asyncio.Lock()
         """Models load one after the other: two at once would take as long, and each would come later."""
@@ -198,8 +198,8 @@ class ModelPark:
         for why in self._sizes.problems.values():
             log.warning("%s", why)
         kept = [resident for resident in self._residents.values() if resident.model.is_kept]
-        for place in await asyncio.gather(*(self._wait(resident, OPERATOR) for resident in kept)):
-            self._release(place)
+        for held in await asyncio.gather(*(self._wait(resident, OPERATOR) for resident in kept)):
+            self._release(held)
 
     def drain(self) -> None:
         """The server ends: no model is loaded any more, and who waits for one is told."""
@@ -217,7 +217,7 @@ class ModelPark:
             resident.may_end.set()
             if resident.task is not None and resident.entry.stage is Stage.LOADING:
                 resident.task.cancel()
-        await asyncio.gather(*self._lives, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def is_started(self) -> bool:
@@ -310,11 +310,11 @@ class ModelPark:
     async def using(self, entry: ModelEntry, tenant: str) -> AsyncIterator[EngineClient]:
         """The model's front; waits until it is there. It does not leave before it is given back, or set aside."""
         resident = self._residents[entry.name]
-        place = await self._come(resident, tenant)
+        held = await self._come(resident, tenant)
         try:
-            yield place.client
+            yield held.client
         finally:
-            self._release(place)
+            self._release(held)
 
     async def _come(self, resident: _Resident, tenant: str) -> _Place:
         entry = resident.entry
@@ -397,8 +397,8 @@ class ModelPark:
                 self._release(arrival.result())
             raise
 
-    def _release(self, place: _Place) -> None:
-        resident, users, tenant = place.resident, place.users, place.tenant
+    def _release(self, held: _Place) -> None:
+        resident, users, tenant = held.resident, held.users, held.tenant
         users[tenant] -= 1
         if users is not resident.users:
             return  # of a life that is over
@@ -461,10 +461,10 @@ class ModelPark:
         if resident.is_aside:
             resident.is_called.set()
         else:
-            life = self._live(resident, resident.task)
-            resident.task = asyncio.create_task(life, name=f"quire-model-{load.name}")
-            self._lives.add(resident.task)
-            resident.task.add_done_callback(self._lives.discard)
+            living = self._live(resident, resident.task)
+            resident.task = asyncio.create_task(living, name=f"quire-model-{load.name}")
+            self._tasks.add(resident.task)
+            resident.task.add_done_callback(self._tasks.discard)
 
     def _look_again(self, look_again_s: float | None, now_s: float) -> None:
         if self._timer is not None:

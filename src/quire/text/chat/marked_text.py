@@ -23,7 +23,7 @@ Spans = tuple[tuple[int, int], ...]
 Sources = tuple[tuple[int, int, str], ...]
 """Of a client's characters, in order; where they touch, their labels differ."""
 
-Span = TypeVar("Span", bound=tuple[int, int] | tuple[int, int, str])
+MarkedSpan = TypeVar("MarkedSpan", bound=tuple[int, int] | tuple[int, int, str])
 SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
@@ -177,7 +177,7 @@ class MarkedText(str):
         return self.cut(0, first), self.cut(first, second), self.cut(second, len(self))
 
 
-def _within(spans: tuple[Span, ...], start: int, stop: int) -> tuple[Span, ...]:
+def _within(spans: tuple[MarkedSpan, ...], start: int, stop: int) -> tuple[MarkedSpan, ...]:
     """Those that have a character from start to stop. Searched for: a text of many spans is cut into many parts."""
     first = bisect_right(spans, start, key=itemgetter(1))
     return spans[first : bisect_left(spans, stop, lo=first, key=itemgetter(0))] if start < stop else ()

@@ -7,7 +7,7 @@ TOOL = FieldNames(
     frozenset(("name", "description", "input_schema", "type", "strict", "cache_control")), types=("custom", None)
 )
 """Every prompt is cached: what a hint to cache wants is done."""
-INSIDE = {
+NESTED = {
     "messages": names("role content"),
     "tools": TOOL,
     "tool_choice": names("type name disable_parallel_tool_use"),
@@ -15,5 +15,5 @@ INSIDE = {
     "output_config": names("", format=names("type schema")),
     "thread": names("type previous_message_id"),
 }
-COUNT_NAMES = FieldNames(frozenset((*CountFields.model_fields, "cache_control")), INSIDE)
-MESSAGES_NAMES = FieldNames(frozenset((*MessagesFields.model_fields, "cache_control")), INSIDE)
+COUNT_NAMES = FieldNames(frozenset((*CountFields.model_fields, "cache_control")), NESTED)
+MESSAGES_NAMES = FieldNames(frozenset((*MessagesFields.model_fields, "cache_control")), NESTED)

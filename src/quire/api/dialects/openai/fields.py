@@ -162,9 +162,9 @@ JUDGED = ("modalities", "length_penalty")
 """Refused if they say anything else than what is done."""
 
 
-def _of(shape: type[Loose], *others: Iterable[str], **inside: FieldNames) -> FieldNames:
+def _of(shape: type[Loose], *others: Iterable[str], **nested: FieldNames) -> FieldNames:
     """The fields of a shape, and others that are looked at in a body as it came."""
-    return FieldNames(frozenset(shape.model_fields).union(*others, inside), inside)
+    return FieldNames(frozenset(shape.model_fields).union(*others, nested), nested)
 
 
 STREAM_OPTIONS = _of(StreamOptionsFields)
