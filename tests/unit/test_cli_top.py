@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -196,6 +196,7 @@ class TestTheGlyphs:
                 assert abs(cells - width * value / sum(values)) <= 6
 
     @given(st.lists(st.none() | st.floats(0, 1e9), max_size=500), st.integers(1, 120))
+    @example([5e-324, 0.0], 1)
     def test_a_curve_is_as_wide_as_it_may_be_and_something_never_reads_as_nothing(
         self, values: list[float | None], width: int
     ) -> None:

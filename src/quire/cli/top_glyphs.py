@@ -99,7 +99,8 @@ def history_curve(values: Sequence[float | None], width: int, glyphs: Glyphs) ->
 
 def _mean(group: Sequence[float | None]) -> float | None:
     known = [value for value in group if value is not None]
-    return sum(known) / len(known) if known else None
+    # The mean of the smallest floats may be 0.
+    return (sum(known) / len(known) or max(known)) if known else None
 
 
 def _level(value: float | None, top: float, levels: str) -> str:
