@@ -89,6 +89,11 @@ def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
 class Reply:
     """Feeds on the events of one request, in their order."""
 
+    is_queued = False
+    """The engine has let it in."""
+    is_done = False
+    """The engine has ended it."""
+
     def __init__(
         self,
         request: Request,
@@ -108,10 +113,6 @@ class Reply:
         """Why the last of its answers was ended that cost too much to be read."""
         self._halves = {one.index: self._begun(one) for one in request.continuations if one.produced}
         """Answers that have begun."""
-        self.is_queued = False
-        """The engine has let it in."""
-        self.is_done = False
-        """The engine has said its last word."""
         self.pieces: list[Piece] = []
         """All of them so far, in the order they came."""
         self.num_tokens = 0

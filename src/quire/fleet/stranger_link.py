@@ -47,7 +47,7 @@ log = logging.getLogger("quire.fleet")
 
 READY, DRAINING = "ready", "draining"
 """What the fleet is told of a server: one that shuts down in order gets nothing new, and ends what it has."""
-Result = TypeVar("Result")
+T = TypeVar("T")
 LOOK_TIMEOUT_S = 10.0
 """For `/metrics`. Whoever is silent for longer than the fleet waits is left before."""
 PIECE_BYTES, PIECE_TOKENS = 4096, 64
@@ -239,7 +239,7 @@ class StrangerLink(MeetingLink):
             if status == 200 and meeting.has_metrics:
                 self._figures = await self._charged(partial(read_figures, body))
 
-    async def _charged(self, read: Callable[[], Result]) -> Result:
+    async def _charged(self, read: Callable[[], T]) -> T:
         """What it says of itself. Raises MessageError if that took longer than it may."""
         await self._work.turn()
         began_s = thread_time()
