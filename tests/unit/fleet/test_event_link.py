@@ -15,6 +15,7 @@ import zmq.asyncio
 from quire.client.params import SamplingParams
 from quire.fleet import event_link
 from quire.fleet.event_link import EventLink
+from quire.fleet.event_reader import Want
 from quire.fleet.event_relay import MemberPlaces, as_seen_from
 from quire.fleet.fleet_keys import GatewayKeys, make_keys, read_gateway_keys, read_member_keys, secure_gateway
 from quire.fleet.fleet_model import FleetModel
@@ -105,6 +106,8 @@ def test_lost_batches_are_replayed_and_the_last_one_too() -> None:
         async with small_fleet(1) as (model, members):
             await until_true(model, members)
             lossy = Lossy(model, lambda number: number % 3 != 1)
+            while lossy.link.reader.want is not Want.NOTHING:  # until the first snapshot has come
+                await asyncio.sleep(0.02)
             num_snapshots = lossy.link.num_snapshots
             await ask_many(model, 0, 8)
             await until_true(model, members)
