@@ -15,6 +15,7 @@ from proofs import (
     findings_lists,
     findings_members,
     findings_neighbours,
+    findings_open,
     findings_promises,
     findings_queue,
     findings_reading,
@@ -49,6 +50,7 @@ TOPICS = (
     findings_endurance,
     findings_requests,
     findings_regressions,
+    findings_open,
 )
 
 if __name__ == "__main__":

@@ -93,12 +93,14 @@ class Coder:
 
 
 def limit_here_s(coder: Coder) -> float:
-    """The default; on a machine that is too slow for it at this moment, what 160 tokens take: else all steps would be
-    of one block, and nothing would be sized."""
+    """The default; on a machine that takes longer for two blocks, what these take: else all steps would be of one block,
+    and nothing would be sized."""
     coder.size_steps(0.0)
     coder.steps.clear()
     coder.whole(coder.prompt(3 * SETTINGS.max_step_tokens))
-    return max(LIMIT_S, *(step.clock_s * 160 / SETTINGS.max_step_tokens for step in coder.steps[:3]))
+    return max(
+        LIMIT_S, *(step.clock_s * 2 * SETTINGS.block_size / SETTINGS.max_step_tokens for step in coder.steps[:3])
+    )
 
 
 def long_prompts_beside_streams(coder: Coder, num_tokens: int) -> list[DoneStep]:

@@ -216,7 +216,7 @@ async function listModels() {
     if (found.some(({ id }) => id === chosen)) at("model").value = chosen;
     notice("");
   } catch (error) {
-    if (error instanceof NeedsKey && (await askForKey())) return listModels();
+    if (error instanceof NeedsKey && (await askForKey(error.message))) return listModels();
     const isLocked = error instanceof NeedsKey;
     notice(isLocked ? "A key is needed: reload the page to give one." : `The server cannot be asked: ${error.message}`);
   }
