@@ -93,8 +93,8 @@ class Coder:
 
 
 def limit_here_s(coder: Coder) -> float:
-    """The default; on a machine that takes longer for two blocks, what these take: else all steps would be of one block,
-    and nothing would be sized."""
+    """The default; on a machine that takes longer for two blocks, what these take: else every step would be of one
+    block, and nothing would be sized."""
     coder.size_steps(0.0)
     coder.steps.clear()
     coder.whole(coder.prompt(3 * SETTINGS.max_step_tokens))
