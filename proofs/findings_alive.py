@@ -252,10 +252,12 @@ def hung(proof: Proof) -> None:
     found, longest_s = 0, 0.0
     with started(proof.folder, *paced_words(2_000)) as server:
         for number in range(num_times):
+            # Workers that made no progress, five in a row, are not replaced again: between two hangs one answers.
+            with asked(server, [number]):
+                until(lambda: server.admin("/stats")["models"][0]["engine"]["num_steps"] > 1)
             with asked(server, long_prompt(1_500, 90)[number:]):
                 before = computed(server)
-                while computed(server) <= before or server.admin("/stats")["models"][0]["engine"]["step_s"] == 0.0:
-                    time.sleep(0.02)
+                until(lambda: computed(server) > before + 1 and is_in_a_step(server))  # noqa: B023 - it ends here
                 (worker,) = workers_of(server)
                 os.kill(worker, signal.SIGSTOP)
                 stopped_s = time.monotonic()
@@ -264,11 +266,23 @@ def hung(proof: Proof) -> None:
                 took_s = time.monotonic() - stopped_s
                 found += took_s <= STUCK_S + FOUND_S
                 longest_s = max(longest_s, took_s)
-            while server.admin("/stats")["models"][0]["state"] not in ("ready", "busy"):
-                time.sleep(0.05)
+            until(lambda: server.admin("/stats")["models"][0]["state"] in ("ready", "busy"))
         proof.report("hung_restarts", server.num_restarts())
     proof.report("hung_longest_s", longest_s)
     proof.equals("hung_found", found / num_times, 1, f"within {STUCK_S + FOUND_S:g} s, {num_times} of {num_times}")
+
+
+def is_in_a_step(server: Server) -> bool:
+    return float(server.admin("/stats")["models"][0]["engine"]["step_s"]) > 0.0
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what must come. Raises RuntimeError."""
+    end_s = time.monotonic() + 60.0
+    while not is_so():
+        if time.monotonic() > end_s:
+            raise RuntimeError("it did not come within a minute")
+        time.sleep(0.02)
 
 
 def workers_of(server: Server) -> list[int]:
