@@ -3,12 +3,14 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 SCALE ?= quick
 ONLY ?=
+BASE ?= HEAD~1
+ROWS ?=
 PROVE = --scale $(SCALE) --only "$(ONLY)"
 
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see
+.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench compare peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -144,5 +146,7 @@ proof-steps:  ## grammars, forced tokens, the sampler, exact speculation; SCALE=
 proof-house:  ## the house itself: imports, names, sizes, pages; SCALE=quick|full
 	$(PYTHON) -m proofs.house $(PROVE)
 
-proof-all:  ## every proof, and one table of the rows that do not hold; SCALE=quick|full, ONLY=memory,doors
-	$(PYTHON) -m proofs $(PROVE)
+proof-all: proof-memory proof-scheduler proof-torch proof-engine proof-doors proof-native proof-bench proof-worker proof-findings proof-seam proof-cpu proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see proof-steps proof-house  ## every proof, one after the other; make -k goes on behind one that fails; SCALE=quick|full
+
+compare:  ## two builds beside each other on this machine: make compare BASE=<commit> [ROWS=words]
+	$(PYTHON) -m benchmarks.compare $(BASE) --rows "$(ROWS)"

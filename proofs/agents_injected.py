@@ -1,8 +1,8 @@
 """Names of control tokens in everything that an agent's client can fill, in all dialects: results of tools, their names
 and descriptions, arguments of calls, thoughts given back. None becomes a token that controls the model.
 
-The trial is that of `findings_templates`: a name stands between two nonces, and a control token beside a nonce was
-written by a client. That it would be seen is shown by reading each prompt's text once more without any care.
+A name stands between two nonces, and a control token beside a nonce was written by a client. That it would be seen is
+shown by reading each prompt's text once more without any care.
 """
 
 import json
@@ -13,10 +13,9 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import tokenizers
+
 from benchmarks.record import say
-from proofs.chat_ids import LONGEST
-from proofs.chat_samples import NONCE, text
-from proofs.findings_templates import num_forged, tried_names
 from proofs.proof import Proof, section
 from proofs.public_tokenizers import Published, published
 from quire.api.dialects.anthropic.messages import AnthropicMessages
@@ -33,6 +32,15 @@ from quire.text.chat.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 Body = dict[str, Any]
+LONGEST = 1 << 20
+WORDS = [
+    "Hello", "the weather", "in", "Paris", "is", "nice.", "def f(x):\n    return x", "{'a': [1, 2]}", "3.14",
+    "日本語", "こんにちは", "中文", "한국어", "שלום", "مرحبا", "👍🏽", "👨‍👩‍👧", "é", "e\u0301", "naïve",
+    "C:\\path", "|", "[1]", "\t", "I'll", "don't", "http://x.y/z?q=1&r=2", "ﬁ", "½", "“quoted”", "100%",
+    "{{ x }}", "{% y %}", "a < b > c", "<b>bold</b>", "  ", "\n\n",
+]  # fmt: skip
+NONCE = "zqjx"
+"""Stands on both sides of every name a client writes, and nowhere else."""
 STRANGE_ROLES = ("admin", "System", " system", "user\n", "root", "")
 
 
@@ -66,6 +74,31 @@ def injected(proof: Proof) -> None:
     proof.at_least("injected_without_care", control, num_encoded, "the trial would see it")
     proof.equals("strange_roles_taken", taken, 0)
     proof.equals("injected_roles", forged + taken, 0)
+
+
+def text(random: Random, most: int = 14) -> str:
+    """Some words of any kind."""
+    return " ".join(random.choices(WORDS, k=random.randint(1, most)))
+
+
+def tried_names(model: Published) -> list[str]:
+    """The names its template writes, three times, so that they are tried most often; then some of the others."""
+    names = [*model.control_names().values()]
+    own = [name for name in names if name in model.template or name in model.special_tokens.values()]
+    return own * 3 + [name for name in names if name not in own][:: max(1, len(names) // 40)]
+
+
+def num_forged(library: tokenizers.Tokenizer, model: Published, outcomes: list[list[int] | str]) -> int:
+    """Control tokens directly beside a nonce: a client wrote that, and nobody else."""
+    control, num_found = model.control_names(), 0
+    for ids in outcomes:
+        if isinstance(ids, str):
+            continue
+        for index in (index for index, one in enumerate(ids) if one in control):
+            before = library.decode(ids[max(0, index - 12) : index], skip_special_tokens=False)
+            after = library.decode(ids[index + 1 : index + 13], skip_special_tokens=False)
+            num_found += before.rstrip(" ").endswith(NONCE) or after.lstrip(" ").startswith(NONCE)
+    return num_found
 
 
 class Tried:

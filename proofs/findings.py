@@ -19,10 +19,8 @@ from proofs import (
     findings_promises,
     findings_queue,
     findings_reading,
-    findings_regressions,
     findings_requests,
     findings_steps,
-    findings_suite,
     findings_templates,
     findings_terminal,
     findings_turns,
@@ -45,11 +43,9 @@ TOPICS = (
     findings_alive,
     findings_steps,
     findings_promises,
-    findings_suite,
     findings_limits,
     findings_endurance,
     findings_requests,
-    findings_regressions,
     findings_open,
 )
 

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import say
+from benchmarks.rounds import measured_ratios
 from proofs.api_load import Server, children_of
 from proofs.findings_access import serving
 from proofs.proof import Proof, section
-from proofs.rounds import judge_ratio, measured_ratios
+from proofs.rounds import judge_ratio
 from quire.api.access.keys import add_key
 
 A3 = 'start: e\ne: e e | e e e | "a"'

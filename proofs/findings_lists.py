@@ -1,13 +1,12 @@
-"""Sections `list_cost` and `logprobs_cost`: what long lists of tokens and log-probabilities of prompts cost others.
+"""Sections `list_cost` and `logprobs_size`: what long lists of tokens and log-probabilities of prompts cost others.
 
 `list_cost`: a real `quire serve` with two keys. One key runs 32 sequences (four streams of eight answers), plain ones
 or such that name all but one token of the vocabulary as stop tokens and may not stop for 200 tokens. The other key
 streams one answer beside them: the figure is its gap between tokens beside the lists over that beside the plain ones,
 the median over rounds that take turns.
 
-`logprobs_cost`: the processor time of a step's worth of prompt log-probabilities with 20 alternatives over that with
-none at the commit before, each in processes of their own that take turns. Beside it the size of a real answer just
-under the limit, and whether one just over it is refused before anything is computed.
+`logprobs_size`: the size of a real answer just under the limit, and whether one just over it is refused before
+anything is computed.
 """
 
 import json
@@ -29,38 +28,15 @@ from typing import Any
 from benchmarks.record import ROOT, say
 from benchmarks.test_model import smollm2_directory
 from proofs.api_load import Server, started
-from proofs.before import BEFORE, HERE, Checkout, checked_out
 from proofs.proof import Proof, section
 from quire.api.http.limits import MAX_ANSWER_LOGPROBS
 from quire.client.params import MAX_ANSWERS, MAX_LOGPROBS
 
 MAX_GAP_RATIO = 1.3
-MAX_LOGPROBS_RATIO = 1.5
 MAX_ANSWER_MB = 32
 NUM_REQUESTS = 4
 MIN_TOKENS = 200
 PATIENCE_S = 120.0
-LOGPROBS_CODE = """
-import os, sys, time
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as in a worker
-import numpy as np
-from quire.backends.host.sampler import logprobs_of
-rows, size, part, count, rounds = 256, 49152, 32, int(sys.argv[1]), int(sys.argv[2])
-logits = 4 * np.random.default_rng(1).standard_normal((rows, size), np.float32)
-if "torch" in logprobs_of.__module__:  # the commit before
-    import torch
-    torch.set_grad_enabled(False)
-    logits = torch.from_numpy(logits)
-def once():
-    for first in range(0, rows, part):
-        logprobs_of(logits[first : first + part], list(range(first, first + part)), [count] * part)
-once()
-start = time.process_time()
-for _ in range(rounds):
-    once()
-print((time.process_time() - start) / rounds)
-"""
-"""One step's worth of rows, in the parts a runner takes them in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,30 +192,6 @@ def _wait_until_free(server: Server) -> None:
 
 
 # -- log-probabilities ------------------------------------------------------------------------------------------------
-
-
-@section("logprobs_cost")
-def logprobs_cost(proof: Proof) -> None:
-    """The same measuring code on this commit and on the one before, interleaved."""
-    num_rounds, repeats = proof.sized(quick=3, full=9), proof.sized(quick=3, full=10)
-    pairs = []
-    with checked_out(BEFORE) as before:
-        for _ in range(num_rounds):
-            none = _logprobs_s(before, 0, repeats)
-            with_all = _logprobs_s(HERE, MAX_LOGPROBS, repeats)
-            say(f"  none before {none:.3f} s, {MAX_LOGPROBS} alternatives now {with_all:.3f} s of processor time")
-            pairs.append((with_all, none))
-        proof.report("logprobs_20_before_s", _logprobs_s(before, MAX_LOGPROBS, repeats))
-    proof.report("logprobs_0_now_s", _logprobs_s(HERE, 0, repeats))
-    proof.report("logprobs_20_now_s", median(now for now, _ in pairs))
-    _report_ratio(proof, "logprobs_cost", pairs, MAX_LOGPROBS_RATIO)
-
-
-def _logprobs_s(checkout: Checkout, num_alternatives: int, repeats: int) -> float:
-    done = checkout.run(["-c", checkout.translated(LOGPROBS_CODE), str(num_alternatives), str(repeats)], timeout_s=600)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return float(done.stdout)
 
 
 @section("logprobs_size")

@@ -13,8 +13,9 @@ from time import monotonic, perf_counter, process_time
 
 from benchmarks.packaged_models import coder_file
 from benchmarks.record import say
+from benchmarks.rounds import measured_ratios
 from proofs.proof import Proof, section
-from proofs.rounds import judge_ratio, measured_ratios
+from proofs.rounds import judge_ratio
 from quire.backends.kernels.threads import num_threads
 from quire.checkpoints import resolve
 from quire.config import ModelSettings

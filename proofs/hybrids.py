@@ -5,19 +5,17 @@
     hybrids_bits       the same bits in any circumstance: cut anywhere, from kept states, forked, after a kill
     hybrids_budgets    slots within a memory budget
     hybrids_speed      a hybrid beside the memory's speed
-    hybrids_plain      models without slots, beside the commit before
 
 Models: `make model`; the large hybrid is made by the proof.
 """
 
 import sys
 
-from proofs import hybrids_bits, hybrids_budgets, hybrids_memory, hybrids_parity, hybrids_plain, hybrids_speed
+from proofs import hybrids_bits, hybrids_budgets, hybrids_memory, hybrids_parity, hybrids_speed
 from proofs.proof import run
-from proofs.regressions import rows_lost_since
 
-ROOMS = (hybrids_memory, hybrids_parity, hybrids_bits, hybrids_budgets, hybrids_speed, hybrids_plain)
+ROOMS = (hybrids_memory, hybrids_parity, hybrids_bits, hybrids_budgets, hybrids_speed)
 
 
 if __name__ == "__main__":
-    sys.exit(run("hybrids", *ROOMS, rows_lost_since(hybrids_plain.BEFORE)))
+    sys.exit(run("hybrids", *ROOMS))

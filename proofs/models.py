@@ -15,12 +15,9 @@ import sys
 
 from proofs import models_bits, models_parity, models_real, models_refused, models_speed, models_text
 from proofs.proof import run
-from proofs.regressions import rows_lost_since
 
-BEFORE = "9093dfa"
-"""The commit before a family was a row of a table."""
 ROOMS = (models_parity, models_real, models_bits, models_text, models_speed, models_refused)
 
 
 if __name__ == "__main__":
-    sys.exit(run("models", *ROOMS, rows_lost_since(BEFORE)))
+    sys.exit(run("models", *ROOMS))

@@ -1,7 +1,6 @@
-"""Section "hops": what a request passes on its way in and a later token on its way out, counted here and before.
+"""Section "hops": what a request passes on its way in and a later token on its way out.
 
-One tracer (`tracing/sitecustomize.py`) watches the parent and the worker of a real server on the commit before and on
-this one, while one streamed chat is asked.
+A tracer (`tracing/sitecustomize.py`) watches the parent and the worker of a real server while a client streams a chat.
 
     in     from the request's first byte until the worker's scheduler has queued it
     out    from the end of the step that made the token until its bytes are handed to the socket's library
@@ -14,6 +13,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,12 +27,8 @@ from tempfile import TemporaryDirectory
 from benchmarks.record import ROOT, say
 from benchmarks.servers import free_port, plain_environment
 from benchmarks.test_model import smollm2_directory
-from proofs.before import HERE, Checkout, checked_out
 from proofs.proof import Proof, section
 
-SEAM = "ab20df4"
-"""The commit before requests and tokens passed fewer hands."""
-MAX_RATIO = 0.65
 TOKENS = 12
 CHAT = {"messages": [{"role": "user", "content": "Count to twenty."}], "stream": True, "max_tokens": TOKENS}
 SUBMIT, APPLY, PLAN = (f"quire.core.scheduler.Scheduler.{name}" for name in ("submit", "apply", "plan"))
@@ -97,23 +93,13 @@ class Trace:
 
 @section("hops")
 def hops(proof: Proof) -> None:
-    """Both commits, a few requests each."""
-    rounds = proof.sized(quick=2, full=5)
-    now = [traced(HERE) for _ in range(rounds)]
-    with checked_out(SEAM) as before:
-        then = [traced(before) for _ in range(rounds)]
-    for name, ours, theirs in (
-        ("in", [one.way_in() for one in now], [one.way_in() for one in then]),
-        ("out", [way for one in now for way in one.ways_out()], [way for one in then for way in one.ways_out()]),
-    ):
-        _print(f"the way {name}", _typical(ours))
-        for what, sizes, sizes_before in (
-            ("hops", [len(way.hops) for way in ours], [len(way.hops) for way in theirs]),
-            ("forms", [len(way.forms) for way in ours], [len(way.forms) for way in theirs]),
-        ):
-            proof.report(f"{what}_{name}", median(sizes))
-            proof.report(f"{what}_{name}_before", median(sizes_before))
-            proof.at_most(f"{what}_ratio_{name}", median(sizes) / median(sizes_before), MAX_RATIO)
+    """A few requests."""
+    traces = [traced() for _ in range(proof.sized(quick=2, full=5))]
+    ways_out = [way for trace in traces for way in trace.ways_out()]
+    for name, ways in ("in", [trace.way_in() for trace in traces]), ("out", ways_out):
+        _print(f"the way {name}", _typical(ways))
+        proof.report(f"hops_{name}", median(len(way.hops) for way in ways))
+        proof.report(f"forms_{name}", median(len(way.forms) for way in ways))
 
 
 def _typical(ways: Sequence[Way]) -> Way:
@@ -127,9 +113,9 @@ def _print(title: str, way: Way) -> None:
     say(f"    forms: {', '.join(sorted(name.rpartition('.')[2] for name in way.forms))}")
 
 
-def traced(checkout: Checkout) -> Trace:
-    """Ask a real server of this checkout one chat, and read what its processes wrote."""
-    with TemporaryDirectory(prefix="quire-seam-") as folder, _serving(checkout, Path(folder)) as port:
+def traced() -> Trace:
+    """Send a real server one chat, and read what its processes wrote."""
+    with TemporaryDirectory(prefix="quire-seam-") as folder, _serving(Path(folder)) as port:
         _chat(port)  # what is loaded late is loaded now
         idle_from_s = time.monotonic()
         time.sleep(3.0)
@@ -157,12 +143,12 @@ def _read(path: Path) -> list[Call]:
 
 
 @contextmanager
-def _serving(checkout: Checkout, folder: Path) -> Iterator[int]:
+def _serving(folder: Path) -> Iterator[int]:
     port = free_port()
     admin = folder / "run" / "admin.sock"
-    words = [str(checkout.python), "-m", "quire", "serve", str(smollm2_directory()), "--port", str(port)]
+    words = [sys.executable, "-m", "quire", "serve", str(smollm2_directory()), "--port", str(port)]
     words += ["--memory", "4GiB", "--max-model-len", "2048", "--admin-socket", str(admin)]
-    paths = (ROOT / "proofs" / "tracing", checkout.root / "src")
+    paths = (ROOT / "proofs" / "tracing", ROOT / "src")
     environment = {
         **plain_environment(),
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
@@ -170,7 +156,7 @@ def _serving(checkout: Checkout, folder: Path) -> Iterator[int]:
         "XDG_CONFIG_HOME": str(folder / "config"),
     }
     with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(words, env=environment, cwd=checkout.root, stdout=log, stderr=log)
+        process = subprocess.Popen(words, env=environment, cwd=ROOT, stdout=log, stderr=log)
     try:
         try:
             _wait_ready(port, process)

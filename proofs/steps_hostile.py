@@ -23,8 +23,8 @@ from benchmarks.servers import HOST
 from proofs.api_load import Server, children_of, serve_words, started
 from proofs.hostile_schemas import TABLE, HostileGrammar, hostile_grammar
 from proofs.hostile_watch import BLOCKED_S, Pause
+from proofs.processor_time import spent_by
 from proofs.proof import Proof, section
-from proofs.seam_cost import spent_by
 from proofs.stolen_time import StolenTime, watched
 
 MAX_CHECK_MS = 250.0

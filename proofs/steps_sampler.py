@@ -1,19 +1,16 @@
-"""The sampler: the same tokens as the plain one of the tests, among allowed tokens too, in a small part of the time.
+"""The sampler: the same tokens as the plain one of the tests, among allowed tokens too.
 
 Small vocabularies are compared with the plain sampler, where ties and borders come fast. Those of a real size are
 compared with the definition in numpy, and masked rows with the same rows whose other tokens are as good as banned.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import median
 from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.record import say
-from proofs.before import HERE, Checkout, checked_out
 from proofs.proof import Proof, section
 from quire.backends.host.sampler import choose
 from quire.backends.kernels import extension
@@ -21,40 +18,8 @@ from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling
 from tests.support.plain_sampler import survey
 
-BEFORE = "c4bc106"
-"""The commit before drawing was native."""
 VOCABULARY = 49_152
-ROWS, TURNS = 16, 5
-MAX_RATIO = 0.15
-SPREADS = {"flat": 0.3, "peaked": 6.0}
-"""Of logits; trained models are in between."""
-SCRIPT = """
-import json, sys, time
-import numpy as np
-spread, rows, size, turns = json.loads(sys.argv[1])
-from quire.core.step import Sampling
-from quire.core.request import ResolvedSampling
-try:
-    from quire.backends.host.sampler import choose
-except ImportError:
-    from quire.backends.torch.sampler import choose
-logits = (np.random.default_rng(7).standard_normal((rows, size)) * spread).astype(np.float32)
-if "torch" in choose.__module__:
-    import torch
-    torch.set_num_threads(1)
-    logits = torch.from_numpy(logits)
-else:
-    from quire.backends.kernels.threads import use_threads
-    use_threads(1)
-params = ResolvedSampling(temperature=0.8, top_p=0.95)
-samplings = [Sampling(params, seed, 0, 5, 1, None) for seed in range(rows)]
-taken = []
-for turn in range(turns + 1):
-    started = time.process_time()
-    tokens = [one.token_id for one in choose(logits, samplings)]
-    taken.append((time.process_time() - started) / rows * 1000)
-print(json.dumps([sorted(taken[1:])[turns // 2], tokens]))
-"""
+ROWS = 16
 
 
 @section("sampler: the same tokens")
@@ -100,30 +65,3 @@ def _sampling(dice: np.random.Generator) -> Sampling:
 def _without_kernels() -> Iterator[None]:
     with patch.object(extension, "available", lambda: extension.Availability(False, "the definition is asked")):
         yield
-
-
-@section("sampler: processor time")
-def processor_time(proof: Proof) -> None:
-    """A dense sampled row here and on the commit before, turn about, on one thread each."""
-    ratios: dict[str, list[float]] = {name: [] for name in SPREADS}
-    unequal = 0
-    with checked_out(BEFORE) as before:
-        for _ in range(proof.sized(quick=1, full=3)):
-            for name, spread in SPREADS.items():
-                there, here = (_row_ms(checkout, spread) for checkout in (before, HERE))
-                ratios[name].append(here[0] / there[0])
-                unequal += sum(one != other for one, other in zip(here[1], there[1], strict=True))
-                say(f"  {name}: {there[0]:.2f} ms before, {here[0]:.2f} ms now")
-    for name, found in ratios.items():
-        proof.report(f"sampler_ratio_{name}", median(found))
-    proof.at_most("sampler_ratio", max(median(found) for found in ratios.values()), MAX_RATIO)
-    proof.equals("sampler_tokens_unequal_before", unequal, 0, "drawn by the commit before")
-
-
-def _row_ms(checkout: Checkout, spread: float) -> tuple[float, list[int]]:
-    words = ["-c", SCRIPT, json.dumps([spread, ROWS, VOCABULARY, TURNS])]
-    done = checkout.run(words, timeout_s=600.0)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    each_ms, found = json.loads(done.stdout)
-    return each_ms, found
