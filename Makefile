@@ -49,10 +49,10 @@ size:  ## lines and longest function, file by file
 	$(PYTHON) benchmarks/size.py
 
 proof-memory:  ## the KV memory's promises at scale; SCALE=quick|full
-	$(PYTHON) -m proofs.memory $(PROVE)
+	$(PYTHON) -m proofs.core.memory $(PROVE)
 
 proof-scheduler:  ## scheduler, queue and oracle at scale; SCALE=quick|full
-	$(PYTHON) -m proofs.scheduler $(PROVE)
+	$(PYTHON) -m proofs.core.scheduler $(PROVE)
 
 model:  ## fetch and convert the model that tests and benchmarks run; prints its directory
 	@$(PYTHON) -m benchmarks.test_model
@@ -67,10 +67,10 @@ bench-models:  ## make the models that speed is measured on: Llama 3's 1B and 8B
 	@$(PYTHON) -m benchmarks.bench_models
 
 proof-torch:  ## the backends against transformers and themselves; SCALE=quick|full
-	$(PYTHON) -m proofs.torch_backend $(PROVE)
+	$(PYTHON) -m proofs.numerics.torch_backend $(PROVE)
 
 proof-engine:  ## text, chats, cancelling, the first minutes; SCALE=quick|full
-	$(PYTHON) -m proofs.engine $(PROVE)
+	$(PYTHON) -m proofs.engine.engine $(PROVE)
 
 proof-doors:  ## the HTTP server: SDKs, leaving, strangers, overload, draining; SCALE=quick|full
 	$(PYTHON) -m proofs.api $(PROVE)
@@ -82,16 +82,16 @@ native-sanitize:  ## the native kernels over random shapes and their teams of th
 	build/native-sanitize/test_team
 
 native-neon:  ## the kernels for ARM by the cross compiler: tests under qemu-user, integer products bit for bit
-	$(PYTHON) -m proofs.cpu_neon
+	$(PYTHON) -m proofs.cpu.neon
 
 proof-native:  ## the same bits in any circumstance, and how near the machine's roof; SCALE=quick|full
-	$(PYTHON) -m proofs.native $(PROVE)
+	$(PYTHON) -m proofs.numerics.native $(PROVE)
 
 profile-step:  ## where a step's time goes: draws docs/concepts/img/step-profile.svg
 	$(PYTHON) -m benchmarks.profile_step
 
 proof-bench:  ## the benchmark itself, what batching and the prefix cache give; SCALE=quick|full
-	$(PYTHON) -m proofs.bench $(PROVE)
+	$(PYTHON) -m proofs.speed.bench $(PROVE)
 
 bench:  ## the engine and the server with the test model, recorded, and the tables of the documents
 	$(PYTHON) -m benchmarks.bench_engine
@@ -102,10 +102,10 @@ peers:  ## beside other servers, interleaved; ONLY=vllm,transformers,openvino,ll
 
 tables:  ## write the tables of the documents, and the status of the proofs, from the committed results
 	$(PYTHON) -m benchmarks.tables
-	$(PYTHON) -m proofs.status
+	$(PYTHON) -m proofs.framework.status
 
 proof-worker:  ## workers that are killed, poisoned, hung and orphaned; SCALE=quick|full
-	$(PYTHON) -m proofs.worker $(PROVE)
+	$(PYTHON) -m proofs.engine.worker $(PROVE)
 
 proof-findings:  ## defects found by attacking a running server, each shown to be mended; SCALE=quick|full
 	$(PYTHON) -m proofs.findings $(PROVE)

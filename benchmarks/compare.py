@@ -30,7 +30,7 @@ from benchmarks.record import ROOT, circumstances, say
 from benchmarks.rounds import RatioInterval, measured_ratios
 from benchmarks.servers import Command, Running, started
 from benchmarks.test_model import smollm2_file
-from tests.support.tiny_models import Tiny, write_gguf
+from tests.support.models.tiny_models import Tiny, write_gguf
 
 BUILDS = ROOT / "build" / "compare"
 TINY = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})

@@ -1,7 +1,7 @@
 """Draws docs/concepts/img/step-profile.svg: where the time of real steps goes, and where the roof is.
 
 `make profile-step` runs it and writes the numbers to results/step-profile.json. Parts are timed inside the steps
-(`step_clock`); the roof is measured interleaved with them, as `proofs.native` defines it.
+(`step_clock`); the roof is measured interleaved with them, as `proofs.numerics.native` defines it.
 """
 
 import json

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.record import ROOT, say
 from quire.bench.http_client import Client, ModelCard, ServerAddress
 from quire.bench.runs import Bench, RunListener, Wishes
-from quire.worker.faults import FAULTS, SLOW, TESTING
+from quire.worker.child.faults import FAULTS, SLOW, TESTING
 
 HOST = "127.0.0.1"
 STOP_S = 20.0

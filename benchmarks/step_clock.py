@@ -21,7 +21,7 @@ from quire.backends.cpu import decoder, tiles
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.layers import PARTS
 from quire.backends.kernels import extension, sampling
-from tests.support.models import Machine
+from tests.support.models.models import Machine
 
 P = ParamSpec("P")
 R = TypeVar("R")

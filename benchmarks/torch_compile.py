@@ -24,7 +24,7 @@ from quire.backends.host.batch import make_batch
 from quire.backends.host.rope import read_rope
 from quire.checkpoints.families import read_shape
 from quire.core.step import WorkItem
-from tests.support.kernels import rotate
+from tests.support.machine.kernels import rotate
 
 ROWS = (1, 4, 16, 32)
 CONTEXT = 288

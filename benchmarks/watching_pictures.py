@@ -225,7 +225,7 @@ async def watched(folder: Path, around: Mapping[str, str]) -> list[Text]:
     keys_file.unlink(missing_ok=True)
     ceilings = {"support": "high", "research": "normal", "nightly": "low"}
     keys = {name: add_key(keys_file, name, max_class=ceiling) for name, ceiling in ceilings.items()}
-    words = [sys.executable, "-m", "tests.support.oracle_server", *ORACLE, "--keys-file", str(keys_file)]
+    words = [sys.executable, "-m", "tests.support.servers.oracle_server", *ORACLE, "--keys-file", str(keys_file)]
     with served(words, folder, {**around, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}):
         async with agents(f"http://127.0.0.1:{PORT}", keys, NUM_AGENTS, random.Random(29)):
             return await asyncio.to_thread(shown, TOP, folder, around, UNDER_LOAD_S)

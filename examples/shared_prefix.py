@@ -4,8 +4,8 @@ No model is involved: the memory decides which blocks hold what, and a runner wo
 """
 
 from quire.core.digests import BlockHasher, Namespace
-from quire.core.kv_config import KVMemoryConfig
-from quire.core.kv_memory import KVMemory
+from quire.core.memory.kv_config import KVMemoryConfig
+from quire.core.memory.kv_memory import KVMemory
 
 namespace = Namespace(
     format_version=1, model="demo", adapter="", kv_layout="demo", block_size=32, cache_group="my-team"

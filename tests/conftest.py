@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import quire
-from tests.support import needs
-from tests.support.process_memory import give_back_memory
+from tests.support.machine import needs
+from tests.support.machine.process_memory import give_back_memory
 
 if "QUIRE_TESTED_FROM" in os.environ and not Path(quire.__file__).is_relative_to(os.environ["QUIRE_TESTED_FROM"]):
     # A mutation run must test the copy it was given, not the installed source.

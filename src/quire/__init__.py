@@ -7,14 +7,14 @@ The public names live here, few and frozen by a test; everything else may change
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.client.async_engine import AsyncEngine
-    from quire.client.explanation import Difference, Explanation
-    from quire.client.llm import LLM
-    from quire.client.outputs import Answer, Completion, Piece, Timings
-    from quire.client.params import SamplingParams
+    from quire.client.engines.async_engine import AsyncEngine
+    from quire.client.engines.llm import LLM
+    from quire.client.prefix.explanation import Difference, Explanation
+    from quire.client.reply.outputs import Answer, Completion, Piece, Timings
+    from quire.client.request.params import SamplingParams
     from quire.config import ModelSettings
     from quire.errors import QuireError
-    from quire.text.grammar import Grammar
+    from quire.text.grammars.grammar import Grammar
 
 __version__ = "0.2.0"
 
@@ -35,18 +35,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "quire.client.llm",
-    "Answer": "quire.client.outputs",
-    "AsyncEngine": "quire.client.async_engine",
-    "Completion": "quire.client.outputs",
-    "Difference": "quire.client.explanation",
-    "Explanation": "quire.client.explanation",
-    "Grammar": "quire.text.grammar",
+    "LLM": "quire.client.engines.llm",
+    "Answer": "quire.client.reply.outputs",
+    "AsyncEngine": "quire.client.engines.async_engine",
+    "Completion": "quire.client.reply.outputs",
+    "Difference": "quire.client.prefix.explanation",
+    "Explanation": "quire.client.prefix.explanation",
+    "Grammar": "quire.text.grammars.grammar",
     "ModelSettings": "quire.config",
-    "Piece": "quire.client.outputs",
+    "Piece": "quire.client.reply.outputs",
     "QuireError": "quire.errors",
-    "SamplingParams": "quire.client.params",
-    "Timings": "quire.client.outputs",
+    "SamplingParams": "quire.client.request.params",
+    "Timings": "quire.client.reply.outputs",
 }
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.local_api import House, house
-from tests.support.patience import PATIENCE_S
-from tests.support.talkers import talker
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.local_api import House, house
+from tests.support.servers.talkers import talker
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.backends.conformance import CHECKS, check_all
+from quire.backends.conformance.contract import CHECKS, check_all
 from quire.backends.kernels import extension
-from tests.support.models import runners_of
-from tests.support.tiny_models import Tiny, make_directory
+from tests.support.models.models import runners_of
+from tests.support.models.tiny_models import Tiny, make_directory
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 

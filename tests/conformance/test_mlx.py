@@ -2,10 +2,10 @@
 
 import pytest
 
-from quire.backends.conformance import CHECKS, check_all
-from tests.support import mlx_models
-from tests.support.mlx_models import made_by_mlx
-from tests.support.models import runners_of
+from quire.backends.conformance.contract import CHECKS, check_all
+from tests.support.models import mlx_models
+from tests.support.models.mlx_models import made_by_mlx
+from tests.support.models.models import runners_of
 
 SETTINGS = {**mlx_models.SETTINGS, "max_sequence_tokens": 128}
 """128 blocks: the kit reads all of them."""

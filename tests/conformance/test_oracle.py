@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from quire.backends import conformance
-from quire.backends.conformance import check_all
-from quire.backends.conformance_desk import ConformanceError
+from quire.backends.conformance import contract as conformance
+from quire.backends.conformance.contract import check_all
+from quire.backends.conformance.harness import ConformanceError
 from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
-from quire.core.chances import Guess
 from quire.core.request import ResolvedSampling
+from quire.core.scheduling.chances import Guess
 from quire.core.step import NO_MASKS, BlockCopy, Masks, Sampling, StepPlan, StepResult, WorkItem
 from quire.errors import InvariantError
-from tests.support.server import VOCABULARY, Server
+from tests.support.servers.server import VOCABULARY, Server
 
 
 def capacity(block_size: int = 4) -> Capacity:

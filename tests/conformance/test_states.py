@@ -2,14 +2,14 @@
 
 import pytest
 
-from quire.backends.conformance_desk import ConformanceError
-from quire.backends.conformance_states import CHECKS, check_states
+from quire.backends.conformance.harness import ConformanceError
+from quire.backends.conformance.states import CHECKS, check_states
 from quire.backends.kernels import extension
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity, PendingStep
 from quire.core.step import StepPlan
-from tests.support import architectures
-from tests.support.models import WatchedRunner, runners_of
+from tests.support.models import architectures
+from tests.support.models.models import WatchedRunner, runners_of
 
 CAPACITY = Capacity(48, 8, 1 << 20, 256, 50, 64, num_slots=4)
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)

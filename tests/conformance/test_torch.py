@@ -2,9 +2,9 @@
 
 import pytest
 
-from quire.backends.conformance import CHECKS, check_all
-from tests.support import architectures
-from tests.support.models import runners_of
+from quire.backends.conformance.contract import CHECKS, check_all
+from tests.support.models import architectures
+from tests.support.models.models import runners_of
 
 SETTINGS = {
     "memory_bytes": 8 << 30, "block_size": 8, "max_step_tokens": 128, "max_running": 16, "max_sequence_tokens": 1024,

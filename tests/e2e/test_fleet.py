@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.test_model import smollm2_directory
-from quire.fleet.fleet_keys import make_keys
-from tests.support.patience import PATIENCE_S
+from quire.fleet.protocol.keys import make_keys
+from tests.support.machine.patience import PATIENCE_S
 
 SMALL = ("--memory", "1500MiB", "--max-model-len", "256", "--max-running", "4", "--threads", "1")
 PROMPTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "My favourite colour is"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import ray  # type: ignore[import-not-found,unused-ignore]  # noqa: F401 - where it is not installed, nothing here can run
 from ray import serve  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
 
-from proofs.fleet_ray import ray_fleet, ray_python, scaling
-from proofs.proof import Proof
+from proofs.fleet.ray import ray_fleet, ray_python, scaling
+from proofs.framework.proof import Proof
 
 
 def test_a_killed_member_of_a_fleet_on_ray_loses_no_stream_and_is_replaced(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import quire
 from benchmarks.test_model import smollm2_file
-from quire.client.served import ServedModel, plan_worker
+from quire.client.engines.served import ServedModel, plan_worker
 from quire.config import ModelSettings
 from quire.errors import InvalidParameterError
-from tests.support.process_memory import budget_bytes
+from tests.support.machine.process_memory import budget_bytes
 
 pytestmark = pytest.mark.model
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.record import ROOT
-from tests.support.tiny_models import Tiny, make_directory
+from tests.support.models.tiny_models import Tiny, make_directory
 
 SCRIPT = """
 import sys

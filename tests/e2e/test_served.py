@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.test_model import smollm2_directory, smollm2_file
 from quire.checkpoints import resolve
-from quire.client.outputs import Completion
-from quire.client.params import SamplingParams
-from quire.client.park_plan import plan_park, settings_of
-from quire.client.served import ServedModel, plan_worker
+from quire.client.engines.park_plan import plan_park, settings_of
+from quire.client.engines.served import ServedModel, plan_worker
+from quire.client.reply.outputs import Completion
+from quire.client.request.params import SamplingParams
 from quire.config import ModelSettings, ParkedModel
 
 SETTINGS = ModelSettings(memory_bytes=5 << 29, max_sequence_tokens=512)

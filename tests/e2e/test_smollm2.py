@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.test_model import smollm2
 from quire.backends.protocol import Runner
 from quire.core.request import ResolvedSampling
-from tests.support.models import Ask, Machine, load_runner
-from tests.support.process_memory import AMPLE_BYTES, kept_for_this_file
+from tests.support.machine.process_memory import AMPLE_BYTES, kept_for_this_file
+from tests.support.models.models import Ask, Machine, load_runner
 
 pytestmark = pytest.mark.model
 

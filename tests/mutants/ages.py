@@ -10,16 +10,22 @@ TESTS = (
     "tests/unit/worker/test_ledger.py",
     "tests/unit/worker/test_shared_status.py",
     "tests/unit/worker/test_supervisor_alone.py",
-    "tests/unit/core/test_prefix_tree.py",
+    "tests/unit/core/memory/test_prefix_tree.py",
     "tests/unit/client/test_explanation.py",
     "tests/unit/client/test_handed_over.py",
     "tests/unit/client/test_engines.py",
 )
 
-LOOP, ENGINE, REPLY = "engine/loop.py", "engine/engine.py", "client/reply.py"
-LEDGER, ENTRY = "worker/ledger.py", "worker/ledger_entry.py"
-ROWS, TREE = "core/rows.py", "core/prefix_tree.py"
-STATUS, SESSION, SUPERVISOR = "worker/shared_status.py", "worker/session.py", "worker/supervisor.py"
+LOOP = "engine/loop.py"
+ENGINE = "engine/engine.py"
+REPLY = "client/reply/reply.py"
+LEDGER = "worker/parent/ledger.py"
+ENTRY = "worker/parent/ledger_entry.py"
+ROWS = "core/scheduling/rows.py"
+TREE = "core/memory/prefix_tree.py"
+STATUS = "worker/child/shared_status.py"
+SESSION = "worker/parent/session.py"
+SUPERVISOR = "worker/parent/supervisor.py"
 
 MUTANTS = [
     # -- ages --

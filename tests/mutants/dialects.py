@@ -6,12 +6,15 @@ TESTS = (
     "tests/unit/client/test_pieces.py",
     "tests/unit/client/test_named_parameters.py",
     "tests/unit/worker/test_messages.py",
-    "tests/unit/test_config.py",
-    "tests/api/test_dialects.py",
+    "tests/unit/config/test_settings.py",
+    "tests/api/dialects/test_dialects.py",
 )
 
-OUTPUTS, ANSWERING, FORMATS = "client/outputs.py", "api/dialects/answering.py", "api/dialects/error_formats.py"
-OPENAI, ERRORS = "api/dialects/openai", "api/http/errors.py"
+OUTPUTS = "client/reply/outputs.py"
+ANSWERING = "api/dialects/answering.py"
+FORMATS = "api/dialects/error_formats.py"
+OPENAI = "api/dialects/openai"
+ERRORS = "api/http/errors.py"
 
 MUTANTS = [
     # -- pieces --

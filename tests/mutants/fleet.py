@@ -4,14 +4,17 @@ from tests.mutants.kill import Mutant
 
 TESTS = (
     *(f"tests/unit/fleet/test_{name}.py" for name in ("names", "index", "load", "membership", "choice")),
-    *("tests/unit/fleet/test_event_reader.py", "tests/property/test_fleet.py"),
+    *("tests/unit/fleet/kv_events/test_reader.py", "tests/property/test_fleet.py"),
 )
 
-NAMES, INDEX, LOAD, MEMBERSHIP, CHOICE = (
-    f"fleet/{name}.py" for name in ("names", "index", "load", "membership", "choice")
-)
+NAMES = "fleet/routing/block_names.py"
+INDEX = "fleet/routing/block_index.py"
+LOAD = "fleet/routing/member_load.py"
+MEMBERSHIP = "fleet/routing/membership.py"
+CHOICE = "fleet/routing/router.py"
 
-BATCHES, READER = (f"fleet/{name}.py" for name in ("event_batches", "event_reader"))
+BATCHES = "fleet/kv_events/batches.py"
+READER = "fleet/kv_events/reader.py"
 
 MUTANTS = [
     # -- names --

@@ -3,14 +3,15 @@
 from tests.mutants.kill import Mutant
 
 TESTS = (
-    "tests/unit/fleet/test_fleet_port.py",
-    "tests/unit/fleet/test_member_desk.py",
+    "tests/unit/fleet/gateway/test_port.py",
+    "tests/unit/fleet/member/test_service.py",
     "tests/property/test_fleet_port.py",
 )
 
-PORT, REQUEST, MEMBERS, DESK = (
-    f"fleet/{name}.py" for name in ("fleet_port", "fleet_request", "fleet_members", "member_desk")
-)
+PORT = "fleet/gateway/port.py"
+REQUEST = "fleet/gateway/request.py"
+MEMBERS = "fleet/gateway/members.py"
+DESK = "fleet/member/service.py"
 
 MUTANTS = [
     # -- who is let in --

@@ -3,12 +3,15 @@
 from tests.mutants.kill import Mutant
 
 TESTS = (
-    "tests/unit/core/test_step_cost.py",
-    "tests/unit/core/test_ngrams.py",
-    "tests/unit/core/test_drafts.py",
+    "tests/unit/core/scheduling/test_step_cost.py",
+    "tests/unit/core/scheduling/test_ngrams.py",
+    "tests/unit/core/scheduling/test_drafts.py",
     "tests/unit/engine/test_guides.py",
 )
-NGRAMS, COST, CHANCES, DRAFTS = (f"core/{name}.py" for name in ("ngrams", "step_cost", "chances", "drafts"))
+NGRAMS = "core/scheduling/ngrams.py"
+COST = "core/scheduling/step_cost.py"
+CHANCES = "core/scheduling/chances.py"
+DRAFTS = "core/scheduling/drafts.py"
 GUIDES = "engine/guides.py"
 
 MUTANTS = [

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
-from tests.support.other_source import importing_from
+from tests.support.servers.other_source import importing_from
 
 ROOT = Path(__file__).parents[2]
 SLOWEST_S = 3600.0

@@ -4,21 +4,16 @@ from tests.mutants.kill import Mutant
 
 TESTS = ("tests/unit/core", "tests/property/test_kv_memory.py")
 
-POOL, TABLE, DIGESTS, TREE, PINS, MEMORY, NAMES, FLIGHT, ANNOUNCER, TOLD = (
-    f"core/{name}.py"
-    for name in (
-        "block_pool",
-        "block_table",
-        "digests",
-        "prefix_tree",
-        "pins",
-        "kv_memory",
-        "block_names",
-        "in_flight",
-        "kv_announcer",
-        "told_blocks",
-    )
-)
+POOL = "core/memory/block_pool.py"
+TABLE = "core/memory/block_table.py"
+DIGESTS = "core/digests.py"
+TREE = "core/memory/prefix_tree.py"
+PINS = "core/memory/pins.py"
+MEMORY = "core/memory/kv_memory.py"
+NAMES = "core/memory/block_names.py"
+FLIGHT = "core/memory/in_flight.py"
+ANNOUNCER = "core/memory/kv_publisher.py"
+TOLD = "core/memory/kv_dump.py"
 
 MUTANTS = [
     # -- the pool --

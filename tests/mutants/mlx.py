@@ -11,9 +11,13 @@ TESTS = (
     "tests/conformance/test_mlx.py",
 )
 
-TILES, STORE, LAYERS, DECODER, RUNNER, LOAD, OLDER = (
-    f"backends/mlx/{name}.py" for name in ("tiles", "kv_store", "layers", "decoder", "runner", "load", "older_config")
-)
+TILES = "backends/mlx/tiles.py"
+STORE = "backends/mlx/kv_store.py"
+LAYERS = "backends/mlx/layers.py"
+DECODER = "backends/mlx/decoder.py"
+RUNNER = "backends/mlx/runner.py"
+LOAD = "backends/mlx/load.py"
+OLDER = "backends/mlx/older_config.py"
 REGISTRY = "backends/load.py"
 
 MUTANTS = [

@@ -4,18 +4,24 @@ from tests.mutants.kill import Mutant
 
 TESTS = (
     "tests/unit/core/test_request.py",
-    "tests/unit/core/test_policy.py",
-    "tests/unit/core/test_shares.py",
-    "tests/unit/core/test_promises.py",
-    "tests/unit/core/test_waiting_queue.py",
-    "tests/unit/core/test_scheduler.py",
+    "tests/unit/core/scheduling/test_policy.py",
+    "tests/unit/core/scheduling/test_shares.py",
+    "tests/unit/core/scheduling/test_promises.py",
+    "tests/unit/core/scheduling/test_waiting_queue.py",
+    "tests/unit/core/scheduling/test_scheduler.py",
     "tests/property/test_shares.py",
     "tests/property/test_scheduler.py",
     "tests/sim",
 )
 
-QUEUE, POLICY, REQUEST, SCHEDULER = (f"core/{name}.py" for name in ("waiting_queue", "policy", "request", "scheduler"))
-PLACEMENT, ROWS, SHARES, PROMISES = (f"core/{name}.py" for name in ("placement", "rows", "shares", "promises"))
+QUEUE = "core/scheduling/waiting_queue.py"
+POLICY = "core/scheduling/policy.py"
+SEQUENCE = "core/scheduling/sequence.py"
+SCHEDULER = "core/scheduling/scheduler.py"
+PLACEMENT = "core/scheduling/placement.py"
+ROWS = "core/scheduling/rows.py"
+SHARES = "core/scheduling/shares.py"
+PROMISES = "core/scheduling/shares.py"
 
 MUTANTS = [
     # -- the queue --
@@ -189,13 +195,13 @@ MUTANTS = [
     # -- sequences --
     Mutant(
         "the fork comes one token late",
-        REQUEST,
+        SEQUENCE,
         "return self.num_prompt_tokens - 1 if",
         "return self.num_prompt_tokens if",
     ),
     Mutant(
         "limits count from the resumed prompt",
-        REQUEST,
+        SEQUENCE,
         "self.num_prompt_tokens = len(request.prompt)",
         "self.num_prompt_tokens = len(self.tokens)",
     ),
@@ -285,7 +291,7 @@ MUTANTS = [
     ),
     Mutant(
         "who changes places keeps its tokens",
-        REQUEST,
+        SEQUENCE,
         "        self.tokens, other.tokens = other.tokens, self.tokens\n",
         "",
     ),

@@ -4,19 +4,23 @@ from tests.mutants.kill import Mutant
 
 TESTS = (
     "tests/unit/core/test_step.py",
-    "tests/unit/core/test_drafts.py",
-    "tests/unit/core/test_forced.py",
-    "tests/unit/core/test_policy.py",
-    "tests/unit/core/test_kv_memory.py",
-    "tests/unit/core/test_scheduler.py",
+    "tests/unit/core/scheduling/test_drafts.py",
+    "tests/unit/core/scheduling/test_forced.py",
+    "tests/unit/core/scheduling/test_policy.py",
+    "tests/unit/core/memory/test_kv_memory.py",
+    "tests/unit/core/scheduling/test_scheduler.py",
     "tests/conformance/test_oracle.py",
     "tests/sim",
 )
 
-STEP, POLICY, ROWS, DRAFTS, SCHEDULER, MEMORY = (
-    f"core/{name}.py" for name in ("step", "policy", "rows", "drafts", "scheduler", "kv_memory")
-)
-ACCEPTANCE, ORACLE = "backends/acceptance.py", "backends/oracle.py"
+STEP = "core/step.py"
+POLICY = "core/scheduling/policy.py"
+ROWS = "core/scheduling/rows.py"
+DRAFTS = "core/scheduling/drafts.py"
+SCHEDULER = "core/scheduling/scheduler.py"
+MEMORY = "core/memory/kv_memory.py"
+ACCEPTANCE = "backends/acceptance.py"
+ORACLE = "backends/oracle.py"
 
 MUTANTS = [
     # -- several tokens in a result --

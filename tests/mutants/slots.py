@@ -3,20 +3,25 @@
 from tests.mutants.kill import Mutant
 
 TESTS = (
-    "tests/unit/core/test_state_slots.py",
-    "tests/unit/core/test_table_states.py",
-    "tests/unit/core/test_state_limits.py",
-    "tests/unit/core/test_kept_borders.py",
-    "tests/unit/core/test_kv_announcer.py",
-    "tests/unit/core/test_hybrid_scheduler.py",
+    "tests/unit/core/memory/test_state_slots.py",
+    "tests/unit/core/memory/test_table_states.py",
+    "tests/unit/core/scheduling/test_state_limits.py",
+    "tests/unit/core/scheduling/test_state_checkpoints.py",
+    "tests/unit/core/memory/test_kv_publisher.py",
+    "tests/unit/core/scheduling/test_hybrid_scheduler.py",
     "tests/unit/engine/test_states.py",
     "tests/property/test_kv_memory.py::test_hits_with_states_equal_those_of_token_tuples_with_exact_queues",
 )
 
-SLOTS, STATES, BORDERS, ANNOUNCER, NAMES = (
-    f"core/{name}.py" for name in ("state_slots", "table_states", "kept_borders", "kv_announcer", "block_names")
-)
-MEMORY, TREE, SCHEDULER, ROWS = (f"core/{name}.py" for name in ("kv_memory", "prefix_tree", "scheduler", "rows"))
+SLOTS = "core/memory/state_slots.py"
+STATES = "core/memory/table_states.py"
+BORDERS = "core/scheduling/state_checkpoints.py"
+ANNOUNCER = "core/memory/kv_publisher.py"
+NAMES = "core/memory/block_names.py"
+MEMORY = "core/memory/kv_memory.py"
+TREE = "core/memory/prefix_tree.py"
+SCHEDULER = "core/scheduling/scheduler.py"
+ROWS = "core/scheduling/rows.py"
 ENGINE = "engine/engine.py"
 
 MUTANTS = [

@@ -16,10 +16,10 @@ from quire.bench.http_client import Client, ServerAddress
 from quire.bench.outcome import Run
 from quire.bench.runs import Bench, RunListener, Wishes
 from quire.bench.setup import LoadSetup
-from quire.client.opening import open_model
+from quire.client.engines.opening import open_model
 from quire.config import ModelSettings
-from tests.support.process_memory import budget_bytes
-from tests.support.tiny_models import Tiny, write_gguf
+from tests.support.machine.process_memory import budget_bytes
+from tests.support.models.tiny_models import Tiny, write_gguf
 
 LOAD = EngineLoad((1, 16), prompt_tokens=64, output_tokens=24, prefix_tokens=448, num_rounds=5, has_roof=False)
 
@@ -36,7 +36,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> EngineBench:
 def test_batching_and_the_prefix_cache_give_what_they_are_for(
     bench: EngineBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for clock in ("bench.engine.perf_counter", "client.llm.monotonic", "client.requests.monotonic"):
+    for clock in ("bench.engine.perf_counter", "client.engines.llm.monotonic", "client.request.requests.monotonic"):
         monkeypatch.setattr(f"quire.{clock}", time.process_time)
     with bench:
         result = bench.run(lambda _: None)

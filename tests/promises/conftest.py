@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quire.api.access.keys import add_key
-from tests.support.live_server import SIZES, TINY, Server, oracle, running
-from tests.support.tiny_models import make_directory
+from tests.support.models.tiny_models import make_directory
+from tests.support.servers.live_server import SIZES, TINY, Server, oracle, running
 
 SLOW = ("--running", "4", "--step-s", "0.01", "--sequence-tokens", "4096", "--blocks", "2048")
 """A server with four places, in which a longest answer takes more than forty seconds."""

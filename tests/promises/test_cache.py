@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from quire import LLM, ModelSettings, SamplingParams
 from quire.cli import app
-from quire.core import block_pool, kv_memory, prefix_tree
+from quire.core.memory import block_pool, kv_memory, prefix_tree
 from tests.promises.conftest import Served
 from tests.promises.registry import ROOT
-from tests.support.process_memory import budget_bytes
+from tests.support.machine.process_memory import budget_bytes
 
 EXPLAIN = "/v1/cache/explain"
 BLOCK = 32

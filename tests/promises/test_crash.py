@@ -16,7 +16,7 @@ import pytest
 
 from tests.promises.conftest import Served
 from tests.promises.registry import ROOT
-from tests.support.live_server import Server, oracle, until
+from tests.support.servers.live_server import Server, oracle, until
 
 ROW_SEED, POISON_SEED = 5, 666
 COMPLETE = "/v1/completions"

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from quire import LLM, ModelSettings, SamplingParams
-from tests.support.process_memory import budget_bytes
-from tests.support.tiny_hybrids import make_hybrid
+from tests.support.machine.process_memory import budget_bytes
+from tests.support.models.tiny_hybrids import make_hybrid
 
 BLOCK = 32
 ONE = SamplingParams(max_tokens=1)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks import speed_figures, tables
-from proofs import status
+from proofs.framework import status
 from tests.promises.conftest import Served
 from tests.promises.registry import ROOT
 

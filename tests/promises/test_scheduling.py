@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.api.access.keys import add_key
 from tests.promises.conftest import SLOW, Busy
-from tests.support.live_server import Answer, Server, oracle, until
+from tests.support.servers.live_server import Answer, Server, oracle, until
 
 COMPLETE = "/v1/completions"
 HIGH, LOW = {"priority": -1}, {"priority": 1}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from quire.cli.found_servers import asked
-from quire.cli.watch_source import WatchSource
-from tests.support.guarded_prompts import TEMPLATES
-from tests.support.live_server import Server, oracle, until
-from tests.support.prefix_corpus import RULES
+from quire.cli.shared.found_servers import asked
+from quire.cli.watch.watch_source import WatchSource
+from tests.support.fleet.prefix_corpus import RULES
+from tests.support.servers.guarded_prompts import TEMPLATES
+from tests.support.servers.live_server import Server, oracle, until
 
 WARNING = "x-quire-prefix-warning"
 SIZES = ("--sequence-tokens", "4096", "--blocks", "2048", "--prompt-tokens", "512")

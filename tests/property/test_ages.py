@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from quire.config import ModelSettings
 from quire.core.events import Admitted, Finished, RequestEvent, SequenceFinished
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling
+from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.step import StepPlan
-from quire.core.waiting_queue import QueueConfig
 from quire.engine.commands import Cancel, Submit
 from quire.engine.engine import Engine
 from quire.engine.loop import received
-from quire.worker.ledger import Ledger
 from quire.worker.messages import ToParent, ToWorker, decode_to_worker, encode_message
-from tests.support.lives import CONFIG, IDENTITY, VOCABULARY, DyingRunner, Lives
-from tests.support.messages import REQUEST
+from quire.worker.parent.ledger import Ledger
+from tests.support.workers.lives import CONFIG, IDENTITY, VOCABULARY, DyingRunner, Lives
+from tests.support.workers.messages import REQUEST
 
 MILLION_S = 1_000_000.0
 DURATIONS = {

@@ -12,8 +12,8 @@ from quire.core.events import Finished, Queued, RequestEvent, SequenceFinished, 
 from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
 from quire.core.step import StepPlan
 from quire.engine.commands import Cancel, Restore, Submit
-from quire.worker.ledger import Ledger
-from tests.support.lives import IDENTITY, VOCABULARY, Lives, check_told
+from quire.worker.parent.ledger import Ledger
+from tests.support.workers.lives import IDENTITY, VOCABULARY, Lives, check_told
 
 SPACE = IDENTITY.namespace(4, "group")
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from quire.errors import InvariantError
-from quire.fleet.index import UNCONFIRMED_S, BlockIndex
-from quire.fleet.load import MemberLoads
-from quire.fleet.membership import Assignment, Membership, MemberState, Transition
+from quire.fleet.routing.block_index import UNCONFIRMED_S, BlockIndex
+from quire.fleet.routing.member_load import MemberLoads
+from quire.fleet.routing.membership import Assignment, Membership, MemberState, Transition
 
 MEMBERS = ("a", "b", "c")
 MAX_DEPTH = 4

@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from quire.core.events import Finished, Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, Request
 from quire.errors import DrainingError, QueueFullError
-from quire.fleet.fleet_messages import MemberStepped
-from quire.fleet.fleet_request import POISON
-from tests.support.desk_fleets import DeskFleet, DeskGateway, asked
-from tests.support.lives import check_told
+from quire.fleet.gateway.request import POISON
+from quire.fleet.protocol.messages import MemberStepped
+from tests.support.fleet.desk_fleets import DeskFleet, DeskGateway, asked
+from tests.support.workers.lives import check_told
 
 ADDRESSES = ("a", "b", "c", "d")
 addresses = st.sampled_from(ADDRESSES)

@@ -20,8 +20,8 @@ from quire.core.events import (
 from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
 from quire.engine.commands import Restore, Submit
 from quire.errors import QueueFullError
-from quire.worker.ledger import Ledger
-from tests.support.lives import IDENTITY, VOCABULARY, Lives
+from quire.worker.parent.ledger import Ledger
+from tests.support.workers.lives import IDENTITY, VOCABULARY, Lives
 
 SPACE = IDENTITY.namespace(4, "group")
 

@@ -7,13 +7,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from quire.core.digests import BlockHasher
-from quire.core.kv_config import KVMemoryConfig
-from quire.core.kv_memory import KVMemory
-from tests.support.machine import HybridMemoryMachine, KVMemoryMachine
-from tests.support.random_driver import RandomDriver
-from tests.support.reference_lru import ReferenceCache
-from tests.support.shadow import KEY, WeakHasher, namespace
-from tests.support.state_comparison import StateComparison
+from quire.core.memory.kv_config import KVMemoryConfig
+from quire.core.memory.kv_memory import KVMemory
+from tests.support.core.random_driver import RandomDriver
+from tests.support.core.reference_lru import ReferenceCache
+from tests.support.core.shadow import KEY, WeakHasher, namespace
+from tests.support.core.state_comparison import StateComparison
+from tests.support.machine.machine import HybridMemoryMachine, KVMemoryMachine
 
 
 @pytest.mark.parametrize("machine", [KVMemoryMachine, HybridMemoryMachine])

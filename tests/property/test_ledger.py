@@ -9,8 +9,8 @@ from quire.core.request import Continuation, FinishReason, PriorityClass, Reques
 from quire.core.step import StepPlan
 from quire.engine.commands import Restore, Submit
 from quire.errors import MessageError, QueueFullError
-from quire.worker.ledger import POISON, Ledger
-from tests.support.lives import CONFIG, IDENTITY, VOCABULARY, Lives, check_told
+from quire.worker.parent.ledger import POISON, Ledger
+from tests.support.workers.lives import CONFIG, IDENTITY, VOCABULARY, Lives, check_told
 
 POISON_SEED = 666
 

@@ -4,16 +4,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from quire.core import pool_picture, tree_picture
-from quire.core.block_facts import facts_of_block
-from quire.core.block_pool import BlockPool
-from quire.core.kv_memory import KVMemory
-from quire.core.pins import Pins
-from quire.core.pool_picture import LEVELS, STATES, PoolDrawing
-from quire.core.snapshots import MAX_CELLS, CellCounts, PoolCells, TreePicture
-from quire.core.tree_picture import TreeDrawing
-from tests.support.machine import KVMemoryMachine
-from tests.support.random_driver import RandomDriver
+from quire.core.inspect import pool_map as pool_picture
+from quire.core.inspect import tree_map as tree_picture
+from quire.core.inspect.block_facts import facts_of_block
+from quire.core.inspect.pool_map import LEVELS, STATES, PoolDrawing
+from quire.core.inspect.snapshots import MAX_CELLS, CellCounts, PoolCells, TreePicture
+from quire.core.inspect.tree_map import TreeDrawing
+from quire.core.memory.block_pool import BlockPool
+from quire.core.memory.kv_memory import KVMemory
+from quire.core.memory.pins import Pins
+from tests.support.core.random_driver import RandomDriver
+from tests.support.machine.machine import KVMemoryMachine
 
 
 def walked_cells(memory: KVMemory) -> list[tuple[int, int]]:

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ReplayError
-from quire.sim.replay import replay
-from tests.support.scheduler_changes import CHANGES
-from tests.support.traced_engines import write_life
+from quire.sim.replay.replay import replay
+from tests.support.core.scheduler_changes import CHANGES
+from tests.support.workers.traced_engines import write_life
 
 SEEDS = st.integers(0, 1 << 30)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.support.scheduler_machine import HybridSchedulerMachine, SchedulerMachine
+from tests.support.core.scheduler_machine import HybridSchedulerMachine, SchedulerMachine
 
 
 @pytest.mark.parametrize("machine", [SchedulerMachine, HybridSchedulerMachine])

@@ -7,10 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.core.promises import KEPT_S, Promises
 from quire.core.request import PriorityClass
-from quire.core.share_types import Bounds, NoRoom, Room
-from quire.core.shares import ASKED_WITHIN_S, LEAST_SHARE, Shares
+from quire.core.scheduling.shares import ASKED_WITHIN_S, KEPT_S, LEAST_SHARE, Bounds, NoRoom, Promises, Room, Shares
 
 KINDS = tuple(one.value for one in PriorityClass)
 TENANTS = ("a", "b", "c", "d")

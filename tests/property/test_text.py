@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 from quire.text.detokenizer import Detokenizer, text_at_once
 from quire.text.stop_strings import StopStrings
 from quire.text.tokenizer import Tokenizer
-from tests.support.small_tokenizers import ALL, byte_level, sentencepiece
-from tests.support.texts import WORDS, check_texts, cut_at_stop, held_back, wrong_border, wrong_deltas, wrong_stop
+from tests.support.models.small_tokenizers import ALL, byte_level, sentencepiece
+from tests.support.models.texts import (
+    WORDS,
+    check_texts,
+    cut_at_stop,
+    held_back,
+    wrong_border,
+    wrong_deltas,
+    wrong_stop,
+)
 
 KINDS = pytest.mark.parametrize("kind", ALL)
 

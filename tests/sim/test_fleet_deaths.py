@@ -6,18 +6,18 @@ from random import Random
 import pytest
 
 from quire.errors import InvariantError
-from quire.fleet.choice import Router
-from quire.fleet.load import MemberLoads
-from quire.fleet.membership import MemberState
-from quire.sim.fleet_faults import FleetFaults
-from quire.sim.fleet_report import FleetReport
-from quire.sim.fleet_sim import FleetConfig, FleetSimulation
-from quire.sim.latencies import Latencies
-from quire.sim.member import MemberSize
-from quire.sim.policies import POLICIES, CostPolicy, make_policy
+from quire.fleet.routing.member_load import MemberLoads
+from quire.fleet.routing.membership import MemberState
+from quire.fleet.routing.router import Router
+from quire.sim.fleet.faults import FleetFaults
+from quire.sim.fleet.latencies import Latencies
+from quire.sim.fleet.member import MemberSize
+from quire.sim.fleet.policies import POLICIES, CostPolicy, make_policy
+from quire.sim.fleet.report import FleetReport
+from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
 from quire.workload.trace_requests import trace_requests
 from tests.sim.test_fleet_sim import BLOCK, QUICK, STORM, trace_of
-from tests.support.fleet_storms import run_storm
+from tests.support.fleet.fleet_storms import run_storm
 
 SIZE = MemberSize(40, BLOCK, max_step_tokens=16, max_running=4)
 

@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 from quire.cli import app
 from quire.engine.step_profile import StepProfile
 from quire.errors import ConfigError
-from quire.sim.fleet_faults import FleetFaults
-from quire.sim.fleet_report import FleetReport
-from quire.sim.fleet_sim import FleetConfig, FleetSimulation
-from quire.sim.member import MemberSize
-from quire.sim.policies import POLICIES, make_policy
+from quire.sim.fleet.faults import FleetFaults
+from quire.sim.fleet.member import MemberSize
+from quire.sim.fleet.policies import POLICIES, make_policy
+from quire.sim.fleet.report import FleetReport
+from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
 from quire.workload.trace_requests import TraceRules, trace_requests
 from quire.workload.traces import Row, Trace
-from tests.support.block_lru import BlockLru
+from tests.support.core.block_lru import BlockLru
 
 BLOCK = 4
 QUICK = StepProfile.by_hand(prompt_tokens_per_s=1_000.0, step_s=0.01)

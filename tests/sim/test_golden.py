@@ -1,6 +1,6 @@
 """Runs recorded before results could carry several tokens: ordinary requests go on exactly as they did, to the bit."""
 
-from tests.support.traces import recorded, traces
+from tests.support.workers.traces import recorded, traces
 
 
 def test_ordinary_requests_are_planned_and_answered_as_recorded() -> None:

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from quire.cli import app
 from quire.engine.step_profile import StepProfile
 from quire.errors import ConfigError
-from quire.sim.curves import plan_curves
-from quire.sim.effects import batch_means, other_settings, setting_effects
-from quire.sim.fleet_sim import FleetSimulation
-from quire.sim.member import MemberSize
-from quire.sim.objectives import LatencyObjective
-from quire.sim.planning import CapacityPlan, Planner, PlanSetup, pool_candidates
-from quire.sim.watched_latencies import WatchedLatencies
+from quire.sim.fleet.member import MemberSize
+from quire.sim.fleet.simulation import FleetSimulation
+from quire.sim.planning.curves import plan_curves
+from quire.sim.planning.effects import batch_means, other_settings, setting_effects
+from quire.sim.planning.objectives import LatencyObjective
+from quire.sim.planning.planning import CapacityPlan, Planner, PlanSetup, pool_candidates
+from quire.sim.planning.watched_latencies import WatchedLatencies
 from quire.verdicts import SpeedVerdict
 from quire.workload.workload_request import WorkloadRequest
 

@@ -4,22 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from quire.core.block_table import BlockTable
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
-from quire.core.promises import Promises
+from quire.core.memory.block_table import BlockTable
+from quire.core.memory.state_slots import StateSlots
+from quire.core.memory.table_states import TableStates
 from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
-from quire.core.scheduler import Scheduler
-from quire.core.state_slots import SlotCopy, StateSlots
-from quire.core.step import WorkItem
-from quire.core.table_states import TableStates
-from quire.core.waiting_queue import WaitingQueue
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.shares import Promises
+from quire.core.scheduling.waiting_queue import WaitingQueue
+from quire.core.step import SlotCopy, WorkItem
 from quire.errors import ConfigError, InvariantError
-from quire.sim.deliveries import Deliveries
-from quire.sim.fault_plan import FaultRates
-from quire.sim.sim_config import CHAOTIC, SimConfig, configured
-from quire.sim.simulation import Simulation
+from quire.sim.server.config import CHAOTIC, SimConfig, configured
+from quire.sim.server.deliveries import Deliveries
+from quire.sim.server.fault_plan import FaultRates
+from quire.sim.server.simulation import Simulation
 from quire.workload.scenarios import SCENARIOS
-from tests.support.shadow import namespace
+from tests.support.core.shadow import namespace
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -157,7 +157,7 @@ def test_a_bug_in_the_middle_of_a_run_is_told_with_the_line_that_replays_it(monk
 
 
 def test_a_run_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.sim.simulation.STEPS_PER_REQUEST", 1)
+    monkeypatch.setattr("quire.sim.server.simulation.STEPS_PER_REQUEST", 1)
     assert "it has not come to an end" in Simulation(configured("chat", 1, 30)).run().violations[0]
 
 

@@ -19,8 +19,8 @@ from starlette.routing import Route
 from quire.api.access.admission import Admission
 from quire.api.asgi import RequestMiddleware, allowed_methods, error_response
 from quire.api.http.errors import ApiError
-from quire.api.park.model_park import ModelPark
-from quire.api.prefix_warnings import warnings_response
+from quire.api.models.model_park import ModelPark
+from quire.api.prefix.warnings import warnings_response
 from quire.api.server import Shutdown
 from quire.api.watch.watch_routes import block_answer, watching
 from quire.errors import DrainingError

@@ -43,8 +43,8 @@ from quire.api.dialects.openai.tokens import detokenize, tokenize
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import Operation, description
-from quire.api.reuse_route import retrieve_reuse
-from quire.api.warnings_route import cache_warnings
+from quire.api.prefix.reuse_route import retrieve_reuse
+from quire.api.prefix.warnings_route import cache_warnings
 from quire.api.watch.watch_routes import block_answer, watching
 from quire.api.web_page import PAGES, PageFiles, WebPage
 from quire.errors import InvariantError, QuireError

@@ -17,14 +17,14 @@ from starlette.responses import Response
 
 from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
-from quire.api.access.request_record import RequestRecord
 from quire.api.dialects.error_formats import SERVER_ERRORS, ErrorFormats
 from quire.api.dialects.field_names import ignored_headers
 from quire.api.http.body import ClientGoneError
-from quire.api.http.errors import ApiError, api_error_of
+from quire.api.http.errors import ApiError, ReaderStuckError, api_error_of
 from quire.api.http.headers import Headers, first_headers
 from quire.api.http.ids import HARMLESS, new_id
 from quire.api.http.limits import MAX_HEADERS, STUCK_S
+from quire.api.http.request_record import RequestRecord
 from quire.api.http.sse import Send
 from quire.errors import DrainingError
 from quire.observe.access_log import write_access, write_routine
@@ -34,10 +34,6 @@ Note = Callable[[RequestRecord, ApiError], None]
 """Hears what a client is about to be told."""
 OnEnded = Callable[[RequestRecord], None]
 """Hears of a request that is over, whatever became of it."""
-
-
-class ReaderStuckError(Exception):
-    """The reader took nothing for too long."""
 
 
 @dataclass(frozen=True, slots=True)

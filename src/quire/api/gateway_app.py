@@ -15,9 +15,9 @@ from quire.api.server import CLOSE_GRACE_S
 from quire.api.serving import Plan, prepare
 from quire.config import ParkedModel, Settings
 from quire.errors import EngineDeadError
-from quire.fleet.fleet_keys import GatewayKeys
-from quire.fleet.fleet_model import FleetModel
-from quire.fleet.member_list import MemberSource
+from quire.fleet.gateway.client import FleetModel
+from quire.fleet.gateway.discovery import MemberSource
+from quire.fleet.protocol.keys import GatewayKeys
 from quire.lasting_objects import set_aside_what_was_loaded
 
 

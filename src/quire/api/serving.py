@@ -14,17 +14,17 @@ from pathlib import Path
 from quire import __version__
 from quire.api.access.admission import Admission, AdmissionSettings
 from quire.api.access.auth import Gate
+from quire.api.access.conversation_store import opened_store
 from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
-from quire.api.access.request_span import RequestSpans
 from quire.api.admin import PublicAddress, make_admin
 from quire.api.app import make_asgi
-from quire.api.conversation_store import opened_store
+from quire.api.http.request_span import RequestSpans
 from quire.api.listening import listen, listening_unix
-from quire.api.models import ModelEntry, Models
-from quire.api.park.model_park import ModelPark, OpenClient, ParkLimits, Weigh, weightless
+from quire.api.models.model_park import ModelPark, OpenClient, ParkLimits, Weigh, weightless
+from quire.api.models.registry import ModelEntry, Models
 from quire.api.server import Shutdown, UvicornServer, make_server, serve_app
-from quire.client.conversation import StablePrefix
+from quire.client.request.conversation import StablePrefix
 from quire.config import ParkedModel, Settings
 from quire.errors import ConfigError
 from quire.lasting_objects import set_aside_what_was_loaded

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.backends.memory_plan import MemoryPlan
 from quire.backends.protocol import Capacity, Runner
 from quire.config import ModelSettings
-from quire.core.step_cost import StepCost
+from quire.core.scheduling.step_cost import StepCost
 from quire.errors import CheckpointError
 
 OnRead = Callable[[int, int], None]

@@ -19,10 +19,10 @@ from quire.backends.load import roof_of
 from quire.backends.roof import Roof, RoofPoint
 from quire.bench.machine_info import machine
 from quire.checkpoints import Progress, resolve
-from quire.client.llm import LLM
-from quire.client.opening import OpenedModel, open_model
-from quire.client.params import SamplingParams
-from quire.client.requests import make_request
+from quire.client.engines.llm import LLM
+from quire.client.engines.opening import OpenedModel, open_model
+from quire.client.request.params import SamplingParams
+from quire.client.request.requests import make_request
 from quire.config import Settings
 from quire.core.request import Request
 from quire.engine.profiling import timed_steps

@@ -5,8 +5,8 @@ from pathlib import Path
 from quire.checkpoints.cache import cache_folder
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.directory import Weights, read_described, read_directory
-from quire.checkpoints.gguf_model import gguf_described, plan
-from quire.checkpoints.hub_files import HubName, Tell, found_here, pull, say_nothing
+from quire.checkpoints.gguf.model import gguf_described, plan
+from quire.checkpoints.hub.files import HubName, Tell, found_here, pull, say_nothing
 from quire.checkpoints.progress import Progress, quiet
 from quire.config.machine import memory_for_models_bytes
 from quire.errors import CheckpointError

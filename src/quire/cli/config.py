@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.grouped_help import GroupedCommand
-from quire.cli.settings_flags import with_all_settings
+from quire.cli.shared.grouped_help import GroupedCommand
+from quire.cli.shared.settings_flags import with_all_settings
 from quire.config import SETTINGS, Settings
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def show(
     if as_json:
         _print_json(settings)
         return
-    from quire.cli.columns import columns
+    from quire.cli.shared.columns import columns
 
     rows = [
         (setting.name, setting.show(resolved.value), resolved.source)
@@ -66,7 +66,7 @@ def path(
     """Show the files that are looked at, in order. Only the first that exists is read."""
     import json
 
-    from quire.cli.columns import columns
+    from quire.cli.shared.columns import columns
     from quire.config.files import candidates, chosen_file
 
     chosen = chosen_file(os.environ)

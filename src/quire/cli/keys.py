@@ -76,7 +76,7 @@ def list_keys(
     import json
 
     from quire.api.access.keys import read_keys
-    from quire.cli.columns import columns
+    from quire.cli.shared.columns import columns
 
     keys = read_keys(_path(keys_file)) or ()
     limits = ("max_class", "requests_per_minute", "tokens_per_minute", "concurrent")

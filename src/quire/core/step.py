@@ -17,7 +17,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from quire.core.request import ResolvedSampling
-from quire.core.state_slots import SlotCopy
+
+
+class SlotCopy(NamedTuple):
+    """Copy one whole slot to another. The core plans it and never touches the data."""
+
+    src: int
+    dst: int
 
 
 class BlockCopy(NamedTuple):

@@ -12,12 +12,12 @@ from quire.backends.protocol import Runner
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.divergence import Divergence
 from quire.core.events import KVEvent, Queued, Refused, RequestEvent
-from quire.core.kv_config import KVMemoryConfig
-from quire.core.kv_memory import KVMemory
-from quire.core.policy import check_request
+from quire.core.memory.kv_config import KVMemoryConfig
+from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import Request
-from quire.core.scheduler import held_by_nothing
-from quire.core.scheduler_config import SchedulerConfig
+from quire.core.scheduling.policy import check_request
+from quire.core.scheduling.scheduler import held_by_nothing
+from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.engine.engine_watch import EngineWatch, ShowSnapshot
 from quire.engine.guessing_scheduler import make_scheduler

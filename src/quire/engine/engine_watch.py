@@ -7,11 +7,8 @@ pool is made a little at each step, so that no step waits for it; the tree, whic
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from quire.core.kv_memory import KVMemory
-from quire.core.pool_picture import PIECE_BLOCKS, PoolDrawing
-from quire.core.request import Sequence
-from quire.core.scheduler import Scheduler
-from quire.core.snapshots import (
+from quire.core.inspect.pool_map import PIECE_BLOCKS, PoolDrawing
+from quire.core.inspect.snapshots import (
     MAX_RUNNING_SHOWN,
     MAX_STEPS_SHOWN,
     EngineSnapshot,
@@ -19,8 +16,11 @@ from quire.core.snapshots import (
     StepFigures,
     TreePicture,
 )
+from quire.core.inspect.tree_map import TreeDrawing
+from quire.core.memory.kv_memory import KVMemory
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.sequence import Sequence
 from quire.core.step import StepPlan
-from quire.core.tree_picture import TreeDrawing
 
 WORK_S = 0.002
 """How long a step may wait for a drawing, unless it takes long itself."""

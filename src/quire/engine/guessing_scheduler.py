@@ -1,9 +1,9 @@
 """A scheduler as an engine has it: with guesses from what was said before, where they are wanted. Replays too."""
 
-from quire.core.kv_memory import KVMemory
-from quire.core.ngrams import Ngrams
-from quire.core.scheduler import Scheduler
-from quire.core.scheduler_config import SchedulerConfig
+from quire.core.memory.kv_memory import KVMemory
+from quire.core.scheduling.ngrams import Ngrams
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.scheduler_config import SchedulerConfig
 
 
 def make_scheduler(config: SchedulerConfig, memory: KVMemory, *, guesses: bool) -> Scheduler:

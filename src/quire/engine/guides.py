@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
 from quire.core import request as core
 from quire.core.events import RequestEvent, SequenceFinished
+from quire.core.scheduling import sequence as scheduled
 from quire.core.step import GRAMMAR_FAILED, NO_MASKS, WORK_CUT, Masks, RowResult, StepPlan, StepResult, WorkItem
 from quire.core.work_budget import SERVICE_TOKENS_PER_S, WorkAccount, WorkBudget, WorkKind
 from quire.engine.grammar_thread import GrammarThread, ThreadWork
@@ -206,7 +207,7 @@ class Guides:
         """There is nothing else to do: until something is done in the thread."""
         self._thread.wait_for_any(timeout_s)
 
-    def holds(self, sequence: core.Sequence) -> bool:
+    def holds(self, sequence: scheduled.Sequence) -> bool:
         """Whether what this sequence needs is not there; then it is being made."""
         if (text := sequence.request.grammar) is None:
             return False
@@ -256,7 +257,7 @@ class Guides:
 
     # -- in a step -----------------------------------------------------------------------------------------------------
 
-    def masks(self, plan: StepPlan, planned: Sequence[core.Sequence]) -> Masks:
+    def masks(self, plan: StepPlan, planned: Sequence[scheduled.Sequence]) -> Masks:
         """What may be chosen, for every guided item of a plan that samples; `planned` are its sequences."""
         rows = [
             (item, guide)
@@ -280,7 +281,7 @@ class Guides:
         masks |= self._masks_of_drafts(quick, width)
         return {item.sequence_id: masks[item.sequence_id] for item, guide in rows if guide.error is None}
 
-    def guided(self, plan: StepPlan, planned: Sequence[core.Sequence], result: StepResult) -> StepResult:
+    def guided(self, plan: StepPlan, planned: Sequence[scheduled.Sequence], result: StepResult) -> StepResult:
         """The same result with what is forced behind the tokens chosen, with the errors of grammars, and with what
         tenants are charged."""
         found: dict[int, RowResult] = {}
@@ -328,7 +329,7 @@ class Guides:
             for (item, _), first in zip(drafted, firsts, strict=False)
         }
 
-    def _followed(self, sequence: core.Sequence, row: RowResult) -> RowResult:
+    def _followed(self, sequence: scheduled.Sequence, row: RowResult) -> RowResult:
         request, params = sequence.request, sequence.request.params
         guide = self._guides.get((request.request_id, sequence.index))
         if guide is None:
@@ -379,10 +380,10 @@ class Guides:
 
     # -- in the thread, and taken back ---------------------------------------------------------------------------------
 
-    def _begin_mask(self, guide: _Guide, sequence: core.Sequence) -> None:
+    def _begin_mask(self, guide: _Guide, sequence: scheduled.Sequence) -> None:
         self._put(guide, sequence, guide.make_mask, lambda piece: self._took(guide, piece.seconds))
 
-    def _catch_up(self, guide: _Guide, sequence: core.Sequence) -> None:
+    def _catch_up(self, guide: _Guide, sequence: scheduled.Sequence) -> None:
         """Follow what is known from before a crash. It was paid then, and is not cut: whatever the clock says now, it
         was within its budget."""
         first = sequence.num_prompt_tokens + guide.num_consumed
@@ -390,7 +391,7 @@ class Guides:
         self._put(guide, sequence, lambda: guide.consume(tokens), lambda _piece: self._look(guide))
 
     def _put(
-        self, guide: _Guide, sequence: core.Sequence, work: Callable[[], None], done: Callable[[ThreadWork], None]
+        self, guide: _Guide, sequence: scheduled.Sequence, work: Callable[[], None], done: Callable[[ThreadWork], None]
     ) -> None:
         def finish(piece: ThreadWork) -> None:
             guide.is_at_work = False

@@ -11,8 +11,8 @@ from quire.checkpoints.grammar_vocabulary import grammar_tokens, grammar_vocabul
 from quire.config import ModelSettings, ServingSettings
 from quire.core.digests import KEY_BYTES
 from quire.core.events import KVEvent
-from quire.core.scheduler_config import SchedulerConfig
-from quire.core.waiting_queue import QueueConfig
+from quire.core.scheduling.scheduler_config import SchedulerConfig
+from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.guides import Guides
 from quire.errors import ConfigError

@@ -13,12 +13,12 @@ from time import monotonic
 from typing import Protocol
 from uuid import uuid4
 
-from quire.core.block_facts import facts_of_block
 from quire.core.digests import Namespace
 from quire.core.events import Explained, Refused, RequestEvent
+from quire.core.inspect.block_facts import facts_of_block
+from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
 from quire.core.request import Request
-from quire.core.share_types import Verdict
-from quire.core.snapshots import BlockFacts, EngineSnapshot
+from quire.core.scheduling.shares import Verdict
 from quire.engine.commands import (
     AskBlock,
     BeginWatch,

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
+from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
 from quire.core.request import Request
-from quire.core.share_types import Verdict
-from quire.core.snapshots import BlockFacts, EngineSnapshot
+from quire.core.scheduling.shares import Verdict
 from quire.errors import QuireError
 
 Listener = Callable[[Sequence[RequestEvent]], None]

@@ -12,9 +12,9 @@ from typing import ParamSpec
 import msgspec
 
 from quire.core.events import Refused, RequestEvent
-from quire.core.kv_config import KVMemoryConfig
+from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.request import Request
-from quire.core.scheduler_config import SchedulerConfig
+from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, WORK_CUT, RowResult, StepPlan, StepResult
 from quire.engine.token_names import PermutedNames, TraceTokenNames, own_names
 from quire.engine.trace_records import (

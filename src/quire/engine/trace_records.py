@@ -25,9 +25,9 @@ from quire.core.events import (
     SequenceFinished,
     Token,
 )
-from quire.core.kv_config import KVMemoryConfig
+from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.request import Continuation, PriorityClass
-from quire.core.scheduler_config import SchedulerConfig
+from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import StepPlan
 
 TRACE_VERSION = 1

@@ -16,12 +16,16 @@ from collections.abc import Callable, Sequence
 from time import clock_gettime, monotonic
 from typing import TypeVar
 
+import msgspec
+
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 LENGTH_BYTES = 4
 START_S = 60.0
 """A busy machine may take its time to start an interpreter."""
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
 """What the process is told of ours; tokens and keys are none of its business."""
+BROKEN = (OSError, EOFError, msgspec.MsgspecError)
+"""What a helper that does not answer as it should ends in."""
 T = TypeVar("T")
 
 
@@ -109,3 +113,60 @@ def allow_time(cpu_s: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + cpu_s, hard))
+
+
+class StoppedError(Exception):
+    """A helper was ended, or ended by itself, before it answered."""
+
+    def __init__(self, message: str, *, is_starved: bool = False) -> None:
+        super().__init__(message)
+        self.is_starved = is_starved
+        """It hardly ran at all: it was held up, and what it had to do is not to blame."""
+
+
+class Helper:
+    """One process. For one thread at a time; `stop` may come from any."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start it, and wait for its first frame. Raises OSError."""
+        self._process, self._end = spawned(command)
+        try:
+            receive(self._end, monotonic() + START_S)
+        except BROKEN as error:
+            raise OSError(f"it {self._stopped(error)}") from None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """It has not ended by itself."""
+        return self._process.poll() is None
+
+    def ask(self, message: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
+        """Its answer within this time, or it is killed and StoppedError says why."""
+        begun_s = processor_s(self.pid)
+        try:
+            return exchange(self._end, message, decode, monotonic() + time_s)
+        except BROKEN as error:
+            ended_s = processor_s(self.pid)
+            is_starved = begun_s is not None and ended_s is not None and ended_s - begun_s < time_s / 10
+            raise self._stopped(error, is_starved=is_starved) from None
+
+    def stop(self) -> None:
+        """End the process, whatever it does; whoever waits for its answer is told."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """End it, and leave nothing behind."""
+        self.stop()
+        self._process.wait()
+        self._end.close()
+
+    def _stopped(self, error: Exception, *, is_starved: bool = False) -> StoppedError:
+        self.kill()
+        if isinstance(error, TimeoutError):
+            return StoppedError("took longer and was stopped", is_starved=is_starved)
+        return StoppedError("ended in the middle")

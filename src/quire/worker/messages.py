@@ -13,15 +13,15 @@ import msgspec
 
 from quire.config import ModelSettings
 from quire.core.events import RequestEvent
-from quire.core.share_types import Verdict
-from quire.core.snapshots import BlockFacts, EngineSnapshot
-from quire.core.waiting_queue import QueueConfig
+from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
+from quire.core.scheduling.shares import Verdict
+from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.work_budget import WorkSpent
 from quire.engine.commands import Command
 from quire.engine.engine import ModelInfo
 from quire.engine.trace_recorder import TraceSettings
 from quire.errors import MessageError, QuireError
-from quire.worker.kv_events import KVEventSettings
+from quire.worker.kv_event_settings import KVEventSettings
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):

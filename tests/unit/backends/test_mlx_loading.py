@@ -25,10 +25,10 @@ from quire.backends.mlx.runner import MlxRunner
 from quire.checkpoints import Checkpoint, resolve
 from quire.config import Backend, ModelSettings
 from quire.errors import CheckpointError, ConfigError
-from tests.support import architectures, mlx_models
-from tests.support.mlx_models import made_by_mlx
-from tests.support.process_memory import kept_for_this_file
-from tests.support.tiny_models import write_gguf
+from tests.support.machine.process_memory import kept_for_this_file
+from tests.support.models import architectures, mlx_models
+from tests.support.models.mlx_models import made_by_mlx
+from tests.support.models.tiny_models import write_gguf
 
 SETTINGS = ModelSettings(
     memory_bytes=8 << 30, block_size=16, max_step_tokens=32, max_running=4, max_sequence_tokens=128

@@ -20,10 +20,10 @@ from quire.config import Backend
 from quire.core.request import ResolvedSampling
 from quire.core.step import RowResult, Sampling, StepPlan, WorkItem
 from quire.errors import InvariantError
-from tests.support import architectures
-from tests.support.mlx_models import Reference, made_by_mlx
-from tests.support.models import GREEDY, Ask, Machine, load_runner
-from tests.support.process_memory import kept_for_this_file
+from tests.support.machine.process_memory import kept_for_this_file
+from tests.support.models import architectures
+from tests.support.models.mlx_models import Reference, made_by_mlx
+from tests.support.models.models import GREEDY, Ask, Machine, load_runner
 
 SETTINGS: dict[str, Any] = {
     "memory_bytes": 8 << 30, "block_size": 16, "max_step_tokens": 64, "max_running": 8, "max_sequence_tokens": 256,

@@ -17,9 +17,9 @@ from quire.backends.mlx.runner import MlxRunner
 from quire.config.model_settings import KVDtype
 from quire.core.request import ResolvedSampling
 from quire.core.step import BlockCopy, Sampling, StepPlan, WorkItem
-from tests.support.mlx_models import SETTINGS, made_by_mlx
-from tests.support.models import load_runner
-from tests.support.process_memory import kept_for_this_file
+from tests.support.machine.process_memory import kept_for_this_file
+from tests.support.models.mlx_models import SETTINGS, made_by_mlx
+from tests.support.models.models import load_runner
 
 SHAPES = (LayerShape(2, 3, 5), LayerShape(1, 4, 4))
 """Key and value sizes that differ, and layers that differ."""

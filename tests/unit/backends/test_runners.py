@@ -28,13 +28,14 @@ from quire.backends.protocol import Runner
 from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
 from quire.config import Backend, Dtype, ModelSettings
-from quire.core.chances import Guess
-from quire.core.request import ResolvedSampling, Sequence
+from quire.core.request import ResolvedSampling
+from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.sequence import Sequence
 from quire.core.step import RowResult, Sampling, Scoring, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
-from tests.support import architectures
-from tests.support.models import GREEDY, Ask, Machine, load_runner, random_params
-from tests.support.process_memory import kept_for_this_file
+from tests.support.machine.process_memory import kept_for_this_file
+from tests.support.models import architectures
+from tests.support.models.models import GREEDY, Ask, Machine, load_runner, random_params
 
 SETTINGS = ModelSettings(memory_bytes=8 << 30, block_size=8, max_step_tokens=64, max_running=8, max_sequence_tokens=256)
 

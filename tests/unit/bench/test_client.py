@@ -11,7 +11,7 @@ from quire.bench.calls import HttpCall
 from quire.bench.http_client import Client, ModelCard, ServerAddress
 from quire.bench.outcome import Outcome
 from quire.errors import ConfigError
-from tests.support.scripted_server import OK, scripted
+from tests.support.servers.scripted_server import OK, scripted
 
 CALL = HttpCall("r1", "all", "/v1/completions", b'{"prompt": [1, 2, 3], "max_tokens": 4}', 3)
 

@@ -12,8 +12,8 @@ from quire.bench.engine import EngineBench, EngineLoad
 from quire.config import ModelSettings
 from quire.engine.step_profile import StepLoad
 from quire.errors import ConfigError
-from tests.support.talkers import talker
-from tests.support.tiny_models import Tiny, converted_tiny
+from tests.support.models.tiny_models import Tiny, converted_tiny
+from tests.support.servers.talkers import talker
 
 LOAD = EngineLoad((1, 2, 4), prompt_tokens=12, output_tokens=5, prefix_tokens=40, num_rounds=2, has_roof=False)
 

@@ -17,7 +17,7 @@ from quire.bench.records import Record
 from quire.bench.runs import RunListener, Wishes, interleaved_servers, run_load, seeded, sweep_clients
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
-from tests.support.scripted_server import scripted
+from tests.support.servers.scripted_server import scripted
 from tests.unit.bench.outcomes import outcome
 
 QUICK = Manner(first_s=0.001, gap_s=0.0005)

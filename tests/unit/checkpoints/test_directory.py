@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.checkpoints import CheckpointError, load_tokenizer, resolve
-from tests.support.tiny_models import TEMPLATE, make_directory
+from tests.support.models.tiny_models import TEMPLATE, make_directory
 
 
 @pytest.fixture

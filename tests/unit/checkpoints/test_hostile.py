@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from quire.checkpoints import Checkpoint
-from tests.support import hostile
+from tests.support.workers import hostile
 
 
 def test_two_hundred_damaged_models_are_refused_or_harmless() -> None:
-    result = hostile.survey(200, seed=20, load="tests.support.hostile:open_all")
+    result = hostile.survey(200, seed=20, load="tests.support.workers.hostile:open_all")
     assert result.crashed == []
     assert result.num_files == result.num_refused + result.num_accepted == 200
     assert result.num_refused > 100

@@ -22,8 +22,8 @@ from quire.checkpoints.quantisation import (
 )
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.core.request import ResolvedSampling
-from tests.support.mlx_models import SETTINGS, Reference, made_by_mlx
-from tests.support.models import Ask, Machine, load_runner
+from tests.support.models.mlx_models import SETTINGS, Reference, made_by_mlx
+from tests.support.models.models import Ask, Machine, load_runner
 
 PROJECTION = "model.layers.0.self_attn.q_proj"
 WORDS = Quantisation("mlx", 4, 32)

@@ -9,9 +9,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 import quire.checkpoints
 from quire.checkpoints import CheckpointError, names, resolve
-from quire.checkpoints.hub_files import HubName
-from quire.checkpoints.hub_listing import hub_errors
-from tests.support.tiny_models import make_directory
+from quire.checkpoints.hub.files import HubName
+from quire.checkpoints.hub.listing import hub_errors
+from tests.support.models.tiny_models import make_directory
 
 
 def test_a_directory_is_resolved_to_itself(tmp_path: Path) -> None:

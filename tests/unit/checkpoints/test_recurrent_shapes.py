@@ -12,9 +12,9 @@ from quire.checkpoints.families.decoder_shape import LAYOUT, TILED
 from quire.checkpoints.families.family import RecurrentKind
 from quire.checkpoints.families.recurrent import COLUMNS, MAX_KEY_SIZE, MAX_TAPS, RecurrentShape
 from quire.errors import CheckpointError
-from tests.support.plain_hybrids import CONFIGS
+from tests.support.models.plain_hybrids import CONFIGS
 
-NATIVE = Path(__file__).parents[3] / "native" / "recurrent.hpp"
+NATIVE = Path(__file__).parents[3] / "native" / "layers" / "recurrent.hpp"
 DELTA, SPACE, CONVOLUTION = CONFIGS["delta"], CONFIGS["space"], CONFIGS["convolution over three"]
 NEXT = CONFIGS["delta, inputs by key heads"]
 

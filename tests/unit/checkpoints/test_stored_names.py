@@ -10,8 +10,8 @@ from quire.checkpoints import resolve
 from quire.checkpoints.families import expected_shapes, read_shape
 from quire.checkpoints.stored_names import decoder_names
 from quire.checkpoints.stored_tensors import StoredTensor
-from tests.support.plain_hybrids import CONFIGS
-from tests.support.tiny_hybrids import random_tensors, write_model
+from tests.support.models.plain_hybrids import CONFIGS
+from tests.support.models.tiny_hybrids import random_tensors, write_model
 
 LAYER = "model.layers.3."
 RENAMED = [

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from quire.checkpoints import CheckpointError, resolve
 from quire.checkpoints.text_part import TEXT_PART
 from quire.core.request import ResolvedSampling
-from tests.support import architectures
-from tests.support.models import Ask, Machine, load_runner
-from tests.support.process_memory import AMPLE_BYTES
+from tests.support.machine.process_memory import AMPLE_BYTES
+from tests.support.models import architectures
+from tests.support.models.models import Ask, Machine, load_runner
 
 NAME = "gemma3"
 SMALL = {"memory_bytes": AMPLE_BYTES, "max_sequence_tokens": 256, "max_running": 8}

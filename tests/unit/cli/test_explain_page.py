@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from quire.cli.explain_page import explanation_page, part_words, request_page
+from quire.cli.chat.explain_page import explanation_page, part_words, request_page
 
 DIFFERENCE = {
     "position": 36,

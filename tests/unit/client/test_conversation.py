@@ -6,14 +6,14 @@ import pytest
 from msgspec import json
 
 from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
-from quire.client.conversation import Tool, ToolUse, chat_prompt, converse
-from quire.client.text_model import TextModel
+from quire.client.request.conversation import Tool, ToolUse, chat_prompt, converse
+from quire.client.request.text_model import TextModel
 from quire.errors import InvalidParameterError
-from quire.text.chat.template import ChatTemplate
-from quire.text.grammar import Grammar
-from tests.api.test_tools import TEMPLATE
-from tests.support.grammars import small_vocabulary
-from tests.support.talkers import talker
+from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.grammars.grammar import Grammar
+from tests.api.dialects.test_tools import TEMPLATE
+from tests.support.core.grammars import small_vocabulary
+from tests.support.servers.talkers import talker
 
 HELLO = [{"role": "user", "content": "hello"}]
 FINE: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}

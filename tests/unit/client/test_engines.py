@@ -12,14 +12,13 @@ import msgspec
 import pytest
 
 import quire
-from quire.client.async_engine import AsyncEngine
-from quire.client.llm import LLM
-from quire.client.outputs import Completion, Piece, Timings
-from quire.client.params import SamplingParams
-from quire.client.reply import Reply
-from quire.client.requests import make_request
-from quire.client.stream import Stream
-from quire.core import invariants
+from quire.client.engines.async_engine import AsyncEngine
+from quire.client.engines.llm import LLM
+from quire.client.reply.outputs import Completion, Piece, Timings
+from quire.client.reply.reply import Reply
+from quire.client.reply.stream import Stream
+from quire.client.request.params import SamplingParams
+from quire.client.request.requests import make_request
 from quire.core.events import (
     Admitted,
     Finished,
@@ -29,8 +28,9 @@ from quire.core.events import (
     RequestEvent,
     SequenceFinished,
 )
+from quire.core.inspect import invariants
 from quire.core.request import FinishReason, PriorityClass
-from quire.core.waiting_queue import QueueConfig, WaitingQueue
+from quire.core.scheduling.waiting_queue import QueueConfig, WaitingQueue
 from quire.engine.commands import Close
 from quire.engine.engine import Clock
 from quire.engine.loop import EngineThread
@@ -43,7 +43,7 @@ from quire.errors import (
     StreamStuckError,
     TemplateError,
 )
-from tests.support.talkers import talker
+from tests.support.servers.talkers import talker
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0)
 

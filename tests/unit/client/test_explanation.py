@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from quire.client import client
-from quire.client.async_engine import AsyncEngine
-from quire.client.explanation import differences, explanation
-from quire.client.llm import LLM
-from quire.client.params import SamplingParams
+from quire.client.engines import client
+from quire.client.engines.async_engine import AsyncEngine
+from quire.client.engines.llm import LLM
+from quire.client.prefix.explanation import differences, explanation
+from quire.client.request.params import SamplingParams
 from quire.core.divergence import Divergence, MissReason
 from quire.core.request import Request, ResolvedSampling
 from quire.errors import CapacityError, EngineDeadError
-from tests.support.patience import PATIENCE_S
-from tests.support.served import served
-from tests.support.talkers import paced_talker, talker
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.served import served
+from tests.support.servers.talkers import paced_talker, talker
 
 TEXT = "the cat sat on the mat and looked at the dog, who did not look back at all"
 OTHER = TEXT.replace("mat", "rug")

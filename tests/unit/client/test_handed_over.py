@@ -8,17 +8,17 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from quire.client.async_engine import AsyncEngine
-from quire.client.client import EngineClient
-from quire.client.outputs import Answer, Completion
-from quire.client.params import SamplingParams
-from quire.client.requests import make_request
+from quire.client.engines.async_engine import AsyncEngine
+from quire.client.engines.client import EngineClient
+from quire.client.reply.outputs import Answer, Completion
+from quire.client.request.params import SamplingParams
+from quire.client.request.requests import make_request
 from quire.core.request import Continuation
 from quire.text.answer_text import AnswerText
 from quire.text.detokenizer import Detokenizer
-from tests.support.patience import PATIENCE_S
-from tests.support.served import served
-from tests.support.talkers import talker
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.served import served
+from tests.support.servers.talkers import talker
 
 PROMPT = "question 7"
 LENGTH = 24

@@ -7,11 +7,11 @@ from quire.api.dialects.openai import response_writer as responses
 from quire.api.dialects.openai.completions import CompletionWriter
 from quire.api.dialects.openai.logprobs import TokenNames
 from quire.api.dialects.openai.schemas import CompletionFields
-from quire.client.params import SamplingParams
-from quire.client.reply import Reply
-from quire.client.requests import make_request
+from quire.client.reply.reply import Reply
+from quire.client.request.params import SamplingParams
+from quire.client.request.requests import make_request
 from quire.core.events import Replayed
-from tests.support.talkers import talker
+from tests.support.servers.talkers import talker
 
 
 def reply(*events: Replayed) -> Reply:

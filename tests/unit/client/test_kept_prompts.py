@@ -2,8 +2,8 @@
 
 import random
 
-from quire.client.kept_prompts import MAX_PROMPTS, KeptPrompts, PromptScope
-from quire.client.prompt_alignment import WIDTH, packed
+from quire.client.prefix.kept_prompts import MAX_PROMPTS, KeptPrompts, PromptScope
+from quire.client.prefix.prompt_alignment import WIDTH, packed
 
 ONE = PromptScope("one", "one", "m")
 

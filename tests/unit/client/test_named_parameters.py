@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from quire.client.params import SamplingParams
-from quire.client.requests import make_request
+from quire.client.request.params import SamplingParams
+from quire.client.request.requests import make_request
 from quire.errors import InvalidParameterError
-from tests.support.talkers import talker
+from tests.support.servers.talkers import talker
 
 
 def refused(**given: Any) -> InvalidParameterError:

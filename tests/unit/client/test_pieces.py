@@ -5,7 +5,16 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.client.outputs import LOGPROB_BYTES, PIECE_BYTES, TEXT, Part, Piece, ReasoningPart, ToolCallPart, joined
+from quire.client.reply.outputs import (
+    LOGPROB_BYTES,
+    PIECE_BYTES,
+    TEXT,
+    Part,
+    Piece,
+    ReasoningPart,
+    ToolCallPart,
+    joined,
+)
 from quire.core.step import TokenLogprobs
 
 PARTS: tuple[Part, ...] = (TEXT, ReasoningPart(), ToolCallPart(0, "call_a", "look"), ToolCallPart(1, "call_b", "look"))

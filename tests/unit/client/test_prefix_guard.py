@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from quire.client import prefix_guard
-from quire.client.prefix_guard import HOUR_S, MAX_TENANT_PATTERNS
-from tests.support.guarded_prompts import GuardedPrompts
-from tests.support.prefix_corpus import RULES, Body, corpus, stable_bodies, unstable_bodies
+from quire.client.prefix import prefix_guard
+from quire.client.prefix.prefix_guard import HOUR_S, MAX_TENANT_PATTERNS
+from tests.support.fleet.prefix_corpus import RULES, Body, corpus, stable_bodies, unstable_bodies
+from tests.support.servers.guarded_prompts import GuardedPrompts
 
 UNSTABLE, STABLE = corpus("unstable"), corpus("stable")
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.client import prompt_alignment
-from quire.client.prompt_alignment import GRAM, MAX_GAPS, gaps_between, num_common, packed
+from quire.client.prefix import prompt_alignment
+from quire.client.prefix.prompt_alignment import GRAM, MAX_GAPS, gaps_between, num_common, packed
 
 TOKENS = st.lists(st.integers(0, 3), max_size=400)
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from quire.client.text_model import MAX_BYTES_PER_TOKEN, MAX_UNRENDERED, TextModel
+from quire.client.request.text_model import MAX_BYTES_PER_TOKEN, MAX_UNRENDERED, TextModel
 from quire.errors import InvalidParameterError, InvalidTextError, RequestTooLargeError
-from quire.text.chat.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-from tests.support.small_tokenizers import byte_level, id_of
-from tests.support.talkers import model_info
+from tests.support.models.small_tokenizers import byte_level, id_of
+from tests.support.servers.talkers import model_info
 
 LONGEST = 100
 CHATML = (

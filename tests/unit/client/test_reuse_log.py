@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.client.explanation import Difference, Explanation
-from quire.client.reuse_log import MAX_AGE_S, MINUTE_S, PromptPart, ReuseLog, ReuseRecord, record_size
+from quire.client.prefix.explanation import Difference, Explanation
+from quire.client.prefix.reuse_log import MAX_AGE_S, MINUTE_S, PromptPart, ReuseLog, ReuseRecord, record_size
 
 
 def record(request_id: str = "a", at_s: float = 0.0, *, reason: str = "first_seen", **more: object) -> ReuseRecord:

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.test_model import smollm2_directory
 from quire.text.answer_text import AnswerText
-from quire.text.chat.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-from tests.support.texts import WORDS, check_texts
+from tests.support.models.texts import WORDS, check_texts
 
 pytestmark = pytest.mark.model
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.client.text_pool import TextPool
+from quire.client.request.text_pool import TextPool
 from quire.errors import QueueFullError
-from tests.support.patience import PATIENCE_S
+from tests.support.machine.patience import PATIENCE_S
 
 
 class Held:

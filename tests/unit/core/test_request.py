@@ -3,9 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from quire.core.request import Request, ResolvedSampling, Sequence, SequenceStatus
+from quire.core.request import Request, ResolvedSampling
+from quire.core.scheduling.sequence import Sequence, SequenceStatus
 from quire.errors import InvariantError
-from tests.support.shadow import namespace
+from tests.support.core.shadow import namespace
 
 REQUEST = Request("r", (1, 2, 3), namespace(4), 0.0)
 

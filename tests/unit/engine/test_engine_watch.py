@@ -2,12 +2,13 @@
 
 import pytest
 
-from quire.core import pool_picture, tree_picture
+from quire.core.inspect import pool_map as pool_picture
+from quire.core.inspect import tree_map as tree_picture
+from quire.core.inspect.snapshots import MAX_STEPS_SHOWN, EngineSnapshot, StepFigures
 from quire.core.request import Request, ResolvedSampling
-from quire.core.snapshots import MAX_STEPS_SHOWN, EngineSnapshot, StepFigures
 from quire.engine import engine_watch
 from quire.engine.engine import Engine
-from tests.support.talkers import talker
+from tests.support.servers.talkers import talker
 
 PERIOD_S = 0.4
 

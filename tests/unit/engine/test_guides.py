@@ -8,18 +8,18 @@ import pytest
 
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
-from quire.core.chances import Guess
 from quire.core.events import Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
-from quire.core.scheduler_config import SchedulerConfig
+from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepResult
 from quire.engine import guides
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.guides import Guides
 from quire.errors import CheckpointError, InvalidParameterError
-from quire.text.grammar import Grammar
-from tests.support.grammars import END_ID, small_vocabulary
-from tests.support.small_tokenizers import byte_level
+from quire.text.grammars.grammar import Grammar
+from tests.support.core.grammars import END_ID, small_vocabulary
+from tests.support.models.small_tokenizers import byte_level
 
 PERSON = {
     "type": "object",

@@ -4,12 +4,12 @@ import pytest
 
 from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
-from quire.core import invariants
 from quire.core.events import Finished, RequestEvent, Token
+from quire.core.inspect import invariants
 from quire.core.request import Request, ResolvedSampling
-from quire.core.scheduler_config import SchedulerConfig
+from quire.core.scheduling.scheduler_config import SchedulerConfig
+from quire.core.scheduling.step_cost import StepCost
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
-from quire.core.step_cost import StepCost
 from quire.engine.engine import Engine, ModelIdentity
 from quire.errors import ConfigError
 

@@ -10,7 +10,7 @@ import pytest
 from quire.engine import trace_recorder
 from quire.engine.trace_recorder import TraceSettings
 from quire.errors import ConfigError
-from tests.support.traced_engines import RandomLife, traced_engine, write_life
+from tests.support.workers.traced_engines import RandomLife, traced_engine, write_life
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from proofs.agents_clients import NUM_CLIENTS, rows
-from proofs.agents_launch import ProcessList, contents
-from proofs.agents_real import FILE, prints_fibonacci
-from proofs.agents_reuse import num_common, reuse_of
-from proofs.client_packages import GROUPS, name_of
-from proofs.scripted_model import DONE, TITLE, Turn, answer
+from proofs.agents.clients import NUM_CLIENTS, rows
+from proofs.agents.clients_run.packages import GROUPS, name_of
+from proofs.agents.clients_run.scripted_model import DONE, TITLE, Turn, answer
+from proofs.agents.launch import ProcessList, contents
+from proofs.agents.real import FILE, prints_fibonacci
+from proofs.agents.reuse import num_common, reuse_of
 
 
 def system(*tools: dict[str, Any], text: str = "You help.") -> Turn:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proofs import cpu_neon
-from proofs.cpu_bits import Tally
-from proofs.cpu_install import IMPORTED, bytes_in, held_bytes
-from proofs.cpu_references import AWQ_PLACES, REFERENCES, e4m3, words_of
+from proofs.cpu import neon as cpu_neon
+from proofs.cpu.bits import Tally
+from proofs.cpu.install import IMPORTED, bytes_in, held_bytes
+from proofs.cpu.references import AWQ_PLACES, REFERENCES, e4m3, words_of
 
 
 def test_words_have_the_lowest_bits_first_and_places_say_which_code_stands_where() -> None:

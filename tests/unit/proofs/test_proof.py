@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks import record
-from proofs import proof as framework
-from proofs.proof import Proof, Section, run, section, sections_of
+from proofs.framework import proof as framework
+from proofs.framework.proof import Proof, Section, run, section, sections_of
 
 NAN = float("nan")
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from benchmarks.rounds import MAX_ROUNDS, NUM_LONG_ROUNDS, NUM_ROUNDS, RatioInterval, measured_ratios
-from proofs.proof import Proof
-from proofs.rounds import judge_ratio
+from proofs.framework.proof import Proof
+from proofs.framework.rounds import judge_ratio
 
 
 def test_rounds_that_agree_are_ten() -> None:

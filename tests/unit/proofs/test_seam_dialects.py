@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proofs.house_measures import Module, read_tree
-from proofs.seam_dialects import TOY, dialect_leaks
+from proofs.house.measures import Module, read_tree
+from proofs.seam.dialects import TOY, dialect_leaks
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +32,7 @@ def leaks(text: str, name: str = "quire.api.http.sse") -> list[str]:
 )
 def test_words_and_shapes_of_one_api_are_leaks_where_code_is_for_all(text: str) -> None:
     assert leaks(text)
-    assert leaks(text, "quire.client.reply")
+    assert leaks(text, "quire.client.reply.reply")
     assert not leaks(text, "quire.api.dialects.openai.chat")
     assert not leaks(text, "quire.bench.sse_reader")
 

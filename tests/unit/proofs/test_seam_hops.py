@@ -1,6 +1,6 @@
 """A way is what lies between two moments of a trace, without what a server does by itself."""
 
-from proofs.seam_hops import APPLY, PLAN, SEND, SUBMIT, TOKENS, Call, Trace
+from proofs.seam.hops import APPLY, PLAN, SEND, SUBMIT, TOKENS, Call, Trace
 
 
 def call(at_s: float, callee: str, *classes: str, is_return: bool = False) -> Call:

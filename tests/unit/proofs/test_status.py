@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.record import PROOF_RESULTS, ROOT
-from proofs import status
+from proofs.framework import status
 
 RECORD: dict[str, Any] = {"commit": "0123456789abcdef", "date": "2026-01-02"}
 RESULTS: dict[str, Any] = {
@@ -76,11 +76,14 @@ def test_the_page_shows_every_row_of_every_record_and_no_record_that_is_not_comm
 
 def test_every_proof_has_a_module_a_target_and_a_row_on_the_page() -> None:
     makefile, content = (ROOT / "Makefile").read_text(), (ROOT / "proofs" / "README.md").read_text()
-    target = re.compile(r"^proof-(\w+):.*\n\t\$\(PYTHON\) -m proofs\.(\w+) \$\(PROVE\)$", re.MULTILINE)
+    target = re.compile(r"^proof-(\w+):.*\n\t\$\(PYTHON\) -m proofs\.([\w.]+) \$\(PROVE\)$", re.MULTILINE)
     targets = dict(target.findall(makefile))
     assert set(re.findall(r"^proof-(\w+):", makefile, re.MULTILINE)) == {*targets, "all"}
     assert set(re.findall(r"proof-(\w+)", makefile.partition("\nproof-all: ")[2].partition("  ##")[0])) == {*targets}
     for name, module in targets.items():
-        path = f"{module}.py"
+        name_of_file = module.replace(".", "/")
+        path = (
+            f"{name_of_file}.py" if (ROOT / "proofs" / f"{name_of_file}.py").exists() else f"{name_of_file}/__main__.py"
+        )
         assert f'run("{name}"' in (ROOT / "proofs" / path).read_text()
-        assert re.search(rf"^\| `proof-{name}` \|.*\[{path}\]\({path}\)", content, re.MULTILINE)
+        assert re.search(rf"^\| `proof-{name}` \|.*\({path}\)", content, re.MULTILINE)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from proofs.hostile_schemas import TABLE, hostile_grammar
-from proofs.steps_asked import guided_asks, schema_grammar
-from proofs.steps_grammar import num_different, refusal_of
-from proofs.steps_hostile import Tried
-from proofs.steps_schemas import FIFTY, TEN, bounded_schema
+from proofs.steps.asked import guided_asks, schema_grammar
+from proofs.steps.grammar import num_different, refusal_of
+from proofs.steps.hostile import Tried
+from proofs.steps.hostile_schemas import TABLE, hostile_grammar
+from proofs.steps.schemas import FIFTY, TEN, bounded_schema
 from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
-from tests.support.grammars import small_vocabulary
+from tests.support.core.grammars import small_vocabulary
 
 PERSON = TEN[0]
 

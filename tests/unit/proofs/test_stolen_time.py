@@ -5,8 +5,8 @@ import signal
 import time
 from collections.abc import Callable
 
-from proofs.stolen_time import PERIOD_S, watched
-from tests.support.patience import PATIENCE_S
+from proofs.framework.stolen_time import PERIOD_S, watched
+from tests.support.machine.patience import PATIENCE_S
 
 
 def _wait(is_so: Callable[[], bool]) -> None:

@@ -1,7 +1,7 @@
 """Detokenised and cut at stop strings, both at once."""
 
 from quire.text.answer_text import AnswerText
-from tests.support.small_tokenizers import byte_level
+from tests.support.models.small_tokenizers import byte_level
 
 
 def push_all(answer: AnswerText, text: str) -> list[tuple[str, str | None]]:

@@ -5,7 +5,7 @@ import pytest
 from quire.text.detokenizer import Detokenizer, text_at_once
 from quire.text.token_bytes import TokenTable
 from quire.text.tokenizer import Tokenizer
-from tests.support.small_tokenizers import ALL, byte_level, id_of, sentencepiece
+from tests.support.models.small_tokenizers import ALL, byte_level, id_of, sentencepiece
 
 
 def byte_ids(tokenizer: Tokenizer, some_bytes: bytes) -> list[int]:

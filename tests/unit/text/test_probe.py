@@ -2,10 +2,10 @@
 
 import pytest
 
-from quire.text.chat.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.parsers.probe import PROBE_TOOL, reasoning_format, tool_format
 from quire.text.parsers.tool_format import DEEPSEEK, HARMONY, HERMES, ReasoningFormat, ToolFormat
-from tests.support.tool_formats import FORMATS
+from tests.support.servers.tool_formats import FORMATS
 
 HEAD = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
 TAIL = "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -9,7 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from quire.errors import CheckpointError
 from quire.text.token_bytes import BYTE_OF_CHARACTER, AskedBytes, ByteLevelBytes, token_bytes_for
 from quire.text.tokenizer import Tokenizer
-from tests.support.small_tokenizers import (
+from tests.support.models.small_tokenizers import (
     UNKNOWN,
     byte_level,
     id_of,

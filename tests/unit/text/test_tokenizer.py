@@ -8,7 +8,7 @@ import pytest
 
 from quire.errors import CheckpointError, ConfigError, InvalidTextError, RequestError, RequestTooLargeError
 from quire.text.tokenizer import Tokenizer
-from tests.support.small_tokenizers import byte_level, id_of, sentencepiece
+from tests.support.models.small_tokenizers import byte_level, id_of, sentencepiece
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 import zmq
 
-from quire.client.params import SamplingParams
-from quire.client.served import ServedModel, Serving
+from quire.client.engines.served import ServedModel, Serving
+from quire.client.request.params import SamplingParams
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored
 from quire.errors import ConfigError
-from quire.worker.kv_events import END, KVEventPublisher, KVEventSettings, block_hash
-from quire.worker.kv_snapshot import (
+from quire.worker.child.kv_events import END, KVEventPublisher, block_hash
+from quire.worker.child.kv_snapshot import (
     OWN,
     PIECE_BLOCKS,
     POSITION,
@@ -27,8 +27,9 @@ from quire.worker.kv_snapshot import (
     decode_kv_answer,
     encode_kv_answer,
 )
-from tests.support.oracle_worker import oracle_plan
-from tests.support.talkers import talker
+from quire.worker.kv_event_settings import KVEventSettings
+from tests.support.servers.talkers import talker
+from tests.support.workers.oracle_worker import oracle_plan
 
 FIRST, SECOND = bytes(range(32)), b"\xff" * 32
 STORED = BlockStored((FIRST, SECOND), None, (1, 2, 3, 4), 2, "", "group")

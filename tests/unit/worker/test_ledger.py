@@ -19,7 +19,7 @@ from quire.core.request import FinishReason, Request
 from quire.core.step import TokenLogprobs
 from quire.engine.engine import ModelIdentity
 from quire.errors import MessageError, QueueFullError
-from quire.worker.ledger import Ledger
+from quire.worker.parent.ledger import Ledger
 
 REQUEST = Request("a", (1, 2, 3), ModelIdentity("model", "layout").namespace(4, "group"), 0.0)
 LOGPROBS = TokenLogprobs(1, -1.0, 1, ())

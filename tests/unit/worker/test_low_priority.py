@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.worker import low_priority
-from quire.worker.low_priority import NICENESS, giving_way
+from quire.worker.child import low_priority
+from quire.worker.child.low_priority import NICENESS, giving_way
 
 
 def niceness(thread_id: int) -> int:

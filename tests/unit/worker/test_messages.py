@@ -19,7 +19,7 @@ from quire.errors import (
 )
 from quire.worker import messages
 from quire.worker.messages import Stepped, WorkerLoad, decode_to_parent, decode_to_worker, encode_message
-from tests.support.messages import EVENTS, TO_PARENT, TO_WORKER
+from tests.support.workers.messages import EVENTS, TO_PARENT, TO_WORKER
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda one: type(one).__name__)

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from quire.client.outputs import Completion
-from quire.client.params import SamplingParams
-from quire.client.served import ServedModel
-from quire.client.stream import RequestHandle
-from tests.support.oracle_worker import SETTINGS
-from tests.support.patience import PATIENCE_S
-from tests.support.served import served
+from quire.client.engines.served import ServedModel
+from quire.client.reply.outputs import Completion
+from quire.client.reply.stream import RequestHandle
+from quire.client.request.params import SamplingParams
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.served import served
+from tests.support.workers.oracle_worker import SETTINGS
 
 CLOCKS = [0.0, 1_000_000.0, -1_000_000.0]
 """Seconds ahead of ours."""
 
 
 def elsewhere(ahead_s: float, *, step_s: float = 0.0, **settings: int) -> ServedModel:
-    command = (sys.executable, "-m", "tests.support.offset_worker", str(ahead_s))
+    command = (sys.executable, "-m", "tests.support.workers.offset_worker", str(ahead_s))
     return served(replace(SETTINGS, **settings), step_s=step_s, command=command)  # type: ignore[arg-type]
 
 

@@ -8,14 +8,14 @@ import pytest
 import zmq
 
 from quire.config import ModelSettings
-from quire.core.waiting_queue import QueueConfig
+from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.engine import commands
 from quire.errors import InvariantError
 from quire.worker import messages
-from quire.worker import process as worker
+from quire.worker.child import process as worker
+from quire.worker.child.process import Channel, Worker
 from quire.worker.messages import Failed, Open
-from quire.worker.process import Channel, Worker
-from tests.support.talkers import talker
+from tests.support.servers.talkers import talker
 
 
 class Pair:

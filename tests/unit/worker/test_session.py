@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from quire.worker.session import WorkerSession
-from quire.worker.shared_status import Flight, StepInFlight
-from quire.worker.supervisor import State
+from quire.worker.child.shared_status import Flight, StepInFlight
+from quire.worker.parent.session import WorkerSession
+from quire.worker.parent.supervisor import State
 from tests.unit.worker.test_supervisor_alone import made
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from quire.client.async_engine import AsyncEngine
-from quire.client.params import SamplingParams
+from quire.client.engines.async_engine import AsyncEngine
+from quire.client.request.params import SamplingParams
 from quire.errors import CheckpointError, EngineDeadError, InvariantError, QuireError
-from tests.support.oracle_worker import NEEDS
-from tests.support.served import served
-from tests.support.talkers import talker
+from tests.support.servers.served import served
+from tests.support.servers.talkers import talker
+from tests.support.workers.oracle_worker import NEEDS
 from tests.unit.worker.test_supervisor import ask_all, children, params, run, same, undisturbed, until
 
 COUNT = 6

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from quire.errors import InvariantError
-from quire.worker.shared_status import Flight, SharedStatus
+from quire.worker.child.shared_status import Flight, SharedStatus
 
 DIE = """
 import os, sys
-from quire.worker.shared_status import SharedStatus
+from quire.worker.child.shared_status import SharedStatus
 status = SharedStatus(int(sys.argv[1]))
 status.beat()
 status.beat()

@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 
-from quire.client.async_engine import AsyncEngine
-from quire.client.outputs import Completion
-from quire.client.params import SamplingParams
-from quire.client.served import ServedModel
+from quire.client.engines.async_engine import AsyncEngine
+from quire.client.engines.served import ServedModel
+from quire.client.reply.outputs import Completion
+from quire.client.request.params import SamplingParams
 from quire.config import ModelSettings
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
-from quire.core.share_types import LEAST_PROMISED
+from quire.core.scheduling.shares import LEAST_PROMISED
+from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.step import StepPlan, WorkItem
-from quire.core.waiting_queue import QueueConfig
 from quire.engine.engine import ModelIdentity
 from quire.errors import (
     ConfigError,
@@ -38,18 +38,18 @@ from quire.errors import (
     QueueFullError,
     RequestTooLargeError,
 )
-from quire.worker import spawned_worker
-from quire.worker import supervisor as supervisor_module
-from quire.worker.faults import Fault, FaultyRunner, faults_from
-from quire.worker.ledger import POISON
-from quire.worker.spawned_worker import _lock, _sweep
-from quire.worker.supervisor import LATE_S, Supervisor
-from quire.worker.worker_plan import Limits
-from tests.support.oracle_worker import SETTINGS, oracle_plan
-from tests.support.parents import end_a_parent, left_of
-from tests.support.patience import PATIENCE_S
-from tests.support.served import served
-from tests.support.talkers import talker
+from quire.worker.child.faults import Fault, FaultyRunner, faults_from
+from quire.worker.parent import spawned_worker
+from quire.worker.parent import supervisor as supervisor_module
+from quire.worker.parent.ledger import POISON
+from quire.worker.parent.spawned_worker import _lock, _sweep
+from quire.worker.parent.supervisor import LATE_S, Supervisor
+from quire.worker.parent.worker_plan import Limits
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.served import served
+from tests.support.servers.talkers import talker
+from tests.support.workers.oracle_worker import SETTINGS, oracle_plan
+from tests.support.workers.parents import end_a_parent, left_of
 
 POISON_SEED = 666
 NUM_TOKENS_BEFORE = 5
@@ -290,7 +290,9 @@ def test_faults_are_refused_outside_tests() -> None:
 def test_a_slow_build_takes_its_share_longer_for_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     slept_s: list[float] = []
     ticks = itertools.count()
-    monkeypatch.setattr("quire.worker.faults.time", SimpleNamespace(perf_counter=ticks.__next__, sleep=slept_s.append))
+    monkeypatch.setattr(
+        "quire.worker.child.faults.time", SimpleNamespace(perf_counter=ticks.__next__, sleep=slept_s.append)
+    )
     slow = FaultyRunner(talker().engine.runner, [Fault("slow", by=1.5, step=1)], lambda _: None)
     for step in range(3):
         items = tuple(WorkItem(at, (0,), 0, (at + 1,)) for at in range(2))

@@ -10,15 +10,15 @@ from quire.config import ModelSettings
 from quire.core.divergence import Divergence, MissReason
 from quire.core.events import Explained, Queued, Refused, RequestEvent
 from quire.core.request import Continuation, Request
-from quire.core.waiting_queue import QueueConfig
+from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.errors import EngineDeadError, MessageError
-from quire.worker.cache_questions import CacheQuestions
+from quire.worker.child.shared_status import Flight
 from quire.worker.messages import LoadProgress, Open, Ready
-from quire.worker.session import WorkerSession
-from quire.worker.shared_status import Flight
-from quire.worker.supervisor import State, Supervisor
-from quire.worker.worker_plan import WorkerPlan
+from quire.worker.parent.cache_questions import CacheQuestions
+from quire.worker.parent.session import WorkerSession
+from quire.worker.parent.supervisor import State, Supervisor
+from quire.worker.parent.worker_plan import WorkerPlan
 
 OPEN = Open("no model", ModelSettings(), QueueConfig(), bytes(32), None)
 READY = Ready(ModelInfo(ModelIdentity("model", "layout"), 4, 8, 10, 64, "a line"))

@@ -8,14 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from quire.client.engine_view import MAX_QUESTIONS, EngineView
-from quire.core.snapshots import BlockFacts, CellCounts, EngineSnapshot, PoolCells, TreePicture
+from quire.client.engines.engine_view import MAX_QUESTIONS, EngineView
+from quire.core.inspect.snapshots import BlockFacts, CellCounts, EngineSnapshot, PoolCells, TreePicture
 from quire.engine.commands import AskBlock, BeginWatch, Unwatch
 from quire.errors import CapacityError, EngineDeadError, MessageError, QuireError
 from quire.worker.messages import BlockTold, SnapshotMade, ToWorker
-from quire.worker.worker_watch import MAX_WORKERS, WorkerWatch
-from tests.support.patience import PATIENCE_S
-from tests.support.served import served
+from quire.worker.parent.worker_watch import MAX_WORKERS, WorkerWatch
+from tests.support.machine.patience import PATIENCE_S
+from tests.support.servers.served import served
 
 SNAPSHOT = EngineSnapshot(PoolCells(1, 4, 1, b"\0", CellCounts(free=1)), TreePicture(), (), ())
 FACTS = BlockFacts(7, "free", 0, 0, None, None, None, None, 0, (), (), ())

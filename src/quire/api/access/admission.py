@@ -2,8 +2,8 @@
 
 A place is taken before a body is read and given back when the last byte is sent, so a flood is turned away for the
 price of its headers. Who gets one, and who has to give one up, is a matter of shares: the core's rule
-(`core/shares.py`) over everybody who is here. Bodies that are still coming are bounded for each key, so that one key
-that sends half of many bodies does not keep everybody else out.
+(`core/scheduling/shares.py`) over everybody who is here. Bodies that are still coming are bounded for each key, so that
+one key that sends half of many bodies does not keep everybody else out.
 
 Whatever a tenant is told about when to come back, by whomever, is a promise: a client that waits for the time is let in
 here and by the engine.
@@ -19,24 +19,22 @@ from time import monotonic
 
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
+from quire.api.access.conversation_store import ConversationStore
 from quire.api.access.ignored_log import IgnoredLog
 from quire.api.access.origins import Origins
-from quire.api.access.request_record import RequestRecord
 from quire.api.access.warning_log import log_warning
-from quire.api.conversation_store import ConversationStore
 from quire.api.http.body import Receive, declared_bytes, read_body
 from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
-from quire.api.models import Models
+from quire.api.http.request_record import RequestRecord
+from quire.api.models.registry import Models
 from quire.api.watch.activity import Activity
 from quire.api.watch.watchers import Watchers
-from quire.client.conversation import NOTHING_LISTED, StablePrefix
-from quire.client.prefix_guard import PrefixGuard
-from quire.client.reuse_log import ReuseLog
-from quire.client.text_pool import TextPool
-from quire.core.promises import Promises
-from quire.core.share_types import Bounds, NoRoom, Room
-from quire.core.shares import Shares
+from quire.client.prefix.prefix_guard import PrefixGuard
+from quire.client.prefix.reuse_log import ReuseLog
+from quire.client.request.conversation import NOTHING_LISTED, StablePrefix
+from quire.client.request.text_pool import TextPool
+from quire.core.scheduling.shares import Bounds, NoRoom, Promises, Room, Shares
 from quire.core.work_budget import WorkSpent
 from quire.errors import DisplacedError, DrainingError
 from quire.observe.metrics import Metrics

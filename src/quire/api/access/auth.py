@@ -19,6 +19,10 @@ NOBODY = "default"
 """The tenant where there are no keys."""
 
 
+SHARED = "group:"
+"""How the cache group of several keys begins. A tenant's own begins otherwise, and no name has a colon in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who is charged, how urgent they may be, and what they have left."""

@@ -16,7 +16,7 @@ from time import monotonic
 from quire.api.access.auth import Caller
 from quire.api.access.quotas import Quota
 from quire.api.http.errors import ApiError
-from quire.api.models import Models
+from quire.api.models.registry import Models
 
 TEXT_BYTES_PER_TOKEN = 8
 """More than a token of any usual text has, so that nobody is charged more for bytes than for what they say."""

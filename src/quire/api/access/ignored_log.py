@@ -2,8 +2,8 @@
 
 import logging
 
-from quire.api.access.request_record import RequestRecord
-from quire.api.dialects.field_names import shown_name
+from quire.api.http.errors import shown_name
+from quire.api.http.request_record import RequestRecord
 
 LOG = logging.getLogger("quire.api")
 MAX_NAMES = 256

@@ -2,7 +2,7 @@
 
 import logging
 
-from quire.client.prefix_guard import PrefixWarning
+from quire.client.prefix.prefix_guard import PrefixWarning
 
 LOG = logging.getLogger("quire.prefix")
 

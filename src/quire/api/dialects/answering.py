@@ -20,22 +20,21 @@ from msgspec.structs import replace
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill
-from quire.api.access.request_record import RequestRecord, figures_of
-from quire.api.asgi import ReaderStuckError
 from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, RunBeside, known
 from quire.api.dialects.dialect import Address, Dialect, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.http.body import ClientGoneError, parse_object
-from quire.api.http.errors import ApiError, api_error_of, invalid
+from quire.api.http.errors import ApiError, ReaderStuckError, api_error_of, invalid
 from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
+from quire.api.http.request_record import RequestRecord, figures_of
 from quire.api.http.sse import COMMENT, HEADERS, Send, send_whole
-from quire.api.models import ModelEntry, within_context
-from quire.api.reuse_notes import AnswerNames, ReuseNotes
-from quire.client.client import EngineClient
-from quire.client.outputs import LOGPROB_BYTES, Piece
-from quire.client.reply import Reply
-from quire.client.requests import RequestOptions, make_request
-from quire.client.stream import RequestHandle
+from quire.api.models.registry import ModelEntry, within_context
+from quire.api.prefix.reuse_notes import AnswerNames, ReuseNotes
+from quire.client.engines.client import EngineClient
+from quire.client.reply.outputs import LOGPROB_BYTES, Piece
+from quire.client.reply.reply import Reply
+from quire.client.reply.stream import RequestHandle
+from quire.client.request.requests import RequestOptions, make_request
 from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, WORK_CUT
 from quire.errors import WorkBudgetError
 

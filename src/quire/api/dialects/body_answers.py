@@ -6,8 +6,7 @@
 A route that takes a body makes one of these. `Answering` asks a model; `TextAnswering` works on text alone.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -16,10 +15,10 @@ from starlette.responses import Response
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, rate_headers
-from quire.api.access.request_record import RequestRecord
 from quire.api.dialects.field_names import FieldNames, ignored_names
-from quire.api.http.body import ClientGoneError, Receive, parse_object
+from quire.api.http.body import ClientGoneError, parse_object, while_client_stays
 from quire.api.http.limits import ON_LOOP_BYTES
+from quire.api.http.request_record import RequestRecord
 from quire.api.http.sse import Send, send_whole
 
 T = TypeVar("T")
@@ -107,32 +106,3 @@ def known(body: dict[str, Any], names: FieldNames, record: RequestRecord) -> dic
     misspelt."""
     record.ignored = ignored_names(body, names)
     return body
-
-
-async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; break it off when the client goes away. Work that ends at once costs no more than itself."""
-    working, is_over, is_gone = asyncio.current_task(), False, False
-
-    def leave(_leaving: "asyncio.Task[None]") -> None:
-        nonlocal is_gone
-        if not is_over and working is not None:
-            is_gone = True
-            working.cancel()
-
-    leaving = asyncio.ensure_future(_until_gone(receive))
-    leaving.add_done_callback(leave)
-    try:
-        await work
-    except asyncio.CancelledError:
-        # The server may break it off as well, and then that is to be told.
-        if is_gone and working is not None and not working.uncancel():
-            raise ClientGoneError from None
-        raise
-    finally:
-        is_over = True
-        leaving.cancel()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

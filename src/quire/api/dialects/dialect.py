@@ -15,15 +15,15 @@ from quire.api.access.auth import Caller
 from quire.api.dialects.field_names import FieldNames
 from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
-from quire.api.models import ModelEntry, Models
-from quire.client.client import EngineClient
-from quire.client.conversation import NOTHING_LISTED, NumberedMessages, RemovedLine, StablePrefix
-from quire.client.outputs import Piece
-from quire.client.params import SamplingParams
-from quire.client.reply import Reply
-from quire.client.requests import RequestOptions
-from quire.client.reuse_log import PromptParts
-from quire.client.text_model import Messages, TextModel
+from quire.api.models.registry import ModelEntry, Models
+from quire.client.engines.client import EngineClient
+from quire.client.prefix.reuse_log import PromptParts
+from quire.client.reply.outputs import Piece
+from quire.client.reply.reply import Reply
+from quire.client.request.conversation import NOTHING_LISTED, NumberedMessages, RemovedLine, StablePrefix
+from quire.client.request.params import SamplingParams
+from quire.client.request.requests import RequestOptions
+from quire.client.request.text_model import Messages, TextModel
 from quire.core.request import PriorityClass, Request
 
 PieceBatch = Sequence[tuple[int, Piece]]

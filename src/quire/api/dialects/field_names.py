@@ -7,20 +7,18 @@ from a name that is read
 any other                              ignored, and named
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.dialects.foreign_fields import ALL_FOREIGN
-from quire.api.http.errors import ApiError, invalid, shortened
+from quire.api.http.errors import ApiError, invalid, shortened, shown_name
 
 LEAST_CHARS = 5
 """Shorter names are one edit from too many words."""
 MAX_IGNORED = 512
 """Different names in one body that no dialect reads. All tables together have half as many."""
 MAX_HEADER_CHARS = 4096
-PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HEADER = b"x-quire-ignored"
 
 
@@ -122,10 +120,3 @@ def ignored_headers(ignored: tuple[str, ...]) -> tuple[tuple[bytes, bytes], ...]
         shown.append(plain)
     more = [f"more={len(ignored) - len(shown)}"] * (len(shown) < len(ignored))
     return ((HEADER, ", ".join([*shown, *more]).encode("ascii")),)
-
-
-def shown_name(name: str) -> str:
-    """As it is, or in quotes with escapes: a header and a log take plain characters on one line."""
-    if PLAIN.fullmatch(name):
-        return name
-    return ascii(name if len(name) <= 64 else f"{name[:61]}...").replace(",", "\\x2c")

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from quire.api.conversation_store import ConversationStore, KeptConversation
-from quire.client.outputs import Answer, ToolCall
-from quire.client.reply import Reply
+from quire.api.access.conversation_store import ConversationStore, KeptConversation
+from quire.client.reply.outputs import Answer, ToolCall
+from quire.client.reply.reply import Reply
 
 
 class KeptAnswer(Protocol):

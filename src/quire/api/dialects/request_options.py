@@ -2,11 +2,11 @@
 
 import hashlib
 
-from quire.api.access.auth import Caller
+from quire.api.access.auth import SHARED, Caller
 from quire.api.http.errors import invalid
 from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_SALT_CHARS, REQUEST_S
-from quire.client.requests import RequestOptions
+from quire.client.request.requests import RequestOptions
 from quire.core.request import PriorityClass
 
 URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
@@ -34,10 +34,6 @@ def request_options(caller: Caller, wanted: PriorityClass, salt: str | None = No
         "timeout_s": REQUEST_S,
         "cache_group": cache_group(caller, salt),
     }
-
-
-SHARED = "group:"
-"""How the cache group of several keys begins. A tenant's own begins otherwise, and no name has a colon in it."""
 
 
 def cache_group(caller: Caller, salt: str | None) -> str:

@@ -7,12 +7,12 @@ float holds, whole numbers of hundreds of digits, a key that stands twice, half 
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from quire.api.http.errors import ApiError, invalid
 from quire.api.http.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, ON_LOOP_BYTES
-from quire.client.params import MAX_JSON_LISTS, brackets_of
+from quire.client.request.params import MAX_JSON_LISTS, brackets_of
 
 Receive = Callable[[], Awaitable[Any]]
 Pause = Callable[[], Awaitable[None]]
@@ -149,3 +149,32 @@ def _check_characters(value: Any) -> None:
             f"a text must be made of whole characters, U+{half:04X} is half of a surrogate pair; send both halves",
             code="invalid_text",
         ) from None
+
+
+async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work; break it off when the client goes away. Work that ends at once costs no more than itself."""
+    working, is_over, is_gone = asyncio.current_task(), False, False
+
+    def leave(_leaving: "asyncio.Task[None]") -> None:
+        nonlocal is_gone
+        if not is_over and working is not None:
+            is_gone = True
+            working.cancel()
+
+    leaving = asyncio.ensure_future(_until_gone(receive))
+    leaving.add_done_callback(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        # The server may break it off as well, and then that is to be told.
+        if is_gone and working is not None and not working.uncancel():
+            raise ClientGoneError from None
+        raise
+    finally:
+        is_over = True
+        leaving.cancel()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

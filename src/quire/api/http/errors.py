@@ -29,6 +29,13 @@ TELLING = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|File \"|site-packages|(?:/[\w
 """What belongs to the machine and not into an answer: addresses, traces, paths."""
 
 
+PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class ReaderStuckError(Exception):
+    """The reader took nothing for too long."""
+
+
 @dataclass(eq=False)
 class ApiError(Exception):
     """An answer that is not the one asked for."""
@@ -127,3 +134,10 @@ def _clean(message: str) -> str:
     whole = TELLING.sub("...", message)
     cut = whole if len(whole) <= 4 * MAX_ECHOED_CHARS else f"{whole[: 4 * MAX_ECHOED_CHARS]}..."
     return cut.encode("utf-8", "replace").decode()
+
+
+def shown_name(name: str) -> str:
+    """As it is, or in quotes with escapes: a header and a log take plain characters on one line."""
+    if PLAIN.fullmatch(name):
+        return name
+    return ascii(name if len(name) <= 64 else f"{name[:61]}...").replace(",", "\\x2c")

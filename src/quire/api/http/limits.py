@@ -4,8 +4,8 @@ Bounds on what one answer may be (n, stop strings, log-probabilities, biases) be
 named here again so that they can be read together.
 """
 
-from quire.client.params import MAX_ANSWERS, MAX_JSON_LISTS, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS
-from quire.client.stream import MAX_PENDING, MAX_PENDING_BYTES
+from quire.client.reply.stream import MAX_PENDING, MAX_PENDING_BYTES
+from quire.client.request.params import MAX_ANSWERS, MAX_JSON_LISTS, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS
 
 __all__ = [
     "MAX_ANSWERS",

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.api.access.request_record import RequestRecord
 from quire.api.http.errors import ApiError, ErrorFormat
 from quire.api.http.limits import (
     EVICTED_AT_ONCE,
@@ -30,6 +29,7 @@ from quire.api.http.limits import (
     STUCK_S,
     WRITE_BUFFER_BYTES,
 )
+from quire.api.http.request_record import RequestRecord
 
 
 class HeadTooLargeError(Exception):

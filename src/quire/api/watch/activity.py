@@ -11,8 +11,7 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-from quire.api.access.auth import Caller
-from quire.api.access.request_record import RequestRecord
+from quire.api.http.request_record import RequestRecord
 from quire.api.watch.timeline import first_token_s, request_line
 
 ROW_S = 10.0
@@ -21,7 +20,8 @@ MAX_ENDED = 200
 MAX_FIRSTS = 1000
 """Times to the first token that a row's median is of."""
 
-OpenRequests = Mapping[str, tuple[RequestRecord, Caller]]
+OpenRequests = Mapping[str, tuple[RequestRecord, object]]
+"""By their ids, each with its caller."""
 
 
 @dataclass(frozen=True, slots=True)

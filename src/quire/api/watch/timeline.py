@@ -6,7 +6,7 @@ A request that gave up its place counts as preempted until something of it comes
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from quire.api.access.request_record import RequestRecord
+from quire.api.http.request_record import RequestRecord
 
 MAX_SEGMENTS = 32
 

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from quire.api.access.request_record import RequestRecord
-from quire.api.models import ModelEntry, Models
+from quire.api.http.request_record import RequestRecord
+from quire.api.models.registry import ModelEntry, Models
 from quire.api.watch.activity import MAX_ENDED, Activity, OpenRequests, RequestTotals
 from quire.api.watch.timeline import request_line, shown_id
-from quire.client.prefix_guard import PrefixGuard
-from quire.client.reuse_log import ReuseLog
-from quire.core.snapshots import (
+from quire.client.prefix.prefix_guard import PrefixGuard
+from quire.client.prefix.reuse_log import ReuseLog
+from quire.core.inspect.snapshots import (
     MAX_RUNNING_SHOWN,
     CellCounts,
     EngineSnapshot,

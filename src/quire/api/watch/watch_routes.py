@@ -9,16 +9,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.access.admission import Admission
-from quire.api.access.request_record import RequestRecord
-from quire.api.dialects.body_answers import while_client_stays
-from quire.api.http.body import ClientGoneError
+from quire.api.http.body import ClientGoneError, while_client_stays
 from quire.api.http.errors import ApiError, invalid
+from quire.api.http.request_record import RequestRecord
 from quire.api.http.sse import HEADERS, Send, named_event
-from quire.api.models import ModelEntry
+from quire.api.models.registry import ModelEntry
 from quire.api.watch.timeline import shown_id
-from quire.api.watch.watchers import ModelWatch
-from quire.core.snapshots import BlockFacts
+from quire.api.watch.watchers import ModelWatch, ServerWithWatchers
+from quire.core.inspect.snapshots import BlockFacts
 
 
 class Watching(Response):
@@ -26,9 +24,9 @@ class Watching(Response):
 
     background = None
 
-    def __init__(self, admission: Admission, model: ModelEntry, *, reads_lines: bool = False) -> None:
+    def __init__(self, server: ServerWithWatchers, model: ModelEntry, *, reads_lines: bool = False) -> None:
         """`reads_lines` says whether whoever reads it may see lines of clients in warnings."""
-        self._admission = admission
+        self._server = server
         self._model = model
         self._reads_lines = reads_lines
 
@@ -36,7 +34,7 @@ class Watching(Response):
         """Send the newest event again and again; a reader that is slow misses those between."""
         record: RequestRecord = scope["quire.record"]
         record.is_streamed = True
-        with self._admission.watchers.reading(self._model) as watch:
+        with self._server.watchers.reading(self._model) as watch:
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
             try:
                 await while_client_stays(receive, self._send_all(watch, send))
@@ -55,31 +53,31 @@ class Watching(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def watching(admission: Admission, request: Request, *, reads_lines: bool) -> Watching:
+def watching(server: ServerWithWatchers, request: Request, *, reads_lines: bool) -> Watching:
     """The stream that this request asks for."""
-    return Watching(admission, _model(admission, request), reads_lines=reads_lines)
+    return Watching(server, _model(server, request), reads_lines=reads_lines)
 
 
-async def block_answer(admission: Admission, request: Request) -> Response:
+async def block_answer(server: ServerWithWatchers, request: Request) -> Response:
     """One block, as JSON."""
-    model, given = _model(admission, request), request.path_params["block"]
+    model, given = _model(server, request), request.path_params["block"]
     if not re.fullmatch("[0-9]{1,10}", given):
         raise invalid(f"a block is a whole number, {given[:40]!r} given", "block")
     facts = await model.open().view.block(int(given))
     if facts is None:
         raise ApiError(404, "not_found", f"the pool of {model.name} has no block {given}")
-    return Response(msgspec.json.encode(_told(admission, model, facts)), media_type="application/json")
+    return Response(msgspec.json.encode(_told(server, model, facts)), media_type="application/json")
 
 
-def _model(admission: Admission, request: Request) -> ModelEntry:
+def _model(server: ServerWithWatchers, request: Request) -> ModelEntry:
     """The one that is named; the first, if none is."""
     name = request.query_params.get("model")
-    return next(iter(admission.models)) if name is None else admission.models.named(name)
+    return next(iter(server.models)) if name is None else server.models.named(name)
 
 
-def _told(admission: Admission, model: ModelEntry, facts: BlockFacts) -> BlockFacts:
+def _told(server: ServerWithWatchers, model: ModelEntry, facts: BlockFacts) -> BlockFacts:
     """Under the names that clients know."""
-    records = admission.activity.open_of(model.name)
+    records = server.activity.open_of(model.name)
     names = {asked.request_id: shown_id(record) for record in records for asked in record.asked}
     requests = tuple(dict.fromkeys(names.get(one, one) for one in facts.requests))
     return msgspec.structs.replace(facts, requests=requests, tenant=facts.tenant or _tenant_of(facts.cache_group))

@@ -11,15 +11,22 @@ import asyncio
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
+from typing import Protocol
 
 import msgspec
 
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import MAX_WATCHERS, WATCH_BEAT_S, WATCH_PERIOD_S, WATCH_RETRY_S
-from quire.api.models import ModelEntry
+from quire.api.models.registry import ModelEntry
 from quire.api.watch.watch_event import WatchedServer, warnings_of, watch_event
-from quire.client.client import EngineClient
-from quire.core.snapshots import EngineSnapshot
+from quire.client.engines.client import EngineClient
+from quire.core.inspect.snapshots import EngineSnapshot
+
+
+class ServerWithWatchers(WatchedServer, Protocol):
+    """A server that may be watched."""
+
+    watchers: "Watchers"
 
 
 class Watchers:

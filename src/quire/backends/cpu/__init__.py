@@ -2,7 +2,7 @@
 
 runner         a plan in, a result out
 decoder        the model: weights packed once, a whole step behind one native call
-layers         what that call is given: structures laid out as native/decoder.hpp has them
+layers         what that call is given: structures laid out as native/step/forward.hpp has them
 tiles          a step's rows as attention takes them
 kv_store       the paged KV memory's data
 linear         what a packed weight is to all others, and who packs it

@@ -1,4 +1,4 @@
-"""A decoder's weights as native/decoder.hpp wants them: packed, one address each, held as long as the decoder lives."""
+"""Weights of a decoder in the layout of native/step/forward.hpp: packed, one address each, kept as long as it is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The structures of native/decoder.hpp, laid out by numpy, and the buffers a step works in.
+"""The structures of native/step/forward.hpp, laid out by numpy, and the buffers a step works in.
 
 Buffers are made for the most rows seen so far and used again by every step; what is asked for and not touched takes no
 memory.
@@ -23,7 +23,7 @@ PARTS = (
 CHUNK_ROWS = 256
 """Rows that a chain of products takes at once: what one makes is still in the cache when the next reads it."""
 GATES = {GateActivation.SILU: 0, GateActivation.GELU_TANH: 1, GateActivation.CLAMPED_SILU: 2}
-"""As native/kernels.hpp numbers them."""
+"""As native/builds/kernels.hpp numbers them."""
 
 LINEAR = np.dtype([
     *((name, "i8") for name in ("packing", "format", "arithmetic", "group")),

@@ -21,7 +21,7 @@ from quire.backends.kernels.threads import num_threads
 from quire.errors import CheckpointError
 
 Reference = tuple[int, int, int, int, int, int, int, int]
-"""As `native/decoder.hpp` wants a weight: packing, format, arithmetic, group, address, address of the bias or 0,
+"""As `native/step/forward.hpp` wants a weight: packing, format, arithmetic, group, address, address of the bias or 0,
 inputs, outputs. It lives as long as the weight."""
 PANELS = 2
 """Of packings; the others are WEIGHT_TYPES."""

@@ -12,7 +12,7 @@ import numpy as np
 from quire.backends.host.batch import Batch
 from quire.backends.kernels import large_pages
 from quire.backends.kernels.arrays import Floats, Ids
-from quire.core.state_slots import SlotCopy
+from quire.core.step import SlotCopy
 from quire.errors import InvariantError
 
 FLOAT_BYTES = 4

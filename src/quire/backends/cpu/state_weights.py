@@ -1,4 +1,4 @@
-"""What native/recurrent.hpp wants to know of a recurrent layer, and where in a slot its state lies."""
+"""What native/layers/recurrent.hpp wants to know of a recurrent layer, and where in a slot its state lies."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from quire.checkpoints.families.recurrent import RecurrentShape
 from quire.checkpoints.families.recurrent_tensors import PLACES
 
 KINDS = {RecurrentKind.DELTA: 1, RecurrentKind.SPACE: 2, RecurrentKind.CONVOLUTION: 3}
-"""As native/recurrent.hpp numbers them."""
+"""As native/layers/recurrent.hpp numbers them."""
 NO_RECURRENT = (0,) * 27 + (0.0, 0.0)
 LINE_FLOATS = 16
 """Layers' parts of a slot begin at cache lines."""

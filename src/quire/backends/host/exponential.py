@@ -1,7 +1,7 @@
 """e^x in double precision for x <= 0, by multiplications and additions alone.
 
 Libraries differ in the last bit of their exp, by version and by processor; a draw and a log-probability should not.
-This is the arithmetic of native/exp_double.cpp, operation by operation, and so its bits.
+This is the arithmetic of native/sampling/softmax_filter.isa.cpp, operation by operation, and so its bits.
 """
 
 import math

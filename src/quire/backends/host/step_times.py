@@ -12,8 +12,8 @@ from time import perf_counter, process_time
 
 from quire.backends.protocol import Capacity
 from quire.core.request import ResolvedSampling
+from quire.core.scheduling.step_cost import StepCost
 from quire.core.step import Sampling, StepPlan, WorkItem
-from quire.core.step_cost import StepCost
 
 FIRST_SIZES = (1, 8)
 """Tokens of the steps that are always run: two points make a line."""

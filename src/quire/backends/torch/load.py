@@ -14,7 +14,7 @@ from quire.backends.torch.linear import LinearKind, choose_kind
 from quire.backends.torch.runner import TorchRunner
 from quire.backends.torch.tiles import MAX_ROWS_OF_A_CALL
 from quire.checkpoints import Checkpoint
-from quire.checkpoints.gguf_convert import in_safetensors
+from quire.checkpoints.gguf.convert import in_safetensors
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 

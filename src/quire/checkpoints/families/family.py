@@ -7,7 +7,7 @@ from typing import Any
 
 
 class GateActivation(StrEnum):
-    """What a gate lets through; see native/kernels.hpp."""
+    """What a gate lets through; see native/builds/kernels.hpp."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
@@ -15,7 +15,7 @@ class GateActivation(StrEnum):
 
 
 class RecurrentKind(StrEnum):
-    """What layers do that keep a state instead of keys and values; see native/recurrent.hpp."""
+    """What layers do that keep a state instead of keys and values; see native/layers/recurrent.hpp."""
 
     DELTA = "delta"
     SPACE = "space"

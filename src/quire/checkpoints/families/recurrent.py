@@ -1,7 +1,7 @@
 """Layers that keep a state instead of keys and values: which layers of a model are such, and how large all of it is.
 
-What one product makes of a row, and what of that is mixed with earlier tokens, lies side by side; native/recurrent.hpp
-says what becomes of it:
+What one product makes of a row, and what of that is mixed with earlier tokens, lies side by side. Then, by
+native/layers/recurrent.hpp:
 
     delta         queries keys values │ gates │ rates │ steps     the first three are mixed
     space         gates │ values keys queries │ steps             the second to the fourth are mixed
@@ -20,7 +20,7 @@ from quire.errors import CheckpointError
 RECURRENT_TYPES = ("linear_attention", "conv", "mamba")
 """How configs call them in layer_types; each family has one of these words."""
 COLUMNS = 32
-"""Of a state that lie together, see native/recurrent.hpp."""
+"""Of a state that lie together, see native/layers/recurrent.hpp."""
 MAX_TAPS, MAX_KEY_SIZE = 8, 512
 
 

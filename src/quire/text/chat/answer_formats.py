@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.errors import QuireError
 from quire.text.chat.canonical import ANY_SPELLING, Spelling
-from quire.text.chat.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.parsers import probe
 from quire.text.parsers.tool_format import CALL_ID, ReasoningFormat, ToolFormat
 from quire.text.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 
 from quire.errors import InvalidTextError
 from quire.text.chat.prompt_parts import UNKNOWN_PARTS, PromptParts, TemplateParts, prompt_parts
-from quire.text.chat.render_wire import Rendered
+from quire.text.chat.rendering.wire import Rendered
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer_twin import twin_of
 from quire.text.unlocked import encoded

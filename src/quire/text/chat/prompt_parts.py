@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quire.text.chat.render_wire import Rendered
+from quire.text.chat.rendering.wire import Rendered
 
 PartKind = Literal["system", "tool", "message", "text"]
 

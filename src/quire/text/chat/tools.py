@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from quire.errors import InvalidParameterError
-from quire.text.grammar import rewritten_schema
+from quire.text.grammars.grammar import rewritten_schema
 from quire.text.parsers.tool_format import NAME_PATTERN
 
 MAX_TOOLS = 256

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.text.chat.messages import calls_of, read_arguments, texts_of
+from quire.text.chat.rendering.messages import calls_of, read_arguments, texts_of
 from quire.text.chat.tools import Tool
 from quire.text.parsers.tool_format import HERMES
 

@@ -26,10 +26,10 @@ from quire.config import ModelSettings
 from quire.core.request import ResolvedSampling
 from quire.core.step import BlockCopy, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
-from tests.support.models import Ask, Machine
-from tests.support.process_memory import AMPLE_BYTES
-from tests.support.quantised import retyped
-from tests.support.tiny_models import Tiny, make_directory, write_gguf
+from tests.support.machine.process_memory import AMPLE_BYTES
+from tests.support.models.models import Ask, Machine
+from tests.support.models.quantised import retyped
+from tests.support.models.tiny_models import Tiny, make_directory, write_gguf
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 

@@ -17,7 +17,7 @@ from quire.backends.cpu.formats.gguf_source import _tell
 from quire.backends.cpu.formats.packed_weight import can_join
 from quire.backends.kernels.large_pages import Arena
 from quire.errors import CheckpointError, InvariantError
-from tests.support.gguf_blocks import numbers_of, random_rows
+from tests.support.models.gguf_blocks import numbers_of, random_rows
 
 pytest.importorskip("quire._native")
 
@@ -119,7 +119,7 @@ def test_a_row_has_its_bits_in_any_company(
 def test_integer_products_have_the_same_bits_on_every_instruction_set(isa: str) -> None:
     def printed(isa: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "QUIRE_NATIVE": isa}
-        command = [sys.executable, "-m", "tests.support.format_prints"]
+        command = [sys.executable, "-m", "tests.support.models.format_prints"]
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
     here, portable = printed(isa), printed("portable")

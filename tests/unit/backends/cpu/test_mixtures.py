@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from benchmarks.bench_mixture import BenchMixture, active_bytes, write_mixture
 from quire.checkpoints import resolve
 from quire.core.request import ResolvedSampling
-from tests.support import architectures
-from tests.support.models import Ask, Machine, load_runner
+from tests.support.models import architectures
+from tests.support.models.models import Ask, Machine, load_runner
 
 MIXTURES = [name for name, (_, fields) in architectures.TODAY.items() if any("experts" in field for field in fields)]
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

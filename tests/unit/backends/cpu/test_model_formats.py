@@ -19,13 +19,13 @@ from quire.backends.loaded import LoadedRunner
 from quire.checkpoints import resolve
 from quire.config import ModelSettings
 from quire.core.request import ResolvedSampling
+from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.step import TokenLogprobs
-from quire.core.waiting_queue import QueueConfig
 from quire.engine.loading import open_engine
 from quire.errors import CheckpointError, ConfigError
-from tests.support.models import Ask, Machine
-from tests.support.process_memory import AMPLE_BYTES
-from tests.support.tiny_models import Tiny, write_gguf
+from tests.support.machine.process_memory import AMPLE_BYTES
+from tests.support.models.models import Ask, Machine
+from tests.support.models.tiny_models import Tiny, write_gguf
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 

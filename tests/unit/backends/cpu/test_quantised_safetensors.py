@@ -16,10 +16,10 @@ from quire.checkpoints import resolve
 from quire.config import ModelSettings
 from quire.core.request import ResolvedSampling
 from quire.errors import CheckpointError, ConfigError
-from tests.support.models import Ask, Machine
-from tests.support.process_memory import AMPLE_BYTES
-from tests.support.quantised import Pack, Quantised, awq, compressed, gptq, retyped
-from tests.support.tiny_models import Tiny, make_directory
+from tests.support.machine.process_memory import AMPLE_BYTES
+from tests.support.models.models import Ask, Machine
+from tests.support.models.quantised import Pack, Quantised, awq, compressed, gptq, retyped
+from tests.support.models.tiny_models import Tiny, make_directory
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 

@@ -1,6 +1,6 @@
 """Layers that keep a state: what they compute is what plain float64 computes, and no bit of it depends on company.
 
-Small models of all three kinds, with sizes that fill no vector. See tests/support/plain_hybrids.py.
+Small models of all three kinds, with sizes that fill no vector. See tests/support/models/plain_hybrids.py.
 """
 
 import json
@@ -20,8 +20,8 @@ from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.state_store import StateStore
 from quire.backends.kernels import extension
 from quire.backends.kernels.threads import num_threads, use_threads
-from tests.support.hybrid_prints import LENGTHS, TOLERANCE, texts_of, worst_of
-from tests.support.plain_hybrids import CONFIGS, SETTINGS, Sequences, open_decoder, write_hybrid
+from tests.support.models.hybrid_prints import LENGTHS, TOLERANCE, texts_of, worst_of
+from tests.support.models.plain_hybrids import CONFIGS, SETTINGS, Sequences, open_decoder, write_hybrid
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 
@@ -130,7 +130,7 @@ def test_what_slots_take_is_not_counted_as_a_steps(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neondot"])
 def test_every_instruction_set_computes_these_layers(isa: str) -> None:
     environment = {**os.environ, "QUIRE_NATIVE": isa}
-    command = [sys.executable, "-m", "tests.support.hybrid_prints"]
+    command = [sys.executable, "-m", "tests.support.models.hybrid_prints"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if "and run here" in done.stderr:
         pytest.skip(f"this processor has no {isa}")

@@ -10,7 +10,7 @@ from quire.backends.cpu.formats import SCHEMES, Arithmetic, PackedWeight, Stored
 from quire.backends.cpu.formats.safetensors_source import SchemeOptions
 from quire.backends.kernels.large_pages import Arena
 from quire.errors import CheckpointError
-from tests.support.quantised import Codes, Pack, Quantised, awq, compressed, gptq
+from tests.support.models.quantised import Codes, Pack, Quantised, awq, compressed, gptq
 
 pytest.importorskip("quire._native")
 

@@ -5,8 +5,7 @@ import pytest
 
 from quire.backends.cpu.state_store import StateStore, no_runs, slot_bytes
 from quire.backends.host.batch import Batch, make_batch
-from quire.core.state_slots import SlotCopy
-from quire.core.step import WorkItem
+from quire.core.step import SlotCopy, WorkItem
 from quire.errors import InvariantError
 
 SIZE = 21

@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from quire.backends.host.rope import Rope, read_rope
 from quire.checkpoints.families.layer_rules import RopeRule, rope_parameters, windows_of
 from quire.errors import CheckpointError
-from tests.support.architectures import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE
+from tests.support.models.architectures import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE
 
 ROPES = [
     LINEAR_ROPE,

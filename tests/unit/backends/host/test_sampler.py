@@ -17,7 +17,7 @@ from quire.backends.kernels import extension
 from quire.backends.kernels.threads import num_threads, use_threads
 from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling
-from tests.support.plain_sampler import Row, SamplerSurvey, compare, random_sampling, survey
+from tests.support.models.plain_sampler import Row, SamplerSurvey, compare, random_sampling, survey
 
 NUM_SEEDS = 4_000
 FLAT = [0.0, 0.0, 0.0, 0.0]

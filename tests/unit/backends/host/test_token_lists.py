@@ -11,7 +11,7 @@ from quire.backends.host.sampler import choose
 from quire.backends.host.token_lists import KeptLists, RowLists, TokenCounts, TokenLists
 from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling, WorkItem
-from tests.support.plain_sampler import random_sampling
+from tests.support.models.plain_sampler import random_sampling
 
 SIZE = 6
 

@@ -17,9 +17,9 @@ from quire.backends.cpu.measured_roof import read_sum
 from quire.backends.cpu.tiles import StepTiles
 from quire.backends.kernels import extension, sampling
 from quire.backends.kernels.threads import num_threads, use_threads
-from tests.support import kernels
-from tests.support.attention_world import NAN, World, close
-from tests.support.kernels import rotate
+from tests.support.core.attention_world import NAN, World, close
+from tests.support.machine import kernels
+from tests.support.machine.kernels import rotate
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 
@@ -332,7 +332,7 @@ import json, sys, numpy as np, torch
 from quire.backends.kernels import extension
 from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import PackedProduct
-from tests.support import kernels
+from tests.support.machine import kernels
 from tests.unit.backends.kernels.test_kernels import World, close
 world = World(num_heads=8, num_kv_heads=2, key_size=40, value_size=72, block_size=16, window=50)
 for past, rows in ((0, 30), (70, 1), (90, 3)):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire.backends.kernels import extension
 from quire.backends.kernels.threads import num_threads, use_threads
-from tests.support.attention_world import NAN, World, close
+from tests.support.core.attention_world import NAN, World, close
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
 

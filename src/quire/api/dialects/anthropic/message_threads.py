@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.api.conversation_store import ConversationStore, KeptConversation
+from quire.api.access.conversation_store import ConversationStore, KeptConversation
 from quire.api.dialects.anthropic.error_body import THREAD_NOT_FOUND, THREAD_UNSUPPORTED
 from quire.api.dialects.anthropic.schemas import CountFields
 from quire.api.dialects.anthropic.turns import known_tools
 from quire.api.dialects.anthropic.writer import told_calls
 from quire.api.dialects.keeping import answer_message, keeping
 from quire.api.http.errors import ApiError, invalid, shortened
-from quire.client.outputs import Answer
-from quire.client.reply import Reply
+from quire.client.reply.outputs import Answer
+from quire.client.reply.reply import Reply
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import msgspec
 
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
-from quire.api.conversation_store import ConversationStore
+from quire.api.access.conversation_store import ConversationStore
 from quire.api.dialects.anthropic.message_threads import Thread, check_thread, thread_of
 from quire.api.dialects.anthropic.names import MESSAGES_NAMES
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
@@ -27,10 +27,10 @@ from quire.api.dialects.images import Images
 from quire.api.dialects.request_options import asked_class, request_options
 from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
-from quire.api.models import Models
-from quire.client.conversation import NumberedMessages, chat_prompt, converse
-from quire.client.params import SamplingParams
-from quire.client.text_model import TemplateArguments, TextModel
+from quire.api.models.registry import Models
+from quire.client.request.conversation import NumberedMessages, chat_prompt, converse
+from quire.client.request.params import SamplingParams
+from quire.client.request.text_model import TemplateArguments, TextModel
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 

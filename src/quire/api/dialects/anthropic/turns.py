@@ -17,8 +17,8 @@ import msgspec
 from quire.api.dialects.anthropic.schemas import CountFields, MessageFields
 from quire.api.dialects.images import Images
 from quire.api.http.errors import invalid
-from quire.client.conversation import NumberedMessages, Tool, ToolMode, ToolUse, checked_tool
-from quire.client.params import Grammar
+from quire.client.request.conversation import NumberedMessages, Tool, ToolMode, ToolUse, checked_tool
+from quire.client.request.params import Grammar
 
 ROTATING = "x-anthropic-billing-header:"
 """How a block of a client's own accounting begins: it differs from conversation to conversation."""

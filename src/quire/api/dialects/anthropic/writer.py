@@ -16,8 +16,8 @@ from quire.api.dialects.anthropic.error_body import error_event
 from quire.api.dialects.dialect import PieceBatch
 from quire.api.http import sse
 from quire.api.http.errors import ApiError
-from quire.client.outputs import Answer, Part, Piece, ReasoningPart, TextPart, ToolCall
-from quire.client.reply import Reply
+from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, ToolCall
+from quire.client.reply.reply import Reply
 
 ENCODER = msgspec.json.Encoder()
 ENDS = {"length": "max_tokens", "deadline": "max_tokens", "tool_calls": "tool_use"}

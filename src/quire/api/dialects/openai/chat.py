@@ -22,11 +22,11 @@ from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, Tokeni
 from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid
 from quire.api.http.headers import Headers
-from quire.api.models import Models
-from quire.client.conversation import converse
-from quire.client.outputs import Answer, Piece, ReasoningPart, ToolCallPart
-from quire.client.reply import Reply
-from quire.client.text_model import Messages, TemplateArguments
+from quire.api.models.registry import Models
+from quire.client.reply.outputs import Answer, Piece, ReasoningPart, ToolCallPart
+from quire.client.reply.reply import Reply
+from quire.client.request.conversation import converse
+from quire.client.request.text_model import Messages, TemplateArguments
 
 ParsedChat = tuple[ChatFields, Messages]
 """A body that was read: its fields, and its messages as they came."""

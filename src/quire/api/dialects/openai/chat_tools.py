@@ -3,8 +3,8 @@
 from typing import Any
 
 from quire.api.dialects.openai.schemas import ChatFields
-from quire.client.conversation import ToolUse, tool_mode, tools_of
-from quire.client.outputs import ToolCallPart
+from quire.client.reply.outputs import ToolCallPart
+from quire.client.request.conversation import ToolUse, tool_mode, tools_of
 
 
 def chat_tools(fields: ChatFields) -> ToolUse:

@@ -20,10 +20,10 @@ from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
 from quire.api.http.errors import invalid
 from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_PROMPTS
-from quire.api.models import Models
-from quire.client.outputs import Answer, Piece, TextPart
-from quire.client.reply import Reply
-from quire.client.text_model import TextModel
+from quire.api.models.registry import Models
+from quire.client.reply.outputs import Answer, Piece, TextPart
+from quire.client.reply.reply import Reply
+from quire.client.request.text_model import TextModel
 from quire.core.step import TokenLogprobs
 
 MAX_TOKENS_DEFAULT = 16

@@ -13,17 +13,17 @@ from pydantic import RootModel
 
 from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, known
 from quire.api.dialects.dialect import Dialect, GenerationRequest, Target
-from quire.api.dialects.explained import explanation_body, part_body
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
 from quire.api.http.body import parse_object
 from quire.api.http.errors import invalid
 from quire.api.http.sse import send_whole
-from quire.api.models import ModelEntry, Models, within_context
-from quire.api.reuse_notes import part_at
-from quire.client.explanation import Explanation
-from quire.client.reuse_log import lost_tokens
+from quire.api.models.registry import ModelEntry, Models, within_context
+from quire.api.prefix.explanation_json import explanation_body, part_body
+from quire.api.prefix.reuse_notes import part_at
+from quire.client.prefix.explanation import Explanation
+from quire.client.prefix.reuse_log import lost_tokens
 from quire.errors import CapacityError, EngineDeadError
 
 

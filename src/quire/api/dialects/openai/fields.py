@@ -22,8 +22,8 @@ from quire.api.dialects.request_options import asked_class, request_options
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_ANSWER_LOGPROBS
-from quire.client.params import SamplingParams
-from quire.client.requests import RequestOptions
+from quire.client.request.params import SamplingParams
+from quire.client.request.requests import RequestOptions
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid
-from quire.client.params import MAX_JSON_LISTS, Grammar, has_too_many_lists
+from quire.client.request.params import MAX_JSON_LISTS, Grammar, has_too_many_lists
 
 Make = Callable[[Any, str], Grammar]
 

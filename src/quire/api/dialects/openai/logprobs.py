@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from quire.api.http.limits import LEAST_LOGPROB
-from quire.client.text_model import Tokenizer
+from quire.client.request.text_model import Tokenizer
 from quire.core.step import TokenLogprobs
 
 _ENCODER = msgspec.json.Encoder()

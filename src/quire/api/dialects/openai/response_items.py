@@ -13,8 +13,8 @@ from typing import Any
 from quire.api.dialects.images import Images
 from quire.api.dialects.openai.schemas import ResponseFields
 from quire.api.http.errors import ApiError, invalid
-from quire.client.conversation import NumberedMessages, ToolUse, checked_tool, tool_mode
-from quire.client.params import Grammar
+from quire.client.request.conversation import NumberedMessages, ToolUse, checked_tool, tool_mode
+from quire.client.request.params import Grammar
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 PICTURE_PARTS = ("input_image", "input_file")

@@ -17,8 +17,8 @@ from quire.api.dialects.openai.error_body import error_body
 from quire.api.dialects.openai.schemas import ResponseFields
 from quire.api.http import sse
 from quire.api.http.errors import ApiError
-from quire.client.outputs import Part, Piece, ReasoningPart, TextPart, joined
-from quire.client.reply import Reply
+from quire.client.reply.outputs import Part, Piece, ReasoningPart, TextPart, joined
+from quire.client.reply.reply import Reply
 
 ENCODER = msgspec.json.Encoder()
 CUT = ("length", "deadline")

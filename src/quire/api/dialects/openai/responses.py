@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.api.access.auth import Caller
-from quire.api.conversation_store import ConversationStore, KeptConversation
+from quire.api.access.conversation_store import ConversationStore, KeptConversation
 from quire.api.dialects.dialect import Address, GenerationRequest, Target
 from quire.api.dialects.images import Images
 from quire.api.dialects.keeping import answer_message, keeping
@@ -15,11 +15,11 @@ from quire.api.dialects.openai.schemas import ResponseFields, parse_fields
 from quire.api.dialects.request_options import asked_class, request_options
 from quire.api.http.errors import ApiError, shortened, unsupported
 from quire.api.http.headers import Headers
-from quire.api.models import Models
-from quire.client.conversation import converse
-from quire.client.outputs import Answer
-from quire.client.params import SamplingParams
-from quire.client.text_model import TemplateArguments
+from quire.api.models.registry import Models
+from quire.client.reply.outputs import Answer
+from quire.client.request.conversation import converse
+from quire.client.request.params import SamplingParams
+from quire.client.request.text_model import TemplateArguments
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 

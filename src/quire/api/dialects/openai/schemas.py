@@ -10,7 +10,7 @@ from pydantic import Field
 from quire.api.dialects.body_shapes import Ints, Lists, Loose, Objects, Texts, validated
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_MESSAGES, MAX_PROMPTS
-from quire.client.params import MAX_BIASES
+from quire.client.request.params import MAX_BIASES
 
 
 class StreamOptionsFields(Loose):

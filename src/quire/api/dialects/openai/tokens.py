@@ -15,9 +15,9 @@ from quire.api.dialects.openai.fields import ADDED_TOKENS, OF_PROMPTS, refuse_of
 from quire.api.dialects.openai.schemas import DetokenizeFields, TokenizeFields, parse_fields
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_DETOKENIZE_TOKENS
-from quire.api.models import within_context
-from quire.client.conversation import ToolUse, chat_prompt, tools_of
-from quire.client.text_model import TextModel
+from quire.api.models.registry import within_context
+from quire.client.request.conversation import ToolUse, chat_prompt, tools_of
+from quire.client.request.text_model import TextModel
 
 TextFields = TypeVar("TextFields", TokenizeFields, DetokenizeFields)
 

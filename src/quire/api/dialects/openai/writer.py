@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from quire.api.dialects.explained import part_body
 from quire.api.dialects.openai.error_body import DONE, error_event
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http import sse
 from quire.api.http.errors import ApiError
 from quire.api.http.ids import new_id
-from quire.client.reply import Reply
+from quire.api.prefix.explanation_json import part_body
+from quire.client.reply.reply import Reply
 
 ENCODER = msgspec.json.Encoder()
 FINISH: dict[str | None, str] = {"deadline": "length", "cancelled": "stop"}

@@ -1,6 +1,6 @@
 """What a weight format is: its name in files, how many bytes hold how many inputs there, and its arithmetics.
 
-How a format lies in panels is `native/panels.hpp`'s business; the numbers here are its numbers.
+How a format lies in panels is `native/panels/format.hpp`'s business; the numbers here are its numbers.
 """
 
 from dataclasses import dataclass

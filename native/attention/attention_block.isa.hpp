@@ -1,0 +1,468 @@
+// One block of keys and values met by some lines of a tile: scores, weights under a running maximum, sums of values.
+// Included by attention.isa.cpp alone, which says which lines meet which blocks, and in what order.
+//
+// The score of a slot is summed over the head's dimensions in order, vectors lie across slots; the sum over values runs
+// slot by slot, vectors lie across the head. How many lines are in registers at once changes no line's bits. Slots a
+// line may not see may hold anything, NaN too: their scores are replaced, and their values are never read.
+//
+// Of codes (int8), sums are those of the codes: a slot's score is multiplied by the scale of its key, and its weight by
+// the scale of its value before values are summed.
+#pragma once
+
+#include "common/simd.isa.hpp"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+typedef Lanes<kLanes>::F F;
+typedef Lanes<kLanes>::I I;
+
+// How much is held in registers: rows x vectors of scores, rows x vectors of sums. Enough sums that none waits for the
+// one before, and few enough that one vector of numbers beside them is left.
+constexpr bool kHasMany = kRegisters > 16;
+constexpr int kScoreVectors = 2, kScoreRows = kHasMany ? 12 : 6, kSumVectors = kHasMany ? 4 : 2, kSumRows = 6;
+// Between the numbers of two lines, known to the compiler; not a power of two, which few places in a cache would share.
+constexpr int kQueryStride = kMaxHeadSize + 16, kWeightStride = 64 + 16;
+constexpr int kFewLines = 8;  // below this many lines, memory is what everything waits for
+constexpr float kInfinity = __builtin_inff();
+
+// A tile's work in progress. "Line" = one query head of one member; lines of a member are neighbours.
+struct Work {
+    float* queries;  // [line, kQueryStride], scaled
+    float* sums;     // [line, value size]
+    float* weights;  // [line, kWeightStride]: scores, then weights of the block at hand
+    float* totals;   // [line, kLanes]
+    float* peaks;    // [line], and room for a vector behind the last
+    float* factors;  // [line], the same: what sums of blocks before have to be multiplied with
+    int32_t* begin;  // [line]: the slots of the block at hand that a line sees; by line, because dividing is slow
+    int32_t* end;
+    float* folded;  // [line]: a record of what segments before this one found (see attention.cpp)
+    float* found;   // one record
+};
+
+QUIRE_INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
+
+Work cut(const AttentionCall& call, const Tile& tile, char* scratch) {
+    const int64_t lines = int64_t{tile.num_members} * (call.num_heads / call.num_kv_heads);
+    auto take = [&scratch](int64_t count) {
+        char* part = scratch;
+        scratch += rounded(4 * count);
+        return part;
+    };
+    Work work;
+    work.queries = reinterpret_cast<float*>(take(lines * kQueryStride));
+    work.sums = reinterpret_cast<float*>(take(lines * call.value_size));
+    work.weights = reinterpret_cast<float*>(take(lines * kWeightStride));
+    work.totals = reinterpret_cast<float*>(take(lines * kLanes));
+    work.peaks = reinterpret_cast<float*>(take(lines + kLanes));
+    work.factors = reinterpret_cast<float*>(take(lines + kLanes));
+    work.begin = reinterpret_cast<int32_t*>(take(lines));
+    work.end = reinterpret_cast<int32_t*>(take(lines));
+    work.folded = reinterpret_cast<float*>(take(lines * (call.value_size + 2)));
+    work.found = reinterpret_cast<float*>(take(call.value_size + 2));
+    return work;
+}
+
+// Ask for memory of the next block while this one is computed, a little with every step: all of it at once would stall.
+// Into the second-level cache: the first has too few requests on their way to keep the memory busy.
+template <int Bytes>
+QUIRE_INLINE void ask_for(const void* ahead) {
+#pragma GCC unroll 8
+    for (int at = 0; at < Bytes; at += 64) __builtin_prefetch(static_cast<const char*>(ahead) + at, 0, 2);
+}
+
+// Weighing reads nothing from memory, which would rest for so long: each of a few lines asks for so many slots of the
+// next values, and summing asks for the others.
+constexpr int kAskedByLine = 2;
+
+template <typename T>
+QUIRE_INLINE const T* moved(const T* ahead, int by) {
+    return ahead == nullptr ? nullptr : ahead + by;
+}
+
+// N vectors of L numbers, two and two as `load_two` gives them, held in registers.
+template <int N, int L, typename T>
+QUIRE_INLINE void load_vectors(const T* from, typename Lanes<L>::F* to) {
+#pragma GCC unroll 8
+    for (int n = 0; n + 1 < N; n += 2) {
+        load_two<L>(from + n * L, to[n], to[n + 1]);
+        to[n] = held(to[n]);
+        to[n + 1] = held(to[n + 1]);
+    }
+    if constexpr (N % 2) to[N - 1] = held(load<L>(from + (N - 1) * L));
+}
+
+// The keys of a block, or of its slots from some slot on; `ahead` is the same place in the next block, or null.
+template <typename T>
+struct Keys {
+    const T* keys;
+    const T* ahead;
+    const float* scales;  // of codes: [slot]
+    int size, block_size;
+    int num_slots;  // that anybody sees
+
+    Keys from(int slot) const {
+        const float* own = coded<T> ? scales + slot : nullptr;
+        return {keys + slot, moved(ahead, slot), own, size, block_size, num_slots - slot};
+    }
+};
+
+// Scores of R lines with N vectors of slots.
+template <int R, int N, typename T>
+QUIRE_INLINE void score_panel(const float* queries, const Keys<T>& block, float* scores) {
+    const int64_t stride = block.block_size;
+    const T *keys = block.keys, *ahead = block.ahead;
+    F sums[R][N] = {};
+    for (int i = 0; i < block.size; ++i, keys += stride) {
+        F key[N];
+        if (ahead != nullptr) ask_for<N * kLanes * sizeof(T)>(ahead + i * stride);
+        load_vectors<N, kLanes>(keys, key);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const F query = splat<kLanes>(queries[r * kQueryStride + i]);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) sums[r][n] = fused(query, key[n], sums[r][n]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        if constexpr (paired<T>)
+            for (int n = 0; n + 1 < N; n += 2) in_order<kLanes>(sums[r][n], sums[r][n + 1]);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            if constexpr (coded<T>) sums[r][n] = sums[r][n] * load<kLanes>(block.scales + n * kLanes);
+            store(scores + r * kWeightStride + n * kLanes, sums[r][n]);
+        }
+    }
+}
+
+template <int R, typename T>
+void score_lines(const float* queries, const Keys<T>& block, float* scores) {
+    constexpr int wide = kScoreVectors * kLanes;
+    int slot = 0;
+    for (; slot + wide <= block.num_slots; slot += wide)
+        score_panel<R, kScoreVectors>(queries, block.from(slot), scores + slot);
+    if (slot < block.num_slots) score_panel<R, 1>(queries, block.from(slot), scores + slot);
+}
+
+// As many lines as there is code for, at most `count`; returns how many. Twelve at once, else at most eight.
+template <typename T, int R = kScoreRows>
+int score(int64_t count, const float* queries, const Keys<T>& block, float* scores) {
+    if constexpr (R > 1)
+        if (count < R) return score<T, (R > 8 ? 8 : R - 1)>(count, queries, block, scores);
+    score_lines<R>(queries, block, scores);
+    return R;
+}
+
+// tanh by the one exp. Its error is absolute, a few 1e-8: all that a score needs.
+QUIRE_INLINE F tanh_of(F x) {
+    const F size = x < 0.0f ? -x : x;
+    const F e = exp_of<kLanes>(size * -2.0f);
+    const F y = (1.0f - e) / (1.0f + e);
+    return x < 0.0f ? -y : y;
+}
+
+// e^x as `exp_of` has it, in fewer operations where they can be fused: after products, weights take most of the time.
+QUIRE_INLINE F weight_of(F x) {
+    typedef Lanes<kLanes>::U U;
+    const F round = splat<kLanes>(12582912.0f), one = splat<kLanes>(1.0f);
+    const F shifted = fused(x, splat<kLanes>(1.44269504088896341f), round);
+    const F n = shifted - round;
+    const F r = fused(n, splat<kLanes>(2.12194440e-4f), fused(n, splat<kLanes>(-0.693359375f), x));
+    F y = fused(r, splat<kLanes>(1.9875691500e-4f), splat<kLanes>(1.3981999507e-3f));
+    y = fused(y, r, splat<kLanes>(8.3334519073e-3f));
+    y = fused(y, r, splat<kLanes>(4.1665795894e-2f));
+    y = fused(y, r, splat<kLanes>(1.6666665459e-1f));
+    y = fused(y, r, splat<kLanes>(5.0000001201e-1f));
+    y = fused(fused(y, r, one), r, one);
+    const U power = ((U)shifted - (0x4B400000u - 127u)) << 23;
+    return x < -87.336f ? F{} : y * (F)power;
+}
+
+QUIRE_INLINE void scale_by(float* numbers, int size, float factor) {
+    for (int i = 0; i < size; ++i) numbers[i] *= factor;
+}
+
+// Two vectors whose lane l has, of one, its own number and that of lane l ^ Step: `one` where that bit of l is not set,
+// `other` where it is.
+template <int Step>
+QUIRE_INLINE F larger_across(F one, F other) {
+    F own, turned;
+#if defined(__clang__)
+    for (int l = 0; l < kLanes; ++l) {
+        own[l] = l & Step ? other[l] : one[l];
+        turned[l] = l & Step ? other[l ^ Step] : one[l ^ Step];
+    }
+#else
+    I at, across;
+    for (int l = 0; l < kLanes; ++l) {
+        at[l] = l & Step ? l + kLanes : l;
+        across[l] = at[l] ^ Step;
+    }
+    own = __builtin_shuffle(one, other, at);
+    turned = __builtin_shuffle(one, other, across);
+#endif
+    return larger(turned, own);
+}
+
+// The largest of all lanes, in every lane.
+template <int Step = kLanes / 2>
+QUIRE_INLINE F top_of(F v) {
+    if constexpr (Step == 0)
+        return v;
+    else
+        return top_of<Step / 2>(larger_across<Step>(v, v));
+}
+
+// The largest of all lanes of vector l, in lane l. Vectors are folded two and two, halves of lanes at first:
+//
+//     a0 a1 a2 a3   and   b0 b1 b2 b3   ->   a02 a13 b02 b13
+template <int Step = kLanes / 2>
+QUIRE_INLINE F tops_of(F* vectors) {
+    if constexpr (Step == 0) {
+        return vectors[0];
+    } else {
+#pragma GCC unroll 8
+        for (int i = 0; i < Step; ++i) vectors[i] = larger_across<Step>(vectors[i], vectors[i + Step]);
+        return tops_of<Step / 2>(vectors);
+    }
+}
+
+// A line's scores over each other, the largest of each lane: one of them is the largest that it sees. Scores of other
+// slots up to `num_slots` become -infinity.
+QUIRE_INLINE F top_lanes(const AttentionCall& call, float* scores, int begin, int end, int num_slots) {
+    F top = splat<kLanes>(-kInfinity);
+    if (begin == 0 && end == num_slots && call.softcap <= 0.0f) {  // most blocks: nothing to leave out or bend
+        for (int slot = 0; slot < num_slots; slot += kLanes) top = larger(load<kLanes>(scores + slot), top);
+        return top;
+    }
+    I lane;
+    for (int l = 0; l < kLanes; ++l) lane[l] = l;
+    for (int slot = 0; slot < num_slots; slot += kLanes) {
+        F s = load<kLanes>(scores + slot);
+        if (call.softcap > 0.0f) s = tanh_of(s / call.softcap) * call.softcap;
+        const I at = lane + slot;
+        s = ((at >= begin) & (at < end)) ? s : splat<kLanes>(-kInfinity);
+        store(scores + slot, s);
+        top = larger(s, top);
+    }
+    return top;
+}
+
+// A row whose every score is NaN or -infinity has no peak; zero instead keeps NaN visible and divides by nothing.
+QUIRE_INLINE F under_of(F peak) { return peak == -kInfinity ? F{} : peak; }
+
+// Add weights of a block to what its weights summed to before, then give them the scales of their values.
+QUIRE_INLINE void count_weights(float* weights, F total, float* totals, const float* scales, int num_slots) {
+    for (int slot = 0; slot < num_slots; slot += kLanes) {
+        const F weight = load<kLanes>(weights + slot);
+        if (scales != nullptr) store(weights + slot, weight * load<kLanes>(scales + slot));
+        total = total + weight;
+    }
+    store(totals, total);
+}
+
+QUIRE_INLINE void weigh_under(float* scores, F under, int num_slots) {
+    for (int slot = 0; slot < num_slots; slot += kLanes)
+        store(scores + slot, weight_of(load<kLanes>(scores + slot) - under));
+}
+
+// Turn a line's scores into weights under its new peak, and bring what was summed before under it too. The peak seldom
+// moves, and nothing waits for the factor if it does not: the way for few lines.
+QUIRE_INLINE void weigh_one(const AttentionCall& call, const Work& work, int64_t line, const float* scales) {
+    float *scores = work.weights + line * kWeightStride, *totals = work.totals + line * kLanes;
+    const F top = top_of(top_lanes(call, scores, work.begin[line], work.end[line], call.block_size));
+    const F old = splat<kLanes>(work.peaks[line]), peak = larger(top, old), under = under_of(peak);
+    F total = load<kLanes>(totals);
+    if (peak[0] != old[0]) {
+        const float factor = weight_of(old - under)[0];
+        scale_by(work.sums + line * call.value_size, call.value_size, factor);
+        total = total * factor;
+        work.peaks[line] = peak[0];
+    }
+    weigh_under(scores, under, call.block_size);
+    count_weights(scores, total, totals, scales, call.block_size);
+}
+
+// The same for up to kLanes lines at once, bit for bit: a factor of exactly 1 changes nothing. No branch is guessed
+// wrong, peaks and factors of all lines are made in one vector each, and sums meet theirs when values are added.
+QUIRE_INLINE void weigh(const AttentionCall& call, const Work& work, int64_t line, int count, const float* scales,
+                        int num_slots) {
+    F tops[kLanes];
+    for (int l = 0; l < count; ++l) {
+        float* scores = work.weights + (line + l) * kWeightStride;
+        tops[l] = top_lanes(call, scores, work.begin[line + l], work.end[line + l], num_slots);
+    }
+    for (int l = count; l < kLanes; ++l) tops[l] = splat<kLanes>(-kInfinity);
+    float *peaks = work.peaks + line, *factors = work.factors + line, unders[kLanes];
+    const F old = load<kLanes>(peaks), peak = larger(tops_of(tops), old), under = under_of(peak);
+    store(peaks, peak);
+    store(unders, under);
+    store(factors, weight_of(old - under));
+    for (int l = 0; l < count; ++l) {
+        float *weights = work.weights + (line + l) * kWeightStride, *totals = work.totals + (line + l) * kLanes;
+        weigh_under(weights, splat<kLanes>(unders[l]), num_slots);
+        count_weights(weights, load<kLanes>(totals) * factors[l], totals, scales, num_slots);
+    }
+}
+
+// Values of slots [begin, end) of a block, or some of their numbers; `ahead` is the same place in the next block, or
+// null. `factors` [line], or null: sums are multiplied with them first.
+template <typename T>
+struct Values {
+    const T* values;
+    const T* ahead;
+    int begin, end;
+    const float* factors;
+
+    Values from(int at) const { return {values + at, moved(ahead, at), begin, end, factors}; }
+};
+
+// Add weighted values to the sums of R lines: N vectors of L lanes. The sums lie as the vectors do, two and two
+// (`load_two`): attention.isa.cpp puts them in order at the end.
+template <int R, int N, int L, typename T>
+QUIRE_INLINE void sum_panel(const AttentionCall& call, const float* weights, const Values<T>& block, float* sums) {
+    typedef typename Lanes<L>::F V;
+    V total[R][N];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) total[r][n] = load<L>(sums + int64_t{r} * call.value_size + n * L);
+        if (block.factors == nullptr) continue;
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) total[r][n] = total[r][n] * block.factors[r];
+    }
+    const int64_t stride = call.value_size;
+    const T *values = block.values + block.begin * stride, *ahead = block.ahead;
+    for (int slot = block.begin; slot < block.end; ++slot, values += stride) {
+        V value[N];
+        if (ahead != nullptr) ask_for<N * L * sizeof(T)>(ahead + slot * stride);
+        load_vectors<N, L>(values, value);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const V weight = splat<L>(weights[r * kWeightStride + slot]);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) total[r][n] = fused(weight, value[n], total[r][n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) store(sums + int64_t{r} * call.value_size + n * L, total[r][n]);
+}
+
+template <int R, typename T>
+void sum_lines(const AttentionCall& call, const float* weights, const Values<T>& block, float* sums) {
+    int at = 0;
+    for (; at + kSumVectors * kLanes <= call.value_size; at += kSumVectors * kLanes)
+        sum_panel<R, kSumVectors, kLanes>(call, weights, block.from(at), sums + at);
+    for (; at + kLanes <= call.value_size; at += kLanes)
+        sum_panel<R, 1, kLanes>(call, weights, block.from(at), sums + at);
+    if constexpr (kLanes > kHeadStep)
+        if (at < call.value_size) sum_panel<R, 1, kHeadStep>(call, weights, block.from(at), sums + at);
+}
+
+template <typename T, int R = kSumRows>
+void sum(int count, const AttentionCall& call, const Work& work, int64_t line, const Values<T>& block) {
+    if constexpr (R > 0) {
+        if (count == R)
+            return sum_lines<R>(call, work.weights + line * kWeightStride, block, work.sums + line * call.value_size);
+        sum<T, R - 1>(count, call, work, line, block);
+    }
+}
+
+// Lines [line, line + count), some of which see slots of [block.begin, block.end) that others do not: lines of one
+// member see the same ones, and go together.
+template <typename T>
+void sum_edges(const AttentionCall& call, const Work& work, int64_t line, int count, const Values<T>& block) {
+    for (int l = 0; l < count;) {
+        const int own = work.begin[line + l], stop = work.end[line + l], first = l;
+        while (l < count && work.begin[line + l] == own && work.end[line + l] == stop) ++l;
+        const int begin = own > block.begin ? own : block.begin, end = stop < block.end ? stop : block.end;
+        if (begin < end) sum<T>(l - first, call, work, line + first, {block.values, nullptr, begin, end, nullptr});
+    }
+}
+
+// Lines [line, line + count): what all see is summed together, the edges apart; each line still goes in order. Of the
+// next values, slots before `asked` were asked for before.
+template <typename T>
+void sum_visible(const AttentionCall& call, const Work& work, int64_t line, int count, const Values<T>& block,
+                 int asked) {
+    int begin = block.begin, end = block.end;
+    for (int64_t l = line; l < line + count; ++l) {
+        begin = work.begin[l] > begin ? work.begin[l] : begin;
+        end = work.end[l] < end ? work.end[l] : end;
+    }
+    if (begin == block.begin && end == block.end && asked == 0) return sum<T>(count, call, work, line, block);
+    for (int l = 0; l < count && block.factors != nullptr; ++l)
+        scale_by(work.sums + (line + l) * call.value_size, call.value_size, block.factors[l]);
+    if (begin > end) end = begin;
+    if (block.begin < begin)
+        sum_edges<T>(call, work, line, count, {block.values, nullptr, block.begin, begin, nullptr});
+    const int quiet = asked < begin ? begin : asked < end ? asked : end;
+    if (begin < quiet) sum<T>(count, call, work, line, {block.values, nullptr, begin, quiet, nullptr});
+    if (quiet < end) sum<T>(count, call, work, line, {block.values, block.ahead, quiet, end, nullptr});
+    if (end < block.end) sum_edges<T>(call, work, line, count, {block.values, nullptr, end, block.end, nullptr});
+}
+
+template <typename T>
+struct Block {
+    const T* keys;
+    const T* values;
+};
+
+// Behind the codes of a head's keys, and of its values, lies a scale for each slot: as many bytes as four slots' rows.
+template <typename T>
+constexpr int kScaleRows = coded<T> ? 4 : 0;
+
+template <typename T>
+QUIRE_INLINE Block<T> block_of(const AttentionCall& call, int head, int32_t block) {
+    const int64_t size = call.block_size;
+    const int64_t key = head * size * (call.key_size + kScaleRows<T>);
+    const int64_t value = head * size * (call.value_size + kScaleRows<T>);
+    return {static_cast<const T*>(call.keys) + block * call.key_block_stride + key,
+            static_cast<const T*>(call.values) + block * call.value_block_stride + value};
+}
+
+template <typename T>
+QUIRE_INLINE const float* scales_behind(const T* codes, int64_t count) {
+    return coded<T> ? reinterpret_cast<const float*>(codes + count) : nullptr;
+}
+
+// Slots of a block up to the last that any of these lines sees, in whole vectors: what is behind counts for nothing.
+QUIRE_INLINE int slots_seen(const Work& work, int64_t line, int64_t count) {
+    int end = 0;
+    for (int64_t l = line; l < line + count; ++l) end = work.end[l] > end ? work.end[l] : end;
+    return (end + kLanes - 1) / kLanes * kLanes;
+}
+
+// Lines [line, line + count), all of which see something of the block. Few lines go through all slots: what their last
+// block asks for is the next unit's first.
+template <typename T>
+void meet(const AttentionCall& call, const Work& work, int64_t line, int64_t count, Block<T> block, Block<T> next) {
+    const bool is_few = count < kFewLines;
+    const int size = call.block_size, num_slots = is_few ? size : slots_seen(work, line, count);
+    Keys<T> keys = {block.keys, next.keys, scales_behind(block.keys, int64_t{size} * call.key_size),
+                    call.key_size, size, num_slots};
+    for (int64_t at = line; at < line + count; keys.ahead = nullptr)
+        at += score<T>(line + count - at, work.queries + at * kQueryStride, keys, work.weights + at * kWeightStride);
+    const float* scales = scales_behind(block.values, int64_t{size} * call.value_size);
+    int asked = 0;
+    for (int64_t at = line; at < line + count && is_few; ++at) {
+        for (int slot = 0; slot < kAskedByLine && next.values != nullptr; ++slot, ++asked)
+            for (int of = 0; of < call.value_size; of += 64 / int(sizeof(T)))
+                ask_for<64>(next.values + int64_t{asked} * call.value_size + of);
+        weigh_one(call, work, at, scales);
+    }
+    for (int64_t at = line; at < line + count && !is_few; at += kLanes)
+        weigh(call, work, at, line + count - at < kLanes ? int(line + count - at) : kLanes, scales, num_slots);
+    Values<T> values = {block.values, next.values, 0, size, nullptr};
+    for (int64_t at = line; at < line + count; at += kSumRows, values.ahead = nullptr) {
+        const int64_t left = line + count - at;
+        values.factors = is_few ? nullptr : work.factors + at;
+        sum_visible<T>(call, work, at, left < kSumRows ? int(left) : kSumRows, values, asked);
+    }
+}
+
+}  // namespace
+}  // namespace quire::QUIRE_ISA

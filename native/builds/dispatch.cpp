@@ -1,0 +1,146 @@
+// Chooses the kernels by what the processor says it can do. A new build is one line in CMakeLists.txt and two here.
+#include "builds/dispatch.hpp"
+#ifdef QUIRE_HAS_amx
+#include "products/amx.hpp"
+#endif
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace quire {
+
+#ifdef QUIRE_HAS_avx512
+namespace avx512vnni {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+#ifdef QUIRE_HAS_avxvnni
+namespace avxvnni {
+extern const Kernels kernels;
+}
+#endif
+#ifdef QUIRE_HAS_avx2
+namespace avx2 {
+extern const Kernels kernels;
+}
+#endif
+#ifdef QUIRE_HAS_neondot
+namespace neondot {
+extern const Kernels kernels;
+}
+#endif
+namespace portable {
+extern const Kernels kernels;
+}
+
+namespace {
+
+[[maybe_unused]] bool runs_avx512() {
+#ifdef QUIRE_HAS_avx512
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+}
+
+[[maybe_unused]] bool runs_avx2() {
+#ifdef QUIRE_HAS_avx2
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#else
+    return false;
+#endif
+}
+
+// Every processor of Apple's has them.
+[[maybe_unused]] bool runs_neondot() {
+#if defined(QUIRE_HAS_neondot) && defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(QUIRE_HAS_neondot) && defined(__APPLE__)
+    return true;
+#else
+    return false;
+#endif
+}
+
+const Kernels* best() {
+    for (const char* isa : {"avx512vnni", "avx512", "avxvnni", "avx2", "neondot"})
+        if (const Kernels* found = kernels_named(isa)) return found;
+    return &portable::kernels;
+}
+
+const Kernels* choose() {
+    const char* wanted = std::getenv("QUIRE_NATIVE");
+    if (wanted == nullptr || *wanted == '\0') return best();
+    const Kernels* found = kernels_named(wanted);
+    if (found == nullptr)
+        throw std::runtime_error(std::string("QUIRE_NATIVE must be avx512vnni, avx512, avxvnni, avx2, neondot "
+                                             "or portable and run here, it is ") + wanted);
+    return found;
+}
+
+// Tiles serve bf16 weights where nobody asked for another build by name.
+[[maybe_unused]] bool runs_amx() {
+#ifdef QUIRE_HAS_amx
+    const char* wanted = std::getenv("QUIRE_NATIVE");
+    return (wanted == nullptr || *wanted == '\0') && runs_avx512() && amx::allow();
+#else
+    return false;
+#endif
+}
+
+const Products* choose_products(WeightType type) {
+    if (type == WeightType::float32) return chosen_kernels().float32;
+#ifdef QUIRE_HAS_amx
+    if (has_tiles()) return &amx::products_bfloat16;
+#endif
+    return chosen_kernels().bfloat16;
+}
+
+}  // namespace
+
+bool has_tiles() {
+    static const bool has = runs_amx();
+    return has;
+}
+
+const Products& chosen_products(WeightType type) {
+    static const Products* const chosen[] = {choose_products(WeightType::float32),
+                                             choose_products(WeightType::bfloat16)};
+    return *chosen[static_cast<int>(type)];
+}
+
+const Kernels* kernels_named(const char* isa) {
+#ifdef QUIRE_HAS_avx512
+    if (std::strcmp(isa, "avx512vnni") == 0)
+        return runs_avx512() && __builtin_cpu_supports("avx512vnni") ? &avx512vnni::kernels : nullptr;
+    if (std::strcmp(isa, "avx512") == 0) return runs_avx512() ? &avx512::kernels : nullptr;
+#endif
+#ifdef QUIRE_HAS_avxvnni
+    if (std::strcmp(isa, "avxvnni") == 0)
+        return runs_avx2() && __builtin_cpu_supports("avxvnni") ? &avxvnni::kernels : nullptr;
+#endif
+#ifdef QUIRE_HAS_avx2
+    if (std::strcmp(isa, "avx2") == 0) return runs_avx2() ? &avx2::kernels : nullptr;
+#endif
+#ifdef QUIRE_HAS_neondot
+    if (std::strcmp(isa, "neondot") == 0) return runs_neondot() ? &neondot::kernels : nullptr;
+#endif
+    return std::strcmp(isa, "portable") == 0 ? &portable::kernels : nullptr;
+}
+
+const Kernels& chosen_kernels() {
+    static const Kernels* const chosen = choose();
+    return *chosen;
+}
+
+}  // namespace quire

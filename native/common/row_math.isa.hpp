@@ -1,0 +1,40 @@
+// Numbers of a row, and functions of single ones, that several kernels need. Included like simd.isa.hpp, and for the same
+// reason in the build's namespace.
+#pragma once
+
+#include "common/simd.isa.hpp"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+typedef Lanes<kLanes>::F F;
+
+// Vectors in turn onto four sums, then the sums onto each other, then the lanes.
+QUIRE_INLINE float sum_of_squares(const float* numbers, int64_t size) {
+    F sums[4] = {};
+    int64_t at = 0;
+    for (; at + 4 * kLanes <= size; at += 4 * kLanes)
+#pragma GCC unroll 4
+        for (int n = 0; n < 4; ++n) {
+            const F v = load<kLanes>(numbers + at + n * kLanes);
+            sums[n] = fused(v, v, sums[n]);
+        }
+    for (int n = 0; at < size; at += kLanes, ++n) {
+        const F v = at + kLanes <= size ? load<kLanes>(numbers + at) : load_part<kLanes>(numbers + at, size - at);
+        sums[n] = fused(v, v, sums[n]);
+    }
+    return sum_lanes<kLanes>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+QUIRE_INLINE float norm_factor(const float* numbers, int64_t size, float eps) {
+    return 1.0f / __builtin_sqrtf(sum_of_squares(numbers, size) / static_cast<float>(size) + eps);
+}
+
+// 1 / (1 + e^-x), with e^-|x| so that nothing overflows.
+QUIRE_INLINE F sigmoid(F x) {
+    const F e = exp_of<kLanes>(x < 0.0f ? x : -x);
+    return (x < 0.0f ? e : splat<kLanes>(1.0f)) / (1.0f + e);
+}
+
+}  // namespace
+}  // namespace quire::QUIRE_ISA

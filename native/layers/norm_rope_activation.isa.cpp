@@ -1,0 +1,252 @@
+// What stands between a step's matrix products, each in one pass: residual and norm, rotary positions and the write
+// into the KV store, the gated activation, the largest logit. Writes only what its call names as output.
+//
+// Sums run in one fixed order over a row, whatever the number of rows. Tails go through the arithmetic of full vectors.
+#include "common/row_math.isa.hpp"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+// One after the other, heads of a row as their norm makes them. What is normed together begins with its first head.
+class NormedHeads {
+  public:
+    QUIRE_INLINE NormedHeads(const HeadNorm& norm, const float* heads, int size, float eps)
+        : norm_(norm), heads_(heads), size_(size), eps_(eps) {}
+
+    QUIRE_INLINE const float* next() {
+        const float* head = heads_ + at_;
+        const int64_t at = norm_.span == 0 ? at_ : at_ % norm_.span;
+        at_ += size_;
+        if (norm_.weight == nullptr) return head;
+        if (at == 0 && norm_.span > 0) factor_ = norm_factor(head, norm_.span, eps_);
+        for (int i = 0; i < size_; ++i) normed_[i] = norm_.weight[at + i] * (head[i] * factor_);
+        return normed_;
+    }
+
+  private:
+    const HeadNorm& norm_;
+    const float* heads_;
+    int size_;
+    float eps_, factor_ = 1.0f;
+    int64_t at_ = 0;
+    float normed_[kMaxHeadSize];
+};
+
+// A head turned by its position's angles.
+QUIRE_INLINE void turn_head(const float* head, const float* cos, const float* sin, int size, float* out) {
+    const int half = size / 2;
+    for (int i = 0; i < half; ++i) out[i] = head[i] * cos[i] - head[i + half] * sin[i];
+    for (int i = half; i < size; ++i) out[i] = head[i] * cos[i] + head[i - half] * sin[i];
+}
+
+// Numbers of one head as codes, `stride` apart, and their scale: the largest becomes 127, rounding is to the nearest,
+// ties to even. What is not finite has no codes; its scale is NaN, so that nobody reads it as a number.
+QUIRE_INLINE void write_codes(const float* numbers, int size, int8_t* codes, int64_t stride, char* scale_at) {
+    float most = 0.0f, differences = 0.0f;
+    for (int i = 0; i < size; ++i) {
+        const float magnitude = numbers[i] < 0.0f ? -numbers[i] : numbers[i];
+        most = magnitude > most ? magnitude : most;
+        differences += numbers[i] - numbers[i];
+    }
+    const bool is_some = most > 1e-30f && differences == 0.0f;
+    const float factor = is_some ? 127.0f / most : 0.0f, round = 12582912.0f;
+    const float scale = differences == 0.0f ? (is_some ? most / 127.0f : 0.0f) : __builtin_nanf("");
+    for (int i = 0; i < size; ++i)
+        codes[i * stride] = is_some ? static_cast<int8_t>((numbers[i] * factor + round) - round) : int8_t{0};
+    __builtin_memcpy(scale_at, &scale, sizeof scale);
+}
+
+// As `write_row`, in codes: a head's codes, then a scale for each slot.
+QUIRE_INLINE void write_coded_row(const RopeCall& call, int64_t row, const float* qkv, const float* cos,
+                                  const float* sin) {
+    const int64_t slot = call.slots[row], size = call.block_size;
+    int8_t* keys = static_cast<int8_t*>(call.keys) + call.blocks[row] * call.key_block_stride;
+    int8_t* values = static_cast<int8_t*>(call.values) + call.blocks[row] * call.value_block_stride;
+    NormedHeads key_heads(call.key_norm, qkv + int64_t{call.num_heads} * call.key_size, call.key_size, call.eps);
+    NormedHeads value_heads(call.value_norm, qkv + call.value_at, call.value_size, call.eps);
+    for (int head = 0; head < call.num_kv_heads; ++head) {
+        float turned[kMaxHeadSize];
+        turn_head(key_heads.next(), cos, sin, call.key_size, turned);
+        const float* value = value_heads.next();
+        char* key_scales = reinterpret_cast<char*>(keys + size * call.key_size);
+        char* value_scales = reinterpret_cast<char*>(values + size * call.value_size);
+        write_codes(turned, call.key_size, keys + slot, size, key_scales + 4 * slot);
+        write_codes(value, call.value_size, values + slot * call.value_size, 1, value_scales + 4 * slot);
+        keys += size * (call.key_size + 4);
+        values += size * (call.value_size + 4);
+    }
+}
+
+template <typename T>
+QUIRE_INLINE void write_row(const RopeCall& call, int64_t row, const float* qkv, const float* cos, const float* sin) {
+    const int64_t slot = call.slots[row], size = call.block_size;
+    T* keys = static_cast<T*>(call.keys) + call.blocks[row] * call.key_block_stride + slot;
+    T* values = static_cast<T*>(call.values) + call.blocks[row] * call.value_block_stride + slot * call.value_size;
+    NormedHeads key_heads(call.key_norm, qkv + int64_t{call.num_heads} * call.key_size, call.key_size, call.eps);
+    NormedHeads value_heads(call.value_norm, qkv + call.value_at, call.value_size, call.eps);
+    for (int head = 0; head < call.num_kv_heads; ++head) {
+        float turned[kMaxHeadSize];
+        turn_head(key_heads.next(), cos, sin, call.key_size, turned);
+        const float* value = value_heads.next();
+        for (int i = 0; i < call.key_size; ++i) put(keys + (int64_t{head} * call.key_size + i) * size, turned[i]);
+        for (int i = 0; i < call.value_size; ++i)
+            put(values + head * size * call.value_size + i, value[i]);
+    }
+}
+
+// Where a row's keys and values go is cold memory, a cache line for every number of a key: asked for before the row's
+// queries are turned. Attention reads the same lines soon after.
+QUIRE_INLINE void ask_for_row(const RopeCall& call, int64_t row) {
+    const int64_t bytes = call.kv_type == KVType::float32 ? 4 : call.kv_type == KVType::bfloat16 ? 2 : 1;
+    const int64_t size = call.block_size, scale_rows = bytes == 1 ? 4 : 0;
+    const char* keys = static_cast<const char*>(call.keys) + call.blocks[row] * call.key_block_stride * bytes;
+    const int64_t num_keys = call.num_kv_heads * (call.key_size + scale_rows);
+    for (int64_t i = 0; i < num_keys; ++i) __builtin_prefetch(keys + (i * size + call.slots[row]) * bytes, 1, 2);
+}
+
+// See Gate.
+template <Gate Kind>
+QUIRE_INLINE F gated(F x, F up) {
+    if constexpr (Kind == Gate::silu) return x * sigmoid(x) * up;
+    if constexpr (Kind == Gate::gelu_tanh)
+        return x * sigmoid(1.5957691216057308f * fused(x * x * x, splat<kLanes>(0.044715f), x)) * up;
+    const F most = splat<kLanes>(7.0f);
+    const F low = x > most ? most : x;
+    up = up > most ? most : up < -most ? -most : up;
+    return low * sigmoid(1.702f * low) * (1.0f + up);
+}
+
+template <Gate Kind>
+QUIRE_INLINE void gate_numbers(const float* gate, const float* up, float* out, int64_t first, int64_t end) {
+    int64_t at = first;
+    for (; at + kLanes <= end; at += kLanes)
+        store(out + at, gated<Kind>(load<kLanes>(gate + at), load<kLanes>(up + at)));
+    if (at < end) {
+        const int64_t left = end - at;
+        store_part(out + at, gated<Kind>(load_part<kLanes>(gate + at, left), load_part<kLanes>(up + at, left)), left);
+    }
+}
+
+// tanh(x) = 1 - 2 / (e^2x + 1), by the one exp. Its error is absolute, a few 1e-8: all that a logit needs.
+QUIRE_INLINE F tanh_of(F x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+
+// The largest of some logits; `differences` stays zero as long as all are finite.
+QUIRE_INLINE float largest_of(const float* logits, int64_t size, F& differences) {
+    F top = splat<kLanes>(-__builtin_inff());
+    int64_t at = 0;
+    for (; at + kLanes <= size; at += kLanes) {
+        const F v = load<kLanes>(logits + at);
+        top = v > top ? v : top;
+        differences = differences + (v - v);
+    }
+    float largest = max_lanes<kLanes>(top);
+    for (; at < size; ++at) {
+        largest = logits[at] > largest ? logits[at] : largest;
+        differences = differences + (logits[at] - logits[at]);
+    }
+    return largest;
+}
+
+}  // namespace
+
+void norm_row(const NormCall& call, int64_t row) {
+    float* residual = call.residual + row * call.size;
+    float* out = call.out + row * call.size;
+    if (call.added != nullptr) {
+        const float* added = call.added + row * call.size;
+        for (int64_t i = 0; i < call.size; ++i) residual[i] += added[i];
+    }
+    if (call.weight == nullptr) {
+        for (int64_t i = 0; i < call.size; ++i) out[i] = residual[i];
+        return;
+    }
+    const float factor = norm_factor(residual, call.size, call.eps);
+    for (int64_t i = 0; i < call.size; ++i) out[i] = call.weight[i] * (residual[i] * factor);
+}
+
+void settle_row(const SettleCall& call, int64_t row) {
+    float* added = call.added + row * call.size;
+    float* residual = call.residual + row * call.size;
+    if (call.weight != nullptr) {
+        const float factor = norm_factor(added, call.size, call.eps);
+        for (int64_t i = 0; i < call.size; ++i) added[i] = call.weight[i] * (added[i] * factor);
+    }
+    for (int64_t i = 0; i < call.size; ++i) residual[i] = (residual[i] + added[i] * call.added_scale) * call.scale;
+}
+
+void rope_row(const RopeCall& call, int64_t row) {
+    if (call.blocks[row] != 0 && (row == 0 || call.blocks[row] != call.blocks[row - 1])) ask_for_row(call, row);
+    const float* qkv = call.qkv + row * call.qkv_stride;
+    const float* cos = call.cos + row * call.angle_stride;
+    const float* sin = call.sin + row * call.angle_stride;
+    float* queries = call.queries + row * call.num_heads * call.key_size;
+    NormedHeads heads(call.query_norm, qkv, call.key_size, call.eps);
+    for (int64_t head = 0; head < call.num_heads; ++head)
+        turn_head(heads.next(), cos, sin, call.key_size, queries + head * call.key_size);
+    if (call.query_scales != nullptr)
+        for (int64_t i = 0; i < int64_t{call.num_heads} * call.key_size; ++i) queries[i] *= call.query_scales[row];
+    if (call.blocks[row] == 0) return;  // padding rows all name the same slot: threads would race for it
+    if (call.kv_type == KVType::float32)
+        write_row<float>(call, row, qkv, cos, sin);
+    else if (call.kv_type == KVType::bfloat16)
+        write_row<bf16>(call, row, qkv, cos, sin);
+    else
+        write_coded_row(call, row, qkv, cos, sin);
+}
+
+void gate_part(const GateCall& call, int64_t row, int64_t first, int64_t end) {
+    const float *gate = call.gate + row * call.stride, *up = call.up + row * call.up_stride;
+    float* out = call.out + row * call.size;
+    switch (call.kind) {
+        case Gate::silu: return gate_numbers<Gate::silu>(gate, up, out, first, end);
+        case Gate::gelu_tanh: return gate_numbers<Gate::gelu_tanh>(gate, up, out, first, end);
+        case Gate::clamped_silu: return gate_numbers<Gate::clamped_silu>(gate, up, out, first, end);
+    }
+}
+
+void mix(const MixCall& call) {
+    for (int64_t i = 0; i < call.size; ++i) call.out[i] = 0.0f;
+    for (int64_t at = 0; at < call.count; ++at) {
+        const float* part = call.parts + call.indices[at] * call.size;
+        const float weight = call.weights[at];
+        for (int64_t i = 0; i < call.size; ++i) call.out[i] += weight * part[i];
+    }
+}
+
+void logit_part(const LogitCall& call, int64_t row, int64_t first, int64_t end) {
+    float* logits = call.logits + row * call.size;
+    for (int64_t at = first; at < end; at += kLanes) {
+        const int64_t left = end - at < kLanes ? end - at : kLanes;
+        F v = load_part<kLanes>(logits + at, left) * call.scale;
+        if (call.cap > 0.0f) v = tanh_of(v / call.cap) * call.cap;
+        store_part(logits + at, v, left);
+    }
+}
+
+// Part by part, remembering the first part with the largest: only that one is searched for the place.
+void argmax_row(const ArgmaxCall& call, int64_t row) {
+    constexpr int64_t part = 512;
+    const float* logits = call.logits + row * call.stride;
+    F differences = {};
+    float largest = -__builtin_inff();
+    int64_t index = 0;
+    for (int64_t at = 0; at < call.size; at += part) {
+        const int64_t left = call.size - at < part ? call.size - at : part;
+        const float here = largest_of(logits + at, left, differences);
+        if (here > largest) largest = here, index = at;
+    }
+    const int64_t end = index + part < call.size ? index + part : call.size;
+    int64_t found = index;
+    while (found < end && !(logits[found] == largest)) ++found;
+    call.out[row] = found < end ? found : index;
+    call.is_finite[row] = sum_lanes<kLanes>(differences) == 0.0f;
+}
+
+void exp(const float* in, float* out, int64_t size) {
+    for (int64_t at = 0; at < size; at += kLanes) {
+        const int64_t left = size - at < kLanes ? size - at : kLanes;
+        store_part(out + at, exp_of<kLanes>(load_part<kLanes>(in + at, left)), left);
+    }
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,196 @@
+// See recurrent.hpp. Mixing goes channel by channel, scanning column by column: neither adds numbers across a vector's
+// lanes, so neither depends on how wide vectors are.
+#include "layers/recurrent.hpp"
+
+#include "common/row_math.isa.hpp"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+constexpr int kVectors = kColumns / kLanes;
+
+// The rows of a run that the chunk has: the first and the end, counted within the chunk.
+struct RunRows {
+    int64_t first, end;
+};
+
+QUIRE_INLINE RunRows rows_of(const RecurrentCall& call, int64_t run) {
+    const int64_t first = call.run_rows[run] - call.first_row, end = call.run_rows[run + 1] - call.first_row;
+    return {first < 0 ? 0 : first, end < call.num_rows ? end : call.num_rows};
+}
+
+QUIRE_INLINE F some(const float* from, int64_t count) {
+    return count >= kLanes ? load<kLanes>(from) : load_part<kLanes>(from, count);
+}
+
+QUIRE_INLINE void put_some(float* to, F v, int64_t count) {
+    if (count >= kLanes)
+        store(to, v);
+    else
+        store_part(to, v, count);
+}
+
+QUIRE_INLINE F silu(F x) { return x * sigmoid(x); }
+
+QUIRE_INLINE double soft_plus(double x) { return x > 20.0 ? x : __builtin_log1p(__builtin_exp(x)); }
+
+// A vector of channels through the rows of a run: taps times what came before and what comes now, the oldest first.
+template <bool IsShort>
+QUIRE_INLINE void mix_channels(const RecurrentCall& call, const RunRows& rows, float* history, int64_t at, int64_t count) {
+    const Recurrent& layer = *call.layer;
+    const int64_t num_before = layer.num_taps - 1, channels = layer.num_channels;
+    F before[kMostTaps] = {}, taps[kMostTaps] = {};
+    for (int64_t tap = 0; tap < layer.num_taps; ++tap) taps[tap] = some(layer.taps + tap * channels + at, count);
+    for (int64_t tap = 0; tap < num_before; ++tap) before[tap] = some(history + tap * channels + at, count);
+    const F bias = layer.tap_bias == nullptr ? F{} : some(layer.tap_bias + at, count);
+    for (int64_t row = rows.first; row < rows.end; ++row) {
+        const float* in = call.in + row * layer.in_size + at;
+        F now = some(in + layer.mixed_at, count);
+        if constexpr (IsShort) now = now * some(in + layer.gate_at, count);
+        F sum = bias;
+        for (int64_t tap = 0; tap < num_before; ++tap) sum = fused(taps[tap], before[tap], sum);
+        sum = fused(taps[num_before], now, sum);
+        if constexpr (IsShort)
+            put_some(call.out + row * layer.out_size + at, sum * some(in + layer.rate_at, count), count);
+        else
+            put_some(call.mixed + row * channels + at, silu(sum), count);
+        for (int64_t tap = 0; tap + 1 < num_before; ++tap) before[tap] = before[tap + 1];
+        if (num_before > 0) before[num_before - 1] = now;
+    }
+    for (int64_t tap = 0; tap < num_before; ++tap) put_some(history + tap * channels + at, before[tap], count);
+}
+
+// To length one, times a factor.
+QUIRE_INLINE void to_length(float* numbers, int64_t size, float length) {
+    const float factor = length / __builtin_sqrtf(sum_of_squares(numbers, size) + 1e-6f);
+    for (int64_t i = 0; i < size; ++i) numbers[i] *= factor;
+}
+
+// One block of columns through the rows of a run. Sums go over even rows of the state and over odd ones, and then both.
+template <bool IsDelta>
+QUIRE_INLINE void scan_block(const RecurrentCall& call, const RunRows& rows, int64_t head, int64_t block, float* state) {
+    const Recurrent& layer = *call.layer;
+    const int64_t size = layer.key_size, first = block * kColumns, channels = layer.num_channels;
+    const int64_t count = layer.value_size - first < kColumns ? layer.value_size - first : kColumns;
+    const int64_t key_head =
+        layer.is_tiled ? head % layer.num_key_heads : head / (layer.num_heads / layer.num_key_heads);
+    for (int64_t row = rows.first; row < rows.end; ++row) {
+        const float* mixed = call.mixed + row * channels;
+        const float* key = mixed + layer.key_at + key_head * size;
+        const float* query = mixed + layer.query_at + key_head * size;
+        const float* value = mixed + layer.value_at + head * layer.value_size + first;
+        const float decay = call.rates[row * 2 * layer.num_heads + head];
+        const float rate = call.rates[(row * 2 + 1) * layer.num_heads + head];
+        F change[kVectors], out[2][kVectors] = {};
+        for (int v = 0; v < kVectors; ++v) {
+            const int64_t left = count - v * kLanes;
+            change[v] = left <= 0 ? F{} : some(value + v * kLanes, left);
+        }
+        if constexpr (IsDelta) {
+            F known[2][kVectors] = {};
+            for (int64_t i = 0; i < size; i += 2)
+#pragma GCC unroll 2
+                for (int n = 0; n < 2; ++n) {
+                    const F k = splat<kLanes>(key[i + n]);
+#pragma GCC unroll 8
+                    for (int v = 0; v < kVectors; ++v)
+                        known[n][v] = fused(load<kLanes>(state + (i + n) * kColumns + v * kLanes), k, known[n][v]);
+                }
+            for (int v = 0; v < kVectors; ++v) change[v] = change[v] - decay * (known[0][v] + known[1][v]);
+        }
+        for (int v = 0; v < kVectors; ++v) change[v] = change[v] * rate;
+        for (int64_t i = 0; i < size; i += 2)
+#pragma GCC unroll 2
+            for (int n = 0; n < 2; ++n) {
+                const F k = splat<kLanes>(key[i + n]), q = splat<kLanes>(query[i + n]);
+#pragma GCC unroll 8
+                for (int v = 0; v < kVectors; ++v) {
+                    float* at = state + (i + n) * kColumns + v * kLanes;
+                    const F now = fused(k, change[v], load<kLanes>(at) * decay);
+                    store(at, now);
+                    out[n][v] = fused(now, q, out[n][v]);
+                }
+            }
+        float* to = call.out + row * layer.out_size + head * layer.value_size + first;
+        for (int v = 0; v < kVectors && v * kLanes < count; ++v) {
+            F sum = out[0][v] + out[1][v];
+            const int64_t left = count - v * kLanes;
+            if (layer.skip != nullptr) sum = fused(some(value + v * kLanes, left), splat<kLanes>(layer.skip[head]), sum);
+            put_some(to + v * kLanes, sum, left);
+        }
+    }
+}
+
+}  // namespace
+
+void mix_run(const RecurrentCall& call, int64_t run, int64_t first, int64_t end) {
+    const RunRows rows = rows_of(call, run);
+    float* history = call.slots + call.run_slots[run] * call.slot_size + call.layer->history_at;
+    for (int64_t at = first; at < end; at += kLanes) {
+        if (call.layer->kind == RecurrentKind::convolution)
+            mix_channels<true>(call, rows, history, at, end - at);
+        else
+            mix_channels<false>(call, rows, history, at, end - at);
+    }
+}
+
+void prepare_row(const RecurrentCall& call, int64_t row) {
+    const Recurrent& layer = *call.layer;
+    const float* in = call.in + row * layer.in_size;
+    float* decays = call.rates + row * 2 * layer.num_heads;
+    const bool is_delta = layer.kind == RecurrentKind::delta;
+    if (is_delta) {
+        const float length = 1.0f / __builtin_sqrtf(static_cast<float>(layer.key_size));
+        float* mixed = call.mixed + row * layer.num_channels;
+        for (int64_t head = 0; head < layer.num_key_heads; ++head) {
+            to_length(mixed + layer.query_at + head * layer.key_size, layer.key_size, length);
+            to_length(mixed + layer.key_at + head * layer.key_size, layer.key_size, 1.0f);
+        }
+    }
+    for (int64_t head = 0; head < layer.num_heads; ++head) {
+        double step = soft_plus(static_cast<double>(in[layer.step_at + head] + layer.step_bias[head]));
+        step = step < layer.least_step ? layer.least_step : step > layer.most_step ? layer.most_step : step;
+        decays[head] = static_cast<float>(__builtin_exp(step * static_cast<double>(layer.log_decay[head])));
+        const double rate = is_delta ? 1.0 / (1.0 + __builtin_exp(-static_cast<double>(in[layer.rate_at + head]))) : step;
+        decays[layer.num_heads + head] = static_cast<float>(rate);
+    }
+}
+
+void scan_run(const RecurrentCall& call, int64_t run, int64_t head, int64_t block) {
+    const Recurrent& layer = *call.layer;
+    const int64_t at = (head * num_state_blocks(layer) + block) * layer.key_size * kColumns;
+    float* state = call.slots + call.run_slots[run] * call.slot_size + layer.state_at + at;
+    if (layer.kind == RecurrentKind::delta)
+        scan_block<true>(call, rows_of(call, run), head, block, state);
+    else
+        scan_block<false>(call, rows_of(call, run), head, block, state);
+}
+
+void close_row(const RecurrentCall& call, int64_t row) {
+    const Recurrent& layer = *call.layer;
+    float* out = call.out + row * layer.out_size;
+    const float* gate = call.in + row * layer.in_size + layer.gate_at;
+    for (int64_t first = 0; first < layer.out_size; first += layer.norm_span) {
+        float* part = out + first;
+        if (layer.is_gated_first)
+            for (int64_t i = 0; i < layer.norm_span; i += kLanes) {
+                const int64_t left = layer.norm_span - i;
+                put_some(part + i, some(part + i, left) * silu(some(gate + first + i, left)), left);
+            }
+        const float factor = norm_factor(part, layer.norm_span, call.eps);
+        const float* weight = layer.norm + (layer.is_gated_first ? first : 0);
+        for (int64_t i = 0; i < layer.norm_span; i += kLanes) {
+            const int64_t left = layer.norm_span - i;
+            F v = some(weight + i, left) * (some(part + i, left) * factor);
+            if (!layer.is_gated_first) v = v * silu(some(gate + first + i, left));
+            put_some(part + i, v, left);
+        }
+    }
+}
+
+void gate_row(const float* gates, float* answers, int64_t size) {
+    for (int64_t i = 0; i < size; i += kLanes)
+        put_some(answers + i, some(answers + i, size - i) * sigmoid(some(gates + i, size - i)), size - i);
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,297 @@
+// Integer arithmetic: rows quantised by groups, dot products of a group exact, groups added in float32 in their order.
+//
+//     sum = fma(fl(dot * weight scale), row scale, sum)             for each scale of a group
+//     sum = fma(minimum, -fl(row scale * sum of inputs), sum)       where the format has one
+//
+// These operations are the same on every build, so all builds give the same bits. Where operations are fused, a dot
+// product is a float as it stands: its sum begins with the bits of 1.5 * 2^23, and that number times the scale, which
+// is exact because scales have 22 bits at most, is taken away in the operation that multiplies.
+#include "panels/gemm_common.isa.hpp"
+#include "panels/dequantize.isa.hpp"
+#include "panels/quantize_inputs.isa.hpp"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+typedef Lanes<kLanes>::F F;
+
+constexpr int kParts = kWidth / kLanes;  // vectors of a panel
+constexpr int kPanels = kLanes == 16 ? 2 : 1;
+constexpr int kVectors = kPanels * kParts;
+constexpr int64_t kGroupRows = 32 * kTogether;
+constexpr int64_t kGroups = 8;          // decoded at a time
+constexpr int64_t kAheadBytes = 6144;  // of each panel
+
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool kHasFused = true;
+#else
+constexpr bool kHasFused = false;
+#endif
+
+// a * b + c in one rounding, on any machine.
+QUIRE_INLINE F fused_once(F a, F b, F c) {
+    if constexpr (kHasFused) return fused(a, b, c);
+    for (int l = 0; l < kLanes; ++l) c[l] = __builtin_fmaf(a[l], b[l], c[l]);
+    return c;
+}
+
+// dot * scale in one rounding, of a sum that began with kLiftBits.
+QUIRE_INLINE F scaled(Sums sum, F scale, F lift) {
+    if constexpr (kHasFused) return fused((F)sum, scale, lift);
+    return __builtin_convertvector(sum - kLiftBits, F) * scale;
+}
+
+// What a part of the rows passes over.
+struct Weights {
+    const uint8_t* codes[kPanels];
+    const GroupScales* scales;  // [panel][kGroups]
+    int64_t count;
+    int64_t codes_step;             // bytes for each group
+    // What is a little ahead, asked for on the way. Of several parts only the first would wait for memory: each asks
+    // for its share.
+    const uint8_t* ahead[kPanels];
+    int64_t ahead_step;             // bytes for each group
+    int64_t ask_begin, ask_end;     // groups beside which that is done
+};
+
+// What a format asks of a kernel: two scales for a group, a term, codes in halves of bytes as they lie in the panel.
+template <bool halves, bool term, bool nibbles>
+struct Kind {
+    static constexpr bool has_halves = halves, has_term = term, has_nibbles = nibbles;
+};
+
+// Vector k of a group's codes, from byte `at` of it on.
+template <bool has_nibbles>
+QUIRE_INLINE Words codes_of(const uint8_t* group, int k, int at) {
+    Words words;
+    __builtin_memcpy(&words, group + (has_nibbles ? k % 4 : k) * kLine + at, sizeof words);
+    return has_nibbles ? words >> (k / 4 * 4) & 0x0F0F0F0Fu : words;
+}
+
+// A half of group g, or all of it: dot products of R rows, onto what they begin with.
+template <int R, typename Kind>
+QUIRE_INLINE void multiply(const Weights& weights, const RowGroup& rows, int64_t g, int half, Sums (&sums)[R][kVectors]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = rows.begins[half][r] - Sums{};
+#pragma GCC unroll 8
+    for (int k = 4 * half; k < (Kind::has_halves ? 4 * half + 4 : 8); ++k) {
+        Four codes[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+            codes[v] = four(codes_of<Kind::has_nibbles>(weights.codes[v / kParts] + g * weights.codes_step, k,
+                                                        v % kParts * kLanes * 4));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v)
+                sums[r][v] = dot(sums[r][v], codes[v], rows.inputs[r] + k * kWords / 8);
+    }
+}
+
+// No format has less than four bits.
+QUIRE_INLINE void ask_ahead(const Weights& weights, int64_t g) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+        const uint8_t* ahead = weights.ahead[p] + g * weights.ahead_step;
+#pragma GCC unroll 4
+        for (int line = 0; line < 4; ++line) __builtin_prefetch(ahead + line * kLine);
+        for (int64_t at = 4 * kLine; at < weights.ahead_step; at += kLine) __builtin_prefetch(ahead + at);
+    }
+}
+
+template <int R, typename Kind>
+void lead(const Weights& weights, const RowGroup* rows, float* to) {
+    F total[R][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) total[r][v] = load<kLanes>(to + (r * kVectors + v) * kLanes);
+    for (int64_t g = 0; g < weights.count; ++g, ++rows) {
+        if (g >= weights.ask_begin && g < weights.ask_end) ask_ahead(weights, g);
+#pragma GCC unroll 2
+        for (int half = 0; half < (Kind::has_halves ? 2 : 1); ++half) {
+            Sums sums[R][kVectors];
+            multiply<R, Kind>(weights, *rows, g, half, sums);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) {
+                const GroupScales& group = weights.scales[v / kParts * kGroups + g];
+                const F scale = load<kLanes>(group.scales[half] + v % kParts * kLanes), lift = scale * -kLift;
+                [[maybe_unused]] F term;
+                if constexpr (Kind::has_term) term = load<kLanes>(group.term + v % kParts * kLanes);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    total[r][v] = fused_once(scaled(sums[r][v], scale, lift),
+                                             splat<kLanes>(rows->scales[r]), total[r][v]);
+                    if constexpr (Kind::has_term)
+                        total[r][v] = fused_once(term, splat<kLanes>(rows->sums[r]), total[r][v]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store(to + (r * kVectors + v) * kLanes, total[r][v]);
+}
+
+typedef void (*Lead)(const Weights&, const RowGroup*, float*);
+
+template <typename Kind>
+Lead lead_for(int64_t count) {
+    switch (count) {
+        case 1: return lead<1, Kind>;
+        case 2: return lead<2, Kind>;
+    }
+    if constexpr (kTogether > 2) switch (count) {
+        case 3: return lead<3, Kind>;
+        case 4: return lead<4, Kind>;
+    }
+    if constexpr (kTogether > 4) switch (count) {
+        case 5: return lead<5, Kind>;
+        case 6: return lead<6, Kind>;
+    }
+    return nullptr;
+}
+
+Lead lead_for(const FormatTraits& traits, bool has_nibbles, int64_t count) {
+    const bool has_term = traits.term != Term::none;
+    if (traits.scales == Scales::super_halves) return lead_for<Kind<true, false, false>>(count);
+    if (has_nibbles) return has_term ? lead_for<Kind<false, true, true>>(count) : lead_for<Kind<false, false, true>>(count);
+    return has_term ? lead_for<Kind<false, true, false>>(count) : lead_for<Kind<false, false, false>>(count);
+}
+
+// Where kernels find codes: as they lie in the panel if those are bytes, or halves of bytes and few rows pass; else in
+// a buffer, taken apart once for all rows.
+enum class Source { bytes, nibbles, decoded };
+
+Source source_of(const FormatTraits& traits, int64_t parts) {
+    if (traits.codes != Codes::linear) return Source::decoded;
+    if (traits.code_bits == 8) return Source::bytes;
+    return traits.code_bits == 4 && parts <= 2 ? Source::nibbles : Source::decoded;
+}
+
+// Quantised rows: [part][group], each part of so many rows.
+struct Rows {
+    const RowGroup* groups;
+    int64_t part, num_groups;
+};
+
+// Groups of kPanels panels on their way to the rows.
+struct Decoded {
+    GroupCodes codes[kPanels][kGroups];
+    GroupScales scales[kPanels][kGroups];
+};
+
+// scale * (code - zero) is scale * code - minimum. Scales that are given may be too long.
+QUIRE_INLINE void make_minima(GroupScales* groups, int64_t count) {
+    for (GroupScales* group = groups; group < groups + count; ++group)
+        for (int v = 0; v < kParts; ++v) {
+            float *scale = group->scales[0] + v * kLanes, *term = group->term + v * kLanes;
+            const F cut = (F)((Words)load<kLanes>(scale) & ~3u);
+            store(scale, cut);
+            store(term, load<kLanes>(term) * cut);
+        }
+}
+
+// A task: some parts of the rows through kPanels panels.
+struct Task {
+    const PanelCall& call;
+    const Places places;
+    const Rows rows;
+    Source source;
+    int64_t begin, end, panel;  // parts, and the first panel
+};
+
+// Groups from `first` on.
+QUIRE_INLINE void prepare(const Task& task, int64_t first, Decoded& decoded, Weights& weights) {
+    const Decoder& decoder = decoder_of(task.call.shape.format);
+    for (int p = 0; p < kPanels; ++p) {
+        const uint8_t* codes = task.places.codes(task.panel + p, first * kGroup);
+        const Span span = {task.call.shape, task.places.panel(task.panel + p), first, weights.count};
+        if (task.source == Source::decoded) decoder.codes(span, decoded.codes[p]);
+        decoder.scales(span, decoded.scales[p]);
+        if (is_given(task.call.shape.traits().scales)) make_minima(decoded.scales[p], weights.count);
+        weights.codes[p] = task.source == Source::decoded ? decoded.codes[p][0].bytes[0] : codes;
+        weights.ahead[p] = task.places.ahead(task.panel + p, first * kGroup, kAheadBytes, kPanels);
+    }
+}
+
+void run_task(const Task& task) {
+    const Rows& rows = task.rows;
+    const FormatTraits& traits = task.call.shape.traits();
+    const int64_t parts = task.end - task.begin, share = (kGroups + parts - 1) / parts;
+    const int64_t first_row = task.begin * rows.part;
+    const int64_t num_rows = least(task.end * rows.part, task.call.num_rows) - first_row;
+    const Lead whole = lead_for(traits, task.source == Source::nibbles, rows.part);
+    const Lead last = lead_for(traits, task.source == Source::nibbles, num_rows - (parts - 1) * rows.part);
+    Decoded decoded;
+    alignas(64) float sums[kGroupRows * kVectors * kLanes];
+    __builtin_memset(sums, 0, static_cast<size_t>(num_rows * kVectors * kLanes) * sizeof(float));
+    Weights weights;
+    weights.scales = decoded.scales[0];
+    weights.ahead_step = task.places.group_bytes;
+    weights.codes_step = task.source == Source::decoded ? int64_t{sizeof(GroupCodes)} : weights.ahead_step;
+    for (int64_t first = 0; first < rows.num_groups; first += kGroups) {
+        weights.count = least(kGroups, rows.num_groups - first);
+        prepare(task, first, decoded, weights);
+        for (int64_t at = 0; at < parts; ++at) {
+            weights.ask_begin = at * share;
+            weights.ask_end = weights.ask_begin + share;
+            (at + 1 < parts ? whole : last)(weights, rows.groups + (task.begin + at) * rows.num_groups + first,
+                                            sums + at * rows.part * kVectors * kLanes);
+        }
+    }
+    put_sums(task.call, first_row, num_rows, task.panel * kWidth, sums, kVectors * kLanes);
+}
+
+Rows rows_of(const PanelCall& call) {
+    return {reinterpret_cast<const RowGroup*>(call.scratch), rows_of_part(call.num_rows, kTogether),
+            call.shape.num_in / kGroup};
+}
+
+// Tasks of a call: every set of the rows' parts goes through every run of panels.
+struct Sets {
+    int64_t num_parts, count, num_runs;
+
+    explicit Sets(const PanelCall& call) {
+        const int64_t part = rows_of_part(call.num_rows, kTogether), most = kGroupRows / kTogether;
+        num_parts = (call.num_rows + part - 1) / part;
+        count = (num_parts + most - 1) / most;
+        num_runs = (call.shape.num_panels() + kPanels - 1) / kPanels;
+    }
+};
+
+}  // namespace
+
+int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num_in) {
+    if (arithmetic == Arithmetic::floating) return 0;
+    const int64_t part = rows_of_part(num_rows, kTogether), parts = (num_rows + part - 1) / part;
+    return parts * (num_in / kGroup) * static_cast<int64_t>(sizeof(RowGroup));
+}
+
+void panel_quantise(const PanelCall& call, int64_t row, int64_t first, int64_t end) {
+    const FormatTraits& traits = call.shape.traits();
+    const Beginning beginning = {traits.offset, traits.scales == Scales::super_halves};
+    const Rows rows = rows_of(call);
+    RowGroup* to = reinterpret_cast<RowGroup*>(call.scratch) + row / rows.part * rows.num_groups;
+    for (int64_t group = first / kGroup; group < end / kGroup; ++group)
+        quantise_group(call.rows + row * call.row_stride + group * kGroup, beginning, to[group],
+                       static_cast<int>(row % rows.part));
+}
+
+int64_t panel_integer_tasks(const PanelCall& call) {
+    const Sets sets(call);
+    return sets.num_runs * sets.count;
+}
+
+void panel_integers(const PanelCall& call, int64_t task) {
+    const Sets sets(call);
+    const int64_t set = task / sets.num_runs;
+    const int64_t begin = sets.num_parts * set / sets.count, end = sets.num_parts * (set + 1) / sets.count;
+    const Source source = source_of(call.shape.traits(), end - begin);
+    run_task({call, Places(call), rows_of(call), source, begin, end, task % sets.num_runs * kPanels});
+}
+
+}  // namespace quire::QUIRE_ISA

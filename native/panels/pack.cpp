@@ -1,0 +1,250 @@
+// From blocks of a file into panels: every number once, none converted. Compiled once, for any processor.
+#include "panels/pack.hpp"
+
+#include <cstring>
+
+namespace quire {
+namespace {
+
+// The codes and factors of one output's block, as its file has them.
+struct Block {
+    uint8_t codes[kSuper];
+    uint16_t scale, minimum;    // fp16
+    uint8_t factors[16], minima[8];
+};
+
+uint16_t half_at(const uint8_t* from) { return static_cast<uint16_t>(from[0] | from[1] << 8); }
+
+void read_nibbles(const uint8_t* from, uint8_t* codes) {
+    for (int i = 0; i < 16; ++i) {
+        codes[i] = from[i] & 15;
+        codes[i + 16] = from[i] >> 4;
+    }
+}
+
+// Thirty-two low halves of bytes, then the high ones.
+void read_halves(const uint8_t* from, uint8_t* codes) {
+    for (int i = 0; i < 32; ++i) {
+        codes[i] = from[i] & 15;
+        codes[i + 32] = from[i] >> 4;
+    }
+}
+
+void add_fifth_bits(const uint8_t* from, uint8_t* codes) {
+    for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((from[i / 8] >> i % 8 & 1) << 4);
+}
+
+// Six bits each of eight scales and eight minima in twelve bytes.
+void read_six_bits(const uint8_t* from, Block& block) {
+    for (int i = 0; i < 4; ++i) {
+        block.factors[i] = from[i] & 63;
+        block.minima[i] = from[i + 4] & 63;
+        block.factors[i + 4] = static_cast<uint8_t>((from[i + 8] & 15) | (from[i] >> 6) << 4);
+        block.minima[i + 4] = static_cast<uint8_t>(from[i + 8] >> 4 | (from[i + 4] >> 6) << 4);
+    }
+}
+
+void read_q4_k(const uint8_t* from, Block& block) {
+    block.scale = half_at(from);
+    block.minimum = half_at(from + 2);
+    read_six_bits(from + 4, block);
+    for (int quarter = 0; quarter < 4; ++quarter) read_halves(from + 16 + 32 * quarter, block.codes + 64 * quarter);
+}
+
+void read_q5_k(const uint8_t* from, Block& block) {
+    block.scale = half_at(from);
+    block.minimum = half_at(from + 2);
+    read_six_bits(from + 4, block);
+    for (int quarter = 0; quarter < 4; ++quarter) read_halves(from + 48 + 32 * quarter, block.codes + 64 * quarter);
+    for (int group = 0; group < 8; ++group)
+        for (int i = 0; i < kGroup; ++i)
+            block.codes[group * kGroup + i] |= static_cast<uint8_t>((from[16 + i] >> group & 1) << 4);
+}
+
+void read_q6_k(const uint8_t* from, Block& block) {
+    for (int half = 0; half < 2; ++half)
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            const uint8_t *low = from + half * 64 + quarter % 2 * 32, *high = from + 128 + half * 32;
+            uint8_t* codes = block.codes + half * 128 + quarter * 32;
+            for (int i = 0; i < 32; ++i)
+                codes[i] = static_cast<uint8_t>((low[i] >> quarter / 2 * 4 & 15) | (high[i] >> quarter * 2 & 3) << 4);
+        }
+    std::memcpy(block.factors, from + 192, 16);
+    block.scale = half_at(from + 208);
+}
+
+void read_iq4_xs(const uint8_t* from, Block& block) {
+    block.scale = half_at(from);
+    for (int group = 0; group < 8; ++group) {
+        const int low = from[4 + group / 2] >> group % 2 * 4 & 15, high = half_at(from + 2) >> 2 * group & 3;
+        block.factors[group] = static_cast<uint8_t>((low | high << 4) - 32);
+        read_nibbles(from + 8 + 16 * group, block.codes + kGroup * group);
+    }
+}
+
+void read_block(Format format, const uint8_t* from, Block& block) {
+    switch (format) {
+        case Format::q8_0:
+            for (int i = 0; i < kGroup; ++i) block.codes[i] = from[2 + i] ^ 0x80;
+            break;
+        case Format::q4_0:
+        case Format::iq4_nl: read_nibbles(from + 2, block.codes); break;
+        case Format::q4_1: read_nibbles(from + 4, block.codes); break;
+        case Format::mxfp4: read_nibbles(from + 1, block.codes); break;
+        case Format::q5_0:
+            read_nibbles(from + 6, block.codes);
+            add_fifth_bits(from + 2, block.codes);
+            break;
+        case Format::q5_1:
+            read_nibbles(from + 8, block.codes);
+            add_fifth_bits(from + 4, block.codes);
+            break;
+        case Format::q4_k: return read_q4_k(from, block);
+        case Format::q5_k: return read_q5_k(from, block);
+        case Format::q6_k: return read_q6_k(from, block);
+        case Format::iq4_xs: return read_iq4_xs(from, block);
+        default: return;
+    }
+    block.scale = format == Format::mxfp4 ? from[0] : half_at(from);
+    block.minimum = static_cast<uint16_t>(half_at(from + 2) ^ 0x8000);  // these files add what others subtract
+}
+
+// One lane's 32 codes: each line of the group is written once.
+template <int bits>
+void put_codes(uint8_t* group, int lane, const uint8_t* codes) {
+    uint32_t words[8];
+    std::memcpy(words, codes, sizeof words);
+    const auto put = [&](int line, uint32_t word) { std::memcpy(group + line * kLine + lane * 4, &word, 4); };
+    if constexpr (bits == 8) {
+        for (int k = 0; k < 8; ++k) put(k, words[k]);
+        return;
+    }
+    for (int k = 0; k < 4; ++k) put(k, (words[k] & 0x0F0F0F0Fu) | (words[k + 4] & 0x0F0F0F0Fu) << 4);
+    uint32_t high[2] = {0, 0};
+    for (int k = 0; k < 8; ++k) {
+        if constexpr (bits == 5) high[0] |= (words[k] >> 4 & 0x01010101u) << k;
+        if constexpr (bits == 6) high[k / 4] |= (words[k] >> 4 & 0x03030303u) << k % 4 * 2;
+    }
+    for (int line = 4; line < bits; ++line) put(line, high[line - 4]);
+}
+
+void put_half(uint8_t* at, int lane, uint16_t number) { std::memcpy(at + 2 * lane, &number, 2); }
+
+void put_scales(Scales scales, uint8_t* at, int lane, const Block& block) {
+    if (scales == Scales::power) {
+        at[lane] = static_cast<uint8_t>(block.scale);
+        return;
+    }
+    put_half(at, lane, block.scale);
+    at += 2 * kWidth;
+    if (scales == Scales::half_minimum || scales == Scales::super_minimum) {
+        put_half(at, lane, block.minimum);
+        at += 2 * kWidth;
+    }
+    if (!is_super(scales)) return;
+    const int num_factors = scales == Scales::super_halves ? 16 : 8;
+    for (int i = 0; i < num_factors; ++i) at[i * kWidth + lane] = block.factors[i];
+    if (scales == Scales::super_minimum)
+        for (int i = 0; i < 8; ++i) at[(8 + i) * kWidth + lane] = block.minima[i];
+}
+
+// Rows of a file's blocks, side by side: block after block for all lanes, so that what is written stays in the nearest
+// cache until it is full.
+template <Format format>
+void pack_blocks(const PanelShape& shape, const uint8_t* rows, int64_t row_bytes, uint8_t* panel, int num_lanes) {
+    constexpr FormatTraits traits = traits_of(format);
+    constexpr int num_groups = traits.file_inputs / kGroup;
+    const int64_t group_bytes = shape.group_bytes();
+    uint8_t* codes = panel + shape.codes_at();
+    Block block = {};
+    for (int64_t at = 0; at < shape.num_in / traits.file_inputs; ++at)
+        for (int lane = 0; lane < num_lanes; ++lane) {
+            read_block(format, rows + lane * row_bytes + at * traits.file_bytes, block);
+            put_scales(traits.scales, panel + at * scale_step(traits.scales), lane, block);
+            for (int group = 0; group < num_groups; ++group)
+                put_codes<traits.code_bits>(codes + (at * num_groups + group) * group_bytes, lane,
+                                            block.codes + group * kGroup);
+        }
+}
+
+typedef void (*PackBlocks)(const PanelShape&, const uint8_t* rows, int64_t row_bytes, uint8_t* panel, int num_lanes);
+
+// Null: the format's file has no blocks.
+PackBlocks pack_blocks_of(Format format) {
+    switch (format) {
+        case Format::q8_0: return pack_blocks<Format::q8_0>;
+        case Format::q4_0: return pack_blocks<Format::q4_0>;
+        case Format::q4_1: return pack_blocks<Format::q4_1>;
+        case Format::q5_0: return pack_blocks<Format::q5_0>;
+        case Format::q5_1: return pack_blocks<Format::q5_1>;
+        case Format::q4_k: return pack_blocks<Format::q4_k>;
+        case Format::q5_k: return pack_blocks<Format::q5_k>;
+        case Format::q6_k: return pack_blocks<Format::q6_k>;
+        case Format::iq4_nl: return pack_blocks<Format::iq4_nl>;
+        case Format::iq4_xs: return pack_blocks<Format::iq4_xs>;
+        case Format::mxfp4: return pack_blocks<Format::mxfp4>;
+        default: return nullptr;
+    }
+}
+
+// Numbers of `size` bytes: bf16 goes by pairs of inputs.
+template <int size>
+void pack_numbers(const uint8_t* row, int64_t count, uint8_t* to) {
+    for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kWidth * size, row + i * size, size);
+}
+
+void pack_dense(const PanelShape& shape, const uint8_t* row, uint8_t* panel, int lane) {
+    uint8_t* codes = panel + shape.codes_at();
+    switch (shape.format) {
+        case Format::f32: return pack_numbers<4>(row, shape.num_in, codes + lane * 4);
+        case Format::f16: return pack_numbers<2>(row, shape.num_in, codes + lane * 2);
+        case Format::bf16:
+            pack_numbers<4>(row, shape.num_in / 2, codes + lane * 4);
+            if (shape.num_in % 2 == 1)
+                std::memcpy(codes + (shape.num_in / 2 * kWidth + lane) * 4, row + (shape.num_in - 1) * 2, 2);
+            return;
+        default: return pack_numbers<1>(row, shape.num_in, codes + lane);
+    }
+}
+
+void pack_given(const PanelShape& shape, const GivenScales& given, int64_t output, uint8_t* panel, int lane) {
+    const int64_t num_scales = shape.num_scales();
+    for (int64_t at = 0; at < num_scales; ++at) {
+        std::memcpy(panel + (at * kWidth + lane) * 4, given.scales + output * num_scales + at, 4);
+        if (shape.traits().scales == Scales::given_zero)
+            panel[(4 * num_scales + at) * kWidth + lane] = given.zeros[output * num_scales + at];
+    }
+}
+
+// One output into its lane; the file of a given format has one code a byte.
+void pack_row(const PanelPackCall& call, int64_t output, uint8_t* panel, int lane) {
+    const PanelShape& shape = call.shape;
+    const uint8_t* row = call.rows + output * call.row_bytes;
+    if (is_given(shape.traits().scales)) pack_given(shape, call.given, output, panel, lane);
+    if (!is_coded(shape.format)) return pack_dense(shape, row, panel, lane);
+    const auto put = shape.traits().code_bits == 4 ? put_codes<4> : put_codes<8>;
+    for (int64_t group = 0; group < shape.num_in / kGroup; ++group)
+        put(panel + shape.codes_at() + group * shape.group_bytes(), lane, row + group * kGroup);
+}
+
+}  // namespace
+
+void pack_panels(const PanelPackCall& call) {
+    const PanelShape& shape = call.shape;
+    const PackBlocks pack_blocks = pack_blocks_of(shape.format);
+    // Whoever is there takes the next panels: a thread whose core is lent to somebody else holds up the rest of few.
+#pragma omp parallel for schedule(dynamic, 4) num_threads(call.num_threads)
+    for (int64_t at = 0; at < shape.num_panels(); ++at) {
+        uint8_t* panel = call.panels + at * shape.panel_bytes();
+        std::memset(panel, 0, static_cast<size_t>(shape.panel_bytes()));
+        const int64_t first = at * kWidth, left = shape.num_out - first;
+        const int num_lanes = left < kWidth ? static_cast<int>(left) : kWidth;
+        if (pack_blocks != nullptr) {
+            pack_blocks(shape, call.rows + first * call.row_bytes, call.row_bytes, panel, num_lanes);
+            continue;
+        }
+        for (int lane = 0; lane < num_lanes; ++lane) pack_row(call, first + lane, panel, lane);
+    }
+}
+
+}  // namespace quire

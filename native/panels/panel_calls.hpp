@@ -1,0 +1,42 @@
+// Products with weights in panels: what they are called with, and what a build has of them.
+#pragma once
+
+#include "panels/format.hpp"
+
+namespace quire {
+
+// How rows meet weights. Float: weights are widened to float32, and a sum is one chain in the order of the inputs.
+// Integer: a row's inputs are rounded to eight bits by groups of 32, sums of a group are exact, and groups are added in
+// float32 in their order; every build gives the same bits.
+enum class Arithmetic : int { floating = 0, integer = 1 };
+
+struct PanelCall {
+    PanelShape shape;
+    const uint8_t* packed;
+    const float* rows;  // [row, in]
+    int64_t row_stride;
+    const float* bias;  // [out], or null
+    float* out;         // [row, out]
+    int64_t out_stride;
+    int64_t num_rows;
+    char* scratch;  // scratch_bytes, aligned to 64
+};
+
+struct UnpackCall {
+    PanelShape shape;
+    const uint8_t* packed;
+    float* out;  // [in]
+};
+
+// As Products: rows are made ready for integer arithmetic alone.
+struct PanelProducts {
+    int64_t (*floating_tasks)(const PanelCall&);
+    void (*floating)(const PanelCall&, int64_t task);
+    int64_t (*integer_tasks)(const PanelCall&);
+    void (*integer)(const PanelCall&, int64_t task);
+    int64_t (*scratch_bytes)(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
+    void (*make_ready)(const PanelCall&, int64_t row, int64_t first, int64_t end);
+    void (*unpack)(const UnpackCall&, int64_t output);
+};
+
+}  // namespace quire

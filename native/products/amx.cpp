@@ -1,0 +1,196 @@
+// Products with bf16 weights in tile registers, on processors that have them. Rows are rounded to bf16 once per call;
+// sums are float32, and an output's sum goes over pairs of inputs in their order, whatever its neighbours are.
+//
+//     weight [out, in]  ->  [panel of 32 outputs][32 inputs][2 tiles of 16 outputs][16 pairs of inputs][16][2]
+//
+// Compiled for these processors alone and called only after `allow`: nothing of the standard library is used here, for
+// the reason simd.isa.hpp gives.
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "products/amx.hpp"
+
+namespace quire::amx {
+namespace {
+
+typedef uint16_t bf16;
+
+constexpr int kSide = 16;               // rows, and outputs, of a tile
+constexpr int kInputs = 32;             // inputs of a tile
+constexpr int kWidth = 2 * kSide;       // outputs of a panel
+constexpr int kTile = kSide * kInputs;  // numbers of a tile
+constexpr int64_t kAheadBytes = 8192;
+constexpr int64_t kGroupRows = 256;  // rows that stay in the second-level cache while panels pass
+constexpr int64_t kRun = 3;          // panels that rows meet one after the other, while the rows are in the first level
+
+int64_t up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+
+// A row of the scratch: an odd number of cache lines, so that a tile's rows do not fall onto each other in the cache.
+int64_t stride_of(int64_t num_in) { return (up(num_in, kInputs) / kInputs | 1) * kInputs; }
+
+int64_t packed_bytes(int64_t num_out, int64_t num_in) {
+    return up(num_out, kWidth) * up(num_in, kInputs) * static_cast<int64_t>(sizeof(bf16));
+}
+
+int64_t scratch_bytes(int64_t num_rows, int64_t num_in) {
+    return up(num_rows, kSide) * stride_of(num_in) * static_cast<int64_t>(sizeof(bf16));
+}
+
+bf16 rounded(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    return x != x ? 0x7FC0 : static_cast<bf16>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+// Where an output's weight of an input lies.
+int64_t place(int64_t output, int64_t input, int64_t chunks) {
+    const int64_t panel = output / kWidth, at = output % kWidth, chunk = input / kInputs, i = input % kInputs;
+    return ((panel * chunks + chunk) * 2 + at / kSide) * kTile + i / 2 * 2 * kSide + at % kSide * 2 + i % 2;
+}
+
+void pack(const PackCall& call) {
+    const int64_t chunks = up(call.num_in, kInputs) / kInputs, panels = up(call.num_out, kWidth) / kWidth;
+#pragma omp parallel for schedule(static) num_threads(call.num_threads)
+    for (int64_t panel = 0; panel < panels; ++panel)
+        for (int64_t chunk = 0; chunk < chunks; ++chunk)
+            for (int64_t output = panel * kWidth; output < (panel + 1) * kWidth; ++output)
+                for (int64_t input = chunk * kInputs; input < (chunk + 1) * kInputs; ++input) {
+                    const bool is_there = output < call.num_out && input < call.num_in;
+                    static_cast<bf16*>(call.packed)[place(output, input, chunks)] =
+                        is_there ? rounded(call.weight[output * call.num_in + input]) : bf16{0};
+                }
+}
+
+void rows(const RowsCall& call) {
+    const int64_t chunks = up(call.num_in, kInputs) / kInputs;
+    for (int64_t row = 0; row < call.num_rows; ++row)
+        for (int64_t i = 0; i < call.num_in; ++i) {
+            const bf16 number = static_cast<const bf16*>(call.packed)[place(call.indices[row], i, chunks)];
+            const uint32_t bits = static_cast<uint32_t>(number) << 16;
+            __builtin_memcpy(call.out + row * call.num_in + i, &bits, sizeof bits);
+        }
+}
+
+// Inputs of a row as bf16; behind a row's last one, and in rows behind the last, zeros.
+void round_row(const ProductCall& call, int64_t row, int64_t first, int64_t end) {
+    const int64_t stride = stride_of(call.num_in);
+    bf16* to = reinterpret_cast<bf16*>(call.scratch) + row * stride;
+    int64_t i = first;
+    if (row < call.num_rows) {
+        const float* from = call.rows + row * call.row_stride;
+        for (; i + 32 <= end; i += 32) {
+            const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16), _mm512_loadu_ps(from + i));
+            __builtin_memcpy(to + i, &both, sizeof both);
+        }
+        for (; i < end; ++i) to[i] = rounded(from[i]);
+    }
+    for (; i < (end == call.num_in ? stride : end); ++i) to[i] = 0;
+}
+
+int64_t num_ready_rows(const ProductCall& call) { return up(call.num_rows, kSide); }
+
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// The sums of T tiles of rows, rows and outputs `stride` apart.
+template <int T>
+void store_tiles(float* to, int64_t stride) {
+    _tile_stored(0, to, stride * 4);
+    _tile_stored(1, to + kSide, stride * 4);
+    if constexpr (T == 2) {
+        _tile_stored(2, to + kSide * stride, stride * 4);
+        _tile_stored(3, to + kSide * stride + kSide, stride * 4);
+    }
+}
+
+// Sums where they belong: at once if all of them do and nothing is added, else by way of a buffer.
+template <int T>
+void put(const ProductCall& call, int64_t row, int64_t first) {
+    float* out = call.out + row * call.out_stride + first;
+    const int64_t left = call.num_rows - row, num_rows = left < T * kSide ? left : T * kSide;
+    const int64_t width = call.num_out - first < kWidth ? call.num_out - first : kWidth;
+    if (call.bias == nullptr && num_rows == T * kSide && width == kWidth) return store_tiles<T>(out, call.out_stride);
+    alignas(64) float sums[T * kSide * kWidth];
+    store_tiles<T>(sums, kWidth);
+    for (int64_t r = 0; r < num_rows; ++r)
+        for (int64_t n = 0; n < width; ++n)
+            out[r * call.out_stride + n] = sums[r * kWidth + n] + (call.bias == nullptr ? 0.0f : call.bias[first + n]);
+}
+
+// One or two tiles of rows through a panel. Tiles 0 to 3 are sums, 4 and 5 weights, 6 and 7 rows.
+template <int T>
+void lead(const ProductCall& call, int64_t row, int64_t panel, bool is_first) {
+    const int64_t stride = stride_of(call.num_in), chunks = up(call.num_in, kInputs) / kInputs;
+    const bf16* rows = reinterpret_cast<const bf16*>(call.scratch) + row * stride;
+    const bf16* weights = static_cast<const bf16*>(call.packed) + panel * chunks * 2 * kTile;
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (T == 2) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t chunk = 0; chunk < chunks; ++chunk, rows += kInputs, weights += 2 * kTile) {
+        if (is_first)
+            for (int line = 0; line < 2 * kTile * 2 / 64; ++line)
+                __builtin_prefetch(reinterpret_cast<const char*>(weights) + kAheadBytes + 64 * line);
+        _tile_loadd(4, weights, 64);
+        _tile_loadd(5, weights + kTile, 64);
+        _tile_loadd(6, rows, stride * 2);
+        _tile_dpbf16ps(0, 6, 4);
+        _tile_dpbf16ps(1, 6, 5);
+        if constexpr (T == 2) {
+            _tile_loadd(7, rows + kSide * stride, stride * 2);
+            _tile_dpbf16ps(2, 7, 4);
+            _tile_dpbf16ps(3, 7, 5);
+        }
+    }
+    put<T>(call, row, panel * kWidth);
+}
+
+int64_t num_panels(const ProductCall& call) { return up(call.num_out, kWidth) / kWidth; }
+
+// Panels of a task.
+int64_t run_of(const ProductCall& call) { return up(call.num_rows, kSide) > 2 * kSide ? kRun : 1; }
+
+int64_t num_runs(const ProductCall& call) { return (num_panels(call) + run_of(call) - 1) / run_of(call); }
+
+int64_t num_tasks(const ProductCall& call) {
+    return num_runs(call) * ((call.num_rows + kGroupRows - 1) / kGroupRows);
+}
+
+void multiply(const ProductCall& call, int64_t task) {
+    const int64_t panels = num_panels(call), padded = up(call.num_rows, kSide);
+    const int64_t run = run_of(call), runs = num_runs(call);
+    const int64_t begin = task / runs * kGroupRows, first = task % runs * run;
+    const int64_t end = begin + kGroupRows < padded ? begin + kGroupRows : padded;
+    const int64_t last = first + run < panels ? first + run : panels;
+    // Of what lies on a stack the compiler believes eight bytes to be read, and may leave the others unwritten.
+    static constexpr TileShapes shapes;
+    _tile_loadconfig(&shapes);
+    for (int64_t row = begin; row < end; row += 2 * kSide)
+        for (int64_t panel = first; panel < last; ++panel)
+            if (row + kSide < end)
+                lead<2>(call, row, panel, row == begin);
+            else
+                lead<1>(call, row, panel, row == begin);
+    _tile_release();
+}
+
+}  // namespace
+
+// The system gives tile registers to those who ask.
+bool allow() {
+    constexpr long kAskForPermission = 0x1023, kTileData = 18;
+    return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+           __builtin_cpu_supports("avx512bf16") && syscall(SYS_arch_prctl, kAskForPermission, kTileData) == 0;
+}
+
+extern const Products products_bfloat16;
+const Products products_bfloat16 = {packed_bytes, scratch_bytes, pack,     num_ready_rows,
+                                     round_row,    num_tasks,     multiply, rows};
+
+}  // namespace quire::amx

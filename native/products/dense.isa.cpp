@@ -1,0 +1,164 @@
+// Rows times a weight that was packed once: out = rows x weight^T + bias.
+//
+//     weight [out, in]  ->  [panel][in][kWidth]      a panel: kWidth neighbouring outputs, zeros behind the last one
+//
+// A thread leads a few rows at a time through a panel, and their sums stay in registers from the first input to the
+// last. So a step reads each weight from end to end once, and every sum is one chain in the order of the inputs,
+// whatever rows, panels or threads stand beside it: there is nothing to choose, and one copy serves any number of rows.
+//
+// A weight in bf16 is widened as it is read; rows and sums are float32 all the same.
+#include "common/simd.isa.hpp"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+typedef Lanes<kLanes>::F F;
+
+// Sums of kMostRows rows fill the registers but for one panel's vectors and one number.
+constexpr int kVectors = kRegisters > 16 ? 3 : 2;
+constexpr int kMostRows = kRegisters > 16 ? 9 : 6;
+constexpr int kWidth = kVectors * kLanes;
+constexpr int64_t kGroupRows = 32 * kMostRows;  // rows that stay in the second-level cache while panels pass
+constexpr int64_t kAheadBytes = 8192;           // where memory has answered by the time the sums get there
+
+int64_t num_panels(int64_t num_out) { return (num_out + kWidth - 1) / kWidth; }
+
+template <typename T>
+int64_t packed_bytes(int64_t num_out, int64_t num_in) {
+    return num_panels(num_out) * kWidth * num_in * static_cast<int64_t>(sizeof(T));
+}
+
+template <typename T>
+void pack(const PackCall& call) {
+    const int64_t panels = num_panels(call.num_out);
+#pragma omp parallel for schedule(static) num_threads(call.num_threads)
+    for (int64_t panel = 0; panel < panels; ++panel) {
+        T* to = static_cast<T*>(call.packed) + panel * kWidth * call.num_in;
+        for (int64_t i = 0; i < call.num_in; ++i)
+            for (int64_t output = panel * kWidth; output < (panel + 1) * kWidth; ++output)
+                put(to++, output < call.num_out ? call.weight[output * call.num_in + i] : 0.0f);
+    }
+}
+
+// R rows through a panel. Beside each input's weights, N vectors of what will be needed next are asked for.
+template <int R, int N, typename T>
+void lead(const ProductCall& call, int64_t row, int64_t panel, const T* ahead) {
+    const T* weights = static_cast<const T*>(call.packed) + panel * kWidth * call.num_in;
+    const float* rows = call.rows + row * call.row_stride;
+    F sums[R][kVectors] = {};
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < call.num_in; ++i) {
+        F weight[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) weight[v] = held(load<kLanes>(weights + i * kWidth + v * kLanes));
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) __builtin_prefetch(ahead + (i * N + n) * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const F number = splat<kLanes>(rows[r * call.row_stride + i]);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = fused(number, weight[v], sums[r][v]);
+        }
+    }
+    const int64_t first = panel * kWidth;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = first + v * kLanes, left = call.num_out - at;
+        if (left <= 0) break;
+        const int64_t count = left < kLanes ? left : kLanes;
+        const F bias = call.bias == nullptr ? F{} : load_part<kLanes>(call.bias + at, count);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            float* out = call.out + (row + r) * call.out_stride + at;
+            if (count == kLanes)
+                store(out, sums[r][v] + bias);
+            else
+                store_part(out, sums[r][v] + bias, count);
+        }
+    }
+}
+
+template <int N, typename T>
+void lead_some(const ProductCall& call, int64_t row, int64_t count, int64_t panel, const T* ahead) {
+    switch (count) {
+        case 1: return lead<1, N>(call, row, panel, ahead);
+        case 2: return lead<2, N>(call, row, panel, ahead);
+        case 3: return lead<3, N>(call, row, panel, ahead);
+        case 4: return lead<4, N>(call, row, panel, ahead);
+        case 5: return lead<5, N>(call, row, panel, ahead);
+        case 6: return lead<6, N>(call, row, panel, ahead);
+    }
+    if constexpr (kMostRows > 6) switch (count) {
+        case 7: return lead<7, N>(call, row, panel, ahead);
+        case 8: return lead<8, N>(call, row, panel, ahead);
+        case 9: return lead<9, N>(call, row, panel, ahead);
+    }
+}
+
+// All rows of a group through a panel, in equal parts: sixteen rows are eight and eight, not nine and seven.
+//
+// Of several parts only the first waits for memory. So while they compute, they ask for the next panel between them;
+// one part alone asks for what is a little ahead of it.
+template <typename T>
+void lead_group(const ProductCall& call, int64_t begin, int64_t end, int64_t panel) {
+    const int64_t parts = (end - begin + kMostRows - 1) / kMostRows, panel_size = kWidth * call.num_in;
+    const T* weights = static_cast<const T*>(call.packed) + panel * panel_size;
+    const int64_t each = (kVectors + parts - 1) / parts;
+    for (int64_t part = 0, row = begin; part < parts; ++part) {
+        const int64_t next = begin + (end - begin) * (part + 1) / parts;
+        const T* ahead = parts == 1 ? weights + kAheadBytes / static_cast<int64_t>(sizeof(T))
+                                    : weights + panel_size + part * each * kLanes * call.num_in;
+        const int64_t left = kVectors - part * each;
+        switch (left < each ? left : each) {
+            case 3: lead_some<3>(call, row, next - row, panel, ahead); break;
+            case 2: lead_some<2>(call, row, next - row, panel, ahead); break;
+            case 1: lead_some<1>(call, row, next - row, panel, ahead); break;
+            default: lead_some<0>(call, row, next - row, panel, ahead);
+        }
+        row = next;
+    }
+}
+
+int64_t num_groups(const ProductCall& call) { return (call.num_rows + kGroupRows - 1) / kGroupRows; }
+
+int64_t num_tasks(const ProductCall& call) { return num_panels(call.num_out) * num_groups(call); }
+
+template <typename T>
+void multiply(const ProductCall& call, int64_t task) {
+    const int64_t panels = num_panels(call.num_out), groups = num_groups(call), group = task / panels;
+    lead_group<T>(call, call.num_rows * group / groups, call.num_rows * (group + 1) / groups, task % panels);
+}
+
+float widened(float number) { return number; }
+
+float widened(bf16 number) {
+    const uint32_t bits = static_cast<uint32_t>(number) << 16;
+    float wide;
+    __builtin_memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+template <typename T>
+void rows(const RowsCall& call) {
+    for (int64_t row = 0; row < call.num_rows; ++row) {
+        const int64_t panel = call.indices[row] / kWidth, lane = call.indices[row] % kWidth;
+        const T* from = static_cast<const T*>(call.packed) + panel * kWidth * call.num_in + lane;
+        for (int64_t i = 0; i < call.num_in; ++i) call.out[row * call.num_in + i] = widened(from[i * kWidth]);
+    }
+}
+
+int64_t no_scratch(int64_t, int64_t) { return 0; }
+int64_t no_ready_rows(const ProductCall&) { return 0; }
+void make_none_ready(const ProductCall&, int64_t, int64_t, int64_t) {}
+
+template <typename T>
+constexpr Products products_of = {packed_bytes<T>, no_scratch, pack<T>,     no_ready_rows,
+                                  make_none_ready, num_tasks,  multiply<T>, rows<T>};
+
+}  // namespace
+
+extern const Products products_float32, products_bfloat16;
+const Products products_float32 = products_of<float>;
+const Products products_bfloat16 = products_of<bf16>;
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,546 @@
+// See forward.hpp. Which kernels run is dispatch.cpp's choice; in which order is here.
+#include "step/forward.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "step/step_state.hpp"
+#include "team/team.hpp"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kChannels = 512;  // of a recurrent layer that are one task
+
+std::atomic<uint64_t*> counted_layers{nullptr};  // of the process: it is looked at from outside, step by step
+
+// What came of a layer and is not in the residual yet.
+struct Unsettled {
+    const float* after_norm = nullptr;
+    float scale = 1.0f;
+};
+
+// One thread's way through a step. A phase begins when the tasks of the one before are done; rows are made ready for a
+// product by whoever makes them, where that is one row at a time.
+class Step {
+  public:
+    Step(const StepState& state, TeamThread& thread)
+        : state_(state), call_(state.call), kernels_(chosen_kernels()), thread_(thread), attention_(state.attention) {}
+
+    void run() {
+        begin();
+        Unsettled before;
+        for (int64_t at = 0; at < call_.num_layers; ++at) {
+            const Layer& layer = call_.layers[at];
+            const bool is_recurrent = layer.recurrent.kind != RecurrentKind::none;
+            for_chunks(call_.num_rows, [&](Rows rows) {
+                const Group qkv = state_.qkv(layer, rows);
+                norm(layer.input_norm, at == 0 ? nullptr : &before, rows, qkv);
+                timed(kQkv, [&] { multiply(qkv); });
+                is_recurrent ? recur(layer, rows) : ask(at, rows);
+            });
+            if (!is_recurrent) attend(at);
+            const bool is_last = at + 1 == call_.num_layers;
+            if (is_last) draw_together(layer);
+            for_chunks(is_last ? call_.num_needed : call_.num_rows, [&](Rows rows) { answer(at, rows); });
+            const bool is_mixed_in = call_.per_layer_size > 0;
+            before = {is_mixed_in ? layer.per_layer.after_norm : layer.after_norm, static_cast<float>(layer.scale)};
+            if (thread_.number() == 0) count_layer();
+        }
+        finish(before);
+        spread_out();
+        for_chunks(call_.num_wanted, [&](Rows rows) { tell(rows); });
+        const ArgmaxCall argmax = {call_.logits, call_.head.num_out, call_.likeliest, call_.is_sound, call_.num_sampled,
+                                   call_.head.num_out};
+        timed(kArgmax, [&] {
+            thread_.share(call_.num_sampled, [&](int64_t row) { kernels_.argmax_row(argmax, row); });
+        });
+    }
+
+  private:
+    static void count_layer() {
+        uint64_t* counter = counted_layers.load(std::memory_order_relaxed);
+        if (counter != nullptr) std::atomic_ref<uint64_t>(*counter).fetch_add(1, std::memory_order_relaxed);
+    }
+
+    template <typename Do>
+    void for_chunks(int64_t num_rows, Do each) {
+        for (int64_t first = 0; first < num_rows; first += call_.chunk_rows)
+            each(Rows{first, std::min(call_.chunk_rows, num_rows - first)});
+    }
+
+    // Embedded rows, their angles, and what layers mix in of another embedding.
+    void begin() {
+        timed(kEmbed, [&] {
+            thread_.share(call_.num_rows, [&](int64_t row) {
+                embed(call_.embedding, row, call_.residual + row * call_.hidden_size, call_.embedding_scale);
+                turn(row);
+            });
+        });
+        if (call_.per_layer_size == 0) return;
+        timed(kPerLayer, [&] {
+            for_chunks(call_.num_rows, [&](Rows rows) {
+                const Group projection = state_.per_layer_projection(rows);
+                make_ready(projection, call_.hidden_size);
+                multiply(projection);
+            });
+            thread_.share(call_.num_rows, [&](int64_t row) { mix_per_layer(row); });
+        });
+    }
+
+    void embed(const Linear& from, int64_t row, float* to, double scale) const {
+        if (from.packing == kPanels)
+            kernels_.panels->unpack({{static_cast<Format>(from.format), from.num_out, from.num_in, from.group},
+                                     static_cast<const uint8_t*>(from.packed), to}, call_.tokens[row]);
+        else
+            chosen_products(static_cast<WeightType>(from.packing))
+                .rows({from.packed, from.num_out, from.num_in, call_.tokens + row, 1, to});
+        if (scale != 1.0)
+            for (int64_t i = 0; i < from.num_in; ++i) to[i] *= static_cast<float>(scale);
+    }
+
+    // A layer's row: what the projection found of the embedded row, normed, and the token's own, both in equal shares.
+    void mix_per_layer(int64_t row) const {
+        const int64_t size = call_.per_layer_size, width = call_.num_all_layers * size;
+        float* projected = call_.per_layer + row * width;
+        const std::unique_ptr<float[]> own(new float[width]);
+        embed(call_.per_layer_embedding, row, own.get(), call_.per_layer_scale);
+        for (int64_t i = 0; i < width; ++i) projected[i] *= static_cast<float>(call_.projection_scale);
+        const NormCall norm = {nullptr, projected, call_.per_layer_norm, projected, call_.num_all_layers, size, eps()};
+        for (int64_t layer = 0; layer < call_.num_all_layers; ++layer) kernels_.norm_row(norm, layer);
+        for (int64_t i = 0; i < width; ++i)
+            projected[i] = (projected[i] + own[i]) * static_cast<float>(call_.per_layer_sum_scale);
+    }
+
+    // Cosines and sines of a row's position. An angle is a float, as models are trained; its cosine is that of a
+    // double, rounded.
+    void turn(int64_t row) const {
+        const float position = static_cast<float>(call_.positions[row]);
+        for (const RopeRule* rope = call_.ropes; rope < call_.ropes + call_.num_ropes; ++rope) {
+            const int64_t half = rope->head_size / 2, first = row * call_.angles_size + rope->first;
+            const float scaling = static_cast<float>(rope->scaling);
+            for (int64_t pair = 0; pair < half; ++pair) {
+                const double angle = static_cast<double>(position * rope->frequencies[pair]);
+                float* cos = call_.cos + first + pair;
+                float* sin = call_.sin + first + pair;
+                cos[0] = cos[half] = static_cast<float>(std::cos(angle)) * scaling;
+                sin[0] = sin[half] = static_cast<float>(std::sin(angle)) * scaling;
+            }
+        }
+        if (call_.query_beta != 0.0) {
+            const double turns = std::floor(static_cast<double>(call_.positions[row]) / call_.query_origin);
+            call_.query_scales[row] = static_cast<float>(1.0 + call_.query_beta * std::log1p(turns));
+        }
+    }
+
+    // Nobody asks what the last layer makes of most rows of a prompt: all they leave behind are keys and values. Rows
+    // that are needed move to the front, in order, which never overwrites one that is still to move:
+    //
+    //     rows     0 1 2 3 4 5 6 7         needed   2 5 7
+    //     front    2 5 7                   and back where they were, in `spread_out`
+    //
+    // The others are done. What a row attended to shows whether what it wrote can be used.
+    void draw_together(const Layer& last) {
+        if (is_every_needed()) return;
+        const int64_t size = state_.answer_size(last);
+        timed(kNorm, [&] {
+            thread_.share(call_.num_rows, [&](int64_t row) {
+                call_.is_finite[row] = is_finite(call_.answers + row * size, size);
+            });
+            thread_.share(1, [&](int64_t) {
+                for (int64_t at = 0; at < call_.num_needed; ++at) {
+                    move(call_.answers, size, call_.needed[at], at);
+                    move(call_.residual, call_.hidden_size, call_.needed[at], at);
+                }
+            });
+        });
+    }
+
+    void spread_out() {
+        if (is_every_needed()) return;
+        timed(kNorm, [&] {
+            thread_.share(1, [&](int64_t) {
+                for (int64_t at = call_.num_needed - 1; at >= 0; --at)
+                    move(call_.hidden, call_.hidden_size, at, call_.needed[at]);
+            });
+        });
+    }
+
+    bool is_every_needed() const { return call_.num_needed == call_.num_rows; }
+
+    static void move(float* rows, int64_t size, int64_t from, int64_t to) {
+        if (from != to) std::copy(rows + from * size, rows + (from + 1) * size, rows + to * size);
+    }
+
+    // The last norm, and whether a row's numbers are any.
+    void finish(const Unsettled& before) {
+        const NormCall last = norm_call(call_.norm, {0, call_.num_needed});
+        timed(kNorm, [&] {
+            thread_.share(call_.num_needed, [&](int64_t at) {
+                settle_and_norm(last, before, at);
+                const int64_t row = is_every_needed() ? at : call_.needed[at];
+                call_.is_finite[row] = is_finite(call_.hidden + at * call_.hidden_size, call_.hidden_size);
+            });
+        });
+    }
+
+    // The logits of rows that are wanted.
+    void tell(Rows rows) {
+        const Group head = state_.head(rows);
+        const LogitCall logits = {call_.logits + rows.first * call_.head.num_out, call_.head.num_out,
+                                  static_cast<float>(call_.logit_scale), static_cast<float>(call_.logit_cap)};
+        timed(kHead, [&] {
+            thread_.share(std::max(rows.count, head.num_ready_rows()), [&](int64_t row) {
+                if (row < rows.count) pick(rows.first + row);
+                head.make_ready(row, 0, call_.hidden_size);
+            });
+            multiply(head);
+            if (logits.scale == 1.0f && logits.cap == 0.0f) return;
+            thread_.share_parts(rows.count, logits.size, [&](int64_t row, int64_t first, int64_t end) {
+                kernels_.logit_part(logits, row, first, end);
+            });
+        });
+    }
+
+    void pick(int64_t at) {
+        const float* from = call_.hidden + call_.wanted[at] * call_.hidden_size;
+        std::copy(from, from + call_.hidden_size, call_.picked + at * call_.hidden_size);
+    }
+
+    // Queries, keys and values are there; the latter two go into the store.
+    void ask(int64_t at, Rows rows) {
+        const Layer& layer = call_.layers[at];
+        const LayerStore& store = call_.stores[at];
+        const int64_t angles = rows.first * call_.angles_size + call_.ropes[layer.rope].first;
+        const int64_t head = layer.head_size, queries = state_.query_size(layer), keys = layer.num_kv_heads * head;
+        const RopeCall rope = {
+            call_.qkv, state_.qkv_size(layer), queries + layer.has_values * keys, call_.cos + angles,
+            call_.sin + angles, call_.angles_size,
+            {layer.query_norm, layer.query_span}, {layer.key_norm, layer.key_span}, {layer.value_norm, head}, call_.query_beta == 0.0 ? nullptr : call_.query_scales + rows.first, eps(),
+            store.keys, store.key_block_stride, store.values, store.value_block_stride,
+            static_cast<KVType>(call_.kv_type), call_.blocks + rows.first, call_.slots + rows.first,
+            call_.queries + rows.first * queries, rows.count, int(call_.num_heads),
+            layer.has_kv ? int(layer.num_kv_heads) : 0, int(head), int(head), int(call_.block_size)};
+        timed(kRopeWrite, [&] {
+            thread_.share(rows.count, [&](int64_t row) {
+                kernels_.rope_row(rope, row);
+                if (!layer.has_gate) return;
+                const float* gates = call_.qkv + (row + 1) * rope.qkv_stride - queries;
+                std::copy(gates, gates + queries, call_.gates + (rows.first + row) * queries);
+            });
+        });
+    }
+
+    // A recurrent layer: rows of a sequence one after the other; sequences, channels and columns side by side.
+    void recur(const Layer& layer, Rows rows) {
+        const Recurrent& recurrent = layer.recurrent;
+        const RecurrentCall call = {
+            &recurrent, call_.qkv, call_.mixed, call_.rates, call_.answers + rows.first * recurrent.out_size,
+            call_.states, call_.slot_size, call_.run_rows, call_.run_slots, rows.first, rows.count, eps()};
+        const int64_t* runs_end = call_.run_rows + call_.num_runs;
+        const int64_t first = std::upper_bound(call_.run_rows, runs_end, rows.first) - call_.run_rows - 1;
+        const int64_t end = std::lower_bound(call_.run_rows, runs_end, rows.first + rows.count) - call_.run_rows;
+        const int64_t parts = (recurrent.num_channels + kChannels - 1) / kChannels;
+        timed(kMix, [&] {
+            thread_.share((end - first) * parts, [&](int64_t task) {
+                const int64_t at = task % parts * kChannels;
+                kernels_.mix_run(call, first + task / parts, at, std::min(at + kChannels, recurrent.num_channels));
+            });
+            if (recurrent.kind == RecurrentKind::convolution) return;
+            thread_.share(rows.count, [&](int64_t row) { kernels_.prepare_row(call, row); });
+        });
+        if (recurrent.kind == RecurrentKind::convolution) return;
+        timed(kScan, [&] {
+            const int64_t blocks = num_state_blocks(recurrent), each = recurrent.num_heads * blocks;
+            thread_.share((end - first) * each, [&](int64_t task) {
+                kernels_.scan_run(call, first + task / each, task % each / blocks, task % blocks);
+            });
+            thread_.share(rows.count, [&](int64_t row) { kernels_.close_row(call, row); });
+        });
+    }
+
+    void attend(int64_t at) {
+        const Layer& layer = call_.layers[at];
+        const LayerStore& store = call_.stores[at];
+        attention_.query_stride = attention_.out_stride = state_.query_size(layer);
+        attention_.keys = store.keys;
+        attention_.values = store.values;
+        attention_.key_block_stride = store.key_block_stride;
+        attention_.value_block_stride = store.value_block_stride;
+        attention_.num_kv_heads = int(layer.num_kv_heads);
+        attention_.key_size = attention_.value_size = int(layer.head_size);
+        attention_.window = int(layer.window);
+        attention_.sinks = layer.sinks;
+        timed(kAttention, [&] {
+            kernels_.attention(attention_, thread_);
+            thread_.wait();
+            if (!layer.has_gate) return;
+            const int64_t size = state_.query_size(layer);
+            thread_.share(call_.num_rows, [&](int64_t row) {
+                kernels_.gate_row(call_.gates + row * size, call_.answers + row * size, size);
+            });
+        });
+    }
+
+    // What attention found, the gated part, experts, and what else is mixed in.
+    void answer(int64_t at, Rows rows) {
+        const Layer& layer = call_.layers[at];
+        const Group out = state_.out(layer, rows);
+        timed(kOut, [&] {
+            make_ready(out, state_.answer_size(layer));
+            multiply(out);
+        });
+        const Unsettled attended = {layer.attention_norm, 1.0f};
+        const bool has_dense = layer.intermediate_size > 0;
+        norm(layer.mlp_norm, &attended, rows, has_dense ? state_.gate_up(layer, rows) : Group());
+        if (has_dense) pass_gate(layer, rows);
+        if (layer.mixture.num_experts > 0) ask_experts(at, rows);
+        if (call_.per_layer_size > 0) mix_in(at, rows);
+    }
+
+    void pass_gate(const Layer& layer, Rows rows) {
+        const Group gate_up = state_.gate_up(layer, rows), down = state_.down(layer, rows);
+        timed(kGateUp, [&] { multiply(gate_up); });
+        const int64_t size = layer.intermediate_size;
+        gate({call_.gate_up, call_.gate_up + size, 2 * size, 2 * size, call_.gated, rows.count, size, kind()}, down);
+        timed(kDown, [&] { multiply(down); });
+    }
+
+    void ask_experts(int64_t at, Rows rows) {
+        const Layer& layer = call_.layers[at];
+        const Mixture& mixture = layer.mixture;
+        const ExpertBuffers& buffers = state_.mixture.buffers;
+        const Routing routing = state_.routing(at, rows);
+        const int64_t hidden = call_.hidden_size;
+        timed(kRouter, [&] { route(mixture, rows, routing); });
+        timed(kExperts, [&] {
+            const float* from = mixture.input_norm == nullptr ? call_.hidden + rows.first * hidden
+                                                              : state_.mixture.expert_rows;
+            thread_.share(rows.count * mixture.num_used, [&](int64_t pair) {
+                const float* row = from + routing.pair_rows[pair] * hidden;
+                std::copy(row, row + hidden, buffers.rows + pair * hidden);
+                const Hit& hit = routing.hits[routing.pair_hits[pair]];
+                ready_pair(expert_gate_up(mixture, buffers, hit, hidden), pair - hit.first, hit.count, hidden);
+            });
+            thread_.share(routing.counts->num_tasks[0], [&](int64_t task) {
+                const Hit& hit = hit_of(routing, 0, task);
+                expert_gate_up(mixture, buffers, hit, hidden).multiply(task - hit.first_task[0]);
+            });
+            const int64_t size = mixture.intermediate_size;
+            const GateCall gate = {buffers.gate_up, buffers.gate_up + size, 2 * size, 2 * size, buffers.gated, 0, size,
+                                   kind()};
+            thread_.share(rows.count * mixture.num_used, [&](int64_t pair) {
+                kernels_.gate_part(gate, pair, 0, size);
+                const Hit& hit = routing.hits[routing.pair_hits[pair]];
+                ready_pair(expert_down(mixture, buffers, hit, hidden), pair - hit.first, hit.count, size);
+            });
+            thread_.share(routing.counts->num_tasks[1], [&](int64_t task) {
+                const Hit& hit = hit_of(routing, 1, task);
+                expert_down(mixture, buffers, hit, hidden).multiply(task - hit.first_task[1]);
+            });
+            thread_.share(rows.count, [&](int64_t row) { gather(layer, rows, routing, row); });
+        });
+    }
+
+    // Rows behind an expert's last are made ready too, by whoever makes the last.
+    static void ready_pair(const Group& group, int64_t row, int64_t count, int64_t size) {
+        const int64_t end = row + 1 == count ? std::max(count, group.num_ready_rows()) : row + 1;
+        for (; row < end; ++row) group.make_ready(row, 0, size);
+    }
+
+    // Who goes to which expert.
+    void route(const Mixture& mixture, Rows rows, const Routing& routing) {
+        const Group router = state_.router(mixture, rows);
+        thread_.share(std::max(rows.count, router.num_ready_rows()), [&](int64_t row) {
+            if (row < rows.count) {
+                own_norm(mixture.router_norm, rows, state_.mixture.router_rows, row);
+                own_norm(mixture.input_norm, rows, state_.mixture.expert_rows, row);
+            }
+            router.make_ready(row, 0, call_.hidden_size);
+        });
+        multiply(router);
+        thread_.share(rows.count, [&](int64_t row) {
+            choose_experts(mixture, state_.mixture.scores + row * mixture.num_experts, row, routing);
+        });
+        thread_.share(1, [&](int64_t) { sort_by_expert(mixture, rows.count, call_.hidden_size, routing); });
+    }
+
+    void own_norm(const float* weight, Rows rows, float* out, int64_t row) const {
+        if (weight == nullptr) return;
+        float* residual = call_.residual + rows.first * call_.hidden_size;
+        kernels_.norm_row({nullptr, residual, weight, out, rows.count, call_.hidden_size, eps()}, row);
+    }
+
+    // A row's experts in their order, and the dense part where there is one.
+    void gather(const Layer& layer, Rows rows, const Routing& routing, int64_t row) const {
+        const Mixture& mixture = layer.mixture;
+        const int64_t size = call_.hidden_size, first = row * mixture.num_used;
+        float* added = call_.added + (rows.first + row) * size;
+        float* mixed = layer.intermediate_size > 0 ? state_.mixture.mixed + row * size : added;
+        kernels_.mix({state_.mixture.buffers.out, routing.row_pairs + first, routing.weights + first, mixture.num_used,
+                      size, mixed});
+        if (mixture.after_norm != nullptr)
+            kernels_.norm_row({nullptr, mixed, mixture.after_norm, mixed, 1, size, eps()}, 0);
+        if (layer.intermediate_size == 0) return;
+        if (mixture.dense_norm != nullptr)
+            kernels_.norm_row({nullptr, added, mixture.dense_norm, added, 1, size, eps()}, 0);
+        if (mixture.dense_gate != nullptr) {
+            const float* hidden = call_.hidden + (rows.first + row) * size;
+            const float share = static_cast<float>(sigmoid_of(product_of(hidden, mixture.dense_gate, size)));
+            for (int64_t i = 0; i < size; ++i) added[i] *= share;
+        }
+        for (int64_t i = 0; i < size; ++i) added[i] += mixed[i];
+    }
+
+    // Of the embedding for each layer: the residual, with all that came of the layer, opens a gate for this layer's.
+    void mix_in(int64_t at, Rows rows) {
+        const Layer& layer = call_.layers[at];
+        const Group gate_of = state_.per_layer_gate(layer.per_layer, rows);
+        const Group project = state_.per_layer_project(layer.per_layer, rows);
+        const int64_t size = call_.per_layer_size, width = call_.num_all_layers * size;
+        const SettleCall settle = settle_call({layer.after_norm, 1.0f}, rows);
+        timed(kPerLayer, [&] {
+            thread_.share(std::max(rows.count, gate_of.num_ready_rows()), [&](int64_t row) {
+                if (row < rows.count) kernels_.settle_row(settle, row);
+                gate_of.make_ready(row, 0, call_.hidden_size);
+            });
+            multiply(gate_of);
+            const bool is_drawn = at + 1 == call_.num_layers && !is_every_needed();
+            thread_.share(std::max(rows.count, project.num_ready_rows()), [&](int64_t row) {
+                const int64_t of = is_drawn && row < rows.count ? call_.needed[rows.first + row] : rows.first + row;
+                const float* own = call_.per_layer + of * width + layer.number * size;
+                if (row < rows.count)
+                    kernels_.gate_part({call_.gate_up + row * size, own, 0, 0, call_.gated + row * size, 1, size, kind()},
+                                       0, 0, size);
+                project.make_ready(row, 0, size);
+            });
+            multiply(project);
+        });
+    }
+
+    // What was found before comes to the residual first, unless it is null.
+    void norm(const float* weight, const Unsettled* before, Rows rows, const Group& next) {
+        const NormCall norm = norm_call(weight, rows);
+        timed(kNorm, [&] {
+            thread_.share(std::max(rows.count, next.num_ready_rows()), [&](int64_t row) {
+                if (row < rows.count) {
+                    if (before == nullptr)
+                        kernels_.norm_row({nullptr, norm.residual, weight, norm.out, norm.num_rows, norm.size, eps()}, row);
+                    else
+                        settle_and_norm(norm, *before, row);
+                }
+                next.make_ready(row, 0, call_.hidden_size);
+            });
+        });
+    }
+
+    void settle_and_norm(const NormCall& norm, const Unsettled& before, int64_t row) const {
+        if (before.after_norm == nullptr && before.scale == 1.0f && call_.added_scale == 1.0)
+            return kernels_.norm_row(norm, row);
+        kernels_.settle_row({const_cast<float*>(norm.added), norm.residual, before.after_norm, norm.size, eps(),
+                             static_cast<float>(call_.added_scale), before.scale}, row);
+        kernels_.norm_row({nullptr, norm.residual, norm.weight, norm.out, norm.num_rows, norm.size, eps()}, row);
+    }
+
+    SettleCall settle_call(const Unsettled& found, Rows rows) const {
+        const int64_t first = rows.first * call_.hidden_size;
+        return {call_.added + first, call_.residual + first, found.after_norm, call_.hidden_size, eps(),
+                static_cast<float>(call_.added_scale), found.scale};
+    }
+
+    void gate(const GateCall& gate, const Group& next) {
+        timed(kGated, [&] {
+            const int64_t num_rows = std::max(gate.num_rows, next.num_ready_rows());
+            thread_.share_parts(num_rows, gate.size, [&](int64_t row, int64_t first, int64_t end) {
+                if (row < gate.num_rows) kernels_.gate_part(gate, row, first, end);
+                next.make_ready(row, first, end);
+            });
+        });
+    }
+
+    void make_ready(const Group& group, int64_t size) {
+        if (group.num_ready_rows() == 0) return;
+        thread_.share_parts(group.num_ready_rows(), size,
+                            [&](int64_t row, int64_t first, int64_t end) { group.make_ready(row, first, end); });
+    }
+
+    void multiply(const Group& group) {
+        thread_.share(group.num_tasks(), [&](int64_t task) { group.multiply(task); });
+    }
+
+    NormCall norm_call(const float* weight, Rows rows) const {
+        const int64_t first = rows.first * call_.hidden_size;
+        return {call_.added + first, call_.residual + first, weight, call_.hidden + first, rows.count,
+                call_.hidden_size, eps()};
+    }
+
+    template <typename Do>
+    void timed(Part part, Do work) {
+        if (call_.seconds == nullptr || thread_.number() > 0) return work();
+        const double started_s = omp_get_wtime();
+        work();
+        call_.seconds[part] += omp_get_wtime() - started_s;
+    }
+
+    // In sixteen sums side by side, and then those: a compiler makes vectors of that, whichever.
+    static float product_of(const float* one, const float* other, int64_t size) {
+        float sums[16] = {}, sum = 0.0f;
+        int64_t at = 0;
+        for (; at + 16 <= size; at += 16)
+            for (int64_t n = 0; n < 16; ++n) sums[n] += one[at + n] * other[at + n];
+        for (; at < size; ++at) sums[at % 16] += one[at] * other[at];
+        for (const float part : sums) sum += part;
+        return sum;
+    }
+
+    static bool is_finite(const float* numbers, int64_t size) {
+        float differences = 0.0f;
+        for (int64_t at = 0; at < size; ++at) differences += numbers[at] - numbers[at];
+        return differences == 0.0f;
+    }
+
+    float eps() const { return static_cast<float>(call_.eps); }
+    Gate kind() const { return static_cast<Gate>(call_.gate); }
+
+    const StepState& state_;
+    const DecoderCall& call_;
+    const Kernels& kernels_;
+    TeamThread& thread_;
+    AttentionCall attention_;
+};
+
+void check(const int64_t* indices, int64_t count, int64_t size, const char* what) {
+    for (int64_t at = 0; at < count; ++at)
+        if (indices[at] < 0 || indices[at] >= size)
+            throw std::out_of_range(std::string(what) + " must be between 0 and " + std::to_string(size - 1) + ", " +
+                                    std::to_string(indices[at]) + " given");
+}
+
+// Upwards, and each once: rows are moved by that.
+void check_needed(const DecoderCall& call) {
+    if (call.num_needed == call.num_rows) return;
+    check(call.needed, call.num_needed, call.num_rows, "needed rows");
+    for (int64_t at = 1; at < call.num_needed; ++at)
+        if (call.needed[at] <= call.needed[at - 1]) throw std::out_of_range("needed rows must be in order, each once");
+    for (int64_t at = 0; at < call.num_wanted; ++at)
+        if (!std::binary_search(call.needed, call.needed + call.num_needed, call.wanted[at]))
+            throw std::out_of_range("row " + std::to_string(call.wanted[at]) + " is wanted and not needed");
+}
+
+}  // namespace
+
+void compute_step(const DecoderCall& call) {
+    check(call.tokens, call.num_rows, call.embedding.num_out, "tokens");
+    check(call.wanted, call.num_wanted, call.num_rows, "wanted rows");
+    check_needed(call);
+    const StepState state(call);
+    in_team(state.num_threads(), [&](TeamThread& thread) { Step(state, thread).run(); });
+}
+
+void count_layers(uint64_t* counter) { counted_layers.store(counter, std::memory_order_relaxed); }
+
+}  // namespace quire

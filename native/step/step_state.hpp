@@ -1,0 +1,200 @@
+// What the threads of a step share: every product of it, by the rows it is of, and the memory they work in.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "layers/moe_routing.hpp"
+#include "attention/query_tiles.hpp"
+
+namespace quire {
+
+struct Freed {
+    void operator()(char* memory) const { std::free(memory); }
+};
+typedef std::unique_ptr<char, Freed> Memory;
+
+inline Memory taken(int64_t num_bytes) {
+    if (num_bytes == 0) return nullptr;
+    Memory memory(static_cast<char*>(std::aligned_alloc(4096, static_cast<size_t>((num_bytes + 4095) / 4096 * 4096))));
+    if (!memory) throw std::bad_alloc();
+    return memory;
+}
+
+// Below so many multiplications of a whole step, waking threads costs more than they give.
+constexpr int64_t kWorthMultiplications = 1 << 20;
+
+// A chunk of rows: the first, and how many.
+struct Rows {
+    int64_t first, count;
+};
+
+// What a mixture works in: buffers for the pairs of a chunk.
+struct MixtureMemory {
+    Memory memory;
+    float *router_rows = nullptr, *scores = nullptr, *expert_rows = nullptr, *mixed = nullptr;
+    ExpertBuffers buffers = {};
+
+    MixtureMemory(const DecoderCall& call, int64_t num_rows) {
+        int64_t pairs = 0, wide = 0, experts = 0, scratch_bytes = 0;
+        for (const Layer* layer = call.layers; layer < call.layers + call.num_layers; ++layer) {
+            const Mixture& mixture = layer->mixture;
+            if (mixture.num_experts == 0) continue;
+            pairs = std::max(pairs, num_rows * mixture.num_used);
+            wide = std::max(wide, num_rows * mixture.num_used * mixture.intermediate_size);
+            experts = std::max(experts, mixture.num_experts);
+            scratch_bytes = std::max(scratch_bytes, most_expert_scratch(mixture, num_rows, call.hidden_size));
+        }
+        if (experts == 0) return;
+        const int64_t sizes[] = {num_rows * call.hidden_size, num_rows * experts, num_rows * call.hidden_size,
+                                 num_rows * call.hidden_size, pairs * call.hidden_size, 2 * wide, wide,
+                                 pairs * call.hidden_size};
+        int64_t num_bytes = scratch_bytes;
+        for (const int64_t size : sizes) num_bytes += whole_lines(4 * size);
+        memory = taken(num_bytes);
+        float** const parts[] = {&router_rows, &scores, &expert_rows, &mixed,
+                                 &buffers.rows, &buffers.gate_up, &buffers.gated, &buffers.out};
+        char* at = memory.get();
+        for (int part = 0; part < 8; ++part) {
+            *parts[part] = reinterpret_cast<float*>(at);
+            at += whole_lines(4 * sizes[part]);
+        }
+        buffers.scratch = at;
+    }
+};
+
+// What threads share of a step.
+struct StepState {
+    const DecoderCall& call;
+    AttentionCall attention;
+    AttentionMemory attention_memory;
+    Memory scratch, routings;
+    MixtureMemory mixture;
+
+    explicit StepState(const DecoderCall& given)
+        : call(given), attention(attention_call(given)), attention_memory(attention),
+          mixture(given, std::min(given.chunk_rows, given.num_rows)) {
+        scratch = taken(most_scratch());
+        routings = taken(call.num_layers * layer_routing_bytes());
+    }
+
+    int64_t query_size(const Layer& layer) const { return call.num_heads * layer.head_size; }
+
+    // Of what attention or a recurrent layer found.
+    int64_t answer_size(const Layer& layer) const {
+        return layer.recurrent.kind == RecurrentKind::none ? query_size(layer) : layer.recurrent.out_size;
+    }
+
+    int64_t qkv_size(const Layer& layer) const {
+        if (layer.recurrent.kind != RecurrentKind::none) return layer.recurrent.in_size;
+        return (1 + layer.has_gate) * query_size(layer) + layer.has_kv * (1 + layer.has_values) * layer.num_kv_heads * layer.head_size;
+    }
+
+    Group qkv(const Layer& layer, Rows rows) const {
+        return {layer.qkv, 4, hidden(rows), call.qkv, qkv_size(layer), rows.count, scratch.get()};
+    }
+
+    Group out(const Layer& layer, Rows rows) const {
+        return {&layer.out, 1, call.answers + rows.first * answer_size(layer), added(rows), call.hidden_size, rows.count,
+                scratch.get()};
+    }
+
+    Group gate_up(const Layer& layer, Rows rows) const {
+        return {layer.gate_up, 2, hidden(rows), call.gate_up, 2 * layer.intermediate_size, rows.count, scratch.get()};
+    }
+
+    Group down(const Layer& layer, Rows rows) const {
+        return {&layer.down, 1, call.gated, added(rows), call.hidden_size, rows.count, scratch.get()};
+    }
+
+    Group router(const Mixture& of, Rows rows) const {
+        const float* from = of.router_norm == nullptr ? hidden(rows) : mixture.router_rows;
+        return {&of.router, 1, from, mixture.scores, of.num_experts, rows.count, scratch.get()};
+    }
+
+    Group per_layer_gate(const PerLayer& of, Rows rows) const {
+        return {&of.gate, 1, call.residual + rows.first * call.hidden_size, call.gate_up, call.per_layer_size,
+                rows.count, scratch.get()};
+    }
+
+    Group per_layer_project(const PerLayer& of, Rows rows) const {
+        return {&of.project, 1, call.gated, added(rows), call.hidden_size, rows.count, scratch.get()};
+    }
+
+    // Of embedded rows, all layers' at once.
+    Group per_layer_projection(Rows rows) const {
+        const int64_t width = call.num_all_layers * call.per_layer_size;
+        return {&call.per_layer_projection, 1, call.residual + rows.first * call.hidden_size,
+                call.per_layer + rows.first * width, width, rows.count, scratch.get()};
+    }
+
+    // Rows of what is wanted.
+    Group head(Rows rows) const {
+        return {&call.head, 1, call.picked + rows.first * call.hidden_size,
+                call.logits + rows.first * call.head.num_out, call.head.num_out, rows.count, scratch.get()};
+    }
+
+    // Each layer and chunk has one of its own, so that nobody writes where somebody late still reads.
+    Routing routing(int64_t layer, Rows rows) const {
+        const Mixture& of = call.layers[layer].mixture;
+        const int64_t at = layer * layer_routing_bytes() + rows.first / call.chunk_rows * chunk_routing_bytes();
+        return {routings.get() + at, of, rows.count};
+    }
+
+    int num_threads() const {
+        int64_t weights = 0;
+        for (int64_t at = 0; at < call.num_layers; ++at) {
+            const Layer& layer = call.layers[at];
+            for (const Linear& one : layer.qkv) weights += size_of(one);
+            for (const Linear& one : layer.gate_up) weights += size_of(one);
+            weights += size_of(layer.out) + size_of(layer.down);
+            weights += 3 * layer.mixture.num_used * layer.mixture.intermediate_size * call.hidden_size;
+        }
+        weights = call.num_rows * weights + call.num_wanted * size_of(call.head);
+        return weights >= kWorthMultiplications ? int(call.num_threads) : 1;
+    }
+
+  private:
+    static int64_t size_of(const Linear& linear) { return linear.num_in * linear.num_out; }
+
+    float* hidden(Rows rows) const { return call.hidden + rows.first * call.hidden_size; }
+    float* added(Rows rows) const { return call.added + rows.first * call.hidden_size; }
+
+    int64_t chunk_routing_bytes() const {
+        int64_t most = 0;
+        for (const Layer* layer = call.layers; layer < call.layers + call.num_layers; ++layer)
+            if (layer->mixture.num_experts > 0)
+                most = std::max(most, Routing::num_bytes(layer->mixture, std::min(call.chunk_rows, call.num_rows)));
+        return most;
+    }
+
+    int64_t layer_routing_bytes() const {
+        return chunk_routing_bytes() * ((call.num_rows + call.chunk_rows - 1) / call.chunk_rows);
+    }
+
+    int64_t most_scratch() const {
+        const Rows rows = {0, std::min(call.chunk_rows, call.num_rows)};
+        int64_t most = head({0, std::min(call.chunk_rows, call.num_wanted)}).scratch_bytes();
+        if (call.per_layer_size > 0) most = std::max(most, per_layer_projection(rows).scratch_bytes());
+        for (const Layer* layer = call.layers; layer < call.layers + call.num_layers; ++layer)
+            for (const Group& group :
+                 {qkv(*layer, rows), out(*layer, rows), gate_up(*layer, rows), down(*layer, rows),
+                  router(layer->mixture, rows), per_layer_gate(layer->per_layer, rows),
+                  per_layer_project(layer->per_layer, rows)})
+                most = std::max(most, group.scratch_bytes());
+        return most;
+    }
+
+    // Of no layer yet: as large as that of any. Memory is for the largest group of heads and the largest head.
+    static AttentionCall attention_call(const DecoderCall& call) {
+        return {call.queries, 0, call.answers, 0, nullptr, 0, nullptr, 0, static_cast<KVType>(call.kv_type),
+                int(call.num_heads), int(call.num_heads / call.most_group), int(call.most_head_size),
+                int(call.most_head_size), int(call.block_size), call.tables, call.members, call.tiles, call.num_tiles,
+                call.num_rows, call.num_rows, -1, static_cast<float>(call.scale), static_cast<float>(call.softcap),
+                int(call.num_threads)};
+    }
+};
+
+}  // namespace quire

@@ -1,0 +1,24 @@
+// One kernel over all its rows, by a team of threads of its own: what is called from Python outside a decoder's step.
+#pragma once
+
+#include "panels/panel_calls.hpp"
+
+namespace quire {
+
+void attention(const Kernels& kernels, const AttentionCall& call);
+void add_rms_norm(const Kernels& kernels, const NormCall& call, int num_threads);
+void rope_write(const Kernels& kernels, const RopeCall& call, int num_threads);
+void gate_mul(const Kernels& kernels, const GateCall& call, int num_threads);
+void argmax(const Kernels& kernels, const ArgmaxCall& call, int num_threads);
+void product(const Products& products, const ProductCall& call, int num_threads);
+void panel_product(const Kernels& kernels, Arithmetic arithmetic, const PanelCall& call, int num_threads);
+
+// Which outputs are unpacked, and how far apart.
+struct Outputs {
+    const int64_t* indices;
+    int64_t count, stride;
+};
+
+void panel_unpack(const Kernels& kernels, const UnpackCall& first, const Outputs& outputs, int num_threads);
+
+}  // namespace quire

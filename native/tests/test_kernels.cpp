@@ -1,0 +1,827 @@
+// The kernels over random shapes, on every build this processor runs, under the address and undefined-behaviour
+// sanitizers (`make native-sanitize`). Whether numbers are right is the Python tests' business; here buffers have
+// exactly the size they are said to have, unwritten slots hold NaN, and rows must be finite and the same alone as
+// together.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "step/forward.hpp"
+#include "builds/dispatch.hpp"
+#include "layers/moe_routing.hpp"
+#include "panels/panel_calls.hpp"
+#include "panels/pack.hpp"
+#include "sampling/sampling.hpp"
+#include "team/operations.hpp"
+#include "attention/query_tiles.hpp"
+
+namespace {
+
+using quire::kSegment;
+using quire::KVType;
+std::mt19937 dice(7);
+
+int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(dice); }
+
+template <typename T>
+std::vector<T> numbers(size_t count) {
+    std::vector<T> made(count);
+    std::normal_distribution<float> normal;
+    for (T& one : made) one = static_cast<T>(normal(dice));
+    return made;
+}
+
+void expect(bool is_right, const char* what, const char* isa) {
+    if (is_right) return;
+    std::printf("%s on %s is wrong\n", what, isa);
+    std::exit(1);
+}
+
+bool all_finite(const std::vector<float>& many) {
+    for (float one : many)
+        if (!std::isfinite(one)) return false;
+    return true;
+}
+
+int width_of(KVType type) { return type == KVType::float32 ? 4 : type == KVType::bfloat16 ? 2 : 1; }
+
+// Of codes, scales of all slots lie behind them, and take the place of so many numbers of each slot.
+int scale_rows(KVType type) { return type == KVType::int8 ? 4 : 0; }
+
+// Items, and a store in which only their slots are written. Bytes, so that one shape serves all types.
+struct Step {
+    int longest = pick(0, 3) ? 150 : 2300;  // several segments now and then
+    int block_size = 16 << pick(0, 2), num_kv_heads = pick(1, 3), group = pick(1, 9);
+    int key_size = 8 * pick(4, longest > kSegment ? 6 : 32), value_size = 8 * pick(4, longest > kSegment ? 6 : 32);
+    KVType type = static_cast<KVType>(pick(0, 2));
+    std::vector<int32_t> first_rows, num_rows, first_positions, offsets, tables;
+    int total = 0, num_blocks = 1;
+    std::vector<char> keys, values;
+
+    Step() {
+        const int num_items = pick(1, longest > kSegment ? 3 : 7), num_shared = pick(0, longest / 64);
+        for (int item = 0; item < num_items; ++item) add(pick(0, 2) ? 1 : pick(2, 30), pick(0, longest), num_shared);
+        keys = store(int64_t{key_size});
+        values = store(int64_t{value_size});
+        for (size_t item = 0; item < first_rows.size(); ++item) write(item);
+    }
+
+    void add(int rows, int past, int num_shared) {
+        first_rows.push_back(total);
+        num_rows.push_back(rows);
+        first_positions.push_back(past);
+        offsets.push_back(static_cast<int32_t>(tables.size()));
+        for (int number = 0; number * block_size < past + rows; ++number) {
+            if (first_rows.size() > 1 && number < num_shared && number < offsets[1 % offsets.size()])
+                tables.push_back(tables[static_cast<size_t>(number)]);
+            else
+                tables.push_back(num_blocks++);
+        }
+        total += rows;
+    }
+
+    std::vector<char> store(int64_t size) const {
+        const int64_t numbers = num_blocks * num_kv_heads * (size + scale_rows(type)) * block_size;
+        return std::vector<char>(static_cast<size_t>(numbers * width_of(type)), '\xFF');
+    }
+
+    void put(std::vector<char>& into, int64_t at) {
+        const float number = std::normal_distribution<float>()(dice);
+        uint32_t bits;
+        std::memcpy(&bits, &number, 4);
+        const uint16_t half = static_cast<uint16_t>(bits >> 16);
+        if (type == KVType::float32)
+            std::memcpy(into.data() + at * 4, &number, 4);
+        else if (type == KVType::bfloat16)
+            std::memcpy(into.data() + at * 2, &half, 2);
+        else
+            into[static_cast<size_t>(at)] = static_cast<char>(pick(-127, 127));
+    }
+
+    void put_scale(std::vector<char>& into, int64_t at) {
+        const float scale = 0.01f * static_cast<float>(pick(1, 3));
+        if (type == KVType::int8) std::memcpy(into.data() + at, &scale, 4);
+    }
+
+    void write(size_t item) {
+        for (int64_t at = 0; at < first_positions[item] + num_rows[item]; ++at) {
+            const int64_t block = tables[static_cast<size_t>(offsets[item] + at / block_size)], slot = at % block_size;
+            for (int64_t head = block * num_kv_heads; head < (block + 1) * num_kv_heads; ++head) {
+                const int64_t key = head * (key_size + scale_rows(type)) * block_size;
+                const int64_t value = head * (value_size + scale_rows(type)) * block_size;
+                for (int64_t i = 0; i < key_size; ++i) put(keys, key + i * block_size + slot);
+                for (int64_t i = 0; i < value_size; ++i) put(values, value + slot * value_size + i);
+                put_scale(keys, key + key_size * block_size + 4 * slot);
+                put_scale(values, value + value_size * block_size + 4 * slot);
+            }
+        }
+    }
+};
+
+struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+};
+
+// Items [first, first + count) of a step in one call.
+std::vector<float> attend(const quire::Kernels& kernels, const Step& step, const std::vector<float>& queries,
+                          size_t first, size_t count, int window, float softcap, const float* sinks) {
+    const quire::Items items = {step.first_rows.data() + first, step.num_rows.data() + first,
+                                step.first_positions.data() + first, step.offsets.data() + first,
+                                static_cast<int64_t>(count), step.tables.data()};
+    int rows = 0;
+    for (size_t item = first; item < first + count; ++item) rows += step.num_rows[item];
+    std::vector<quire::Member> members(static_cast<size_t>(rows));
+    std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
+    const int64_t num_tiles = quire::make_tiles(items, step.block_size, step.group, members.data(), tiles.data());
+    const int num_heads = step.num_kv_heads * step.group;
+    std::vector<float> out(static_cast<size_t>(step.total * num_heads * step.value_size), 0.0f);
+    quire::AttentionCall call = {};
+    call.queries = queries.data();
+    call.query_stride = num_heads * step.key_size;
+    call.out = out.data();
+    call.out_stride = num_heads * step.value_size;
+    call.keys = step.keys.data();
+    call.key_block_stride = int64_t{step.num_kv_heads} * (step.key_size + scale_rows(step.type)) * step.block_size;
+    call.values = step.values.data();
+    call.value_block_stride = int64_t{step.num_kv_heads} * (step.value_size + scale_rows(step.type)) * step.block_size;
+    call.kv_type = step.type;
+    call.num_heads = num_heads;
+    call.num_kv_heads = step.num_kv_heads;
+    call.key_size = step.key_size;
+    call.value_size = step.value_size;
+    call.block_size = step.block_size;
+    call.tables = step.tables.data();
+    call.members = members.data();
+    call.tiles = tiles.data();
+    call.num_tiles = num_tiles;
+    call.num_rows = call.num_padded_rows = step.total;
+    call.window = window;
+    call.scale = 0.1f;
+    call.softcap = softcap;
+    call.num_threads = pick(1, 5);
+    call.sinks = sinks;
+    const quire::AttentionMemory memory(call);
+    quire::attention(kernels, call);
+    return out;
+}
+
+void test_attention(const quire::Kernels& kernels) {
+    const Step step;
+    const int window = pick(0, 1) ? -1 : pick(1, pick(0, 1) ? 60 : 1500);
+    const float softcap = pick(0, 2) ? 0.0f : 20.0f;
+    const size_t width = static_cast<size_t>(step.num_kv_heads * step.group);
+    const std::vector<float> queries = numbers<float>(static_cast<size_t>(step.total) * width * step.key_size);
+    const std::vector<float> some_sinks = numbers<float>(width);
+    const float* sinks = pick(0, 1) ? nullptr : some_sinks.data();
+    const std::vector<float> together =
+        attend(kernels, step, queries, 0, step.first_rows.size(), window, softcap, sinks);
+    expect(all_finite(together), "attention", kernels.isa);
+    for (size_t item = 0; item < step.first_rows.size(); ++item) {
+        const std::vector<float> alone = attend(kernels, step, queries, item, 1, window, softcap, sinks);
+        const size_t from = static_cast<size_t>(step.first_rows[item]) * width * step.value_size;
+        const size_t size = static_cast<size_t>(step.num_rows[item]) * width * step.value_size;
+        expect(std::memcmp(&together[from], &alone[from], size * 4) == 0, "attention in company", kernels.isa);
+    }
+}
+
+void test_rope(const quire::Kernels& kernels) {
+    const int rows = pick(1, 20), heads = pick(1, 4), kv_heads = pick(1, 3), block_size = 16;
+    const int key_size = 8 * pick(4, 64), value_size = 8 * pick(4, 64);
+    const size_t width = static_cast<size_t>((heads + kv_heads) * key_size + kv_heads * value_size);
+    const std::vector<float> qkv = numbers<float>(static_cast<size_t>(rows) * width);
+    const std::vector<float> cos = numbers<float>(static_cast<size_t>(rows * key_size));
+    const bool is_whole = pick(0, 1);
+    const quire::HeadNorm none = {nullptr, 0};
+    const std::vector<float> norm = numbers<float>(static_cast<size_t>(std::max(4 * key_size, value_size)));
+    const std::vector<float> scales = numbers<float>(static_cast<size_t>(rows));
+    std::vector<int64_t> blocks, slots;
+    for (int row = 0; row < rows; ++row) blocks.push_back(row % 3), slots.push_back((row / 3) % block_size);
+    for (KVType type : {KVType::float32, KVType::bfloat16, KVType::int8}) {
+        const int key_rows = key_size + scale_rows(type), value_rows = value_size + scale_rows(type);
+        const int heads_bytes = 3 * kv_heads * block_size * width_of(type);
+        std::vector<char> keys(static_cast<size_t>(heads_bytes * key_rows));
+        std::vector<char> values(static_cast<size_t>(heads_bytes * value_rows));
+        std::vector<float> queries(static_cast<size_t>(rows * heads * key_size));
+        const bool is_normed = pick(0, 1);
+        const quire::HeadNorm of_queries = {norm.data(), is_whole ? heads * key_size : key_size};
+        const quire::HeadNorm of_keys = {norm.data(), is_whole ? kv_heads * key_size : key_size};
+        const quire::HeadNorm of_values = {norm.data(), value_size};
+        quire::rope_write(kernels,
+                          {qkv.data(), static_cast<int64_t>(width), int64_t{heads + kv_heads} * key_size, cos.data(),
+                            cos.data(), key_size, is_normed ? of_queries : none, is_normed ? of_keys : none,
+                            is_normed ? of_values : none, pick(0, 1) ? nullptr : scales.data(), 1e-5f,
+                            keys.data(), int64_t{kv_heads} * key_rows * block_size, values.data(),
+                            int64_t{kv_heads} * value_rows * block_size, type, blocks.data(), slots.data(),
+                            queries.data(), rows, heads, kv_heads, key_size, value_size, block_size}, 2);
+        expect(all_finite(queries), "rope", kernels.isa);
+    }
+}
+
+void test_rows(const quire::Kernels& kernels) {
+    const int rows = pick(1, 9), size = pick(1, 3000);
+    const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(size);
+    const std::vector<float> added = numbers<float>(count), weight = numbers<float>(static_cast<size_t>(size));
+    std::vector<float> residual = numbers<float>(count), out(count), gate_up = numbers<float>(2 * count);
+    quire::add_rms_norm(kernels, {added.data(), residual.data(), weight.data(), out.data(), rows, size, 1e-5f}, 2);
+    expect(all_finite(out), "norm", kernels.isa);
+    for (const quire::Gate kind : {quire::Gate::silu, quire::Gate::gelu_tanh, quire::Gate::clamped_silu}) {
+        const float* gate = gate_up.data();
+        quire::gate_mul(kernels, {gate, gate + size, 2 * size, 2 * size, out.data(), rows, size, kind}, 2);
+        expect(all_finite(out), "gate", kernels.isa);
+    }
+    kernels.settle_row({out.data(), residual.data(), weight.data(), size, 1e-5f, 0.5f, 2.0f}, rows - 1);
+    kernels.logit_part({out.data(), size, 0.5f, 3.0f}, rows - 1, 0, size);
+    expect(all_finite(out) && all_finite(residual), "settled rows", kernels.isa);
+    const int32_t parts[] = {rows - 1, 0};
+    const float weights[] = {0.25f, 0.75f};
+    kernels.mix({added.data(), parts, weights, 2, size, out.data()});
+    const float mixed = 0.75f * added[0] + 0.25f * added[static_cast<size_t>(rows - 1) * static_cast<size_t>(size)];
+    expect(std::abs(out[0] - mixed) < 1e-5f, "mixed rows", kernels.isa);
+    out[0] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<int64_t> best(static_cast<size_t>(rows));
+    std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
+    quire::argmax(kernels, {out.data(), size, best.data(), is_finite.data(), rows, size}, 2);
+    expect(is_finite[0] == 0, "argmax", kernels.isa);
+    kernels.exp(added.data(), out.data(), static_cast<int64_t>(count));
+    kernels.read_sum(added.data(), static_cast<int64_t>(4 * count), 2);
+}
+
+// Of the sum of all sizes: a chain of roundings in float32; weights and rows of eight bits each.
+constexpr double kRounded32 = 2e-6, kRounded16 = 0.01;
+
+// Some rows of a product with a weight that was packed into exactly its bytes.
+std::vector<float> multiply(const quire::Products& products, const std::vector<float>& rows, const void* packed,
+                            const float* bias, int first, int count, int num_in, int num_out, int num_threads) {
+    std::vector<float> out(static_cast<size_t>(count) * static_cast<size_t>(num_out), 0.0f);
+    const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(count, num_in));
+    std::unique_ptr<char, Free> scratch(static_cast<char*>(std::aligned_alloc(64, (num_bytes + 63) / 64 * 64)));
+    const int64_t from = int64_t{first} * num_in;
+    quire::product(products, {rows.data() + from, num_in, packed, bias, out.data(), num_out, count, num_in, num_out,
+                              scratch.get()}, num_threads);
+    return out;
+}
+
+void test_products(const quire::Products& products, const char* isa, double rounding) {
+    const int num_rows = pick(1, pick(0, 3) ? 60 : 600), num_in = pick(1, 200), num_out = pick(1, 200);
+    const std::vector<float> weight = numbers<float>(static_cast<size_t>(num_out) * static_cast<size_t>(num_in));
+    const std::vector<float> rows = numbers<float>(static_cast<size_t>(num_rows) * static_cast<size_t>(num_in));
+    const std::vector<float> biases = numbers<float>(static_cast<size_t>(num_out));
+    const float* bias = pick(0, 1) ? biases.data() : nullptr;
+    std::unique_ptr<char, Free> packed(
+        static_cast<char*>(std::malloc(static_cast<size_t>(products.packed_bytes(num_out, num_in)))));
+    products.pack({weight.data(), num_out, num_in, packed.get(), 2});
+    const std::vector<int64_t> indices = {num_out - 1, 0, num_out / 2};
+    std::vector<float> found(3 * static_cast<size_t>(num_in));
+    products.rows({packed.get(), num_out, num_in, indices.data(), 3, found.data()});
+    for (size_t at = 0; at < found.size(); ++at) {
+        const float one = weight[static_cast<size_t>(indices[at / num_in]) * num_in + at % num_in];
+        expect(std::abs(found[at] - one) <= std::abs(one) * 0.005, "rows", isa);
+    }
+    const std::vector<float> all = multiply(products, rows, packed.get(), bias, 0, num_rows, num_in, num_out, 2);
+    for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row)
+        for (size_t n = 0; n < static_cast<size_t>(num_out); ++n) {
+            double sum = bias == nullptr ? 0.0 : bias[n], size = 1.0;
+            for (size_t i = 0; i < static_cast<size_t>(num_in); ++i) {
+                const double one = double{rows[row * num_in + i]} * double{weight[n * num_in + i]};
+                sum += one;
+                size += std::abs(one);
+            }
+            expect(std::abs(all[row * num_out + n] - sum) <= rounding * size, "a product", isa);
+        }
+    const int first = pick(0, num_rows - 1), count = pick(1, num_rows - first);
+    const std::vector<float> some = multiply(products, rows, packed.get(), bias, first, count, num_in, num_out, 1);
+    expect(std::memcmp(&all[static_cast<size_t>(first) * static_cast<size_t>(num_out)], some.data(), some.size() * 4) == 0,
+           "a product in company", isa);
+}
+
+// Rows of numbers with some struck out, by every mixture of limits: whatever is drawn was there to be drawn.
+void test_draws() {
+    const int rows = pick(1, 6), size = pick(1, 3000);
+    std::vector<double> values = numbers<double>(static_cast<size_t>(rows) * static_cast<size_t>(size));
+    std::vector<double> temperatures, min_ps, top_ps, uniforms;
+    std::vector<int64_t> top_ks, out(static_cast<size_t>(rows), -1);
+    for (int row = 0; row < rows; ++row) {
+        for (int at = 1; at < size; at += pick(1, 9)) values[static_cast<size_t>(row * size + at)] = -INFINITY;
+        temperatures.push_back(pick(0, 4) ? 0.1 * pick(1, 30) : 1e-300);
+        min_ps.push_back(pick(0, 1) ? 0.0 : 0.2);
+        top_ks.push_back(pick(0, 1) ? 0 : pick(1, 2 * size));
+        top_ps.push_back(pick(0, 1) ? 1.0 : 0.001 * pick(0, 999));
+        uniforms.push_back(0.001 * pick(0, 999));
+    }
+    const std::vector<float> narrow_values(values.begin(), values.end());
+    std::vector<const double*> wide;
+    std::vector<const float*> narrow;
+    for (int row = 0; row < rows; ++row) {
+        const bool is_wide = pick(0, 1);
+        wide.push_back(is_wide ? &values[static_cast<size_t>(row * size)] : nullptr);
+        narrow.push_back(is_wide ? nullptr : &narrow_values[static_cast<size_t>(row * size)]);
+    }
+    const std::vector<int64_t> sizes(static_cast<size_t>(rows), size);
+    quire::draw({narrow.data(), wide.data(), sizes.data(), temperatures.data(), min_ps.data(), top_ks.data(),
+                 top_ps.data(), uniforms.data(), out.data(), rows, 2});
+    for (int row = 0; row < rows; ++row) {
+        const bool is_there = out[static_cast<size_t>(row)] >= 0 && out[static_cast<size_t>(row)] < size;
+        expect(is_there && std::isfinite(values[static_cast<size_t>(row * size + out[static_cast<size_t>(row)])]),
+               "draw", "every build");
+    }
+    const std::vector<float> logits = numbers<float>(static_cast<size_t>(rows) * static_cast<size_t>(size));
+    std::vector<double> peaks(static_cast<size_t>(rows)), totals(static_cast<size_t>(rows));
+    quire::exp_totals({logits.data(), size, peaks.data(), totals.data(), rows, size, 2});
+    for (double total : totals) expect(total >= 1.0 && total <= size, "exp_totals", "every build");
+}
+
+// A weight of some format: any codes, scales that are small, packed into exactly its bytes.
+struct PackedPanels {
+    quire::PanelShape shape;
+    std::unique_ptr<char, Free> panels;
+
+    static quire::PanelShape any_shape(quire::Format format) {
+        const quire::FormatTraits& traits = quire::traits_of(format);
+        const bool is_open = traits.scales == quire::Scales::given || traits.scales == quire::Scales::none;
+        return {format, pick(1, 100), is_open ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroup) * pick(1, 4),
+                is_open ? pick(1, 100) : 32 * pick(1, 4)};
+    }
+
+    // `is_small`: so that a few layers stay finite.
+    explicit PackedPanels(const quire::PanelShape& given, bool is_small = false) : shape(given) {
+        const quire::FormatTraits& traits = shape.traits();
+        const size_t row_bytes = static_cast<size_t>(shape.num_in / traits.file_inputs * traits.file_bytes);
+        std::vector<uint8_t> rows(row_bytes * static_cast<size_t>(shape.num_out));
+        for (uint8_t& one : rows) one = static_cast<uint8_t>(pick(0, 255) & 0xDB);  // no exponent of all ones
+        const size_t num_scales = static_cast<size_t>(shape.num_out * shape.num_scales());
+        std::vector<float> scales = numbers<float>(num_scales);
+        for (float& one : scales) one *= is_small ? 0.02f : 1.0f;
+        for (size_t at = 1; is_small && shape.format == quire::Format::q8_0 && at < rows.size(); at += 34)
+            rows[at] = 0x14;  // of a scale, the byte with its exponent
+        const std::vector<uint8_t> zeros(num_scales, 7);
+        if (traits.code_bits == 4 && traits.file_inputs == 1)
+            for (uint8_t& one : rows) one &= 15;
+        const size_t num_bytes = static_cast<size_t>(shape.packed_bytes());
+        panels.reset(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
+        quire::pack_panels({shape, rows.data(), static_cast<int64_t>(row_bytes), {scales.data(), zeros.data()}, bytes(),
+                            2});
+    }
+
+    uint8_t* bytes() const { return reinterpret_cast<uint8_t*>(panels.get()); }
+};
+
+// A layer that keeps a state, of any kind, with its small tensors and its place in a slot.
+struct SomeRecurrent {
+    std::vector<float> taps, tap_bias, log_decay, step_bias, skip, norm;
+    quire::Recurrent layer = {};
+    int64_t slot_size = 0;
+
+    // With outputs in whole multiples of `whole`; those of a convolution are `hidden`.
+    SomeRecurrent(int64_t hidden, int64_t whole) {
+        const auto kind = layer.kind = static_cast<quire::RecurrentKind>(pick(1, 3));
+        const bool is_short = kind == quire::RecurrentKind::convolution, is_space = kind == quire::RecurrentKind::space;
+        layer.num_taps = pick(2, quire::kMostTaps);
+        if (!is_short) {
+            layer.num_key_heads = pick(1, 3), layer.num_heads = layer.num_key_heads * pick(1, 3);
+            layer.key_size = 2 * pick(1, 20), layer.value_size = whole * (whole > 1 ? pick(1, 2) : pick(1, 70));
+        }
+        const int64_t keys = layer.num_key_heads * layer.key_size, heads = layer.num_heads;
+        const int64_t out = layer.out_size = is_short ? hidden : heads * layer.value_size;
+        const int64_t channels = layer.num_channels = is_short ? hidden : 2 * keys + out;
+        layer.is_tiled = pick(0, 1), layer.is_gated_first = is_space;
+        layer.norm_span = is_space ? out / layer.num_key_heads : layer.value_size;
+        if (is_short)
+            layer.mixed_at = 2 * channels, layer.rate_at = channels, layer.in_size = 3 * channels;
+        else if (is_space)
+            layer.mixed_at = out, layer.step_at = out + channels, layer.in_size = out + channels + heads,
+            layer.key_at = out, layer.query_at = out + keys;
+        else
+            layer.gate_at = channels, layer.rate_at = channels + out, layer.step_at = channels + out + heads,
+            layer.in_size = channels + out + 2 * heads, layer.key_at = keys, layer.value_at = 2 * keys;
+        layer.least_step = is_space ? 0.01 : 0.0, layer.most_step = is_space ? 2.0 : INFINITY;
+        layer.state_at = (layer.num_taps - 1) * channels;
+        slot_size = layer.state_at + heads * num_state_blocks(layer) * quire::kColumns * layer.key_size;
+        const auto some = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
+        taps = some(layer.num_taps * channels), tap_bias = some(channels), log_decay = some(heads);
+        step_bias = some(heads), skip = some(heads), norm = some(is_space ? out : layer.norm_span);
+        for (float& one : log_decay) one = -std::abs(one);
+        layer.taps = taps.data(), layer.tap_bias = pick(0, 1) ? nullptr : tap_bias.data();
+        layer.log_decay = log_decay.data(), layer.step_bias = step_bias.data(), layer.norm = norm.data();
+        layer.skip = is_space ? skip.data() : nullptr;
+    }
+};
+
+// What a step makes of some runs, and what it leaves in their slots. Rows come in chunks of so many.
+struct Recurred {
+    std::vector<float> out, slots;
+
+    void run(const quire::Kernels& kernels, const SomeRecurrent& some, const std::vector<float>& in,
+             const std::vector<int64_t>& run_rows, const std::vector<int64_t>& run_slots, int64_t chunk) {
+        const quire::Recurrent& layer = some.layer;
+        const int64_t num_rows = run_rows.back(), num_runs = static_cast<int64_t>(run_slots.size());
+        out.assign(static_cast<size_t>(num_rows * layer.out_size), NAN);
+        for (int64_t first = 0; first < num_rows; first += chunk) {
+            const int64_t count = std::min(chunk, num_rows - first);
+            std::vector<float> mixed(static_cast<size_t>(count * layer.num_channels), NAN);
+            std::vector<float> rates(static_cast<size_t>(count * 2 * layer.num_heads), NAN);
+            const auto begin = in.begin() + first * layer.in_size;
+            const std::vector<float> rows(begin, begin + count * layer.in_size);
+            const quire::RecurrentCall call = {
+                &layer, rows.data(), mixed.data(), rates.data(), out.data() + first * layer.out_size, slots.data(),
+                some.slot_size, run_rows.data(), run_slots.data(), first, count, 1e-5f};
+            for (int64_t run = 0; run < num_runs; ++run) {
+                if (run_rows[size_t(run)] >= first + count || run_rows[size_t(run) + 1] <= first) continue;
+                const int64_t between = pick(0, int(layer.num_channels));
+                kernels.mix_run(call, run, between, layer.num_channels);
+                kernels.mix_run(call, run, 0, between);
+            }
+            if (layer.kind == quire::RecurrentKind::convolution) continue;
+            for (int64_t row = 0; row < count; ++row) kernels.prepare_row(call, row);
+            const int64_t blocks = num_state_blocks(layer);
+            for (int64_t run = 0; run < num_runs; ++run) {
+                if (run_rows[size_t(run)] >= first + count || run_rows[size_t(run) + 1] <= first) continue;
+                for (int64_t task = layer.num_heads * blocks - 1; task >= 0; --task)
+                    kernels.scan_run(call, run, task / blocks, task % blocks);
+            }
+            for (int64_t row = 0; row < count; ++row) kernels.close_row(call, row);
+        }
+    }
+};
+
+// Sequences side by side in one step, in chunks, and each alone in two steps: the same bits, and no other slot touched.
+void test_recurrent(const quire::Kernels& kernels) {
+    const SomeRecurrent some(pick(1, 70), 1);
+    const int64_t num_runs = pick(1, 4), in_size = some.layer.in_size, out_size = some.layer.out_size;
+    std::vector<int64_t> run_rows = {0}, run_slots;
+    for (int64_t run = 0; run < num_runs; ++run)
+        run_rows.push_back(run_rows.back() + pick(1, 9)), run_slots.push_back(run + 1);
+    std::shuffle(run_slots.begin(), run_slots.end(), dice);
+    const std::vector<float> in = numbers<float>(static_cast<size_t>(run_rows.back() * in_size));
+    Recurred whole, chunks;
+    whole.slots.assign(static_cast<size_t>((num_runs + 1) * some.slot_size), 0.0f);
+    std::fill_n(whole.slots.begin(), some.slot_size, NAN);  // slot 0 is nobody's
+    chunks.slots = whole.slots;
+    const std::vector<float> before = whole.slots;
+    whole.run(kernels, some, in, run_rows, run_slots, run_rows.back());
+    expect(all_finite(whole.out), "a recurrent layer", kernels.isa);
+    chunks.run(kernels, some, in, run_rows, run_slots, pick(1, 5));
+    const auto is_same = [](const std::vector<float>& one, const std::vector<float>& other) {
+        return one.size() == other.size() && std::memcmp(one.data(), other.data(), one.size() * 4) == 0;
+    };
+    expect(is_same(whole.out, chunks.out) && is_same(whole.slots, chunks.slots), "a recurrent layer in chunks",
+           kernels.isa);
+    for (size_t run = 0; run < static_cast<size_t>(num_runs); ++run) {
+        const int64_t rows = run_rows[run + 1] - run_rows[run], cut = pick(0, int(rows) - 1);
+        Recurred alone;
+        std::vector<float> out;
+        alone.slots = before;
+        for (const auto& [first, end] : {std::pair{int64_t{0}, cut}, std::pair{cut, rows}}) {
+            if (first == end) continue;
+            const auto begin = in.begin() + (run_rows[run] + first) * in_size;
+            alone.run(kernels, some, std::vector<float>(begin, begin + (end - first) * in_size), {0, end - first},
+                      {run_slots[run]}, pick(1, 9));
+            out.insert(out.end(), alone.out.begin(), alone.out.end());
+        }
+        const float* together = whole.out.data() + run_rows[run] * out_size;
+        const int64_t slot = run_slots[run] * some.slot_size;
+        expect(std::memcmp(out.data(), together, out.size() * 4) == 0 &&
+                   std::equal(alone.slots.begin() + slot, alone.slots.begin() + slot + some.slot_size,
+                              whole.slots.begin() + slot),
+               "a recurrent layer in company", kernels.isa);
+        std::copy_n(before.begin() + slot, some.slot_size, alone.slots.begin() + slot);
+        expect(is_same(alone.slots, before), "another's slot", kernels.isa);
+    }
+    std::vector<float> answers = numbers<float>(static_cast<size_t>(in_size)), gates = answers;
+    kernels.gate_row(gates.data(), answers.data(), in_size);
+    for (size_t at = 0; at < answers.size(); ++at)
+        expect(std::abs(answers[at] - gates[at] / (1.0f + std::exp(-gates[at]))) < 1e-5f, "gated answers", kernels.isa);
+}
+
+// A row's experts by plain sorting: who is chosen, and what each counts.
+void test_choices() {
+    const int64_t count = pick(1, 12), used = pick(1, int(count)), rows = pick(1, 3);
+    quire::Mixture mixture = {};
+    std::vector<float> scores = numbers<float>(static_cast<size_t>(rows * count)), bias = numbers<float>(size_t(count));
+    if (pick(0, 2) == 0) std::fill(bias.begin(), bias.end(), 0.0f), scores[0] = scores.back();  // equals now and then
+    const std::vector<float> scales = numbers<float>(static_cast<size_t>(count));
+    mixture.num_experts = count, mixture.num_used = used, mixture.is_sigmoid = pick(0, 1);
+    mixture.choice_bias = pick(0, 2) == 0 ? nullptr : bias.data();
+    mixture.expert_scales = pick(0, 1) ? nullptr : scales.data();
+    mixture.is_shared_by_all = pick(0, 1), mixture.least_total = pick(0, 1) ? 0.0 : 1e-6, mixture.scale = pick(1, 3);
+    const size_t num_bytes = static_cast<size_t>(quire::Routing::num_bytes(mixture, rows));
+    std::unique_ptr<char, Free> memory(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
+    const quire::Routing routing(memory.get(), mixture, rows);
+    for (int64_t row = 0; row < rows; ++row) {
+        const float* own = scores.data() + row * count;
+        quire::choose_experts(mixture, own, row, routing);
+        const auto counts = [&](int32_t expert) {
+            return mixture.is_sigmoid ? 1.0 / (1.0 + std::exp(-double{own[expert]})) : std::exp(double{own[expert]});
+        };
+        const auto wanted = [&](int32_t expert) {
+            if (mixture.choice_bias == nullptr) return own[expert];
+            return (mixture.is_sigmoid ? static_cast<float>(counts(expert)) : own[expert]) + bias[size_t(expert)];
+        };
+        std::vector<int32_t> order(static_cast<size_t>(count));
+        for (int32_t at = 0; at < count; ++at) order[size_t(at)] = at;
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int32_t one, int32_t other) { return wanted(one) > wanted(other); });
+        double total = mixture.least_total;
+        for (int64_t at = 0; at < (mixture.is_shared_by_all ? count : used); ++at) total += counts(order[size_t(at)]);
+        std::sort(order.begin(), order.begin() + used);
+        for (int64_t at = 0; at < used; ++at) {
+            const int32_t expert = order[size_t(at)];
+            const double scale = mixture.expert_scales == nullptr ? 1.0 : double{scales[size_t(expert)]};
+            const double weight = counts(expert) / total * mixture.scale * scale;
+            expect(routing.experts[row * used + at] == expert, "a choice of experts", "every build");
+            expect(std::abs(routing.weights[row * used + at] - weight) < 1e-4 * (1.0 + std::abs(weight)),
+                   "what an expert counts", "every build");
+        }
+    }
+}
+
+// A packed weight of some layer, and the bytes it lies in: plain numbers, or panels of some format.
+struct Packed {
+    std::vector<float> weight;
+    std::unique_ptr<char, Free> bytes;
+    quire::Linear linear;
+
+    // Of panels, one of two formats and one of two arithmetics.
+    Packed(quire::Packing packing, int64_t num_out, int64_t num_in, int panels = pick(0, 3)) {
+        if (packing == quire::kPanels) {
+            pack_panels(num_out, num_in, panels % 2, panels / 2);
+            return;
+        }
+        weight = numbers<float>(static_cast<size_t>(num_out * num_in));
+        const quire::Products& products = quire::chosen_products(static_cast<quire::WeightType>(packing));
+        const size_t size = static_cast<size_t>(products.packed_bytes(num_out, num_in));
+        bytes.reset(static_cast<char*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
+        for (float& one : weight) one *= 0.1f;
+        products.pack({weight.data(), num_out, num_in, bytes.get(), 2});
+        linear = {packing, 0, 0, 0, bytes.get(), nullptr, num_in, num_out};
+    }
+
+    // Codes by groups of 32, their scales given.
+    void pack_panels(int64_t num_out, int64_t num_in, bool has_few_bits, int64_t arithmetic) {
+        const auto format = has_few_bits ? quire::Format::int4 : quire::Format::q8_0;
+        PackedPanels made({format, num_out, num_in, 32}, true);
+        bytes = std::move(made.panels);
+        linear = {quire::kPanels, static_cast<int64_t>(format), arithmetic, 32, bytes.get(), nullptr, num_in, num_out};
+    }
+};
+
+// The weights of a layer: what families have, each there or not.
+struct SomeLayer {
+    std::vector<Packed> packed, experts;
+    std::vector<quire::Linear> gate_up, down;
+    std::unique_ptr<SomeRecurrent> recurrent;  // instead of attention, or null
+    quire::Layer layer = {};
+
+    // Of these sizes; `is_shared`: the second layer's keys and values are those of the first.
+    SomeLayer(quire::Packing type, const quire::DecoderCall& call, int64_t kv_heads, int64_t head, int64_t wide,
+              const float* ones, bool is_shared, int64_t number) {
+        const bool shares = is_shared && number == 1;
+        const int64_t hidden = call.hidden_size, query = call.num_heads * head, kv = kv_heads * head;
+        const auto some = [ones] { return pick(0, 1) ? ones : nullptr; };
+        const bool has_mixture = pick(0, 1), has_dense = !has_mixture || pick(0, 1), has_values = pick(0, 2) > 0;
+        const auto linear = [&](int64_t num_out, int64_t num_in) {
+            packed.emplace_back(type, num_out, num_in);
+            return packed.back().linear;
+        };
+        layer.input_norm = some(), layer.attention_norm = some(), layer.mlp_norm = some(), layer.after_norm = some();
+        layer.query_norm = some(), layer.key_norm = some(), layer.value_norm = some(), layer.sinks = some();
+        if (!is_shared && pick(0, 2) == 0) {
+            recurrent = std::make_unique<SomeRecurrent>(hidden, type == quire::kPanels ? 32 : 1);
+            layer.recurrent = recurrent->layer;
+            layer.qkv[0] = linear(layer.recurrent.in_size, hidden);
+            layer.out = linear(hidden, layer.recurrent.out_size);
+        } else {
+            layer.qkv[0] = linear(query, hidden);
+            if (!shares) layer.qkv[1] = linear((has_values ? 2 : 1) * kv, hidden);
+            if (pick(0, 1)) layer.has_gate = 1, layer.qkv[2] = linear(query, hidden);
+            layer.out = linear(hidden, query);
+        }
+        if (has_dense) {
+            layer.gate_up[0] = linear(wide, hidden), layer.gate_up[1] = linear(wide, hidden);
+            layer.down = linear(hidden, wide);
+        }
+        if (has_mixture) add_experts(type, hidden, wide, ones);
+        if (call.per_layer_size > 0)
+            layer.per_layer = {linear(call.per_layer_size, hidden), linear(hidden, call.per_layer_size), some()};
+        layer.window = pick(0, 1) ? -1 : pick(1, 9);
+        layer.num_kv_heads = kv_heads, layer.head_size = head, layer.intermediate_size = has_dense ? wide : 0;
+        layer.has_kv = !shares, layer.has_values = has_values, layer.rope = number, layer.number = number;
+        const int64_t kind = pick(0, 2);
+        layer.query_span = kind == 0 ? 0 : kind == 1 ? head : query;
+        layer.key_span = kind == 0 ? 0 : kind == 1 ? head : kv;
+        layer.scale = pick(0, 1) ? 1.0 : 0.5;
+    }
+
+    void add_experts(quire::Packing type, int64_t hidden, int64_t wide, const float* ones) {
+        const auto some = [ones] { return pick(0, 1) ? ones : nullptr; };
+        const int64_t count = pick(1, 9), used = pick(1, int(count));
+        const int panels = pick(0, 3);
+        for (int64_t at = 0; at < 3 * count; ++at)
+            experts.emplace_back(type, at % 3 < 2 ? wide : hidden, at % 3 < 2 ? hidden : wide, panels);
+        for (int64_t at = 0; at < 3 * count; ++at)
+            (at % 3 < 2 ? gate_up : down).push_back(experts[static_cast<size_t>(at)].linear);
+        packed.emplace_back(quire::kFloat32, count, hidden);
+        layer.mixture = {packed.back().linear, some(), some(), some(), some(), some(), gate_up.data(), down.data(),
+                         count, used, wide, pick(0, 1), pick(0, 1), some(), some(), 1e-6, 1.5};
+    }
+};
+
+// Two layers over one block, with buffers of exactly their size; rows come in chunks of three.
+void test_decoder() {
+    const auto type = static_cast<quire::Packing>(pick(0, 2));
+    quire::DecoderCall call = {};
+    const int64_t heads = call.num_heads = 4, rows = pick(1, 16), block = 16;
+    const int64_t hidden = call.hidden_size = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
+    const int64_t wide = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
+    const int64_t per_layer = call.per_layer_size = pick(0, 1) ? 0 : type == quire::kPanels ? 32 : pick(10, 40);
+    const bool shares = pick(0, 2) == 0;
+    const int64_t kv_heads[] = {2, shares ? 2 : 1}, first_head = 8 * pick(4, 8);
+    const int64_t head[] = {first_head, shares ? first_head : 8 * pick(4, 8)};
+    const int64_t most_head = std::max(head[0], head[1]), query = heads * most_head, kv = 2 * most_head;
+    auto floats = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
+    const std::vector<float> ones = floats(std::max({hidden, query, per_layer, int64_t{9}}));
+    std::vector<SomeLayer> some;
+    std::vector<quire::Layer> layers;
+    for (int64_t at = 0; at < 2; ++at)
+        some.emplace_back(type, call, kv_heads[at], head[at], wide, ones.data(), shares, at);
+    int64_t slot_size = 0, most_in = 2 * query + 2 * kv, most_out = query, most_channels = 0, most_heads = 0;
+    for (SomeLayer& one : some) {
+        quire::Recurrent& own = one.layer.recurrent;
+        if (one.recurrent) {
+            own.history_at += slot_size, own.state_at += slot_size, slot_size += one.recurrent->slot_size;
+            most_in = std::max(most_in, own.in_size), most_out = std::max(most_out, own.out_size);
+            most_channels = std::max(most_channels, own.num_channels), most_heads = std::max(most_heads, own.num_heads);
+        }
+        layers.push_back(one.layer);
+    }
+    const int64_t vocabulary = pick(2, 50), num_wanted = pick(0, int(2 * rows)), num_sampled = pick(0, int(num_wanted));
+    std::vector<Packed> packed;
+    packed.emplace_back(type, vocabulary, hidden);
+    packed.emplace_back(type, vocabulary, hidden);
+    if (per_layer > 0) {
+        packed.emplace_back(type, vocabulary, 2 * per_layer);
+        packed.emplace_back(type, 2 * per_layer, hidden);
+        call.per_layer_embedding = packed[2].linear, call.per_layer_projection = packed[3].linear;
+        call.per_layer_norm = ones.data();
+        call.per_layer_scale = 2.0, call.projection_scale = 0.5, call.per_layer_sum_scale = 0.7;
+    }
+    std::vector<std::vector<float>> stored(4, std::vector<float>(static_cast<size_t>(2 * kv * block), NAN));
+    std::vector<quire::LayerStore> stores;
+    for (size_t at = 0; at < 2; ++at) {
+        const size_t own = shares ? 0 : 2 * at;
+        const int64_t stride = kv_heads[at] * head[at] * block;
+        stores.push_back({stored[own].data(), stored[own + 1].data(), stride, stride});
+    }
+    const std::vector<float> frequencies = floats(most_head / 2);
+    const std::vector<quire::RopeRule> ropes = {{frequencies.data(), 1.0, head[0], 0},
+                                                {frequencies.data(), 1.5, head[1], head[0]}};
+    std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots, tokens, wanted;
+    for (int64_t row = 0; row < rows; ++row) slots.push_back(row), tokens.push_back(pick(0, int(vocabulary) - 1));
+    for (int64_t at = 0; at < num_wanted; ++at) wanted.push_back(pick(0, int(rows) - 1));
+    std::vector<int64_t> needed;  // all rows, or those wanted and perhaps others
+    const bool is_every_needed = pick(0, 1);
+    for (int64_t row = 0; row < rows; ++row)
+        if (is_every_needed || pick(0, 3) == 0 || std::count(wanted.begin(), wanted.end(), row)) needed.push_back(row);
+    const int64_t border = pick(0, int(rows) - 1);  // between two sequences, if it is not the first row
+    std::vector<int64_t> run_rows = {0, rows};
+    const std::vector<int64_t> run_slots = {2, 1};
+    if (border > 0) run_rows.insert(run_rows.begin() + 1, border);
+    std::vector<float> states(static_cast<size_t>(3 * slot_size));
+    std::fill_n(states.begin(), slot_size, NAN);
+    const int32_t table = 1, zero = 0, count = static_cast<int32_t>(rows);
+    std::vector<quire::Member> members(static_cast<size_t>(rows));
+    std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
+    const int64_t most_group = shares ? 2 : 4;
+    const int64_t num_tiles = quire::make_tiles({&zero, &count, &zero, &zero, 1, &table}, int(block), int(most_group),
+                                                members.data(), tiles.data());
+    const int64_t chunk = 3 < rows ? 3 : rows, angles = head[0] + head[1], gated_size = std::max(wide, per_layer);
+    std::vector<float> residual = floats(rows * hidden), out(residual.size()), added(residual.size());
+    std::vector<float> cos = floats(rows * angles), sin = floats(rows * angles), picked = floats(num_wanted * hidden);
+    std::vector<float> logits(static_cast<size_t>(num_wanted * vocabulary), NAN);
+    std::vector<int64_t> likeliest(static_cast<size_t>(num_sampled), -1);
+    std::vector<uint8_t> is_sound(static_cast<size_t>(num_sampled));
+    std::vector<float> queries = floats(rows * query), answers(size_t(rows * most_out)), qkv = floats(chunk * most_in);
+    std::vector<float> gates = floats(rows * query), mixed = floats(chunk * most_channels);
+    std::vector<float> rates = floats(chunk * 2 * most_heads);
+    std::vector<float> gate_up = floats(chunk * 2 * gated_size), gated = floats(chunk * gated_size);
+    std::vector<float> query_scales = floats(rows), per_layers = floats(rows * 2 * per_layer);
+    std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
+    std::vector<double> seconds(quire::kScan + 1);
+    call.embedding = packed[0].linear, call.head = packed[1].linear;
+    call.layers = layers.data(), call.stores = stores.data(), call.ropes = ropes.data();
+    call.num_layers = call.num_all_layers = call.num_ropes = 2, call.norm = ones.data();
+    call.eps = 1e-5, call.scale = 0.2, call.softcap = pick(0, 1) ? 0.0 : 9.0;
+    call.embedding_scale = pick(0, 1) ? 1.0 : 2.0, call.added_scale = pick(0, 1) ? 1.0 : 0.5;
+    call.logit_scale = pick(0, 1) ? 1.0 : 0.5, call.logit_cap = pick(0, 1) ? 0.0 : 20.0;
+    call.query_beta = pick(0, 1) ? 0.0 : 0.1, call.query_origin = 4.0, call.gate = pick(0, 2);
+    call.angles_size = angles, call.most_head_size = most_head, call.most_group = most_group;
+    call.kv_type = 0, call.block_size = block;
+    call.tokens = tokens.data(), call.positions = slots.data(), call.blocks = blocks.data(), call.slots = slots.data();
+    call.tables = &table, call.members = members.data(), call.tiles = tiles.data(), call.wanted = wanted.data();
+    call.needed = needed.data(), call.num_needed = static_cast<int64_t>(needed.size());
+    call.num_tiles = num_tiles, call.num_rows = rows, call.num_wanted = num_wanted, call.num_sampled = num_sampled;
+    call.num_threads = 2;
+    call.states = states.data(), call.slot_size = slot_size, call.run_rows = run_rows.data();
+    call.run_slots = run_slots.data(), call.num_runs = static_cast<int64_t>(run_rows.size()) - 1;
+    call.gates = gates.data(), call.mixed = mixed.data(), call.rates = rates.data();
+    call.hidden = out.data(), call.logits = logits.data(), call.likeliest = likeliest.data();
+    call.is_sound = is_sound.data(), call.is_finite = is_finite.data();
+    call.residual = residual.data(), call.added = added.data(), call.queries = queries.data();
+    call.answers = answers.data(), call.cos = cos.data(), call.sin = sin.data(), call.picked = picked.data();
+    call.query_scales = query_scales.data(), call.per_layer = per_layers.data();
+    call.qkv = qkv.data(), call.gate_up = gate_up.data(), call.gated = gated.data(), call.chunk_rows = 3;
+    call.seconds = pick(0, 1) ? seconds.data() : nullptr;
+    quire::compute_step(call);
+    for (uint8_t one : is_finite) expect(one == 1, "decoder", "every build");
+    expect(all_finite(out) && all_finite(logits), "decoder", "every build");
+    for (int64_t at = 0; at < num_sampled; ++at) {
+        const float* row = logits.data() + at * vocabulary;
+        const bool is_first = std::max_element(row, row + vocabulary) - row == likeliest[static_cast<size_t>(at)];
+        expect(is_first && is_sound[static_cast<size_t>(at)] == 1, "the likeliest token", "every build");
+    }
+    tokens[0] = vocabulary;
+    bool is_refused = false;
+    try {
+        quire::compute_step(call);
+    } catch (const std::out_of_range&) {
+        is_refused = true;
+    }
+    expect(is_refused, "a token that nobody has", "every build");
+}
+
+std::vector<float> multiply_panels(const quire::Kernels& kernels, const PackedPanels& weight, const std::vector<float>& rows,
+                                   int first, int count, quire::Arithmetic arithmetic) {
+    const quire::PanelShape& shape = weight.shape;
+    std::vector<float> out(static_cast<size_t>(count * shape.num_out));
+    const int64_t num_bytes = kernels.panels->scratch_bytes(arithmetic, count, shape.num_in);
+    std::unique_ptr<char, Free> scratch(
+        static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(num_bytes + 63) / 64 * 64)));
+    const quire::PanelCall call = {shape, weight.bytes(), rows.data() + first * shape.num_in, shape.num_in, nullptr,
+                                   out.data(), shape.num_out, count, scratch.get()};
+    quire::panel_product(kernels, arithmetic, call, pick(1, 3));
+    return out;
+}
+
+// Every format: rows alone as together, and integers on every build as on the portable one.
+void test_panels(const quire::Kernels& kernels, quire::Format format) {
+    const PackedPanels weight(PackedPanels::any_shape(format));
+    const int num_rows = pick(1, pick(0, 3) ? 20 : 250);
+    const std::vector<float> rows = numbers<float>(static_cast<size_t>(num_rows * weight.shape.num_in));
+    const int first = pick(0, num_rows - 1), count = pick(1, num_rows - first);
+    for (const auto arithmetic : {quire::Arithmetic::floating, quire::Arithmetic::integer}) {
+        if (arithmetic == quire::Arithmetic::integer && !quire::is_coded(format)) continue;
+        const std::vector<float> all = multiply_panels(kernels, weight, rows, 0, num_rows, arithmetic);
+        const std::vector<float> some = multiply_panels(kernels, weight, rows, first, count, arithmetic);
+        expect(all_finite(all), "a product of panels", kernels.isa);
+        expect(std::memcmp(&all[static_cast<size_t>(first * weight.shape.num_out)], some.data(), some.size() * 4) == 0,
+               "a product of panels in company", kernels.isa);
+        if (arithmetic == quire::Arithmetic::integer) {
+            const quire::Kernels& plain = *quire::kernels_named("portable");
+            const std::vector<float> portable = multiply_panels(plain, weight, rows, 0, num_rows, arithmetic);
+            expect(std::memcmp(all.data(), portable.data(), all.size() * 4) == 0, "integers", kernels.isa);
+        }
+    }
+    std::vector<int64_t> outputs = {pick(0, static_cast<int>(weight.shape.num_out) - 1)};
+    std::vector<float> unpacked(static_cast<size_t>(weight.shape.num_in));
+    quire::panel_unpack(kernels, {weight.shape, weight.bytes(), unpacked.data()},
+                        {outputs.data(), 1, weight.shape.num_in}, 1);
+    expect(all_finite(unpacked), "rows of panels", kernels.isa);
+}
+
+}  // namespace
+
+int main() {
+    for (int round = 0; round < 60; ++round) {
+        if (round % 4 == 0) test_draws();
+        test_choices();
+        test_decoder();
+    }
+    std::printf("draws and layers: clean\n");
+    for (const char* isa : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neondot"}) {
+        const quire::Kernels* kernels = quire::kernels_named(isa);
+        if (kernels == nullptr) continue;
+        for (int round = 0; round < 15; ++round) {
+            test_attention(*kernels);
+            test_rope(*kernels);
+            test_rows(*kernels);
+            for (int time = 0; time < 4; ++time) test_recurrent(*kernels);
+            test_products(*kernels->float32, isa, kRounded32);
+            test_products(*kernels->bfloat16, isa, kRounded16);
+            for (int format = 0; format < static_cast<int>(quire::Format::count); ++format)
+                test_panels(*kernels, static_cast<quire::Format>(format));
+        }
+        std::printf("%s: clean\n", kernels->isa);
+    }
+    if (quire::has_tiles()) {
+        for (int round = 0; round < 15; ++round)
+            test_products(quire::chosen_products(quire::WeightType::bfloat16), "amx", kRounded16);
+        std::printf("amx: clean\n");
+    }
+    return 0;
+}

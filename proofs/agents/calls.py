@@ -1,0 +1,127 @@
+"""What real models call: tools of many schemas, wanted and not, at both temperatures. The judge is `jsonschema`."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from benchmarks.packaged_models import coder_file
+from benchmarks.record import say
+from benchmarks.test_model import smollm2_file
+from proofs.framework.proof import Proof, section
+from proofs.steps.asked import SUBJECTS, TEMPERATURES
+from proofs.steps.schemas import FIFTY, bounded_schema
+from quire.client.engines.llm import LLM
+from quire.client.reply.outputs import Completion
+from quire.client.request.conversation import asked_in_python
+from quire.client.request.params import SamplingParams
+from quire.config import ModelSettings
+
+NUM_TOOLS = 40
+MAX_TOKENS = 200
+
+
+def of_arguments(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool takes an object: what is none becomes the one argument of such."""
+    if schema.get("type") == "object":
+        return schema
+    return {"type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False}
+
+
+SCHEMAS: dict[str, Any] = {
+    f"tool_{at}_{task.name}": bounded_schema(of_arguments(task.schema))
+    for at, task in enumerate([one for one in FIFTY if "$defs" not in one.schema or "type" in one.schema][:NUM_TOOLS])
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAsk:
+    """One question with tools."""
+
+    message: str
+    tools: Sequence[str]
+    choice: str | dict[str, Any]
+    params: SamplingParams
+
+
+def tool_asks(count: int, random: Random) -> list[ToolAsk]:
+    """So many, over all tools in turn, with others beside them."""
+    names, asks = [*SCHEMAS], list[ToolAsk]()
+    for at in range(count):
+        name = names[at % len(names)]
+        others = random.sample([one for one in names if one != name], 2)
+        by_name = {"type": "function", "function": {"name": name}}
+        choice: str | dict[str, Any] = ("auto", "required", by_name)[at % 3]
+        params = SamplingParams(
+            max_tokens=MAX_TOKENS, temperature=TEMPERATURES[at // 3 % 2], seed=random.getrandbits(60)
+        )
+        subject = random.choice(SUBJECTS)
+        message = f"Call the tool {name} for {subject}. Invent what you do not know, and keep it short."
+        asks.append(ToolAsk(message, [name, *others], choice, params))
+    return asks
+
+
+@section("tool calls")
+def calls(proof: Proof) -> None:
+    """Both models; those answers that end with calls."""
+    count = proof.sized(quick=30, full=500)
+    proof.at_least("tool_schemas", len(SCHEMAS), proof.sized(quick=1, full=NUM_TOOLS))
+    num_invalid = num_calls = num_requests = 0
+    for path, tool_format in ((smollm2_file(), "hermes"), (coder_file(), "auto")):
+        asks = tool_asks(count, proof.random)
+        done = answered(path, asks, tool_format)
+        num_requests += len(asks)
+        ends = Counter(one.finish_reason for one in done)
+        say(f"    {path.name}: {dict(ends)}")
+        for ask, one in zip(asks, done, strict=True):
+            if one.finish_reason == "tool_calls":
+                num_calls += len(one.tool_calls)
+                wrong = [call for call in one.tool_calls if not is_fit(ask, call.name, call.arguments)]
+                num_invalid += len(wrong)
+                for call in wrong[:3]:
+                    say(f"    {call.name}, seed {ask.params.seed}: {call.arguments}")
+        proof.report(f"calls_cut_{'smollm2' if tool_format == 'hermes' else 'coder'}", ends["length"], "by max_tokens")
+    proof.report("tool_requests", num_requests)
+    proof.at_least("tool_calls_made", num_calls, num_requests // 4, "else few were looked at")
+    proof.equals("tool_calls_invalid", num_invalid, 0)
+
+
+def answered(path: Path, asks: Sequence[ToolAsk], tool_format: str) -> list[Completion]:
+    """By one model, sixteen at a time."""
+    settings = ModelSettings(
+        memory_bytes=6 << 30,
+        max_sequence_tokens=4096,
+        max_running=16,
+        tool_format=tool_format,  # type: ignore[arg-type]
+    )
+    with LLM(str(path), settings) as llm:
+        asked = [
+            asked_in_python(
+                llm.text,
+                [{"role": "user", "content": ask.message}],
+                ask.params,
+                tools=[_tool(name) for name in ask.tools],
+                tool_choice=ask.choice,
+            )
+            for ask in asks
+        ]
+        return llm.generate([ids for ids, _ in asked], [params for _, params in asked])
+
+
+def is_fit(ask: ToolAsk, name: str, arguments: str) -> bool:
+    """A call of one of the tools there were, with what it takes."""
+    if name not in ask.tools:
+        return False
+    try:
+        return bool(Draft202012Validator(SCHEMAS[name]).is_valid(json.loads(arguments)))
+    except ValueError:
+        return False
+
+
+def _tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": SCHEMAS[name]}}

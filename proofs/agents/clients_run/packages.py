@@ -1,0 +1,147 @@
+"""Installs the clients that proofs run: pinned versions from npm and PyPI, each group in a folder of the cache.
+
+A group that is there is left alone; one whose packages have changed is installed anew. Nothing outside of the cache
+folder is touched. `python -m proofs.agents.clients_run.packages` installs all of them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.record import say
+from quire.checkpoints import cache_folder
+
+INSTALL_S = 1800.0
+SHOWN_LINES = 8
+
+
+class NotInstalledError(Exception):
+    """A group's packages could not be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackageGroup:
+    """Packages that live together."""
+
+    name: str
+    source: Literal["npm", "pip"]
+    packages: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, or will be."""
+        return cache_folder() / "clients" / self.name
+
+    @property
+    def programs(self) -> Path:
+        """Where its programs are."""
+        return self.folder / ("node_modules/.bin" if self.source == "npm" else "bin")
+
+    @property
+    def package(self) -> str:
+        """The name of the one that the group is there for."""
+        return name_of(self.packages[0])
+
+    def version(self, package: str) -> str:
+        """The one that is pinned."""
+        return next(one[len(package) :].strip("=@") for one in self.packages if name_of(one) == package)
+
+
+def name_of(requirement: str) -> str:
+    """A package without its version."""
+    for_npm = requirement[0] + requirement[1:].partition("@")[0]
+    return requirement.partition("==")[0] if "==" in requirement else for_npm
+
+
+_GROUPS = (
+    PackageGroup("claude-code", "npm", ("@anthropic-ai/claude-code@2.1.197",)),
+    PackageGroup("codex", "npm", ("@openai/codex@0.166.0",)),
+    PackageGroup("opencode", "npm", ("opencode-ai@1.18.33",)),
+    PackageGroup("qwen-code", "npm", ("@qwen-code/qwen-code@0.15.10",)),
+    PackageGroup("continue", "npm", ("@continuedev/cli@1.5.47",)),
+    PackageGroup("aider", "pip", ("aider-chat==0.86.2", "litellm==1.81.10", "openai==2.20.0")),
+    PackageGroup("llm", "pip", ("llm==0.36",)),
+    PackageGroup("openai-agents", "pip", ("openai-agents==0.24.0",)),
+    PackageGroup("langchain", "pip", ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7", "langchain")),
+    PackageGroup("llama-index", "pip", ("llama-index-llms-openai-like==0.8.1",)),
+    PackageGroup("litellm", "pip", ("litellm==1.83.0",)),
+    PackageGroup("instructor", "pip", ("instructor==1.17.0",)),
+    PackageGroup("pydantic-ai", "pip", ("pydantic-ai-slim[openai]==2.38.0",)),
+    PackageGroup(
+        "ai-sdk",
+        "npm",
+        (
+            "ai@6.0.326",
+            "@ai-sdk/openai-compatible@2.0.87",
+            "@ai-sdk/openai@3.0.139",
+            "@ai-sdk/anthropic@3.0.138",
+            "zod",
+        ),
+    ),
+)
+GROUPS: Mapping[str, PackageGroup] = {one.name: one for one in _GROUPS}
+
+
+def installed(name: str) -> PackageGroup:
+    """A group, installed if it is not there. Raises NotInstalledError."""
+    group = GROUPS[name]
+    mark, wanted = group.folder / "installed.txt", "\n".join(group.packages)
+    if mark.is_file() and mark.read_text() == wanted:
+        return group
+    say(f"  installing {', '.join(group.packages)} ...")
+    shutil.rmtree(group.folder, ignore_errors=True)
+    group.folder.mkdir(parents=True)
+    if group.source == "npm":
+        _install_npm(group)
+    else:
+        _install_pip(group)
+    mark.write_text(wanted)
+    return group
+
+
+def _install_npm(group: PackageGroup) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise NotInstalledError(f"{group.name} needs npm, which is not installed")
+    (group.folder / "package.json").write_text('{"private": true}\n')
+    _run([npm, "install", "--no-audit", "--no-fund", "--no-update-notifier", *group.packages], group)
+
+
+def _install_pip(group: PackageGroup) -> None:
+    _run([sys.executable, "-m", "venv", str(group.folder)], group)
+    pip = [str(group.folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, *group.packages], group)
+
+
+def _run(words: Sequence[str], group: PackageGroup) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    try:
+        done = subprocess.run(
+            words, cwd=group.folder, env=environment, capture_output=True, text=True, timeout=INSTALL_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotInstalledError(f"{group.name} was not installed within {INSTALL_S:.0f} s") from error
+    if done.returncode:
+        told = "\n".join((done.stdout + done.stderr).splitlines()[-SHOWN_LINES:])
+        raise NotInstalledError(f"{group.name} could not be installed:\n{told}")
+
+
+def main() -> int:
+    """All groups; how many could not be installed."""
+    num_missing = 0
+    for name in GROUPS:
+        try:
+            say(f"{name}: {installed(name).folder}")
+        except NotInstalledError as error:
+            say(str(error))
+            num_missing += 1
+    return num_missing
+
+
+if __name__ == "__main__":
+    sys.exit(main())

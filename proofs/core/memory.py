@@ -1,0 +1,515 @@
+"""`make proof-memory`: the promises of the KV memory at a scale no unit test has.
+
+Seeds are fresh in every run and printed when something breaks, so that it can be replayed.
+"""
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from random import Random, SystemRandom
+from typing import NamedTuple
+
+from benchmarks.record import say
+from proofs.framework.machinery import NUM_PROCESSES, mutants, state_machines
+from proofs.framework.proof import Proof, run, section
+from quire.core.digests import BlockHasher, Namespace
+from quire.core.divergence import Divergence, MissReason
+from quire.core.inspect import invariants
+from quire.core.memory.kv_config import KVMemoryConfig
+from quire.core.memory.kv_memory import KVMemory
+from quire.core.memory.state_slots import Keep
+from quire.errors import InvariantError, QuireError
+from tests.mutants import memory as memory_mutants
+from tests.support.core.random_driver import RandomDriver
+from tests.support.core.reference_lru import ReferenceCache
+from tests.support.core.shadow import KEY, Shadowed, ShadowedMemory, WeakHasher, namespace
+from tests.support.machine.machine import KVMemoryMachine
+
+NUM_SEQUENCES_OF_A_SCALE_ROUND = 150
+
+
+# -- random operations -------------------------------------------------------------------------------------------------
+
+
+@section("random operations")
+def random_operations(proof: Proof) -> None:
+    operate(proof, has_state=False)
+
+
+def operate(proof: Proof, *, has_state: bool) -> list["RandomRun"]:
+    """Random operations on pools of many sizes; with states, on memories that have slots for them."""
+    num_ops = proof.sized(quick=200_000, full=20_000_000)
+    jobs = []
+    dice = SystemRandom()
+    # Most operations meet in small pools; a share of them runs in pools of 10,000 and 100,000 blocks, where each full
+    # check walks the whole pool.
+    for num_blocks, block_size, share in ((100_000, 4, 0.005), (100_000, 32, 0.005), (10_000, 2, 0.02)):
+        jobs.append((dice.getrandbits(63), num_blocks, block_size, int(num_ops * share) + 1, has_state))
+    left = num_ops - sum(job[3] for job in jobs)
+    chunk = proof.sized(quick=5_000, full=50_000)
+    while left > 0:
+        num_blocks = max(1, int(1000 ** dice.random()))
+        block_size = dice.choice((1, 1, 2, 4, 8, 16, 32))
+        jobs.append((dice.getrandbits(63), num_blocks, block_size, min(chunk, left), has_state))
+        left -= chunk
+    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
+        results = list(pool.map(one_random_run, jobs))
+    done = sum(result.num_ops for result in results)
+    checks = sum(result.num_checks for result in results)
+    # Without pressure on memory a run would show little: the large pools must evict as well.
+    calm = sum(result.num_evictions == 0 for result, job in zip(results, jobs, strict=True) if job[1] > 1000)
+    violations = [result.violation for result in results if result.violation]
+    for violation in violations[:5]:
+        say(violation)
+    proof.at_least("ops", done, num_ops)
+    proof.report("full_checks", checks)
+    proof.equals("large_pools_without_evictions", calm, 0)
+    proof.equals("violations", len(violations), 0)
+    return results
+
+
+class RandomRun(NamedTuple):
+    num_ops: int
+    num_checks: int
+    num_evictions: int
+    num_slot_evictions: int
+    hit_tokens: int
+    violation: str
+
+
+def one_random_run(job: tuple[int, int, int, int, bool]) -> RandomRun:
+    number, num_blocks, block_size, num_ops, has_state = job
+    driver = RandomDriver(number, num_blocks, block_size, check_every=1000, has_state=has_state)
+    try:
+        if num_blocks > 1000:
+            driver.fill()
+        driver.run(num_ops)
+        driver.rest()
+        violation = ""
+    except (QuireError, AssertionError, IndexError, KeyError, ValueError) as error:
+        violation = f"RandomDriver{(number, num_blocks, block_size)}, has_state={has_state}: {error!r}"
+    stats = driver.shadow.memory.stats()
+    evictions = (stats.num_evictions, stats.num_slot_evictions)
+    return RandomRun(driver.num_ops, driver.num_checks, *evictions, stats.hit_tokens, violation)
+
+
+# -- machines and mutants ----------------------------------------------------------------------------------------------
+
+
+@section("state machines")
+def machines(proof: Proof) -> None:
+    state_machines(proof, KVMemoryMachine, proof.sized(quick=10_000, full=500_000))
+
+
+@section("mutants")
+def killed(proof: Proof) -> None:
+    mutants(proof, memory_mutants.MUTANTS, memory_mutants.TESTS, at_least=25)
+
+
+# -- weak digest, reference, namespaces --------------------------------------------------------------------------------
+
+
+@section("weak digest")
+def weak_digest(proof: Proof) -> None:
+    num_sequences = proof.sized(quick=5_000, full=100_000)
+    random = Random(SystemRandom().getrandbits(63))
+    # Names are scarce as well as blocks: digests pass from one content to another, and live sequences collide.
+    shadow = ShadowedMemory(KVMemoryConfig(100, 2), hasher=WeakHasher(KEY), listen=False)
+    prompts = [[random.randrange(3) for _ in range(24)] for _ in range(20)]
+    wrong = 0
+    live: list[Shadowed] = []
+    for _ in range(num_sequences):
+        tail = [random.randrange(20) for _ in range(random.randint(0, 4))]
+        try:
+            sequence = shadow.begin(
+                namespace(2, random.choice("ab")), random.choice(prompts)[: random.randint(1, 20)] + tail
+            )
+            if shadow.reserve(sequence, sequence.num_uncomputed):
+                shadow.finish_step()
+            live.append(sequence)
+            if random.random() < 0.2:
+                live.append(shadow.fork(sequence, random.randint(0, sequence.table.num_computed)))
+            while len(live) > 4:
+                shadow.release(live.pop(random.randrange(len(live))))
+        except AssertionError:
+            wrong += 1
+            live = []
+    for sequence in live:
+        shadow.release(sequence)
+    invariants.check_at_rest(shadow.memory)
+    stats = shadow.memory.stats()
+    proof.report("weak_digest_sequences", num_sequences)
+    for key, value in (
+        ("weak_digest_collisions", stats.num_collisions),
+        ("weak_digest_evictions", stats.num_evictions),
+        ("weak_digest_hit_tokens", stats.hit_tokens),
+    ):
+        proof.at_least(key, value, 1, "else nothing was tried")
+    proof.equals("weak_digest_wrong", wrong, 0)
+
+
+@section("reference cache")
+def reference_cache(proof: Proof) -> None:
+    num_lookups = proof.sized(quick=20_000, full=300_000)
+    random = Random(SystemRandom().getrandbits(63))
+    block_size, num_blocks = 4, 300
+    space = namespace(block_size)
+    reference = ReferenceCache(num_blocks, block_size)
+    memory = KVMemory(KVMemoryConfig(num_blocks, block_size), BlockHasher(KEY))
+    prompts = [tuple(random.randrange(3) for _ in range(random.randint(1, 160))) for _ in range(60)]
+    mismatches = hit_tokens = reference_hit_tokens = 0
+    running: list[tuple[object, tuple[int, ...]]] = []
+    for _ in range(num_lookups):
+        # Some prompts are popular; each goes on in its own way after a while.
+        head = prompts[min(int(random.expovariate(0.1)), len(prompts) - 1)]
+        tokens = head[: random.randint(1, len(head))] + tuple(random.randrange(3) for _ in range(random.randint(0, 20)))
+        table = memory.open(space)
+        hit, expected = memory.match(table, tokens), reference.lookup(tokens)
+        hit_tokens += hit
+        reference_hit_tokens += expected
+        # A hit must be one the dictionary of token tuples knows, and its blocks must hold just these tokens.
+        held = [token for block in table.blocks for token in memory.block(block).token_ids]
+        mismatches += hit != expected or held != list(tokens[:hit])
+        rest = len(tokens) - table.num_computed
+        memory.reserve(table, tokens, rest)
+        reference.run(tokens)
+        memory.commit(table, rest)
+        running.append((table, tokens))
+        while len(running) > random.randint(0, 3):
+            done, its_tokens = running.pop(random.randrange(len(running)))
+            memory.release(done)  # type: ignore[arg-type]
+            reference.release(its_tokens)
+    loss = 1 - hit_tokens / reference_hit_tokens
+    proof.report("reference_lookups", num_lookups)
+    proof.report("reference_evictions", memory.stats().num_evictions)
+    proof.equals("reference_mismatches", mismatches, 0)
+    proof.at_most("lru_loss", loss, 0.01, "of exact leaf LRU's hits")
+
+
+@section("namespaces")
+def namespaces(proof: Proof) -> None:
+    num_lookups = proof.sized(quick=2_000, full=10_000)
+    random = Random(SystemRandom().getrandbits(63))
+    space = namespace(4)
+    leaks = controls = 0
+    changes: list[Callable[[], Namespace]] = [
+        lambda: replace(space, format_version=space.format_version + random.randint(1, 9)),
+        lambda: replace(space, model=f"model{random.random()}"),
+        lambda: replace(space, adapter=f"adapter{random.random()}"),
+        lambda: replace(space, kv_layout=f"layout{random.random()}"),
+        lambda: replace(space, cache_group=f"group{random.random()}"),
+    ]
+    for index in range(num_lookups):
+        memory = KVMemory(KVMemoryConfig(16, 4), BlockHasher(KEY))
+        tokens = [random.randrange(2) for _ in range(random.randint(9, 40))]
+        cache(memory, space, tokens)
+        if index % 6 == 5:
+            # Another block size is another pool: the same tokens, hashed under the changed namespace, find nothing.
+            other = replace(space, block_size=random.choice((1, 2, 8)))
+            hasher = memory.tree.hasher
+            packed = memory.tree.tokens_of(next(memory.tree.children(next(memory.tree.roots()))))
+            leaks += memory.tree.named(hasher.child(hasher.root(other), packed)) is not None
+        else:
+            leaks += memory.divergence(changes[index % 6](), tokens).num_cached_tokens > 0
+            table = memory.open(changes[index % 6]())
+            leaks += memory.match(table, tokens) > 0
+        controls += memory.divergence(space, tokens).num_cached_tokens > 0
+    proof.report("namespace_lookups", num_lookups)
+    proof.equals("namespace_leaks", leaks, 0)
+    proof.equals("namespace_controls", controls, num_lookups, "every unchanged namespace hits")
+
+
+def cache(memory: KVMemory, space: Namespace, tokens: list[int]) -> None:
+    """Compute a prompt and let it go: its full blocks stay cached."""
+    table = memory.open(space)
+    memory.match(table, tokens)
+    rest = len(tokens) - table.num_computed
+    memory.reserve(table, tokens, rest)
+    memory.commit(table, rest)
+    memory.release(table)
+
+
+# -- misuse ------------------------------------------------------------------------------------------------------------
+
+
+@section("misuse")
+def misuse(proof: Proof) -> None:
+    num_injected = proof.sized(quick=2_000, full=10_000)
+    random = Random(SystemRandom().getrandbits(63))
+    kinds = [
+        double_release,
+        foreign_block,
+        foreign_table,
+        use_after_release,
+        write_to_a_shared_block,
+        fork_while_written,
+        release_while_written,
+    ]
+    caught = 0
+    for index in range(num_injected):
+        memory = KVMemory(KVMemoryConfig(32, 4), BlockHasher(KEY))
+        tokens = [random.randrange(2) for _ in range(random.randint(5, 40))]
+        attempt = kinds[index % len(kinds)](memory, tokens, random)
+        try:
+            attempt()
+        except InvariantError:
+            caught += 1
+    proof.report("misuse_injected", num_injected)
+    proof.equals("misuse_caught", caught, num_injected, "all raise at the call")
+
+
+Attempt = Callable[[], object]
+
+
+def double_release(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, len(tokens))
+    memory.commit(table, len(tokens))
+    block = random.choice(table.blocks)
+    memory.release(table)
+    return lambda: memory.pool.release([block])
+
+
+def foreign_block(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    memory.reserve(memory.open(namespace(4)), tokens, len(tokens))
+    stranger = random.choice((-random.randint(0, 40), 33 + random.randint(0, 99), 32))
+    return lambda: memory.pool.release([stranger])
+
+
+def foreign_table(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    other = KVMemory(KVMemoryConfig(32, 4), BlockHasher(KEY))
+    table = other.open(namespace(4))
+    memory.open(namespace(4))
+    uses: list[Attempt] = [
+        lambda: memory.release(table),
+        lambda: memory.reserve(table, tokens, 1),
+        lambda: memory.match(table, tokens),
+    ]
+    return random.choice(uses)
+
+
+def use_after_release(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, len(tokens))
+    memory.commit(table, len(tokens))
+    memory.release(table)
+    uses: list[Attempt] = [
+        lambda: memory.match(table, tokens),
+        lambda: memory.reserve(table, tokens, 1),
+        lambda: memory.commit(table, 1),
+        lambda: memory.fork(table, 0),
+        lambda: memory.is_computing(table, tokens),
+        lambda: memory.num_blocks_needed(table, 1),
+    ]
+    return random.choice(uses)
+
+
+def write_to_a_shared_block(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, len(tokens))
+    memory.pool.retain(random.choice(table.blocks))
+    return lambda: memory.commit(table, len(tokens))
+
+
+def fork_while_written(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, random.randint(1, len(tokens)))
+    return lambda: memory.fork(table, 0)
+
+
+def release_while_written(memory: KVMemory, tokens: list[int], random: Random) -> Attempt:
+    table = memory.open(namespace(4))
+    memory.reserve(table, tokens, random.randint(1, len(tokens)))
+    return lambda: memory.release(table)
+
+
+# -- divergence --------------------------------------------------------------------------------------------------------
+
+
+@section("divergence")
+def divergence(proof: Proof) -> None:
+    num_misses = proof.sized(quick=300, full=1_000)
+    random = Random(SystemRandom().getrandbits(63))
+    wrong = 0
+    for index in range(num_misses):
+        reason = list(MissReason)[index % len(MissReason)]
+        got, expected = constructed_miss(reason, random)
+        if got != expected:
+            wrong += 1
+            say(f"  {reason}: expected {expected}, got {got}")
+    proof.report("divergence_misses", num_misses)
+    proof.equals("divergence_wrong", wrong, 0)
+
+
+def constructed_miss(reason: MissReason, random: Random) -> tuple[Divergence, Divergence]:
+    """A memory in which a prompt misses for exactly this reason after some cached blocks, among other things cached."""
+    size = random.choice((2, 4, 8, 32))
+    space, mine = namespace(size), [random.randint(0, 9) for _ in range(size * random.randint(0, 5))]
+    # The next block begins with tokens no other prompt has, so that nothing is shared by accident.
+    block = [100 + random.randint(0, 9) for _ in range(size)]
+    prompt = [*mine, *block, 7]
+    memory = KVMemory(KVMemoryConfig(400, size), BlockHasher(KEY))
+    for _ in range(random.randint(0, 5)):
+        cache(memory, namespace(size, "theirs"), prompt)
+        cache(memory, space, [200 + random.randint(0, 9) for _ in range(size * 3)])
+    cached = len(mine)
+    if reason is MissReason.STATE_MISSING:
+        return miss_for_want_of_a_state(space, prompt, random)
+    if reason is MissReason.OTHER_NAMESPACE:
+        others = (replace(space, model="m2"), replace(space, adapter="a2"), replace(space, kv_layout="l2"))
+        other = random.choice(others)
+        cache(memory, other, prompt)
+        return memory.divergence(space, prompt), Divergence(0, reason, other_namespace=other)
+    cache(memory, space, mine or [300] * size)
+    if reason is MissReason.TOO_SHORT:
+        prompt = mine + block[: random.randint(1, size)]
+        return memory.divergence(space, prompt), Divergence(cached, reason)
+    if reason is MissReason.EVICTED:
+        # The prompt is the least recently used of all: the first to go, leaf first.
+        memory = KVMemory(KVMemoryConfig(400, size), BlockHasher(KEY))
+        cache(memory, space, prompt)
+        cache(memory, space, [300] * size)
+        now_s, ago_s = float(random.randint(0, 1000)), float(random.randint(0, 1000))
+        memory.advance(now_s)
+        memory.evict(1)
+        memory.advance(now_s + ago_s)
+        return memory.divergence(space, prompt), Divergence(cached, reason, evicted_s_ago=ago_s)
+    if reason is MissReason.DIVERGED:
+        shared = random.randint(1, size - 1)
+        for at in {shared, random.randint(0, shared)}:
+            cache(memory, space, [*mine, *block[:at], 50, *block[at + 1 :]])
+        sibling = (*block[:shared], 50, *block[shared + 1 :])
+        return memory.divergence(space, prompt), Divergence(cached, reason, cached + shared, sibling)
+    if reason is MissReason.COMPUTING:
+        table = memory.open(space)
+        memory.match(table, prompt)
+        memory.reserve(table, prompt, size)
+        return memory.divergence(space, prompt), Divergence(cached, reason)
+    return memory.divergence(space, prompt), Divergence(cached, reason)
+
+
+def miss_for_want_of_a_state(space: Namespace, prompt: list[int], random: Random) -> tuple[Divergence, Divergence]:
+    """All of the prompt's blocks are cached, and the state behind none of them or one that is not the last."""
+    memory = KVMemory(KVMemoryConfig(400, space.block_size, num_slots=3, num_running_slots=1), BlockHasher(KEY))
+    table, num_full = memory.open(space), len(prompt) // space.block_size
+    kept = random.randrange(num_full) * space.block_size
+    if kept:
+        memory.reserve(table, prompt, kept, keep=Keep.LASTING)
+        memory.commit(table, kept)
+    memory.reserve(table, prompt, len(prompt) - kept)
+    memory.commit(table, len(prompt) - kept)
+    memory.release(table)
+    return memory.divergence(space, prompt), Divergence(kept, MissReason.STATE_MISSING)
+
+
+# -- speed and scale ---------------------------------------------------------------------------------------------------
+
+
+@section("speed and scale")
+def speed_and_scale(proof: Proof) -> None:
+    num_rounds = proof.sized(quick=9, full=31)
+    large_size = proof.sized(quick=200_000, full=1_000_000)
+    small, _ = full_pool(1_000)
+    large, longest_fill_s = full_pool(large_size)
+    keep_open(small, 100)
+    keep_open(large, 3_000)
+    ratios, rates, large_rates, pauses = [], [], [], []
+    gc.collect()
+    for index in range(num_rounds):
+        # The same sequences for both, one after the other, the order changing: the machine drifts.
+        pair = (small, large) if index % 2 else (large, small)
+        costs = {}
+        for memory in pair:
+            costs[id(memory)], longest = scale_round(memory, index)
+            if memory is large:
+                pauses.append(longest)
+        ratios.append(costs[id(large)] / costs[id(small)])
+        rates.append(block_rate(small, index))
+        large_rates.append(block_rate(large, index))
+    ratio = statistics.median(ratios)
+    rate = statistics.median(rates)
+    proof.report("pool_scale_blocks", large_size)
+    proof.at_most("pool_scale_ratio", ratio, 2)
+    proof.report("pool_scale_ratio_p90", sorted(ratios)[int(len(ratios) * 0.9)])
+    proof.report("longest_pause_ms", max(pauses) * 1e3)
+    proof.report("median_longest_pause_ms", statistics.median(pauses) * 1e3)
+    proof.report("longest_prompt_while_growing_ms", longest_fill_s * 1e3)
+    proof.report("ops_per_s", rate, "below 200,000 explain")
+    proof.report("ops_per_s_best", max(rates))
+    proof.report("ops_per_s_large_pool", statistics.median(large_rates))
+    start = time.perf_counter()
+    large.clear()
+    proof.report("clear_ms", (time.perf_counter() - start) * 1e3)
+
+
+def full_pool(num_blocks: int) -> tuple[KVMemory, float]:
+    """A memory in its steady state, every block cached, so that each allocation evicts; and its slowest prompt."""
+    memory = KVMemory(KVMemoryConfig(num_blocks), BlockHasher(KEY))
+    random = Random(num_blocks)
+    longest_s = 0.0
+    while memory.pool.num_blank:
+        tokens = random.choices(range(50_000), k=32 * min(16, memory.pool.num_blank))
+        start = time.perf_counter()
+        cache(memory, namespace(32), tokens)
+        longest_s = max(longest_s, time.perf_counter() - start)
+    return memory, longest_s
+
+
+def keep_open(memory: KVMemory, num_sequences: int) -> None:
+    """Sequences that live on while others come and go."""
+    for index in range(num_sequences):
+        table, tokens = memory.open(namespace(32)), [index] * 40
+        memory.reserve(table, tokens, 40)
+        memory.commit(table, 40)
+
+
+def scale_round(memory: KVMemory, number: int) -> tuple[float, float]:
+    """Seconds per sequence of a life with every verb in it, and the longest single verb."""
+    random, space = Random(number), namespace(32)
+    prompts = [random.choices(range(50_000), k=8 * 32 + 5) for _ in range(NUM_SEQUENCES_OF_A_SCALE_ROUND)]
+    longest = total = 0.0
+    clock = time.perf_counter
+    for tokens in prompts:
+        table = memory.open(space)
+        grown = [*tokens, *range(40)]
+        for verb in (
+            lambda table=table, tokens=tokens: memory.match(table, tokens),
+            lambda table=table, tokens=tokens: memory.reserve(table, tokens, len(tokens)),
+            lambda table=table, tokens=tokens: memory.commit(table, len(tokens)),
+            lambda table=table, tokens=tokens: memory.release(memory.fork(table, len(tokens) - 1)),
+            lambda table=table, grown=grown: memory.reserve(table, grown, 40),
+            lambda table=table: memory.commit(table, 40),
+            lambda table=table: memory.release(table),
+        ):
+            start = clock()
+            verb()
+            spent = clock() - start
+            total += spent
+            longest = max(longest, spent)
+        start = clock()
+        again = memory.open(space)
+        memory.match(again, tokens)
+        memory.release(again)
+        total += clock() - start
+    return total / len(prompts), longest
+
+
+def block_rate(memory: KVMemory, number: int) -> float:
+    """Blocks per second through allocate, commit and release, a 1,024-token prompt at a time, evicting as much."""
+    random, space = Random(-number), namespace(32)
+    prompts = [random.choices(range(50_000), k=1024) for _ in range(150)]
+    start = time.perf_counter()
+    for tokens in prompts:
+        table = memory.open(space)
+        memory.reserve(table, tokens, 1024)
+        memory.commit(table, 1024)
+        memory.release(table)
+    return 32 * len(prompts) / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    sys.exit(run("memory"))

@@ -1,0 +1,478 @@
+"""`make proof-scheduler`: continuous batching that does not starve, leak, wedge or diverge, at scale.
+
+Seeds are fresh in every run; a failing one is printed as the `quire sim` line that replays it.
+"""
+
+import statistics
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from itertools import combinations
+from random import Random, SystemRandom
+from typing import NamedTuple
+
+from benchmarks.record import say
+from proofs.framework.machinery import NUM_PROCESSES, mutants, state_machines
+from proofs.framework.proof import Proof, run, section
+from quire.core.digests import BlockHasher, Namespace
+from quire.core.events import Admitted, Finished
+from quire.core.inspect import invariants
+from quire.core.memory.kv_config import KVMemoryConfig
+from quire.core.memory.kv_memory import KVMemory
+from quire.core.request import PriorityClass, Request, ResolvedSampling
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.scheduler_config import SchedulerConfig
+from quire.core.scheduling.shares import LEAST_SHARE, Shares
+from quire.core.scheduling.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
+from quire.core.step import RowResult, StepPlan, StepResult
+from quire.errors import CapacityError, QuireError
+from quire.sim.server.config import configured
+from quire.sim.server.simulation import Simulation
+from tests.mutants import scheduler as scheduler_mutants
+from tests.support.core.scheduler_machine import SchedulerMachine
+from tests.support.servers.server import Server
+
+HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
+
+
+# -- simulations -------------------------------------------------------------------------------------------------------
+
+
+class SimRun(NamedTuple):
+    num_requests: int
+    num_idle_steps: int
+    num_crashes: int
+    num_preemptions: int
+    is_wedged: bool
+    num_lost: int
+    num_divergences: int
+    log_digest: str
+    story: str
+    hit_tokens: int = 0
+    num_slot_evictions: int = 0
+
+
+def simulate(number: int, scenario: str = "chaos") -> SimRun:
+    config = configured(scenario, number)
+    simulation = Simulation(config)
+    try:
+        report = simulation.run()
+    except (QuireError, AssertionError, IndexError, KeyError, ValueError) as error:
+        replay = f"quire sim --scenario {scenario} --seed {number} --requests {config.num_requests}"
+        return SimRun(config.num_requests, 0, 0, 0, False, 0, 1, "", f"{replay}: {error!r}")
+    totals = report.totals
+    lost = len(simulation.ledger.open)
+    wrong = len(report.violations) - totals.is_wedged - any(one.startswith("lost") for one in report.violations)
+    story = f"{report.replay}: {report.violations[0]}" if report.violations else ""
+    return SimRun(
+        len(report.ledger.entries) + totals.num_refused,
+        totals.num_idle_steps,
+        totals.num_crashes,
+        totals.num_preemptions,
+        totals.is_wedged,
+        lost,
+        wrong,
+        report.log_digest,
+        story,
+        totals.hit_tokens,
+        totals.num_slot_evictions,
+    )
+
+
+@section("simulations with faults")
+def simulations(proof: Proof) -> None:
+    num_seeds = proof.sized(quick=30, full=2_000)
+    dice = SystemRandom()
+    seeds = [dice.getrandbits(40) for _ in range(num_seeds)]
+    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
+        runs = list(pool.map(simulate, seeds, chunksize=4))
+    for one in [one for one in runs if one.story][:10]:
+        say(f"  {one.story}")
+    divergences, wedges = sum(one.num_divergences for one in runs), sum(one.is_wedged for one in runs)
+    lost, idle = sum(one.num_lost for one in runs), sum(one.num_idle_steps for one in runs)
+    proof.at_least("sim_seeds", len(runs), num_seeds)
+    proof.report("sim_requests", sum(one.num_requests for one in runs))
+    proof.at_least("sim_crashes", sum(one.num_crashes for one in runs), 1)
+    proof.report("sim_preemptions", sum(one.num_preemptions for one in runs))
+    proof.equals("divergences", divergences, 0)
+    proof.equals("wedges", wedges, 0)
+    proof.equals("lost", lost, 0)
+    proof.equals("idle_waste", idle, 0)
+
+
+@section("replays")
+def replays(proof: Proof) -> None:
+    num_seeds = proof.sized(quick=5, full=200)
+    dice = SystemRandom()
+    seeds = [dice.getrandbits(40) for _ in range(num_seeds)]
+    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
+        first = [one.log_digest for one in pool.map(simulate, seeds)]
+    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
+        second = [one.log_digest for one in pool.map(simulate, seeds[::-1])][::-1]
+    mismatches = sum(one != two for one, two in zip(first, second, strict=True))
+    proof.report("replay_seeds", num_seeds)
+    proof.equals("replay_distinct_logs", len(set(first)), num_seeds, "one for each seed")
+    proof.equals("replay_mismatches", mismatches, 0)
+
+
+# -- machines and mutants ----------------------------------------------------------------------------------------------
+
+
+@section("mutants")
+def killed(proof: Proof) -> None:
+    chosen = scheduler_mutants.MUTANTS if proof.is_full else scheduler_mutants.MUTANTS[::4]
+    mutants(proof, chosen, scheduler_mutants.TESTS, at_least=proof.sized(quick=10, full=20))
+
+
+@section("state machines")
+def machines(proof: Proof) -> None:
+    state_machines(proof, SchedulerMachine, proof.sized(quick=10_000, full=500_000))
+
+
+# -- small exact cases -------------------------------------------------------------------------------------------------
+
+
+@section("a cold prompt shared")
+def cold_shared(proof: Proof) -> None:
+    server = Server(num_blocks=2048, block_size=32, max_step_tokens=256, max_running=64)
+    for _ in range(32):
+        server.ask([token % 50 for token in range(1024)], 1)
+    server.run()
+    proof.at_most("cold_shared_tokens", server.num_computed, 1024 + 32 * 32)
+
+
+@section("a fork")
+def fork_copies(proof: Proof) -> None:
+    server = Server(num_blocks=2048, block_size=32, max_step_tokens=256, max_running=64)
+    server.ask([token % 50 for token in range(1000)], 4, n=8)
+    while len(server.scheduler.running) < 8:
+        server.step()
+    server.step()
+    tables = [sequence.table for sequence in server.scheduler.running if sequence.table is not None]
+    shared = len({tuple(table.blocks[: 999 // 32]) for table in tables}) == 1 and len(tables) == 8
+    server.run()
+    copies = server.memory.stats().num_block_copies
+    proof.holds("fork_blocks_shared", shared, "every full block")
+    proof.at_most("fork_copies", copies, 8)
+
+
+@section("a preemption")
+def preempted_recompute(proof: Proof) -> None:
+    """Preempt at random in a pool with room for everybody: full blocks are found again, all of them."""
+    random = Random(SystemRandom().getrandbits(63))
+    num_preemptions = proof.sized(quick=300, full=5_000)
+    full_block_tokens = most_partial = done = 0
+    while done < num_preemptions:
+        server = Server(num_blocks=2000, block_size=8, max_step_tokens=64, max_running=8)
+        for _ in range(8):
+            server.ask([random.randrange(50) for _ in range(random.randint(1, 60))], random.randint(2, 40))
+        while server.scheduler.live:
+            for _ in range(random.randint(1, 4)):
+                server.step()
+            if not server.scheduler.running:
+                continue
+            victim = server.scheduler.running[-1]
+            computed = victim.table.num_computed if victim.table is not None else 0
+            server.scheduler.preempt_latest()
+            before = server.scheduler.stats.num_recomputed_tokens
+            while victim.table is None and victim.request.request_id in server.scheduler.live:
+                plan = server.plan()
+                item = next((item for item in plan.items if item.sequence_id == victim.sequence_id), None)
+                found = item.first_position if item is not None else computed // 8 * 8
+                full_block_tokens += max(0, computed // 8 * 8 - found)
+                server.finish(plan)
+            most_partial = max(most_partial, server.scheduler.stats.num_recomputed_tokens - before)
+            done += 1
+    proof.report("preemptions_forced", done)
+    proof.equals("preempted_recompute", full_block_tokens, 0, "tokens of full blocks")
+    proof.at_most("preempted_recompute_rest", most_partial, 7, "each under one block of 8")
+
+
+# -- under a flood -----------------------------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    order: int
+    arrival_s: float
+    wait_s: float
+    priority: PriorityClass
+    tenant: str
+
+
+class Flood:
+    """Equal requests, equal steps: capacity is known exactly, and arrivals come at twice that.
+
+    A step takes half a second, feeds every prompt whole and gives each running sequence one token. So a request holds
+    its place for `NUM_OUTPUT` steps, and the server starts 2 requests a second.
+    """
+
+    STEP_S, MAX_RUNNING, NUM_PROMPT, NUM_OUTPUT = 0.5, 8, 8, 8
+
+    def __init__(self, num_seconds: float, tenants: int, max_requests: int) -> None:
+        self.num_seconds = num_seconds
+        self.random = Random(SystemRandom().getrandbits(63))
+        self.tenants = [f"tenant{index}" for index in range(tenants)]
+        self.queue = QueueConfig(max_requests)
+        memory = KVMemory(KVMemoryConfig(1024, 4), BlockHasher(bytes(32)))
+        config = SchedulerConfig(self.MAX_RUNNING * (self.NUM_PROMPT + 1) + 4, self.MAX_RUNNING, queue=self.queue)
+        self.scheduler = Scheduler(config, memory)
+        self.starts: list[Start] = []
+        self.requests: dict[str, Request] = {}
+        self.num_refused = 0
+        self.idle_steps = 0
+
+    @property
+    def hold_s(self) -> float:
+        return self.NUM_OUTPUT * self.STEP_S
+
+    @property
+    def rate_per_s(self) -> float:
+        return self.MAX_RUNNING / self.hold_s
+
+    def run(self) -> None:
+        now_s, next_s, number = 0.0, 0.0, 0
+        while now_s < self.num_seconds or self.scheduler.live:
+            while next_s <= now_s < self.num_seconds:
+                number += 1
+                self.submit(number, next_s)
+                next_s += self.random.expovariate(2.0 * self.rate_per_s)
+            plan = self.scheduler.plan(now_s)
+            now_s += self.STEP_S
+            if plan.items:
+                events = self.scheduler.apply(answer(plan), now_s)
+            else:
+                self.idle_steps += bool(self.scheduler.live)
+                events = self.scheduler.take_events()
+            for event in events:
+                if isinstance(event, Admitted):
+                    self.start(event)
+        invariants.check_at_rest(self.scheduler.memory)
+
+    def submit(self, number: int, arrival_s: float) -> None:
+        priority = self.random.choices((HIGH, NORMAL, LOW), (40, 1, 1))[0]
+        request = Request(
+            request_id=f"r{number}",
+            prompt=tuple(self.random.randrange(1 << 30) for _ in range(self.NUM_PROMPT)),
+            namespace=Namespace(1, "null", "", "none", 4, "g"),
+            arrival_s=arrival_s,
+            params=ResolvedSampling(max_tokens=self.NUM_OUTPUT),
+            tenant=self.random.choice(self.tenants),
+            priority=priority,
+        )
+        try:
+            self.scheduler.submit(request)
+        except CapacityError:
+            self.num_refused += 1
+            return
+        self.requests[request.request_id] = request
+
+    def start(self, event: Admitted) -> None:
+        request = self.requests.pop(event.request_id)
+        self.starts.append(Start(len(self.starts), request.arrival_s, event.wait_s, request.priority, request.tenant))
+
+    def window_s(self, priority: PriorityClass) -> float:
+        """How long after it a request of the most urgent class may still arrive and go first."""
+        return self.queue.head_start_s(HIGH) - self.queue.head_start_s(priority)
+
+
+def answer(plan: StepPlan) -> StepResult:
+    """A device that takes no time: every row that asks for a token gets one."""
+    return StepResult(
+        plan.step, {item.sequence_id: RowResult((7,)) if item.sampling else RowResult() for item in plan.items}
+    )
+
+
+@section("one tenant under a flood")
+def overtaking(proof: Proof) -> None:
+    num_seconds = proof.sized(quick=600, full=10_000)
+    flood = Flood(num_seconds, tenants=1, max_requests=512)
+    flood.run()
+    breaches = 0
+    by_arrival = sorted((start for start in flood.starts if start.priority is HIGH), key=lambda one: one.arrival_s)
+    # The earliest place in the order of starts among all HIGH requests from a certain arrival on.
+    earliest: list[int] = [0] * len(by_arrival)
+    best = 1 << 60
+    for index in range(len(by_arrival) - 1, -1, -1):
+        best = min(best, by_arrival[index].order)
+        earliest[index] = best
+    arrivals = [one.arrival_s for one in by_arrival]
+    others = [start for start in flood.starts if start.priority is not HIGH]
+    for start in others:
+        index = first_after(arrivals, start.arrival_s + flood.window_s(start.priority))
+        breaches += index < len(earliest) and earliest[index] < start.order
+    proof.report("flood_seconds", num_seconds)
+    proof.report("flood_started", len(flood.starts))
+    proof.at_least("flood_refused", flood.num_refused, 1, "else it was no flood")
+    proof.at_least("flood_low_started", len(others), 1)
+    proof.equals("overtake_breaches", breaches, 0)
+    proof.equals("flood_left_waiting", len(flood.requests), 0)
+
+
+def first_after(moments: list[float], moment_s: float) -> int:
+    low, high = 0, len(moments)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if moments[middle] <= moment_s else (low, middle)
+    return low
+
+
+def share_among(tenants: list[str], queue: QueueConfig) -> int:
+    """How many requests one of them may have waiting once all have asked."""
+    shares = Shares(queue.bounds)
+    for tenant in tenants:
+        shares.ask(tenant, HIGH.value, 0.0)
+    return max(LEAST_SHARE, shares.share_of(tenants[0], HIGH.value))
+
+
+@section("several tenants under a flood")
+def waiting_times(proof: Proof) -> None:
+    """The bound of ADR 0007 for several tenants, with the figures of this flood put in."""
+    num_tenants, max_requests = 4, 64
+    flood = Flood(proof.sized(quick=600, full=10_000), num_tenants, max_requests)
+    flood.run()
+    running, share = flood.MAX_RUNNING, share_among(flood.tenants, flood.queue)
+    num_later = num_tenants * (num_tenants - 1) * len(PriorityClass) * (3 * running + share)
+    num_starts = 4 * (max_requests + running - 1 + num_later)
+    breaches, tightest = 0, 0.0
+    for start in flood.starts:
+        bound_s = flood.window_s(start.priority) + num_starts / flood.rate_per_s + flood.hold_s
+        breaches += start.wait_s > bound_s
+        tightest = max(tightest, start.wait_s / bound_s)
+    proof.report("wait_started", len(flood.starts))
+    proof.report("wait_bound_low_s", flood.window_s(LOW) + num_starts / flood.rate_per_s + flood.hold_s)
+    proof.report("wait_longest_s", max(start.wait_s for start in flood.starts))
+    proof.at_most("wait_over_bound", tightest, 1)
+    proof.equals("wait_breaches", breaches, 0)
+    proof.equals("wait_idle_steps", flood.idle_steps, 0)
+
+
+# -- fairness ----------------------------------------------------------------------------------------------------------
+
+
+@section("fairness")
+def fairness(proof: Proof) -> None:
+    num_workloads = proof.sized(quick=40, full=1_000)
+    dice = SystemRandom()
+    jobs = [(dice.getrandbits(63), 2 if index % 2 else 5) for index in range(num_workloads)]
+    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
+        ratios = list(pool.map(one_fairness_run, jobs, chunksize=8))
+    proof.report("fairness_workloads", num_workloads)
+    proof.report("fairness_gap_median", statistics.median(ratios))
+    proof.at_most("fairness_gap_ratio", max(ratios), 1.0)
+
+
+def one_fairness_run(job: tuple[int, int]) -> float:
+    """The largest gap in weighted service between two tenants while both have requests waiting, over its bound."""
+    number, num_tenants = job
+    random = Random(number)
+    names = [f"t{index}" for index in range(num_tenants)]
+    weights = {name: random.choice((1.0, 2.0, 3.0)) for name in names}
+    max_running = random.randint(2, 8)
+    longest_prompt, longest_output = random.choice((8, 40, 120)), random.choice((4, 20, 60))
+    memory = KVMemory(KVMemoryConfig(4000, 4), BlockHasher(bytes(32)))
+    queue = QueueConfig(10_000, class_reserve=0.0, tenant_weights=weights)
+    config = SchedulerConfig(max_running + 4 + random.choice((0, 16, 100)), max_running, queue=queue)
+    scheduler = Scheduler(config, memory)
+    costs: dict[str, list[int]] = {name: [] for name in names}
+    for index in range(random.randint(40, 120)):
+        name = random.choice(names)
+        prompt = tuple(random.randrange(1 << 30) for _ in range(random.randint(1, longest_prompt)))
+        max_tokens = random.randint(1, longest_output)
+        costs[name].append(len(prompt) + OUTPUT_TOKEN_COST * max_tokens)
+        namespace = Namespace(1, "null", "", "none", 4, name)
+        params = ResolvedSampling(max_tokens=max_tokens)
+        scheduler.submit(Request(f"r{index}", prompt, namespace, float(index % 3), params, tenant=name))
+    bounds = {name: max_running * max(costs[name], default=0) / weights[name] for name in names}
+    worst, tenants = 0.0, scheduler.queue.tenants
+    spread: dict[tuple[str, str], tuple[float, float]] = {}
+    while scheduler.live:
+        waiting = {sequence.request.tenant for sequence in scheduler.queue}
+        for pair in combinations(sorted(names), 2):
+            if pair[0] in waiting and pair[1] in waiting:
+                gap = tenants[pair[0]].service - tenants[pair[1]].service
+                low, high = spread.get(pair, (gap, gap))
+                spread[pair] = (min(low, gap), max(high, gap))
+            elif pair in spread:
+                low, high = spread.pop(pair)
+                worst = max(worst, (high - low) / (bounds[pair[0]] + bounds[pair[1]]))
+        scheduler.apply(answer(scheduler.plan(0.0)), 0.0)
+    return worst
+
+
+# -- speed -------------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """A scheduler full of decoding sequences, with others waiting; timed without a device."""
+
+    def __init__(self, num_running: int, num_waiting: int, max_tokens: int) -> None:
+        memory = KVMemory(KVMemoryConfig(num_running * 32 + 4096), BlockHasher(bytes(32)))
+        queue = QueueConfig(4 * (num_waiting + num_running), class_reserve=0.0)
+        config = SchedulerConfig(num_running + 4096, num_running, queue=queue)
+        self.scheduler = Scheduler(config, memory)
+        self.random = Random(num_waiting)
+        self.number = 0
+        self.max_tokens = max_tokens
+        for _ in range(num_running):
+            self.submit(self.random.randint(200, 288))
+        while any(sequence.num_uncomputed > 1 for sequence in self.scheduler.running) or len(self.scheduler.queue):
+            self.step()
+        for _ in range(num_waiting):
+            self.submit(40)
+
+    def submit(self, num_prompt: int) -> None:
+        self.number += 1
+        self.scheduler.submit(
+            Request(
+                request_id=f"r{self.number}",
+                prompt=tuple(self.random.choices(range(50_000), k=num_prompt)),
+                namespace=Namespace(1, "null", "", "none", 32, "g"),
+                arrival_s=float(self.number),
+                params=ResolvedSampling(max_tokens=self.random.randint(self.max_tokens // 2, self.max_tokens)),
+                tenant=f"tenant{self.number % 50}",
+                priority=self.random.choice(list(PriorityClass)),
+            )
+        )
+
+    def step(self) -> float:
+        """Seconds of plan and apply; for every request that ended, another is submitted outside the clock."""
+        start = time.perf_counter()
+        plan = self.scheduler.plan(0.0)
+        planned_s = time.perf_counter() - start
+        result = answer(plan)
+        start = time.perf_counter()
+        events = self.scheduler.apply(result, 0.0)
+        spent_s = planned_s + time.perf_counter() - start
+        ended = Counter(type(event) for event in events)[Finished]
+        for _ in range(ended if len(self.scheduler.queue) or self.number > 2000 else 0):
+            self.submit(40)
+        return spent_s
+
+
+@section("speed")
+def speed(proof: Proof) -> None:
+    num_rounds = proof.sized(quick=60, full=400)
+    decoding = Bench(256, 0, 4_000)
+    times = [decoding.step() for _ in range(num_rounds)]
+    median_ms = statistics.median(times) * 1e3
+    proof.at_most("plan_apply_ms_256", median_ms, 3.0)
+    proof.report("plan_apply_ms_256_p90", sorted(times)[int(0.9 * len(times))] * 1e3)
+    few, many = Bench(256, 100, 200), Bench(256, 100_000, 200)
+    pairs = []
+    for index in range(num_rounds):
+        # One step of each in turn, the order changing: the machine drifts.
+        if index % 2:
+            pairs.append((few.step(), many.step()))
+        else:
+            late = many.step()
+            pairs.append((few.step(), late))
+    ratio = statistics.median(pair[1] for pair in pairs) / statistics.median(pair[0] for pair in pairs)
+    proof.at_most("waiting_scale_ratio", ratio, 1.5)
+    proof.report("plan_apply_ms_256_turning_over", statistics.median(pair[0] for pair in pairs) * 1e3)
+    thousand = Bench(1000, 0, 4_000)
+    proof.report("plan_apply_ms_1000", statistics.median(thousand.step() for _ in range(num_rounds // 4)) * 1e3)
+
+
+if __name__ == "__main__":
+    sys.exit(run("scheduler"))

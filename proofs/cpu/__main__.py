@@ -1,0 +1,24 @@
+"""`make proof-cpu`: the CPU backend stands alone, with weights as files have them, at the memory's speed.
+
+    install   the wheel in an empty environment: bytes, modules of torch, time to ready, memory
+    kit       the backend's contract, and transformers' tokens
+    bits      the same bits in any company, on any number of threads, on every instruction set
+    formats   products of every format against float64
+    quality   perplexity of formats, integer arithmetic and 8-bit KV
+    memory    the 8B model: nothing written, held once, soon there
+    speed     beside the memory, float32, neighbours
+    peers     beside llama.cpp and OpenVINO GenAI
+
+Models: `make model`, `make model-coder`, `make bench-models`. Peers: `benchmarks/peers/install.sh llamacpp|openvino`.
+"""
+
+import sys
+
+from proofs.cpu import bits, formats, install, kit, memory, peers, quality, speed
+from proofs.framework.proof import run
+
+ROOMS = (install, kit, bits, formats, quality, memory, speed, peers)
+
+
+if __name__ == "__main__":
+    sys.exit(run("cpu", *ROOMS))

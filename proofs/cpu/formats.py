@@ -1,0 +1,82 @@
+"""Every format's products in float arithmetic, against float64 over what its bytes stand for.
+
+For GGUF's types the `gguf` package says what that is; for the schemes of safetensors files `cpu/references` does, from
+their specifications. An error is relative to the largest number of a row's exact product.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofs.cpu.references import REFERENCES, Reference
+from proofs.framework.proof import Proof, section
+from quire.backends.cpu.formats import FORMATS, SCHEMES, Arithmetic, PackedWeight, Source
+from quire.backends.cpu.formats.gguf_source import GGUF_NAMES, gguf_source
+from quire.backends.kernels.large_pages import Arena
+from tests.support.models.gguf_blocks import SCALES_AT, numbers_of, random_rows
+
+BOUND = 1e-5
+WIDENED = tuple(sorted(set(SCALES_AT) - GGUF_NAMES))
+"""Types without kernels, which become 8 bits as they are read: further from their numbers than rounding alone."""
+
+Doubles = NDArray[np.float64]
+
+
+@section("formats against float64")
+def format_error(proof: Proof) -> None:
+    """Products of random shapes, format by format; the worst of all is held to the bound."""
+    dice, rounds = np.random.default_rng(proof.random.getrandbits(64)), proof.sized(quick=3, full=25)
+    worst: dict[str, float] = {}
+    for _ in range(rounds):
+        for name, source, numbers in (*_gguf_weights(dice, sorted(GGUF_NAMES)), *_scheme_weights(dice)):
+            worst[name] = max(worst.get(name, 0.0), error_of(source, numbers, dice))
+    for name, error in worst.items():
+        proof.report(f"format_error_{name}", error * 1e6, "millionths")
+    proof.equals("format_error_formats", len(worst), len(GGUF_NAMES) + len(REFERENCES), "each was compared")
+    proof.at_most("format_error", max(worst.values()), BOUND, f"{rounds} products of each")
+    for name, source, numbers in _gguf_weights(dice, WIDENED):
+        proof.report(f"widened_error_{name}", error_of(source, numbers, dice), "widened to 8 bits")
+
+
+def _shape(dice: np.random.Generator) -> tuple[int, int]:
+    """Outputs and inputs: whole blocks of every format."""
+    return 8 * int(dice.integers(3, 20)), 256 * int(dice.integers(1, 9))
+
+
+def _gguf_weights(dice: np.random.Generator, names: Sequence[str]) -> Iterator[tuple[str, Source, Doubles]]:
+    for name in names:
+        num_out, num_in = _shape(dice)
+        rows = random_rows(name, num_out, num_in, dice)
+        yield name.lower(), gguf_source(name, rows, num_in), numbers_of(name, rows).astype(np.float64)
+
+
+def _scheme_weights(dice: np.random.Generator) -> Iterator[tuple[str, Source, Doubles]]:
+    for name, make in REFERENCES.items():
+        made = make(*_shape(dice), dice)
+        yield name, source_of(made), made.numbers
+
+
+def source_of(made: Reference) -> Source:
+    """As the backend reads it."""
+    if not made.scheme:
+        weight = made.tensors["weight"]
+        return gguf_source(weight.type, weight.array.view(np.uint8), weight.array.shape[1])
+    return SCHEMES[made.scheme](made.tensors, made.options)
+
+
+def error_of(source: Source, numbers: Doubles, dice: np.random.Generator) -> float:
+    """Of one product with rows of very different sizes; the worst row's."""
+    weight = PackedWeight([source], Arena(), 1)
+    num_rows = int(dice.integers(1, 40))
+    sizes = np.exp(dice.normal(0, 3, (num_rows, 1)))
+    rows = (dice.standard_normal((num_rows, source.num_in)) * sizes).astype(np.float32)
+    out = np.empty((num_rows, source.num_out), np.float32)
+    weight.product(rows, out, Arithmetic.FLOAT, 2)
+    exact = rows.astype(np.float64) @ numbers.T
+    return float((np.abs(out - exact).max(axis=1) / np.abs(exact).max(axis=1)).max())
+
+
+def every_kind() -> list[tuple[str, Arithmetic]]:
+    """Each format with each arithmetic that it has."""
+    return [(name, kind) for name, made in FORMATS.items() for kind in made.arithmetics]

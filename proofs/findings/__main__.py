@@ -1,0 +1,52 @@
+"""`make proof-findings`: defects found by attacking a running server, each shown to be mended, over real sockets.
+
+Every finding has a test in `tests/findings/`, named after it; what needs more than a test stands with its topic in
+this folder.
+"""
+
+import sys
+
+from proofs.findings import (
+    access,
+    endurance,
+    grammars,
+    limits,
+    lists,
+    promises,
+    queue,
+    reading,
+    requests,
+    templates,
+    terminal,
+    turns,
+    worker,
+)
+from proofs.findings.alive import steps, surfaces
+from proofs.findings.members import members
+from proofs.findings.neighbours import neighbours
+from proofs.findings.open import still_open
+from proofs.framework.proof import run
+
+TOPICS = (
+    access,
+    templates,
+    terminal,
+    queue,
+    lists,
+    members,
+    neighbours,
+    reading,
+    grammars,
+    turns,
+    worker,
+    surfaces,
+    steps,
+    promises,
+    limits,
+    endurance,
+    requests,
+    still_open,
+)
+
+if __name__ == "__main__":
+    sys.exit(run("findings", *TOPICS))

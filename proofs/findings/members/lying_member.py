@@ -1,0 +1,153 @@
+"""A member that is not quire and lies: a process of its own, whose lie of the moment is chosen over HTTP.
+
+GET /lie/NAME     from now on this one      GET /lies     how often each was told
+
+python -m proofs.findings.members.lying_member
+"""
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import msgspec
+import zmq
+
+from tests.support.servers.stranger_server import StrangerServer
+from tests.support.servers.talkers import TEMPLATE, talker
+
+CHUNK_BYTES = 1 << 16
+LONG_LINE = 64 << 20
+MANY_CHOICES = 3_000_000
+PAGE_BYTES = 16 << 20
+NUM_BLOCKS = 100
+"""As the stand-in's figures say."""
+STREAM_LIES = ("one_line", "choices", "tokens", "empty_chunks", "logprobs", "trailers", "half_lines")
+PAGE_LIES = ("long_page", "worst_page")
+EVENT_LIES = ("many_names", "ahead", "come_and_go", "many_events", "large_batches", "no_batches")
+ALL_LIES = (*STREAM_LIES, *PAGE_LIES, *EVENT_LIES)
+
+
+class LyingServer(StrangerServer):
+    """Honest where the lie of the moment is about something else."""
+
+    lie = ""
+    lies: Counter[str]
+
+    def _answered(self, path: str, body: dict[str, Any]) -> tuple[int, object]:
+        if path.startswith("/lie/"):
+            self.lie = path.removeprefix("/lie/")
+            return 200, {}
+        if path == "/lies":
+            return 200, dict(self.lies)
+        if path == "/metrics" and self.lie in PAGE_LIES:
+            self.lies[self.lie] += 1
+            if self.lie == "long_page":
+                return 200, "# " + "x" * PAGE_BYTES
+            return 200, self._metrics() + "vllm:num_requests_running 1\nvllm:cache_config_info{aaa} 1\n" * 4_000
+        return super()._answered(path, body)
+
+    async def _stream(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        if self.lie not in STREAM_LIES:
+            await super()._stream(writer, body)
+            return
+        self.lies[self.lie] += 1
+        for piece in words_of(self.lie, body):
+            for at in range(0, len(piece), CHUNK_BYTES):
+                part = piece[at : at + CHUNK_BYTES]
+                # Trailers stand behind the last chunk, as they are.
+                writer.write(part if self.lie == "trailers" else b"%x\r\n%b\r\n" % (len(part), part))
+                await writer.drain()
+
+
+def words_of(lie: str, body: dict[str, Any]) -> Iterator[bytes]:
+    """What a stream says."""
+    match lie:
+        case "one_line":
+            yield from [b"data: ", *[b"x" * (1 << 20)] * (LONG_LINE >> 20)]
+        case "choices":
+            yield b'data: {"choices":['
+            yield from [b'{"token_ids":[1]},' * (MANY_CHOICES // 100)] * 100
+        case "tokens":
+            yield b'data: {"choices":[{"token_ids":[1]}]}\n' * body["max_tokens"]
+            yield from [b": nothing more\n" * 10_000] * 100
+        case "empty_chunks":
+            yield from [b'data: {"choices":[{}]}\n' * 10_000] * 1_000
+        case "logprobs":
+            yield b'data: {"choices":[{"token_ids":[1],"logprobs":{"tokens":[],"token_logprobs":[],"top_logprobs":['
+            yield b"{}," * 150_000 + b"{}]}}]}\n"
+        case "trailers":
+            yield b"0\r\n"
+            yield from [b"X-Trailer: 1\r\n" * 10_000] * 1_000
+        case _:
+            yield from [b"data: " + b"x" * 400_000 + b"\n"] * 100
+
+
+def batch(number: int, *events: Any) -> list[bytes]:
+    """As it is published."""
+    return [b"", number.to_bytes(8, "big"), msgspec.msgpack.encode([float(number), list(events), 0])]
+
+
+def stored(first: int, num_blocks: int, block_size: int = 4) -> dict[str, Any]:
+    told = {"block_hashes": list(range(first, first + num_blocks)), "parent_block_hash": None, "block_size": block_size}
+    return {"type": "BlockStored", **told, "token_ids": [first % 1000] * (num_blocks * block_size)}
+
+
+def batches(server: LyingServer) -> Iterator[list[bytes]]:
+    """Without an end."""
+    garbage = b"\xc1" * (1 << 20)
+    removed = {"type": "BlockRemoved", "block_hashes": list(range(100_000))}
+    for number in count():
+        match server.lie:
+            case "many_names":
+                yield batch(number, stored(number * 20_000, 20_000))
+            case "ahead":
+                yield [b"", (2 * number + 5).to_bytes(8, "big"), garbage]
+            case "come_and_go":
+                yield batch(number, *[stored(number, 50), ["AllBlocksCleared"]] * 200)
+            case "many_events":
+                yield batch(number, *[["AllBlocksCleared"]] * 10_000)
+            case "large_batches":
+                yield batch(number, stored(0, 50), *[removed] * 7)
+            case "no_batches":
+                yield [b"", number.to_bytes(8, "big"), garbage]
+            case _:
+                yield []
+
+
+def publish(server: LyingServer, socket: "zmq.Socket[bytes]", is_over: threading.Event) -> None:
+    """As quickly as they are taken: in a thread of its own."""
+    for frames in batches(server):
+        if is_over.is_set():
+            return
+        if frames:
+            server.lies[server.lie] += 1
+            socket.send_multipart(frames)
+        is_over.wait(0.001 if frames else 0.05)
+
+
+async def serve() -> None:
+    """Until it is killed. Its line in a list of members is written to stderr."""
+    text = talker(template=TEMPLATE).text
+    server = LyingServer(text.vocabulary_size, lambda given: text.tokenizer.encode(given, add_special_tokens=False))
+    server.lies = Counter()
+    await server.start()
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
+    socket.setsockopt(zmq.SNDHWM, 64)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    threading.Thread(target=publish, args=(server, socket, threading.Event()), daemon=True).start()
+    sys.stderr.write(f"member at {server.line} events=tcp://127.0.0.1:{port}, a liar\n")
+    sys.stderr.flush()
+    await asyncio.Event().wait()
+
+
+def main(_words: Sequence[str]) -> None:
+    """Run it."""
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

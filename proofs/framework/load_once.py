@@ -1,0 +1,10 @@
+"""`python -m proofs.framework.load_once FILE`: imports, resolves and loads a model, and ends. Timed from outside."""
+
+import sys
+
+from quire.backends.load import load_backend
+from quire.checkpoints import resolve
+from quire.config import ModelSettings
+
+if __name__ == "__main__":
+    load_backend(resolve(sys.argv[1]), ModelSettings(memory_bytes=4 << 30))

@@ -1,0 +1,190 @@
+"""The tree keeps its own rules: imports go down, one word per thing, nothing too long, nothing without a line of
+reference.
+
+    make proof-house
+"""
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import typer
+from typer.core import TyperGroup
+
+import quire
+from benchmarks.record import ROOT, say
+from proofs.framework.proof import Proof, run, section
+from proofs.house import measures
+from proofs.house.worker_probe import REPORT
+from quire.cli import app
+from quire.config import SETTINGS, ModelSettings
+from quire.core.events import Finished, RequestEvent
+from quire.core.request import Request
+from quire.core.request import ResolvedSampling as CoreParams
+from quire.core.scheduling.waiting_queue import QueueConfig
+from quire.worker.messages import Open
+from quire.worker.parent.supervisor import Supervisor
+from quire.worker.parent.worker_plan import WorkerPlan
+
+EXCEPTIONS = ROOT / "proofs" / "house_exceptions.toml"
+TEXT_MODULES = ("quire.text", "quire.api", "quire.client", "jinja2", "tokenizers", "starlette", "uvicorn")
+CORE_TESTS = ("tests/unit/core", "tests/property", "tests/sim")
+WITHOUT_TORCH = """
+import sys
+for name in ("torch", "transformers"):
+    sys.modules[name] = None
+import pytest
+sys.exit(pytest.main([*sys.argv[1:], "-q", "-p", "no:cacheprovider"]))
+"""
+MAX_FOLDER_FILES, MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PROSE_CHARACTERS, MAX_CORE_TESTS_S = 15, 600, 45, 100, 60.0
+
+
+@section("imports")
+def prove_imports(proof: Proof) -> None:
+    modules = tree()
+    graph = measures.import_graph(modules)
+    rooms = measures.room_graph(graph, {module.name for module in modules if module.is_package})
+    graphs = (measures.package_graph(graph), rooms, graph)
+    none(proof, "circles", [circle for one in graphs for circle in measures.circles(one)])
+    none(proof, "upward_imports", measures.upward_imports(graph, measures.Layers.read(ROOT / "pyproject.toml")))
+
+
+@section("names")
+def prove_names(proof: Proof) -> None:
+    modules = tree()
+    allowed = measures.Exceptions.read(EXCEPTIONS)
+    none(proof, "names_twice", measures.names_twice(modules, allowed).items())
+    none(proof, "old_words", measures.old_words(modules, measures.read_old_words(EXCEPTIONS)))
+
+
+@section("lengths")
+def prove_lengths(proof: Proof) -> None:
+    modules = tree()
+    at_most(proof, "longest_file", *measures.longest_file(modules), MAX_FILE_LINES)
+    at_most(proof, "longest_function", *measures.longest_function(modules), MAX_FUNCTION_LINES)
+
+
+@section("rooms")
+def prove_rooms(proof: Proof) -> None:
+    allowed = measures.Exceptions.read(EXCEPTIONS)
+    paths = [path for folder in ("src", "native", "tests", "proofs") for path in git_files(folder)]
+    counts = measures.files_of_folders(paths)
+    for folder, count in counts.items():
+        if count > MAX_FOLDER_FILES and folder not in allowed.tables:
+            say(f"    {folder}: {count} files")
+    proof.at_most(
+        "folder_files", max(count for folder, count in counts.items() if folder not in allowed.tables), MAX_FOLDER_FILES
+    )
+    proof.report("folder_tables", len(allowed.tables), "folders that are tables of like things")
+
+
+@section("documents")
+def prove_documents(proof: Proof) -> None:
+    modules = tree()
+    pages = [ROOT / name for name in git_files("*.md")]
+    at_most(proof, "prose_line", *measures.longest_prose_line(pages, MAX_PROSE_CHARACTERS), MAX_PROSE_CHARACTERS)
+    reference = [page for page in pages if page.is_relative_to(ROOT / "docs" / "reference")]
+    guides = [page for page in pages if page.is_relative_to(ROOT / "docs" / "guides")]
+    paths = [path.replace("{name:path}", "{name}") for path in measures.routes(modules)]
+    names = [*quire.__all__, *(setting.name for setting in SETTINGS), *paths, *commands()]
+    none(proof, "public_docs", measures.unmentioned(names, [*reference, *guides]))
+
+
+@section("worker")
+def prove_worker(proof: Proof) -> None:
+    loaded = asyncio.run(modules_of_a_worker())
+    wrong = [name for name in loaded if any(name == one or name.startswith(f"{one}.") for one in TEXT_MODULES)]
+    if "quire.backends.cpu.runner" not in loaded:
+        raise RuntimeError("the model of the worker was not run by the CPU backend")
+    none(proof, "worker_text_imports", wrong)
+
+
+@section("core tests")
+def prove_core_tests(proof: Proof) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *CORE_TESTS], cwd=ROOT, stdout=sys.stderr)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode:
+        raise RuntimeError(f"the tests failed without torch: exit {done.returncode}")
+    taken_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    at_most(proof, "core_tests_s", round(taken_s, 1), " ".join(CORE_TESTS), MAX_CORE_TESTS_S)
+
+
+def tree() -> list[measures.Module]:
+    """The source as it is."""
+    return measures.read_tree(ROOT / "src" / "quire")
+
+
+async def modules_of_a_worker() -> list[str]:
+    """What a worker has loaded after it has answered one request of a small model on the CPU backend."""
+    from tests.support.models import architectures  # noqa: PLC0415 - transformers makes the model, and takes seconds
+
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_events(events: Sequence[RequestEvent]) -> None:
+        if any(isinstance(event, Finished) for event in events) and not done.done():
+            done.set_result(None)
+
+    def on_failure(error: BaseException) -> None:
+        done.set_exception(error)
+
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "modules"
+        settings = ModelSettings(memory_bytes=4 << 30, block_size=32, max_sequence_tokens=256, num_threads=1)
+        plan = WorkerPlan(
+            Open(str(architectures.directory("llama-native")), settings, QueueConfig(), bytes(32), None),
+            command=(sys.executable, "-m", "proofs.house.worker_probe"),
+            environment={REPORT: str(report), "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))},
+        )
+        supervisor = Supervisor(plan, on_events, on_failure)
+        ready = await supervisor.start()
+        try:
+            params, namespace = CoreParams(max_tokens=4), ready.info.namespace("house")
+            supervisor.submit(Request("a", (5, 6, 7), namespace, 0.0, params))
+            await done
+        finally:
+            await supervisor.close()
+        return report.read_text().splitlines()
+
+
+def commands() -> Iterator[str]:
+    """Every command as a person types it."""
+
+    def walk(group: object, words: str) -> Iterator[str]:
+        context = typer.Context(group)  # type: ignore[arg-type]
+        if isinstance(group, TyperGroup):
+            for name in group.list_commands(context):
+                yield from walk(group.get_command(context, name), f"{words} {name}")
+        else:
+            yield words
+
+    yield from walk(typer.main.get_command(app), "quire")
+
+
+def git_files(pattern: str) -> list[str]:
+    """Files of the repository, new ones included."""
+    told = ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern]
+    return subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def none(proof: Proof, key: str, found: Iterable[object]) -> None:
+    """A row that counts what should not be there, and says what it is."""
+    listed = list(found)
+    for one in listed:
+        say(f"    {one}")
+    proof.equals(key, len(listed), 0)
+
+
+def at_most(proof: Proof, key: str, value: float, where: str, bound: float) -> None:
+    """A row with an upper bound, and what is largest."""
+    say(f"    {where}")
+    proof.at_most(key, value, bound)
+
+
+if __name__ == "__main__":
+    sys.exit(run("house"))

@@ -1,0 +1,60 @@
+"""MLX behind the real server: in an environment without torch, and with workers that are killed under their streams."""
+
+import json
+import subprocess
+from http.client import HTTPConnection
+from pathlib import Path
+
+from benchmarks.servers import HOST
+from proofs.cpu.install import READY_S, environment_with_wheel, served
+from proofs.engine.worker import killed_often
+from proofs.framework.proof import Proof, section
+from quire.client.engines.served import ServedModel, plan_worker
+from quire.config import ModelSettings
+from tests.support.models.tiny_models import Tiny, make_directory
+
+NUM_STREAMS = 8
+SETTINGS = ModelSettings(memory_bytes=3 << 30, max_sequence_tokens=256, max_running=16, backend="mlx")
+FLAGS = ("--backend", "mlx", "--memory", "3GiB", "--max-model-len", "256", "--max-running", "16")
+IS_TORCH_THERE = "import importlib.util, sys; sys.exit(bool(importlib.util.find_spec('torch')))"
+
+
+def _model(folder: Path) -> Path:
+    """A small model with a tokenizer."""
+    return make_directory(folder / "tiny", tiny=Tiny(metadata={"llama.context_length": 512}))
+
+
+@section("kills")
+async def kills(proof: Proof) -> None:
+    """`kill -9` of the worker under eight streams, again and again; and all that was asked, asked again."""
+    directory = _model(proof.folder)
+    make = plan_worker(str(directory), SETTINGS)
+    told = await killed_often(proof.random, proof.sized(quick=2, full=30), lambda: ServedModel(make), NUM_STREAMS)
+    proof.equals("kill_cycles", told.num_restarts, told.num_kills)
+    proof.report("kill_requests", len(told.asks))
+    proof.equals("lost", told.num_lost, 0)
+    proof.report("resumed_equal_share", told.num_equal / len(told.asks), "the same answer when nobody was killed")
+
+
+@section("without torch")
+def torch_free(proof: Proof) -> None:
+    """The wheel with its extra mlx in an empty environment: no torch, and a server that answers."""
+    python = environment_with_wheel(proof.folder, "mlx")
+    is_without = subprocess.run([python, "-c", IS_TORCH_THERE], cwd=proof.folder).returncode == 0
+    with served(python, proof.folder, *FLAGS, model=_model(proof.folder)) as server:
+        said = _completion(server.port)
+        told = f"ready in {server.ready_s:.1f} s, said {said['completion_tokens']} tokens"
+    proof.holds("torch_free", is_without and said["completion_tokens"] > 0, told)
+
+
+def _completion(port: int) -> dict[str, int]:
+    connection = HTTPConnection(HOST, port, timeout=READY_S)
+    body = json.dumps({"prompt": "One, two,", "max_tokens": 8, "ignore_eos": True})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    read = answer.read()
+    connection.close()
+    if answer.status != 200:
+        raise RuntimeError(f"a completion was answered with {answer.status}: {read[:300]!r}")
+    usage: dict[str, int] = json.loads(read)["usage"]
+    return usage

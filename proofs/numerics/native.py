@@ -1,0 +1,246 @@
+"""`make proof-native`: bit for bit the same in any circumstance, and how near a step comes to the machine's roof.
+
+    bare    the products of a step alone, by the fastest packed operator at exactly these rows (two for one)
+    roof    bare + KV bytes / bandwidth, the best native sum over 1 GiB among these rounds
+    step    plan, run, sample and apply of the real engine
+
+Whatever is compared is timed interleaved in one process, because the machine drifts. A figure is a ratio of medians;
+`..._spread` beside it is the interquartile range of the ratios of single rounds.
+"""
+
+import gc
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean, median
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.bare import bare_products
+from benchmarks.record import say
+from benchmarks.step_clock import watching
+from benchmarks.steps import (
+    GIB,
+    MAX_STEP_TOKENS,
+    Times,
+    decoding,
+    fastest,
+    in_turn,
+    kv_bytes,
+    load_smollm2,
+    make_runner,
+    make_store,
+    real_text,
+    smollm2_model,
+    timed,
+)
+from benchmarks.test_model import smollm2
+from proofs.cpu.perplexity import fixed_text, perplexity
+from proofs.framework.proof import Proof, run, section
+from proofs.framework.ratios import report_ratio, spread
+from proofs.numerics import native_bits
+from quire.backends import memory_plan
+from quire.backends.cpu.measured_roof import read_sum
+from quire.backends.kernels import products
+from quire.backends.kernels.products import has_tiles
+from quire.backends.load import load_backend
+from quire.backends.protocol import Runner
+from quire.checkpoints.families import read_shape
+from quire.config import Dtype, ModelSettings
+from quire.core.request import ResolvedSampling
+from tests.support.models.models import Ask, Machine, texts_of
+
+DECODES = ((1, 288), (4, 288), (16, 288), (32, 288), (16, 1024), (64, 1024))
+KV_DTYPES: tuple[Dtype, Dtype] = ("float32", "bfloat16")
+
+
+# -- decode ------------------------------------------------------------------------------------------------------------
+
+
+@section("near the roof")
+def roofs(proof: Proof) -> None:
+    """A decode step against the least that any program would take for its products and its bytes of KV."""
+    # As the KV store gets its memory, so that the sum reads as fast as attention could.
+    data = np.zeros(GIB // 4, np.float32)
+    data += 1.0
+    shape, rounds = read_shape(smollm2().config), proof.sized(quick=7, full=31)
+    for num_rows, context in DECODES:
+        machine = decoding(smollm2_model(), num_rows, context - rounds // 2)
+        exact = max(2, num_rows)
+        bare = bare_products(shape, exact, exact)
+        read = {"read": lambda: read_sum(data)}
+        taken = in_turn({**bare, **read, "step": machine.step}, rounds)
+        products, bandwidth = fastest(taken, list(bare)), GIB / min(taken["read"])
+        kv_s = kv_bytes(num_rows, context) / bandwidth
+        name = f"{num_rows}_{context}"
+        each = ", ".join(f"{one} {median(taken[one]) * 1e3:.1f}" for one in bare)
+        say(f"  {name}: bare {median(products) * 1e3:.1f} ms ({each}), {bandwidth / 1e9:.1f} GB/s")
+        report_ratio(proof, f"roof_{name}", [one + kv_s for one in products], taken["step"], 0.80)
+        proof.report(f"step_ms_{name}", median(taken["step"]) * 1e3)
+        if name == "16_288":
+            report_ratio(proof, "bare_16_288", products, taken["step"], 0.68)
+        del machine, bare, taken
+        gc.collect()
+
+
+@section("the host's share")
+def host_share(proof: Proof) -> None:
+    """What of a 16-row step is neither a product nor a native kernel."""
+    model = smollm2_model()
+    machine = decoding(model, 16, 288)
+    with watching(machine, model) as clock:
+        for _ in range(proof.sized(quick=10, full=60)):
+            clock.step(machine)
+    proof.at_most("host_share", median(clock.host_shares()), 0.10)
+    proof.report("host_share_spread", spread(clock.host_shares()))
+    for part, seconds in clock.shares().items():
+        say(f"  {part:14} {seconds * 1e3:7.2f} ms")
+
+
+# -- prefill -----------------------------------------------------------------------------------------------------------
+
+
+@section("prefill")
+def prefills(proof: Proof) -> None:
+    """A whole step of 512 prompt tokens, with and without 512 tokens before it."""
+    random, model = proof.random, smollm2_model()
+    runner = make_runner(model, make_store(model, 512))
+
+    def step_of(num_tokens: int) -> float:
+        """The last step of a cold prompt."""
+        machine = Machine(runner)
+        prompt = texts_of(random, real_text(), [num_tokens])[0]
+        machine.submit(Ask(prompt, ResolvedSampling(temperature=0.0, max_tokens=1)))
+        for _ in range(num_tokens // MAX_STEP_TOKENS - 1):
+            machine.step()
+        taken = timed(machine.step)
+        assert not machine.engine.has_work
+        return taken
+
+    shape = read_shape(smollm2().config)
+    bare = bare_products(shape, MAX_STEP_TOKENS, 2)
+    for parts in (2, 4):
+        bare |= bare_products(shape, MAX_STEP_TOKENS, 2, parts, ("native", "mkl"))
+    taken: Times = {name: [] for name in (*bare, "first", "second")}
+    step_of(MAX_STEP_TOKENS)
+    for _ in range(proof.sized(quick=4, full=15)):
+        for name, call in bare.items():
+            taken[name].append(timed(call))
+        taken["first"].append(step_of(MAX_STEP_TOKENS))
+        taken["second"].append(step_of(2 * MAX_STEP_TOKENS))
+    products = fastest(taken, list(bare))
+    report_ratio(proof, "prefill_512", products, taken["first"], 0.80)
+    report_ratio(proof, "prefill_512_past_512", products, taken["second"], 0.62)
+
+
+# -- sharing, batching, formats ----------------------------------------------------------------------------------------
+
+
+@section("a shared prefix")
+def shared_prefix(proof: Proof) -> None:
+    """32 sequences of 1,088 tokens: 1,024 of them in the same blocks, or in blocks of their own."""
+    model, rounds = smollm2_model(), proof.sized(quick=7, full=21)
+    context = 1_088 - rounds // 2
+    calls = {
+        "private": decoding(model, 32, context).step,
+        "shared": decoding(model, 32, context, shared=1_024).step,
+    }
+    taken = in_turn(calls, rounds)
+    report_ratio(proof, "shared_prefix_speedup", taken["private"], taken["shared"], 1.4)
+
+
+@section("sixteen at once")
+def batching(proof: Proof) -> None:
+    """Sixteen requests at once, and the same ones one after the other; some of these before, some after."""
+    model, rounds = smollm2_model(), proof.sized(quick=2, full=4)
+    runner = make_runner(model, make_store(model, 512))
+    prompts = texts_of(proof.random, real_text(), [32] * 16)
+    params = ResolvedSampling(temperature=0.0, max_tokens=proof.sized(quick=24, full=128))
+
+    def seconds(some: Sequence[list[int]]) -> float:
+        machine = Machine(runner)
+        return timed(lambda: machine.run([Ask(one, params) for one in some]))
+
+    seconds(prompts[:2])
+    alone, together = [], []
+    for at in range(rounds):
+        chosen = prompts[4 * at : 4 * at + 4]
+        before = [seconds([one]) for one in chosen[:2]]
+        together.append(seconds(prompts))
+        alone.append(16 * mean([*before, *(seconds([one]) for one in chosen[2:])]))
+    report_ratio(proof, "speedup_16_vs_1", alone, together, 6)
+    proof.report("tokens_per_s_16", 16 * params.max_tokens / median(together))
+    proof.report("tokens_per_s_1", 16 * params.max_tokens / median(alone))
+
+
+@section("keys and values in bf16")
+def kv_bf16(proof: Proof) -> None:
+    """Keys and values in half the bytes: what it wins in time, and what it costs in quality."""
+    model, rounds = smollm2_model(), proof.sized(quick=7, full=21)
+    context = 1_024 - rounds // 2
+    calls = {
+        "full": decoding(model, 32, context).step,
+        "half": decoding(model, 32, context, dtype="bfloat16").step,
+    }
+    taken = in_turn(calls, rounds)
+    report_ratio(proof, "kv_bf16_speedup", taken["full"], taken["half"], 1.25)
+    tokens = fixed_text()[: proof.sized(quick=512, full=2_048)]
+    full, half = (perplexity(model, tokens, dtype) for dtype in KV_DTYPES)
+    proof.report("perplexity_tokens", len(tokens))
+    proof.report("perplexity_kv_fp32", full)
+    proof.report("perplexity_kv_bf16", half)
+    proof.report("perplexity_change", half / full - 1.0, "bf16 over fp32, minus 1")
+
+
+@section("weights in bf16")
+def weights_bf16(proof: Proof) -> None:
+    """Weights, keys and values in half the bytes: what it wins, in tile registers where there are any, and its cost."""
+    full, half, rounds = smollm2_model(), load_smollm2("bfloat16"), proof.sized(quick=7, full=21)
+    proof.report("has_tiles", has_tiles(), "whether this processor multiplies bf16 in tile registers")
+    for num_rows, context in ((1, 288), (16, 288), (64, 1_024)):
+        calls = {
+            "full": decoding(full, num_rows, context - rounds // 2).step,
+            "half": decoding(half, num_rows, context - rounds // 2, dtype="bfloat16").step,
+        }
+        taken = in_turn(calls, rounds)
+        report_ratio(proof, f"bf16_speedup_{num_rows}_{context}", taken["full"], taken["half"])
+    prompts = texts_of(proof.random, real_text(), [MAX_STEP_TOKENS] * rounds)
+    taken = {"full": [], "half": []}
+    runners = {
+        "full": make_runner(full, make_store(full, 64)),
+        "half": make_runner(half, make_store(half, 64, "bfloat16")),
+    }
+    for prompt in prompts:
+        for name, runner in runners.items():
+            machine = Machine(runner)
+            machine.submit(Ask(prompt, ResolvedSampling(temperature=0.0, max_tokens=1)))
+            taken[name].append(timed(machine.step))
+    report_ratio(proof, "bf16_speedup_prefill_512", taken["full"], taken["half"])
+    tokens = fixed_text()[: proof.sized(quick=512, full=2_048)]
+    before, after = perplexity(full, tokens, "float32"), perplexity(half, tokens, "bfloat16")
+    proof.report("perplexity_bf16", after)
+    proof.report("perplexity_change_bf16", after / before - 1.0, "weights and KV in bf16 over fp32, minus 1")
+
+
+@section("without native kernels")
+def fallback(proof: Proof) -> None:
+    """Sixteen requests through transformers' modules, as they run where there was no compiler, over the CPU backend."""
+    budget_bytes = memory_plan.resident_bytes() + 8 * GIB  # beside what other sections of this process left
+    settings = ModelSettings(max_step_tokens=MAX_STEP_TOKENS, max_sequence_tokens=1_024, memory_bytes=budget_bytes)
+    with patch.object(products, "probe", lambda _dtype: "asked for"):
+        plain = load_backend(smollm2(), replace(settings, backend="torch")).runner
+    own = make_runner(smollm2_model(), make_store(smollm2_model(), 512))
+    prompts = texts_of(proof.random, real_text(), [64] * 16)
+    params = ResolvedSampling(temperature=0.0, max_tokens=16)
+
+    def answer(runner: Runner) -> list[Ask]:
+        return Machine(runner).run([Ask(one, params) for one in prompts])
+
+    calls = {"plain": lambda: answer(plain), "native": lambda: answer(own)}
+    taken = in_turn(calls, proof.sized(quick=2, full=7))
+    report_ratio(proof, "fallback_ratio", taken["plain"], taken["native"])
+
+
+if __name__ == "__main__":
+    sys.exit(run("native", sys.modules[__name__], native_bits))

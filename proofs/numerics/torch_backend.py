@@ -1,0 +1,402 @@
+"""`make proof-torch`: a real model through the real scheduler, against transformers and against itself.
+
+The reference for greedy tokens is transformers' own `generate` in fp32; for sampling a plain implementation in pure
+Python; for everything else the same request asked alone of an empty cache.
+"""
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from benchmarks.record import ROOT, say
+from benchmarks.steps import real_text
+from benchmarks.test_model import smollm2, smollm2_file
+from proofs.framework.machinery import told_by_child
+from proofs.framework.proof import Proof, run, section
+from quire.backends.conformance.contract import check_all
+from quire.backends.protocol import Runner
+from quire.core.request import ResolvedSampling
+from quire.core.step import Sampling
+from tests.support.models import architectures, plain_sampler
+from tests.support.models.models import Ask, Machine, load_runner, random_params, runners_of, texts_of
+from tests.support.workers import hostile
+
+Make = Callable[[Sequence[int]], list[list[int]]]
+
+NEAR_TIE = 1e-4
+NEAR_BORDER = 1e-5
+GIB = 1 << 30
+# Budgets are of the whole process, and this one also holds the reference models.
+SMOLLM2_SETTINGS = {"memory_bytes": 9 * GIB, "max_sequence_tokens": 2304, "max_step_tokens": 256, "max_running": 32}
+TINY_SETTINGS = {"memory_bytes": 18 * GIB, "max_sequence_tokens": 2304, "max_step_tokens": 256, "block_size": 16}
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def smollm2_runner() -> Runner:
+    return load_runner(smollm2().directory, **SMOLLM2_SETTINGS)
+
+
+@cache
+def smollm2_reference() -> PreTrainedModel:
+    logging.disable_progress_bar()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(smollm2().directory, dtype=torch.float32).eval()
+    return model
+
+
+def random_length(random: Random, longest: int) -> int:
+    return max(1, min(longest, round(math.exp(random.uniform(0.0, math.log(longest))))))
+
+
+# -- conformance, sampler, files ---------------------------------------------------------------------------------------
+
+
+@section("conformance")
+def conformance(proof: Proof) -> None:
+    names = [*architectures.FAST, "gemma2"] if proof.is_full else ["llama", "qwen3"]
+    settings = {**TINY_SETTINGS, "max_step_tokens": 128, "max_running": 16, "block_size": 8}
+    checks = [check_all(runners_of(architectures.directory(name), **settings)) for name in names]
+    proof.report("conformance_architectures", len(checks))
+    passes = bool(checks) and all(len(one) >= 19 for one in checks)
+    proof.holds("conformance", passes, "the kit passes: at least 19 checks for each")
+
+
+@section("the sampler against a plain one")
+def sampler(proof: Proof) -> None:
+    survey = plain_sampler.survey(proof.sized(quick=1_000, full=10_000), proof.random.getrandbits(32))
+    for line in survey.wrong[:10]:
+        say(f"  {line}")
+    proof.report("sampler_rows", survey.num_rows)
+    proof.report("sampler_near_ties", survey.num_near_ties)
+    proof.equals("sampler_wrong", len(survey.wrong), 0)
+
+
+@section("hostile files")
+def hostile_files(proof: Proof) -> None:
+    count, seed = proof.sized(quick=200, full=2_000), proof.random.getrandbits(32)
+    survey = hostile.survey(count, seed, load="tests.support.models.torch_loading:load_and_step")
+    for line in survey.crashed[:10]:
+        say(f"  {line}")
+    proof.report("hostile_files", survey.num_files)
+    proof.report("hostile_files_refused", survey.num_refused)
+    proof.equals("hostile_files_crashed", len(survey.crashed), 0)
+
+
+# -- parity ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Parity:
+    num_tokens: int = 0
+    num_mismatches: int = 0
+    num_near_ties: int = 0
+
+
+@section("parity with transformers")
+def parity(proof: Proof) -> None:
+    report_parity(proof, compared(proof, tuple(architectures.MODELS)))
+
+
+def compared(proof: Proof, names: Sequence[str], **settings: object) -> Parity:
+    """Greedy tokens of the test model and of these small ones, with these settings, against transformers' own."""
+    random, found = proof.random, Parity()
+    num, length = (200, 128) if proof.is_full else (6, 24)
+    asks = _prompts_in_groups(random, num, 2_000 if proof.is_full else 300, lambda n: texts_of(random, real_text(), n))
+    runner = load_runner(smollm2().directory, **{**SMOLLM2_SETTINGS, **settings}) if settings else smollm2_runner()
+    _compare(found, smollm2_reference(), runner, asks, length, random)
+    say(f"  SmolLM2: {found}")
+    for name in names:
+        runner = load_runner(architectures.directory(name), **{**TINY_SETTINGS, **settings})
+        compare_tiny(proof, found, name, runner)
+    return found
+
+
+def compare_tiny(proof: Proof, found: Parity, name: str, runner: Runner) -> None:
+    """Add greedy tokens of one of the small models."""
+    random = proof.random
+    num, length = (50, 64) if proof.is_full else (4, 16)
+    groups = _prompts_in_groups(random, num, 2_000 if proof.is_full else 200, lambda n: _noise(random, n))
+    _compare(found, architectures.reference(name), runner, groups, length, random)
+    say(f"  {name}: {found}")
+
+
+def report_parity(proof: Proof, found: Parity) -> None:
+    """Rows of near ties are counted apart."""
+    proof.report("parity_tokens", found.num_tokens)
+    proof.report("parity_near_ties", found.num_near_ties, "counted apart")
+    proof.equals("parity_mismatches", found.num_mismatches, 0)
+
+
+def _noise(random: Random, lengths: Sequence[int]) -> list[list[int]]:
+    return [[random.randrange(3, architectures.VOCABULARY_SIZE) for _ in range(length)] for length in lengths]
+
+
+def _prompts_in_groups(random: Random, count: int, longest: int, make: Make) -> list[list[list[int]]]:
+    """Prompts of equal length go through `generate` together; ours run in batches of their own."""
+    groups: list[list[list[int]]] = []
+    while (left := count - sum(map(len, groups))) > 0:
+        length = random_length(random, longest)
+        size = min(left, random.choice([1, 4, 8, 16, 32]), max(1, 16_000 // length))
+        groups.append(make([length] * size))
+    return groups
+
+
+def _compare(
+    found: Parity,
+    reference: PreTrainedModel,
+    runner: Runner,
+    groups: list[list[list[int]]],
+    num_tokens: int,
+    random: Random,
+) -> None:
+    params = ResolvedSampling(temperature=0.0, max_tokens=num_tokens)
+    asks = [Ask(prompt, params) for group in groups for prompt in group]
+    expected = [answer for group in groups for answer in _generate(reference, group, num_tokens)]
+    order = random.sample(range(len(asks)), len(asks))
+    while order:
+        size = random.randint(1, 32)
+        batch, order = order[:size], order[size:]
+        Machine(runner, max_running=size).run([asks[at] for at in batch])
+    for ask, theirs in zip(asks, expected, strict=True):
+        _judge(found, reference, runner, ask, theirs)
+
+
+@torch.inference_mode()
+def _generate(reference: PreTrainedModel, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    ids = torch.tensor(prompts)
+    generate: Callable[..., torch.Tensor] = reference.generate
+    out = generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, min_new_tokens=num_tokens,
+        eos_token_id=None, pad_token_id=0, top_k=None, top_p=None, temperature=None,
+    )  # fmt: skip
+    answers: list[list[int]] = out[:, ids.shape[1] :].tolist()
+    return answers
+
+
+@torch.inference_mode()
+def _reference_logits(reference: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    logits: torch.Tensor = reference(torch.tensor([list(tokens)])).logits[0, -1]
+    return logits
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    return next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+
+
+def _judge(found: Parity, reference: PreTrainedModel, runner: Runner, ask: Ask, theirs: list[int]) -> None:
+    """Compare all tokens; after a difference go on from the reference's own."""
+    ours, first = ask.tokens, 0
+    while ours != theirs[first:]:
+        at = first + _first_difference(ours, theirs[first:])
+        best = _reference_logits(reference, [*ask.prompt, *theirs[:at]]).topk(2).values
+        gap = float(best[0] - best[1])
+        if gap < NEAR_TIE:
+            found.num_near_ties += 1
+        else:
+            found.num_mismatches += 1
+            say(f"  token {at} after a prompt of {len(ask.prompt)}: {ours[at - first]} for {theirs[at]}, gap {gap:.2g}")
+        first = at + 1
+        if first == len(theirs):
+            break
+        rest = ResolvedSampling(temperature=0.0, max_tokens=len(theirs) - first)
+        ours = Machine(runner).alone(Ask([*ask.prompt, *theirs[:first]], rest)).tokens
+    found.num_tokens += len(theirs)
+
+
+# -- circumstances -----------------------------------------------------------------------------------------------------
+
+
+@section("the same tokens in other ways")
+def cached(proof: Proof) -> None:
+    """Requests cold, then four other ways; the tokens must be the same."""
+    random = proof.random
+    runner, mismatches, near_ties, pairs, ways = smollm2_runner(), 0, 0, 0, Counter[str]()
+    params = ResolvedSampling(temperature=0.0, max_tokens=12)
+    for _ in range(proof.sized(quick=1, full=10)):
+        prompts = texts_of(random, real_text(), [random.randint(100, 700) for _ in range(13 if proof.is_full else 6)])
+        cold = [ask.tokens for ask in Machine(runner).run([Ask(prompt, params) for prompt in prompts])]
+        for answers in _other_ways(runner, random, prompts, params, ways):
+            pairs += len(answers)
+            for prompt, expected, answer in zip(prompts, cold, answers, strict=True):
+                if answer != expected:
+                    shared = [*prompt, *expected[: _first_difference(answer, expected)]]
+                    best = _reference_logits(smollm2_reference(), shared).topk(2).values
+                    is_near = float(best[0] - best[1]) < NEAR_TIE
+                    near_ties, mismatches = near_ties + is_near, mismatches + (not is_near)
+    proof.at_least("cached_pairs", pairs, proof.sized(quick=24, full=500))
+    for way, count in sorted(ways.items()):
+        proof.at_least(f"cached_by_{way}", count, proof.sized(quick=4, full=100), "really went that way")
+    proof.report("cached_near_ties", near_ties, "counted apart")
+    proof.equals("cached_mismatches", mismatches, 0)
+
+
+def _other_ways(
+    runner: Runner, random: Random, prompts: list[list[int]], params: ResolvedSampling, ways: Counter[str]
+) -> list[list[list[int]]]:
+    size = runner.capacity.block_size
+    warm = Machine(runner)
+    heads = [prompt[: random.randint(2 * size, len(prompt))] for prompt in prompts]
+    warm.run([Ask(head, ResolvedSampling(temperature=0.0, max_tokens=1)) for head in heads])
+    hits = warm.run([Ask(prompt, params) for prompt in prompts])
+    ways["hit"] += sum(ask.num_cached_tokens > 0 for ask in hits)
+    chunked = Machine(runner, max_step_tokens=size + random.randint(8, 40), max_running=8)
+    in_chunks = chunked.run([Ask(prompt, params) for prompt in prompts])
+    pieces = Counter(
+        item.sequence_id for plan in chunked.runner.plans for item in plan.items if len(item.token_ids) > 1
+    )
+    ways["chunks"] += sum(count > 1 for count in pieces.values())
+    shaken = Machine(runner)
+
+    def shake() -> None:
+        if random.random() < 0.6:
+            shaken.engine.scheduler.preempt_latest()
+            if random.random() < 0.3:
+                shaken.engine.memory.evict(random.randint(1, 8))
+
+    resumed = shaken.run([Ask(prompt, params) for prompt in prompts], shake)
+    ways["preemption"] += shaken.engine.scheduler.stats.num_preemptions
+    fork = Machine(runner, max_running=60)
+    forked = fork.run([Ask(prompt, params, n=3) for prompt in prompts])
+    ways["fork"] += sum(len(ask.answers) == 3 for ask in forked)
+    return [
+        [ask.tokens for ask in hits],
+        [ask.tokens for ask in in_chunks],
+        [ask.tokens for ask in resumed],
+        [ask.answers[random.randrange(3)] for ask in forked],
+    ]
+
+
+@section("seeds")
+def seeds(proof: Proof) -> None:
+    random = proof.random
+    runner, mismatches, near_ties = smollm2_runner(), 0, 0
+    count = proof.sized(quick=10, full=200)
+    prompts = texts_of(random, real_text(), [random_length(random, 300) for _ in range(count)])
+    asks = [Ask(one, random_params(random, 16), random.getrandbits(63)) for one in prompts]
+    alone = [Machine(runner).alone(ask).tokens for ask in asks]
+    mixed = [Ask(ask.prompt, ask.params, ask.seed) for ask in asks]
+    order = random.sample(mixed, len(mixed))
+    while order:
+        size = random.randint(2, 32)
+        batch, order = order[:size], order[size:]
+        Machine(runner, max_running=32).run(batch)
+    for one, other in zip(alone, mixed, strict=True):
+        if one != other.tokens:
+            is_near = is_near_border(other, one, _first_difference(one, other.tokens))
+            near_ties, mismatches = near_ties + is_near, mismatches + (not is_near)
+    proof.report("seed_requests", count)
+    proof.report("seed_near_ties", near_ties, "counted apart")
+    proof.equals("seed_mismatches", mismatches, 0)
+
+
+def is_near_border(ask: Ask, tokens: Sequence[int], at: int) -> bool:
+    """Whether rounding alone may have decided the token after `tokens[:at]`."""
+    known = (*ask.prompt, *tokens[:at])
+    logits = _reference_logits(smollm2_reference(), known).tolist()
+    sampling = Sampling(ask.params, ask.seed, 0, len(known), len(ask.prompt), known)
+    return plain_sampler.plain_choice(logits, sampling).margin < NEAR_BORDER
+
+
+@section("a shared prefix is not copied")
+def zero_copy(proof: Proof) -> None:
+    """While one request that shares 2,000 tokens runs, look at the tables of both."""
+    runner = smollm2_runner()
+    size, prefix = runner.capacity.block_size, texts_of(proof.random, real_text(), [2_000])[0]
+    machine = Machine(runner)
+    params = ResolvedSampling(temperature=0.0, max_tokens=200)
+    machine.submit(Ask([*prefix, 5, 6, 7], params))
+    while not machine.engine.scheduler.running or machine.engine.scheduler.running[0].num_uncomputed > 1:
+        machine.step()
+    before = len(machine.runner.plans)
+    machine.submit(Ask([*prefix, 8, 9], params))
+    while len(machine.engine.scheduler.running) < 2 or machine.engine.scheduler.running[1].num_uncomputed > 1:
+        machine.step()
+    tables = [list(one.table.blocks) for one in machine.engine.scheduler.running if one.table is not None]
+    num_shared = 2_000 // size
+    shared = tables[0][:num_shared]
+    counts = {machine.engine.memory.block(block).ref_count for block in shared}
+    copies = sum(len(plan.copies) for plan in machine.runner.plans[before:])
+    items = [item for plan in machine.runner.plans[before:] for item in plan.items]
+    num_fed = max(len(item.token_ids) for item in items)
+    holds = tables[1][:num_shared] == shared and counts == {2} and copies == 0 and num_fed <= size + 2
+    proof.holds("zero_copy", holds, "same blocks, two references, no copy")
+
+
+@section("a shared prefix is computed once")
+def prefill_saved(proof: Proof) -> None:
+    random, runner = proof.random, smollm2_runner()
+    prefix = texts_of(random, real_text(), [1_024])[0]
+    asks = [Ask([*prefix, *rest], ResolvedSampling(temperature=0.0, max_tokens=4)) for rest in
+            texts_of(random, real_text(), [32] * 16)]  # fmt: skip
+    machine = Machine(runner)
+    machine.run(asks)
+    num_output = sum(len(ask.tokens) for ask in asks)
+    # Every output token but the last of a sequence is fed once; the rest of what was computed is prompt.
+    computed = machine.engine.scheduler.stats.num_computed_tokens - (num_output - len(asks))
+    share = computed / sum(len(ask.prompt) for ask in asks)
+    proof.at_most("prefill_saved", share, 0.125)
+
+
+# -- loading and budgets -----------------------------------------------------------------------------------------------
+
+
+@section("loading")
+def loading(proof: Proof) -> None:
+    """A process that imports, resolves and loads the GGUF file: with an empty cache, then with what that left."""
+    seconds: list[float] = []
+    with TemporaryDirectory() as cache_folder:
+        for _ in range(1 + proof.sized(quick=1, full=5)):
+            started = time.perf_counter()
+            command = [sys.executable, "-m", "proofs.framework.load_once", str(smollm2_file())]
+            subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "QUIRE_CACHE": cache_folder})
+            seconds.append(time.perf_counter() - started)
+    proof.at_most("load_first_s", seconds[0], 30)
+    proof.at_most("load_again_s", median(seconds[1:]), 6, "the median")
+
+
+@section("budgets")
+def budgets(proof: Proof) -> None:
+    """Each in a process of its own, which says what it held at most, loading included."""
+    count, over, started, refused, worst, worst_refused = proof.sized(quick=3, full=40), 0, 0, 0, 0.0, 0.0
+    for at in range(count):
+        budget = int(proof.random.uniform(0.95, 1.75) * GIB)
+        told = told_by_child("tests.support.models.torch_loading", smollm2().directory, budget)
+        if told is None:
+            over += 1
+            continue
+        share = told["peak_bytes"] / budget
+        started += told["is_started"]
+        refused += not told["is_started"]
+        if told["is_started"]:
+            worst = max(worst, share)
+            over += share > 1.05 or not told["is_full"]
+        else:
+            worst_refused = max(worst_refused, share)
+            over += not told["sentence"]
+        if at < 5 or share > 1.0:
+            say(f"  budget {budget / GIB:.2f} GiB: {told}")
+    proof.report("budgets", count)
+    proof.at_least("budgets_started", started, proof.sized(quick=0, full=20))
+    proof.report("budgets_refused", refused)
+    proof.at_most("budget_worst_share", worst, 1.05)
+    proof.report("budget_worst_share_refused", worst_refused, "what was held when it was refused")
+    proof.equals("over_budget", over, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(run("torch"))

@@ -1,0 +1,12 @@
+"""`make proof-seam`: hops between a client and the device, a dialect's own bytes, a wider seam.
+
+The sections stand with their topics in this folder.
+"""
+
+import sys
+
+from proofs.framework.proof import run
+from proofs.seam import dialects, hops, mutants, wanted
+
+if __name__ == "__main__":
+    sys.exit(run("seam", dialects, wanted, hops, mutants))

@@ -1,0 +1,247 @@
+"""What the operator alone may see, and what `quire top` makes of it: doors that stay shut, screens that nothing
+upsets, figures that are the server's own.
+"""
+
+import asyncio
+import json
+import random
+import string
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from benchmarks.dashboard_load import agents
+from proofs.api.load import Server, started
+from proofs.framework.proof import Proof, section
+from quire.api.access.keys import add_key
+from quire.cli.watch.dashboard_server import DashboardServer
+from quire.cli.watch.top_figures import TopFigures, essentials
+from quire.cli.watch.top_glyphs import ASCII, UNICODE
+from quire.cli.watch.top_picture import Frame, picture
+from quire.cli.watch.top_watcher import TopWatcher, seen_once
+from quire.cli.watch.watch_source import WatchSource
+from quire.cli.watch.watched_state import read_snapshot
+from quire.errors import RequestError
+from tests.support.servers.watch_stand_in import snapshot
+
+SERVED = ("--blocks", "2048", "--running", "16", "--sequence-tokens", "4096", "--step-s", "0.02")
+NUM_AGENTS = 24
+ROUTES = ("/v1/admin/watch", "/v1/admin/watch?model=oracle", "/v1/admin/blocks/1")
+OPERATORS = ("stats", "requests", "drain", "cache/clear", "models/oracle/unload", "requests/req_1")
+CLAIMS = (
+    ("x-admin", "true"), ("x-forwarded-user", "operator"), ("x-forwarded-for", "127.0.0.1"), ("cookie", "admin=1"),
+    ("x-original-url", "/health"), ("x-http-method-override", "GET"), ("host", "localhost"), ("x-api-key", "operator"),
+)  # fmt: skip
+
+
+@contextmanager
+def _guarded(proof: Proof) -> Iterator[tuple[Server, dict[str, str]]]:
+    """A server with an admin key, and tenants that are called as if theirs were one."""
+    keys_file = Path(mkdtemp(dir=proof.folder)) / "keys.json"
+    keys = {name: add_key(keys_file, name) for name in ("alice", "admin", "operator")}
+    keys["boss"] = add_key(keys_file, "boss", admin=True)
+    with started(proof.folder, *SERVED, "--keys-file", str(keys_file)) as server:
+        yield server, keys
+
+
+def _status(port: int, method: str, path: str, headers: dict[str, str]) -> int:
+    """Of an answer whose body is not waited for; 0: it was no request."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        response.close()
+        return response.status
+    except (HTTPException, OSError, UnicodeError, ValueError):
+        return 0
+    finally:
+        connection.close()
+
+
+def _near(dice: random.Random, secret: str) -> str:
+    """Almost the secret."""
+    at = dice.randrange(len(secret))
+    other = dice.choice(string.ascii_letters)
+    return dice.choice(
+        (
+            secret[:at],
+            secret + other,
+            secret.swapcase(),
+            secret[:at] + ("#" if secret[at] != "#" else "+") + secret[at:],
+        )
+    )
+
+
+def _disguised(dice: random.Random, path: str) -> str:
+    return dice.choice(
+        (path, f"/health/..{path}", f"{path}/", f"/{path}", f"{path};/health", path.replace("admin", "%61dmin"))
+    )
+
+
+@section("operator's doors")
+def doors(proof: Proof) -> None:
+    """Strangers, tenants and foreign pages, at the server and at the port that `quire dashboard` opens."""
+    dice, tries = proof.random, proof.sized(quick=300, full=2000)
+    with _guarded(proof) as (server, keys):
+        opened = [0, 0]
+        for _ in range(tries):
+            tenant = dice.choice(("alice", "admin", "operator"))
+            key = dice.choice((keys[tenant], "", _near(dice, keys["boss"]), "boss"))
+            headers = dict(dice.sample(CLAIMS, dice.randrange(4)))
+            headers[dice.choice(("authorization", "x-api-key"))] = dice.choice((f"Bearer {key}", key, f"Basic {key}"))
+            opened[0] += _status(server.port, "GET", _disguised(dice, dice.choice(ROUTES)), headers) == 200
+        with _dashboard(WatchSource(f"http://127.0.0.1:{server.port}", server.admin_path)) as before:
+            port = before.server_address[1]
+            for _ in range(tries):
+                opened[1] += _status(port, *_try(dice, before.token)) == 200
+            own = {"authorization": f"Bearer {before.token}"}
+            let_in = [_status(port, "GET", path, own) for path in ROUTES]
+        let_in += [_status(server.port, "GET", path, {"authorization": f"Bearer {keys['boss']}"}) for path in ROUTES]
+        server_is_there = _status(server.port, "GET", "/ready", {}) == 200
+    proof.report("tries", 2 * tries)
+    proof.equals("let_in_without_an_admin_key", opened[0], 0)
+    proof.equals("let_through_the_dashboard", opened[1], 0, "without its token, or to what its page does not read")
+    proof.equals("operators_refused", sum(status != 200 for status in let_in), 0)
+    proof.holds("nobody_drained_the_server", server_is_there, "it still answers")
+
+
+@contextmanager
+def _dashboard(source: WatchSource) -> Iterator[DashboardServer]:
+    with DashboardServer(source) as serving:
+        thread = threading.Thread(target=serving.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield serving
+        finally:
+            serving.shutdown()
+            thread.join()
+
+
+def _try(dice: random.Random, token: str) -> tuple[str, str, dict[str, str]]:
+    """Somebody with another token, another method, another route or another page; one of them at least."""
+    headers = {"authorization": f"Bearer {token}"}
+    method, path = "GET", dice.choice(ROUTES)
+    kind = dice.randrange(4)
+    if kind == 0:
+        headers = {"authorization": f"Bearer {_near(dice, token)}", "x-api-key": token, "cookie": f"key={token}"}
+    elif kind == 1:
+        method = dice.choice(("POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"))
+        path = f"/v1/admin/{dice.choice(OPERATORS)}"
+    elif kind == 2:
+        path = dice.choice(("/v1/admin/", "/", "/v1/admin/watch/../", "/v1/admin/blocks/../")) + dice.choice(OPERATORS)
+    else:
+        foreign = "".join(dice.choices(string.ascii_lowercase, k=8)) + ".example"
+        headers |= dice.choice(({"origin": f"https://{foreign}"}, {"host": foreign}, {"origin": "null"}))
+    return method, path, headers
+
+
+@section("top screens")
+def screens(proof: Proof) -> None:
+    """Names that would steer a terminal, of any length, on screens of any size."""
+    dice, upset, num_lines = proof.random, 0, 0
+    for _ in range(proof.sized(quick=1000, full=20_000)):
+        figures = TopFigures("http://127.0.0.1:8000")
+        figures.take(read_snapshot(json.dumps(_hostile(dice)).encode()))
+        glyphs = dice.choice((UNICODE, ASCII))
+        frame = Frame(dice.randint(20, 240), dice.randint(1, 80), glyphs)
+        lines = picture(figures, frame, dice.choice((None, _name(dice))), "q ends")
+        num_lines += len(lines)
+        upset += len(lines) > frame.height
+        upset += sum(line.cell_len > frame.width or not line.plain.isprintable() for line in lines)
+        upset += glyphs.is_ascii and not all(line.plain.isascii() for line in lines)
+    proof.report("top_lines", num_lines)
+    proof.equals("top_lines_upset", upset, 0, "too wide, too many, or with something a terminal would obey")
+
+
+def _name(dice: random.Random) -> str:
+    pieces = (
+        "\x1b[2J",
+        "\x1b]0;x\x07",
+        "\r\n",
+        "\x00",
+        "a",
+        "é",
+        "文",
+        "\u202e",
+        "\ud7ff",
+        "[bold]",
+        "{}",
+        "\x9b31m",
+        " ",
+    )
+    return "".join(dice.choices(pieces, k=dice.choice((0, 1, 5, 200))))
+
+
+def _hostile(dice: random.Random) -> dict[str, Any]:
+    told = snapshot(model=_name(dice), models=[{"name": _name(dice), "state": _name(dice)} for _ in range(3)])
+    words = ("request_id", "tenant", "class", "phase")
+    told["running"] = [
+        told["running"][0] | {word: _name(dice) for word in words} for _ in range(dice.choice((0, 1, 5, 300)))
+    ]
+    told["queue"] = [{"class": _name(dice), "tenant": _name(dice), "num_requests": dice.randrange(10**9)}] * 9
+    told["misses"] = [{"reason": _name(dice), "num_tokens": dice.randrange(10**12), "num_requests": 1}] * 9
+    told["warnings"] = [{"tenant": _name(dice), "line": _name(dice), "num_lost_tokens": 1, "num_requests": 1}]
+    told["workers"] = [{"number": 1, "state": "ended", "why": _name(dice)}]
+    counts = dict.fromkeys(("free", "cached", "used", "shared", "pinned", "computing"), 0)
+    told["pool"]["counts"] = {state: dice.choice((0, 1, 10**9)) for state in counts}
+    return told
+
+
+@section("top and its server")
+async def figures(proof: Proof) -> None:
+    """What it prints for scripts is what the server counts, by the socket and by a key; a common key is refused."""
+    with _guarded(proof) as (server, keys):
+        url = f"http://127.0.0.1:{server.port}"
+        tenants = {name: keys[name] for name in ("alice", "operator")}
+        async with agents(url, tenants, NUM_AGENTS, proof.random):
+            await asyncio.sleep(proof.sized(quick=15, full=60))
+            by_socket = await _once(WatchSource(url, server.admin_path))
+            by_key = await _once(WatchSource(url, key=keys["boss"]))
+            told = await asyncio.to_thread(_watched, WatchSource(url, server.admin_path))
+        refused = await asyncio.to_thread(_is_refused, WatchSource(url, key=keys["alice"]))
+    wrong = sum(_wrong(one) for one in (by_socket, by_key, told))
+    proof.report("top_output_tokens_per_s", told["output_tokens_per_s"] or 0.0, "an oracle's pace: no measurement")
+    proof.report("top_running", told["num_running"])
+    proof.equals("top_figures_wrong", wrong, 0, "blocks that do not add up, places or tenants that are not there")
+    proof.holds("top_needs_an_admin_key", refused, "a tenant's key is refused")
+
+
+async def _once(source: WatchSource) -> dict[str, Any]:
+    return essentials(await asyncio.to_thread(seen_once, source, None))
+
+
+def _watched(source: WatchSource) -> dict[str, Any]:
+    """After having watched for some seconds."""
+    kept: list[dict[str, Any]] = []
+    with TopWatcher(source) as watcher:
+        for _ in range(20):
+            watcher.wait(10)
+            watcher.look(lambda figures, _: kept.append(essentials(figures)))
+    return kept[-1]
+
+
+def _is_refused(source: WatchSource) -> bool:
+    try:
+        seen_once(source, None)
+    except RequestError:
+        return True
+    return False
+
+
+def _wrong(told: dict[str, Any]) -> int:
+    pool = told["pool"] or {"num_blocks": -1}
+    blocks = sum(count for name, count in pool.items() if name not in ("num_blocks", "block_size"))
+    checks: list[Callable[[], bool]] = [
+        lambda: told["model"] == "oracle",
+        lambda: blocks == pool["num_blocks"] == 2048,
+        lambda: 0 < told["num_running"] <= 16,
+        lambda: {one["tenant"] for one in told["running"]} <= {"alice", "operator"},
+        lambda: all(one["computed"] <= one["known"] for one in told["running"]),
+        lambda: told["totals"]["num_output_tokens"] > 0,
+        lambda: 0 <= (told["hit_rate"] or 0.0) <= 1,
+    ]
+    return sum(not check() for check in checks)

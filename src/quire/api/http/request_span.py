@@ -1,0 +1,88 @@
+"""A request as a span: the names of OpenTelemetry's GenAI conventions, and vLLM's latencies beside them.
+
+Figures, settings of the server and words of ours; nothing a client wrote, but for what the trace's own header says.
+"""
+
+import time
+
+from quire.api.http.request_record import RequestRecord, figures_of
+from quire.observe.metrics import ModelFigures
+from quire.observe.spans import AttributeValue, RequestSpan, RequestSpanWriter
+
+COMPLETIONS = "/v1/completions"
+
+
+class RequestSpans:
+    """Told of every request that is over."""
+
+    def __init__(self, writer: RequestSpanWriter) -> None:
+        self._writer = writer
+
+    def ended(self, record: RequestRecord) -> None:
+        """Write its span, if a model was asked."""
+        if record.model:
+            self._writer.write(span_of(record, time.time()))
+
+
+def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
+    """One that has just ended."""
+    figures = figures_of(record)
+    operation = "text_completion" if record.path == COMPLETIONS else "chat"
+    status = 499 if record.is_cut else record.status
+    error = record.error or ("client_closed_request" if record.is_cut else "")
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "quire",
+        "gen_ai.request.model": record.model,
+        "gen_ai.response.model": record.model,
+        "gen_ai.request.id": record.request_id,
+        "gen_ai.request.choice.count": record.num_answers,
+        "gen_ai.usage.input_tokens": figures.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": figures.num_output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": figures.num_cached_tokens,
+        "gen_ai.usage.prompt_tokens": figures.num_prompt_tokens,
+        "gen_ai.usage.completion_tokens": figures.num_output_tokens,
+        "gen_ai.usage.num_sequences": record.num_answers,
+        "http.response.status_code": status,
+        **_latencies(figures),
+        **_asked(record),
+    }
+    if error:
+        attributes["error.type"] = error
+    return RequestSpan(
+        f"{operation} {record.model}",
+        now_unix_s - figures.total_s,
+        now_unix_s,
+        attributes,
+        record.headers.get("traceparent", ""),
+        error if status >= 500 else "",
+    )
+
+
+def _latencies(figures: ModelFigures) -> dict[str, AttributeValue]:
+    """vLLM's, in seconds; those of a model that never began are left out."""
+    told: dict[str, AttributeValue] = {
+        "gen_ai.latency.time_in_queue": figures.queue_s,
+        "gen_ai.latency.e2e": figures.total_s,
+    }
+    first_s = figures.first_token_s
+    if first_s is not None:
+        told["gen_ai.latency.time_to_first_token"] = first_s
+        told["gen_ai.latency.time_in_model_prefill"] = max(0.0, first_s - figures.queue_s)
+        told["gen_ai.latency.time_in_model_decode"] = max(0.0, figures.total_s - first_s)
+        told["gen_ai.latency.time_in_model_inference"] = max(0.0, figures.total_s - figures.queue_s)
+    return told
+
+
+def _asked(record: RequestRecord) -> dict[str, AttributeValue]:
+    """How it was to be answered, and how answers ended."""
+    told: dict[str, AttributeValue] = {}
+    if record.max_tokens is not None:
+        told["gen_ai.request.max_tokens"] = record.max_tokens
+    if record.asked:
+        params = record.asked[0].reply.request.params
+        told["gen_ai.request.temperature"] = params.temperature
+        told["gen_ai.request.top_p"] = params.top_p
+        ends = [piece.finish_reason for one in record.asked for piece in one.reply.pieces if piece.finish_reason]
+        told["gen_ai.response.finish_reasons"] = ends
+    return told

@@ -1,0 +1,1 @@
+"""The models of a server: always there, or loaded on demand in turns."""

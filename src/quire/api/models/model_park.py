@@ -1,0 +1,497 @@
+"""Models that come and go: does what `park_moves.py` decides, and lets requests wait for the model they ask.
+
+    using(model) ──► here: at once                  a request holds its model until its last byte,
+                └──► away, loading, leaving: waits ──► using      or until its answer is set aside
+
+On one event loop. Each model has a task of its own, from its loading to its end. Answers that are set aside keep what
+they read of their model in this process; only its worker ends, and another one continues them when the model is back.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from time import monotonic
+
+from quire.api.http.errors import ApiError, invalid
+from quire.api.http.limits import LOADING_RETRY_S
+from quire.api.models.park_moves import (
+    LOADS_S,
+    MAX_LOADS,
+    OPERATOR,
+    Load,
+    Parked,
+    Stage,
+    Wish,
+    in_its_way,
+    may_load_s,
+    next_moves,
+)
+from quire.api.models.registry import ModelEntry
+from quire.client.engines.client import EngineClient
+from quire.config.parked_models import ParkedModel
+from quire.errors import CheckpointError, ConfigError, DrainingError, InvariantError, QuireError
+
+log = logging.getLogger("quire.park")
+GIB = 1 << 30
+FAILED_RETRY_S = 10.0
+"""A model that could not be loaded is not tried again before."""
+
+TellProgress = Callable[[str, int, int], None]
+"""Hears what is being done, how far it is, and how far it goes."""
+OpenClient = Callable[[ParkedModel, TellProgress], AbstractAsyncContextManager[EngineClient]]
+"""A front and what is behind it, for as long as it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What there is, and what each model takes of it."""
+
+    memory_bytes: int = 0
+    needed_bytes: Mapping[str, int] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why a model cannot be loaded, by name."""
+
+
+Weigh = Callable[[], Awaitable[Sizes]]
+"""Finds out, once: files are looked at, and models that are kept are fetched."""
+
+
+async def weightless() -> Sizes:
+    """Models that fit whatever there is."""
+    return Sizes()
+
+
+@dataclass(frozen=True, slots=True)
+class ParkLimits:
+    """What an operator decides about coming and going."""
+
+    max_waiting: int = 2048
+    """Requests that may wait for one model to be loaded."""
+    idle_s: float | None = None
+    """For models that say nothing."""
+    turn_s: float = 30.0
+    """How long a model that is ready serves every tenant, whoever waits for its room."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """What a request has that uses a model."""
+
+    resident: "_Resident"
+    client: EngineClient
+    tenant: str
+    users: Counter[str]
+    """Those of the model's life in which it came."""
+
+
+Arrival = asyncio.Future[_Place]
+
+
+@dataclass(slots=True, eq=False)
+class _Resident:
+    """One model, here or away."""
+
+    model: ParkedModel
+    entry: ModelEntry
+    users: Counter[str] = field(default_factory=Counter)
+    """Requests that it answers, by tenant. Of a model that is away: whose answers were set aside."""
+    served: set[str] = field(default_factory=set)
+    """Tenants that have used it since it was ready."""
+    waiting: dict[str, dict[Arrival, float]] = field(default_factory=dict)
+    """Requests that wait for it, by tenant, in the order they came, and since when."""
+    turn_ends_s: float = 0.0
+    leaving_since_s: float = 0.0
+    last_used_s: float = 0.0
+    must_leave: bool = False
+    is_aside: bool = False
+    """It is away, but for answers that were set aside."""
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    """It leaves, and answers nothing any more, or what it answers is to be set aside."""
+    is_called: asyncio.Event = field(default_factory=asyncio.Event)
+    """Answers that were set aside go on, or are no more."""
+    task: asyncio.Task[None] | None = None
+    failure: Exception | None = None
+    """Why it could not be loaded the last time."""
+    failed_s: float = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests, of all tenants."""
+        return sum(map(len, self.waiting.values()))
+
+    @property
+    def wishes(self) -> tuple[Wish, ...]:
+        """Each tenant that waits for it, and since when."""
+        wishes = [Wish(tenant, next(iter(arrivals.values()))) for tenant, arrivals in self.waiting.items()]
+        if self.is_aside:
+            wishes += [Wish(one, self.leaving_since_s, True) for one in self.users if one not in self.waiting]
+        return tuple(wishes)
+
+    def leave(self) -> None:
+        """It takes no new requests, and ends with the last answer."""
+        self.entry.stage, self.leaving_since_s = Stage.LEAVING, monotonic()
+        if not self.users:
+            self.may_end.set()
+
+    def begin_turn(self, turn_s: float) -> None:
+        """It is here: what waits uses it from now on, before anything can make it leave."""
+        client = self.entry.engine_client
+        if client is None:
+            raise InvariantError(f"{self.entry.name} is to serve and nothing is there that could")
+        self.entry.stage, self.turn_ends_s = Stage.HERE, monotonic() + turn_s
+        self.served = set(self.users)
+        for tenant, arrival in self._taken_from_waiting():
+            arrival.set_result(self.use(client, tenant))
+
+    def use(self, client: EngineClient, tenant: str) -> _Place:
+        """One more request of this tenant uses it."""
+        self.users[tenant] += 1
+        self.served.add(tenant)
+        self.last_used_s = monotonic()
+        return _Place(self, client, tenant, self.users)
+
+    def refuse(self, error: Exception) -> None:
+        """Fail every request that waits."""
+        for _, arrival in self._taken_from_waiting():
+            arrival.set_exception(error)
+
+    def _taken_from_waiting(self) -> list[tuple[str, Arrival]]:
+        """But for those that were cancelled a moment ago: their tasks have not come round to notice."""
+        waiting = [(tenant, one) for tenant, arrivals in self.waiting.items() for one in arrivals if not one.done()]
+        self.waiting.clear()
+        return waiting
+
+
+class ModelPark:
+    """All models of a server within one memory."""
+
+    def __init__(
+        self,
+        models: Iterable[tuple[ParkedModel, ModelEntry]],
+        opening: OpenClient,
+        weigh: Weigh = weightless,
+        limits: ParkLimits | None = None,
+    ) -> None:
+        self._residents = {model.name: _Resident(model, entry) for model, entry in models}
+        self._opening = opening
+        self._weigh = weigh
+        self._limits = limits or ParkLimits()
+        self._sizes: Sizes | None = None
+        self._loads: dict[str, tuple[float, ...]] = {}
+        """When the last loads of each tenant were begun."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Tasks of models, until each has ended."""
+        self._loading = asyncio.Lock()
+        """Models load one after the other: two at once would take as long, and each would come later."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the models that are kept. Raises what stands in the way of one of them."""
+        self._sizes = await self._weigh()
+        for why in self._sizes.problems.values():
+            log.warning("%s", why)
+        kept = [resident for resident in self._residents.values() if resident.model.is_kept]
+        for held in await asyncio.gather(*(self._wait(resident, OPERATOR) for resident in kept)):
+            self._release(held)
+
+    def drain(self) -> None:
+        """The server ends: no model is loaded any more, and who waits for one is told."""
+        self._is_closing = True
+        for resident in self._residents.values():
+            resident.refuse(DrainingError("the server is shutting down and loads no model; ask another one, or later"))
+            resident.is_called.set()  # what was set aside ends here
+
+    async def close(self) -> None:
+        """End all of them. One that loads is broken off."""
+        self.drain()
+        if self._timer is not None:
+            self._timer.cancel()
+        for resident in self._residents.values():
+            resident.may_end.set()
+            if resident.task is not None and resident.entry.stage is Stage.LOADING:
+                resident.task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def is_started(self) -> bool:
+        """It is known what there is."""
+        return self._sizes is not None
+
+    async def _live(self, resident: _Resident, before: asyncio.Task[None] | None) -> None:
+        """One model from its loading to its end, after the end of its life before."""
+        entry = resident.entry
+        try:
+            if before is not None:
+                await asyncio.wait({before})
+            async with AsyncExitStack() as stack:
+                async with self._loading:
+                    self._tell(resident, "is being loaded")
+                    client = await stack.enter_async_context(self._opening(resident.model, entry.tell_progress))
+                self._arrive(resident, client)
+                await self._stay(resident, client)
+        except QuireError as error:
+            self._fail(resident, error)
+        except Exception as error:
+            log.exception("%s could not be loaded", entry.name)
+            self._fail(resident, error)
+        finally:
+            self._end(resident)
+
+    async def _stay(self, resident: _Resident, client: EngineClient) -> None:
+        """Until it has left. As long as answers are set aside, it may come back."""
+        while await resident.may_end.wait():
+            resident.entry.engine_client = None
+            self._tell(resident, "is being unloaded")
+            if not resident.users or self._is_closing:
+                return
+            await client.set_aside()
+            self._tell(resident, f"was unloaded; {resident.users.total()} answers wait until it is back")
+            if not await self._called(resident):
+                return
+            async with self._loading:
+                self._tell(resident, "is being loaded")
+                await client.go_on()
+            self._arrive(resident, client)
+
+    async def _called(self, resident: _Resident) -> bool:
+        """Wait, away from the memory, until it is to be loaded again; false: no answer is left to go on with."""
+        resident.entry.stage, resident.is_aside = Stage.AWAY, True
+        resident.entry.tell_progress("", 0, 0)
+        resident.may_end.clear()
+        resident.is_called.clear()
+        if self._is_closing or not resident.users:
+            resident.is_called.set()
+        self._look()
+        await resident.is_called.wait()
+        resident.is_aside = False
+        return resident.entry.stage is Stage.LOADING and not self._is_closing
+
+    def _end(self, resident: _Resident) -> None:
+        """Its life is over. Requests that used it have ended, or find that it is gone."""
+        resident.users = Counter()
+        if resident.task is not asyncio.current_task():
+            return  # another life has begun
+        resident.entry.engine_client, resident.entry.stage = None, Stage.AWAY
+        resident.entry.tell_progress("", 0, 0)
+        resident.must_leave, resident.task = False, None
+        resident.may_end.clear()
+        self._look()
+
+    def _arrive(self, resident: _Resident, client: EngineClient) -> None:
+        resident.entry.engine_client, resident.failure = client, None
+        resident.last_used_s = monotonic()
+        self._tell(resident, f"is ready: {client.text.info.line}")
+        resident.begin_turn(self._limits.turn_s)
+        self._look()
+
+    @staticmethod
+    def _tell(resident: _Resident, words: str) -> None:
+        """To the log. Of models that are kept whoever starts the server tells."""
+        if not resident.model.is_kept:
+            log.info("%s %s", resident.entry.name, words)
+
+    @staticmethod
+    def _fail(resident: _Resident, error: Exception) -> None:
+        resident.failure, resident.failed_s = error, monotonic()
+        if not resident.model.is_kept:
+            log.error("%s could not be loaded: %s", resident.entry.name, error)
+        resident.refuse(error)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def using(self, entry: ModelEntry, tenant: str) -> AsyncIterator[EngineClient]:
+        """The model's front; waits until it is there. It does not leave before it is given back, or set aside."""
+        resident = self._residents[entry.name]
+        held = await self._come(resident, tenant)
+        try:
+            yield held.client
+        finally:
+            self._release(held)
+
+    async def _come(self, resident: _Resident, tenant: str) -> _Place:
+        entry = resident.entry
+        if entry.stage is Stage.HERE and entry.is_dead and not resident.model.is_kept:
+            resident.must_leave = True
+            resident.leave()
+        if entry.stage is Stage.HERE:
+            return resident.use(entry.open(), tenant)
+        self.check_waiting(entry, tenant)
+        try:
+            return await self._wait(resident, tenant)
+        except (CheckpointError, ConfigError) as error:
+            raise _not_loaded(entry, error, FAILED_RETRY_S) from error
+
+    def check_waiting(self, entry: ModelEntry, tenant: str) -> None:
+        """Refuse a request that would wait in vain, or beside too many, or for one load too many of its tenant."""
+        resident = self._residents[entry.name]
+        if entry.stage is Stage.HERE:
+            return
+        if self._is_closing:
+            raise DrainingError("the server is shutting down and loads no model; ask another one, or later")
+        if self._sizes is None:
+            return
+        if problem := self._sizes.problems.get(entry.name):
+            raise ApiError(503, "model_not_here", problem)
+        self._check_fits(resident, self._sizes)
+        again_s = resident.failed_s + FAILED_RETRY_S - monotonic()
+        if resident.failure is not None and again_s > 0:
+            raise _not_loaded(entry, resident.failure, again_s)
+        if resident.num_waiting >= self._limits.max_waiting:
+            message = (
+                f"{self._limits.max_waiting} requests may wait for {entry.name} to be loaded, "
+                f"{resident.num_waiting} do; try again"
+            )
+            raise ApiError(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
+        if entry.stage is not Stage.LOADING and not resident.waiting:
+            self._check_loads(entry, tenant)
+
+    def _check_loads(self, entry: ModelEntry, tenant: str) -> None:
+        planned = [one for one in self._residents.values() if one.entry.stage is not Stage.LOADING]
+        num_planned = sum(tenant in one.waiting for one in planned)
+        wait_s = may_load_s(tenant, self._loads, monotonic(), num_planned)
+        if wait_s > 0:
+            message = (
+                f"a key may have {MAX_LOADS} models loaded in {LOADS_S:g} s, and {entry.name} would be one more; "
+                f"ask one that is ready, or try again in {ceil(wait_s)} s"
+            )
+            raise ApiError(429, "rate_limit_exceeded", message, "model", wait_s)
+
+    def _check_fits(self, resident: _Resident, sizes: Sizes) -> None:
+        name, known = resident.entry.name, [self._parked(one) for one in self._residents.values()]
+        wanted = self._parked(resident)
+        blocking = in_its_way(wanted, known, sizes.memory_bytes)
+        if not blocking:
+            return
+        need = f"{name} needs {wanted.needed_bytes / GIB:,.2f} of {sizes.memory_bytes / GIB:,.2f} GiB"
+        if blocking == [name]:
+            raise invalid(f"{need}; the operator has to give more --memory", "model", "model_does_not_fit")
+        raise invalid(
+            f"{need} and does not fit beside what is kept: {', '.join(blocking)} would have to go",
+            "model",
+            "model_does_not_fit",
+        )
+
+    async def _wait(self, resident: _Resident, tenant: str) -> _Place:
+        """Until the model is there; a request that returns from here uses it."""
+        arrival: Arrival = asyncio.get_running_loop().create_future()
+        arrivals = resident.waiting.setdefault(tenant, {})
+        arrivals[arrival] = monotonic()
+        if len(arrivals) == 1:
+            self._look()  # more of one tenant decide nothing
+        try:
+            return await arrival
+        except asyncio.CancelledError:
+            if resident.waiting.get(tenant, {}).pop(arrival, None) is not None:
+                if not arrivals:
+                    del resident.waiting[tenant]
+                self._look()  # perhaps its room is not needed any more
+            elif not arrival.cancelled() and arrival.exception() is None:
+                self._release(arrival.result())
+            raise
+
+    def _release(self, held: _Place) -> None:
+        resident, users, tenant = held.resident, held.users, held.tenant
+        users[tenant] -= 1
+        if users is not resident.users:
+            return  # of a life that is over
+        resident.last_used_s = monotonic()
+        if users[tenant]:
+            return  # nothing is decided by how many they are
+        del users[tenant]
+        if not users and resident.entry.stage is Stage.LEAVING:
+            resident.may_end.set()
+        if not users and resident.is_aside:
+            resident.is_called.set()
+        self._look()
+
+    # -- the operator --------------------------------------------------------------------------------------------------
+
+    async def load(self, entry: ModelEntry) -> None:
+        """Until it is there."""
+        async with self.using(entry, OPERATOR):
+            pass
+
+    def unload(self, entry: ModelEntry) -> None:
+        """It leaves with its last answer."""
+        resident = self._residents[entry.name]
+        if resident.model.is_kept:
+            raise invalid(f"{entry.name} is kept; a model leaves if it is not named on the command line, and its table "
+                          "has no keep = true", "model")  # fmt: skip
+        if entry.stage is Stage.LOADING:
+            raise ApiError(409, "model_loading", f"{entry.name} is being loaded; unload it when it is there")
+        if entry.stage is Stage.HERE:
+            resident.must_leave = True
+            resident.leave()
+
+    # -- what is decided -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Do what is to be done now. Called whenever something has changed."""
+        if self._is_closing or self._sizes is None:
+            return
+        is_settled = False
+        while not is_settled:
+            now_s = monotonic()
+            known = [self._parked(resident) for resident in self._residents.values()]
+            moves = next_moves(known, self._sizes.memory_bytes, self._loads, now_s)
+            for name in moves.leave:
+                self._residents[name].leave()
+            for name in moves.set_aside:
+                self._residents[name].may_end.set()
+            for name in moves.stay:
+                self._residents[name].begin_turn(self._limits.turn_s)
+            if moves.load is not None:
+                self._begin_load(moves.load, now_s)
+            is_settled = moves.load is None and not moves.leave
+        self._look_again(moves.look_again_s, now_s)
+
+    def _begin_load(self, load: Load, now_s: float) -> None:
+        resident = self._residents[load.name]
+        resident.entry.stage = Stage.LOADING
+        if load.tenant != OPERATOR:
+            self._loads[load.tenant] = (*self._loads.get(load.tenant, ())[1 - MAX_LOADS :], now_s)
+        if resident.is_aside:
+            resident.is_called.set()
+        else:
+            living = self._live(resident, resident.task)
+            resident.task = asyncio.create_task(living, name=f"quire-model-{load.name}")
+            self._tasks.add(resident.task)
+            resident.task.add_done_callback(self._tasks.discard)
+
+    def _look_again(self, look_again_s: float | None, now_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if look_again_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(look_again_s - now_s, self._look)
+
+    def _parked(self, resident: _Resident) -> Parked:
+        needed = {} if self._sizes is None else self._sizes.needed_bytes
+        idle_s = self._limits.idle_s if resident.model.idle_s is None else resident.model.idle_s
+        return Parked(
+            name=resident.entry.name,
+            needed_bytes=needed.get(resident.entry.name, 0),
+            stage=resident.entry.stage,
+            is_kept=resident.model.is_kept and resident.failure is None,
+            idle_s=idle_s,
+            users=frozenset(resident.users),
+            served=frozenset(resident.served),
+            wishes=resident.wishes,
+            turn_ends_s=resident.turn_ends_s,
+            leaving_since_s=resident.leaving_since_s,
+            last_used_s=resident.last_used_s,
+            must_leave=resident.must_leave,
+            is_ending=resident.may_end.is_set(),
+        )
+
+
+def _not_loaded(entry: ModelEntry, error: Exception, again_s: float) -> ApiError:
+    return ApiError(503, "model_not_loaded", f"{entry.name} could not be loaded: {error}", retry_after_s=again_s)

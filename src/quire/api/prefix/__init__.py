@@ -1,0 +1,1 @@
+"""Routes and notes about prefix reuse: explanations, warnings."""

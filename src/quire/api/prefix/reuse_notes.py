@@ -1,0 +1,123 @@
+"""What each prompt of a request found in the cache: written down once that is known, counted, and told in a header.
+
+It is known when the prompt is computed, just before the first token. A request that ends before leaves what was known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+from quire.api.access.admission import Admission
+from quire.api.http.request_record import RequestRecord
+from quire.api.prefix.warnings import removed_headers, warning_headers
+from quire.client.prefix.explanation import UNKNOWN, Explanation, decoded_text
+from quire.client.prefix.prefix_guard import SeenPrompt
+from quire.client.prefix.reuse_log import PromptPart, PromptParts, ReuseRecord, lost_tokens
+from quire.client.reply.reply import Reply
+from quire.client.request.conversation import RemovedLine
+from quire.client.request.text_model import Tokenizer
+
+HEADER = b"x-quire-cache"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerNames:
+    """What is known of a request beside its replies."""
+
+    answer_id: str
+    parts: Sequence[PromptParts]
+    """Of its prompts, where they have any."""
+    tokenizer: Tokenizer
+    removed: Sequence[RemovedLine] = ()
+    """Lines that were taken out of its system texts."""
+
+
+class ReuseNotes:
+    """Of one request."""
+
+    def __init__(self, admission: Admission, record: RequestRecord, names: AnswerNames) -> None:
+        self._log = admission.reuse_log
+        self._metrics = admission.metrics
+        self._guard = admission.prefix_guard
+        self._record = record
+        self._names = names
+        self.is_waiting = True
+        """Something may become known."""
+
+    def take(self, *, is_last: bool = False) -> None:
+        """Write down what has become known; at the end whatever is."""
+        if not self.is_waiting:
+            return
+        for index, asked in enumerate(self._record.asked):
+            reply = asked.reply
+            is_known = reply.is_computed or (is_last and reply.is_admitted)
+            if reply.reuse is None and is_known:
+                reply.reuse = self._record_of(reply, index)
+                self._log.add(reply.reuse)
+                self._guard.take(self._seen(reply, reply.reuse))
+                reason = reply.reuse.explanation.reason
+                self._metrics.observe_reuse(self._record.model, reason, reply.reuse.num_lost_tokens)
+        self.is_waiting = any(asked.reply.reuse is None for asked in self._record.asked)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the answer's head says, if all of it is known by then."""
+        self.take()
+        found = [asked.reply.reuse for asked in self._record.asked]
+        known = [one for one in found if one is not None]
+        told = removed_headers(self._names.removed)
+        if not known or len(known) < len(found):
+            return told
+        warnings = self._guard.of_request(self._record.request_id, monotonic())
+        return [(HEADER, _told(known).encode()), *warning_headers(warnings), *told]
+
+    def close(self) -> None:
+        """It has ended: what is known by now is written down, and what was answered is kept for the next prompt."""
+        self.take(is_last=True)
+        for asked in self._record.asked:
+            if (reuse := asked.reply.reuse) is not None:
+                pieces = asked.reply.pieces
+                self._guard.answered(reuse, [token for piece in pieces if not piece.index for token in piece.token_ids])
+
+    def _seen(self, reply: Reply, reuse: ReuseRecord) -> SeenPrompt:
+        parts = self._names.parts[reuse.prompt_index] if self._names.parts else None
+        return SeenPrompt(reuse, reply.request.prompt, partial(decoded_text, self._names.tokenizer), parts)
+
+    def _record_of(self, reply: Reply, index: int) -> ReuseRecord:
+        request = reply.request
+        found = reply.explanation or Explanation(len(request.prompt), reply.num_cached_tokens, UNKNOWN)
+        is_known = reply.explanation is not None
+        num_lost = lost_tokens(len(request.prompt), reply.num_cached_tokens, request.namespace.block_size)
+        return ReuseRecord(
+            request_id=self._record.request_id,
+            tenant=request.tenant,
+            cache_group=request.namespace.cache_group,
+            model=self._record.model,
+            at_s=monotonic(),
+            explanation=found,
+            part=part_at(self._names.parts, index, found.position),
+            num_lost_tokens=num_lost if is_known else 0,
+            num_cached_tokens=reply.num_cached_tokens,
+            prompt_index=index,
+            answer_id=self._names.answer_id,
+        )
+
+
+def part_at(parts: Sequence[PromptParts], prompt_index: int, position: int | None) -> PromptPart | None:
+    """Which part a difference falls in. A prompt without parts is a text."""
+    if position is None:
+        return None
+    return parts[prompt_index].at(position) if parts else PromptPart("text", prompt_index)
+
+
+def _told(found: Sequence[ReuseRecord]) -> str:
+    """Of one prompt all; of several what they come to."""
+    num_cached = sum(one.num_cached_tokens for one in found)
+    num_prompt = sum(one.explanation.num_prompt_tokens for one in found)
+    if len(found) > 1:
+        return f"cached={num_cached}; prompt={num_prompt}; prompts={len(found)}"
+    told = found[0].explanation
+    position = "" if told.position is None else f"; position={told.position}"
+    cached = "" if told.reason == UNKNOWN else f"cached={num_cached}; "
+    return f"{cached}prompt={num_prompt}; reason={told.reason}{position}"

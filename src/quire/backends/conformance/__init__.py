@@ -1,0 +1,1 @@
+"""The contract that every backend is tested against."""

@@ -1,0 +1,111 @@
+"""The conformance kit for runners of models with recurrent layers: what a state slot must do, whatever is in it.
+
+Beside these the rest of the kit is for models without: it goes on from blocks alone.
+"""
+
+from collections.abc import Callable, Sequence
+
+from quire.backends.conformance.harness import Desk, Job, MakeRunner, job_for, prompt_of, require
+from quire.core.memory.state_slots import ZERO_SLOT
+from quire.core.step import RowResult, SlotCopy, StepPlan
+
+NUM_TOKENS = 11
+CUTS = ([11], [1] * 11, [4, 7], [3, 3, 5], [10, 1])
+
+
+def check_states(make_runner: MakeRunner) -> list[str]:
+    """Run every check on a runner with at least four state slots; their names. Raises ConformanceError."""
+    for check in CHECKS:
+        desk = Desk(make_runner)
+        require(desk.capacity.num_slots >= 4, f"the kit needs 4 state slots, the runner has {desk.capacity.num_slots}")
+        check(desk)
+        desk.runner.close()
+    return [check.__name__.strip("_") for check in CHECKS]
+
+
+def _step(
+    desk: Desk, tokens: Sequence[int], blocks: Sequence[int], span: tuple[int, int], **moves: object
+) -> RowResult:
+    """Feed a span of tokens in slot 1; `moves` are slot copies before it and states to keep behind it."""
+    job: Job = job_for(1, tokens)
+    item = job.item(tokens, blocks, *span)._replace(state_slot=1)
+    return desk.run_plan(StepPlan(0, (), (item,))._replace(**moves))[1]  # type: ignore[arg-type]
+
+
+def _begun() -> dict[str, object]:
+    return {"slot_copies": (SlotCopy(ZERO_SLOT, 1),)}
+
+
+def _alone(desk: Desk, tokens: Sequence[int], blocks: Sequence[int] = (1, 2, 3)) -> RowResult:
+    return _step(desk, tokens, blocks, (0, len(tokens)), **_begun())
+
+
+def _any_cut_gives_the_same_token(desk: Desk) -> None:
+    tokens = prompt_of(desk, NUM_TOKENS)
+    expected = _alone(desk, tokens)
+    for sizes in CUTS:
+        first, row, moves = 0, RowResult(), _begun()
+        for size in sizes:
+            row = _step(desk, tokens, (4, 5, 6), (first, first + size), **moves)
+            first, moves = first + size, {}
+        require(row.token_ids == expected.token_ids, f"cut as {sizes}: another token")
+
+
+def _a_slot_begins_anew_from_slot_zero(desk: Desk) -> None:
+    tokens = prompt_of(desk, NUM_TOKENS)
+    expected = _alone(desk, tokens)
+    _alone(desk, prompt_of(desk, NUM_TOKENS, 1), (7, 8, 9))
+    require(_alone(desk, tokens, (4, 5, 6)).token_ids == expected.token_ids, "what was there before shows")
+
+
+def _a_state_matters(desk: Desk) -> None:
+    """A runner that passed over its slots would pass every other check."""
+    size, differs = desk.capacity.block_size, False
+    for salt in range(8):
+        tokens = prompt_of(desk, size + 3, salt)
+        expected = _alone(desk, tokens)
+        wrong = _step(desk, tokens, (1, 2, 3), (size, len(tokens)), **_begun())
+        differs = differs or wrong.token_ids != expected.token_ids
+    require(differs, "with a wrong state eight tokens of eight were the same")
+
+
+def _a_kept_state_is_gone_on_from(desk: Desk) -> None:
+    """It is kept when the items are done, and a copy of it made before the next ones."""
+    tokens, size = prompt_of(desk, NUM_TOKENS), 4
+    expected = _alone(desk, tokens)
+    _step(desk, tokens, (4, 5, 6), (0, size), **_begun(), keeps=(SlotCopy(1, 2),))
+    _step(desk, tokens, (4, 5, 6), (size, len(tokens)))
+    row = _step(desk, tokens, (4, 5, 6), (size, len(tokens)), slot_copies=(SlotCopy(2, 1),))
+    require(row.token_ids == expected.token_ids, "the kept state is not the one behind its token")
+
+
+def _copies_are_made_in_their_order(desk: Desk) -> None:
+    tokens = prompt_of(desk, NUM_TOKENS)
+    expected = _alone(desk, tokens)
+    _step(desk, tokens, (4, 5, 6), (0, 5), **_begun(), keeps=(SlotCopy(1, 3),))
+    copies = (SlotCopy(3, 2), SlotCopy(ZERO_SLOT, 3), SlotCopy(2, 1))
+    row = _step(desk, tokens, (4, 5, 6), (5, len(tokens)), slot_copies=copies)
+    require(row.token_ids == expected.token_ids, "a copy was made before one that it reads from")
+
+
+def _rows_of_a_step_have_their_own_states(desk: Desk) -> None:
+    prompts = [prompt_of(desk, length, length) for length in (3, 9, 6)]
+    tables = [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
+    alone = [_alone(desk, tokens, table).token_ids for tokens, table in zip(prompts, tables, strict=True)]
+    items = tuple(
+        job_for(at, tokens).item(tokens, tables[at], 0, len(tokens))._replace(state_slot=at + 1)
+        for at, tokens in enumerate(prompts)
+    )
+    copies = tuple(SlotCopy(ZERO_SLOT, at + 1) for at in range(len(prompts)))
+    rows = desk.run_plan(StepPlan(0, (), items, copies))
+    require([rows[at].token_ids for at in range(len(prompts))] == alone, "in company a row has another token")
+
+
+CHECKS: tuple[Callable[[Desk], None], ...] = (
+    _any_cut_gives_the_same_token,
+    _a_slot_begins_anew_from_slot_zero,
+    _a_state_matters,
+    _a_kept_state_is_gone_on_from,
+    _copies_are_made_in_their_order,
+    _rows_of_a_step_have_their_own_states,
+)

@@ -1,0 +1,371 @@
+"""What a GGUF file's metadata means in Hugging Face's words: config.json, generation_config.json and tensor names."""
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.checkpoints.families import FAMILIES, MAX_SIZE
+from quire.checkpoints.families.decoder_shape import LAYOUT
+from quire.checkpoints.families.family import RecurrentKind
+from quire.checkpoints.families.layer_rules import FULL, SLIDING
+from quire.checkpoints.families.recurrent import RECURRENT_TYPES
+from quire.checkpoints.gguf.architectures import ARCHITECTURES, MIXTRAL, Architecture
+from quire.errors import CheckpointError
+
+MODEL_CLASSES = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "gpt_oss": "GptOssForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM", "gemma4_text": "Gemma4ForCausalLM", "ministral3": "Ministral3ForCausalLM",
+    "phi3": "Phi3ForCausalLM", "smollm3": "SmolLM3ForCausalLM", "glm4": "Glm4ForCausalLM",
+    "granite": "GraniteForCausalLM", "olmo3": "Olmo3ForCausalLM", "mixtral": "MixtralForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+}  # fmt: skip
+ROPE_SCALINGS = ("none", "linear", "yarn")
+CHANGES_ARITHMETIC = (
+    "attention.scale", "logit_scale", "residual_scale", "embedding_scale", "expert_count", "expert_shared_count",
+    "attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "nextn_predict_layers",
+)  # fmt: skip
+"""Keys that only those architectures may have that say what they do with them."""
+GEMMA3_LARGE_LAYERS = 62
+"""Of the one Gemma 3 whose scores are scaled otherwise; its files do not say so."""
+SAMPLING_KEYS = {
+    "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat"
+}  # fmt: skip
+LLAMA3_FACTORS = (8.0, 32.0)
+LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 1.0, 4.0, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Typed reading of the metadata: a value of the wrong type is a CheckpointError."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def architecture(self) -> str:
+        """The architecture, one of those that quire converts."""
+        given = self.text("general.architecture")
+        if given not in ARCHITECTURES:
+            raise CheckpointError(
+                f"quire converts GGUF files of {', '.join(ARCHITECTURES)}; this one is {(given or 'nameless')[:40]!r}; "
+                "use the model's safetensors instead"
+            )
+        return given
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        """The text under this key."""
+        value = self.values.get(key, default)
+        if value is not None and not isinstance(value, str):
+            raise _wrong(key, "a text", value)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """The yes or no under this key."""
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            raise _wrong(key, "true or false", value)
+        return value
+
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """The whole number under this key."""
+        value = self.values.get(key, default)
+        if type(value) is not int or not least <= value <= MAX_SIZE:
+            raise _wrong(key, f"a whole number from {least} to {MAX_SIZE:,}", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The positive number under this key, written as short as its 32 bits allow."""
+        value = self.values.get(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value) or not 0 < value < 1e30:
+            raise _wrong(key, "a positive number", value)
+        return shortest(value)
+
+    def token_id(self, key: str, num_tokens: int) -> int | None:
+        """The token id under this key; none if there is none, or the format's mark for none."""
+        value = self.values.get(key)
+        if value is None or value in (-1, 2**32 - 1):
+            return None
+        if type(value) is not int or not 0 <= value < num_tokens:
+            raise _wrong(key, f"a token id from 0 to {num_tokens - 1:,}", value)
+        return value
+
+
+def shortest(value: float) -> float:
+    """The decimal with fewest digits that is the same 32-bit float: 1e-05, not 9.999999747378752e-06."""
+    single = struct.pack("<f", value)
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        if struct.pack("<f", short) == single:
+            return short
+    return value
+
+
+def architecture_of(metadata: Metadata) -> Architecture:
+    """Mixtral's files call themselves llama."""
+    arch = metadata.architecture
+    return MIXTRAL if arch == "llama" and f"{arch}.expert_count" in metadata.values else ARCHITECTURES[arch]
+
+
+def config_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """config.json, but for RoPE factors kept in a tensor (`with_rope_factors`); `shapes`: of the file's tensors."""
+    arch, made = metadata.architecture, architecture_of(metadata)
+    _refuse_what_changes_arithmetic(metadata, arch, made)
+    hidden, heads = metadata.count(f"{arch}.embedding_length"), metadata.count(f"{arch}.attention.head_count")
+    num_layers = metadata.count(f"{arch}.block_count")
+    if "nextn_predict_layers" in made.counts:  # those that guess tokens stand behind the others
+        num_layers -= metadata.count(f"{arch}.nextn_predict_layers", 0, least=0)
+    window = metadata.count(f"{arch}.attention.sliding_window", 0, least=0)
+    model_type = "mistral" if made.model_type == "llama" and window else made.model_type
+    key, activation = FAMILIES[model_type].activation
+    config: dict[str, Any] = {
+        LAYOUT: "gguf",
+        "architectures": [MODEL_CLASSES[model_type]],
+        "model_type": model_type,
+        key: activation,
+        "hidden_size": hidden,
+        "intermediate_size": _least(metadata, f"{arch}.feed_forward_length", num_layers),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": _most(metadata, f"{arch}.attention.head_count_kv", num_layers, heads),
+        "max_position_embeddings": metadata.count(f"{arch}.context_length"),
+        "rms_norm_eps": metadata.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.number(f"{arch}.rope.freq_base", 10_000.0),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "vocab_size": shapes["token_embd.weight"][0],
+        **made.fixed,
+    }
+    config |= {
+        name: metadata.number(f"{arch}.{key}")
+        for key, name in made.numbers.items()
+        if f"{arch}.{key}" in metadata.values
+    }
+    config |= {
+        name: metadata.count(f"{arch}.{key}", least=0)
+        for key, name in made.counts.items()
+        if f"{arch}.{key}" in metadata.values
+    }
+    config |= _windows(metadata, arch, num_layers, window)
+    config |= _recurrent_fields(metadata, arch, made.model_type, num_layers)
+    config |= _heads(metadata, arch, max(1, hidden // heads))
+    if scaling := _rope_scaling(metadata, arch):
+        config["rope_scaling"] = scaling
+    return config | _own_fields(metadata, config, shapes)
+
+
+def _windows(metadata: Metadata, arch: str, num_layers: int, window: int) -> dict[str, Any]:
+    """How far back layers see. A pattern says of each layer whether it looks back a window."""
+    found: dict[str, Any] = {"sliding_window": window} if window else {}
+    if not window and FAMILIES[ARCHITECTURES[arch].model_type].full_every:
+        found["layer_types"] = [FULL] * num_layers
+    if arch.startswith("qwen"):
+        found |= {"use_sliding_window": bool(window), "max_window_layers": 0}
+    pattern = metadata.values.get(f"{arch}.attention.sliding_window_pattern")
+    if isinstance(pattern, list) and window:
+        found["layer_types"] = [SLIDING if one else FULL for one in pattern[:num_layers]]
+    return found
+
+
+def _recurrent_fields(metadata: Metadata, arch: str, model_type: str, num_layers: int) -> dict[str, Any]:
+    """Which layers are recurrent, where the file says so or by their number of KV heads; and what is told otherwise."""
+    kind = FAMILIES[model_type].recurrent
+    if kind is None:
+        return {}
+    found: dict[str, Any] = {}
+    heads = metadata.values.get(f"{arch}.attention.head_count_kv")
+    named = metadata.values.get(f"{arch}.attention.recurrent_layers")
+    is_recurrent = [not one for one in heads] if isinstance(heads, list) else []
+    is_recurrent = [bool(one) for one in named] if isinstance(named, list) else is_recurrent
+    if is_recurrent:
+        found["layer_types"] = [RECURRENT_TYPES[0] if one else FULL for one in is_recurrent[:num_layers]]
+    if kind is RecurrentKind.DELTA:
+        inner = metadata.count(f"{arch}.ssm.inner_size")
+        found["linear_value_head_dim"] = inner // metadata.count(f"{arch}.ssm.time_step_rank")
+    if kind is RecurrentKind.SPACE:
+        found["mamba_expand"] = metadata.count(f"{arch}.ssm.inner_size") // metadata.count(f"{arch}.embedding_length")
+        if metadata.flag(f"{arch}.rope.scaling.finetuned", True):
+            found["position_embedding_type"] = "rope"
+    return found
+
+
+def _own_fields(metadata: Metadata, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """What single families have to themselves."""
+    arch = metadata.architecture
+    match config["model_type"]:
+        case "gpt_oss":
+            return {"rope_scaling": {**config["rope_scaling"], "truncate": False}} if "rope_scaling" in config else {}
+        case "gemma3_text":
+            is_large = config["num_hidden_layers"] == GEMMA3_LARGE_LAYERS
+            size = config["hidden_size"] // config["num_attention_heads"] if is_large else config["head_dim"]
+            base = metadata.number(f"{arch}.rope.freq_base_swa", 10_000.0)
+            return {"query_pre_attn_scalar": size, "rope_local_base_freq": base}
+        case "gemma4_text":
+            return _gemma4_fields(metadata, config, shapes)
+        case "ministral3":
+            beta = f"{arch}.attention.temperature_scale"
+            own = {"llama_4_scaling_beta": metadata.number(beta)} if beta in metadata.values else {}
+            return {"rope_scaling": {**config.get("rope_scaling", {}), "mscale": 1.0, "mscale_all_dim": 1.0, **own}}
+    return {}
+
+
+def _gemma4_fields(
+    metadata: Metadata, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    arch, num_layers = "gemma4", config["num_hidden_layers"]
+    full = [at for at, kind in enumerate(config.get("layer_types", [])) if kind == FULL]
+    wide = _most(metadata, f"{arch}.feed_forward_length", num_layers)
+    heads = metadata.values.get(f"{arch}.attention.head_count_kv")
+    embedding = shapes.get("per_layer_token_embd.weight")
+    return {
+        "head_dim": metadata.count(f"{arch}.attention.key_length_swa", config["head_dim"]),
+        "global_head_dim": metadata.count(f"{arch}.attention.key_length"),
+        "num_global_key_value_heads": heads[full[0]] if isinstance(heads, list) and full else None,
+        "attention_k_eq_v": bool(full) and f"blk.{full[0]}.attn_v.weight" not in shapes,
+        "use_double_wide_mlp": wide != config["intermediate_size"],
+        "enable_moe_block": bool(config.get("num_experts")),
+        "vocab_size_per_layer_input": embedding[0] if embedding else None,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": metadata.number(f"{arch}.rope.freq_base_swa", 10_000.0)},
+            FULL: {"rope_type": "proportional", "rope_theta": config["rope_theta"], "partial_rotary_factor": 1.0},
+        },
+    }
+
+
+def generation_of(metadata: Metadata, num_tokens: int) -> dict[str, Any]:
+    """generation_config.json: what ends a text, and the sampling the model's makers wrote into the file."""
+    ends = [metadata.token_id(f"tokenizer.ggml.{kind}_token_id", num_tokens) for kind in ("eos", "eot", "eom")]
+    eos = list(dict.fromkeys(token for token in ends if token is not None))
+    bos = metadata.token_id("tokenizer.ggml.bos_token_id", num_tokens)
+    pad = metadata.token_id("tokenizer.ggml.padding_token_id", num_tokens)
+    config: dict[str, Any] = {}
+    if eos:
+        config["eos_token_id"] = eos[0] if len(eos) == 1 else eos
+    if bos is not None:
+        config["bos_token_id"] = bos
+    if pad is not None:
+        config["pad_token_id"] = pad
+    for name, key in SAMPLING_KEYS.items():
+        value: Any = metadata.values.get(f"general.sampling.{key}")
+        if type(value) in (int, float) and math.isfinite(value):
+            config[name] = shortest(value) if isinstance(value, float) else value
+    return config
+
+
+def llama3_scaling(config: Mapping[str, Any], factors: tuple[float, ...]) -> dict[str, Any] | None:
+    """The RoPE settings that make these factors (the tensor rope_freqs.weight); None if all are one."""
+    if all(factor == 1.0 for factor in factors):
+        return None
+    for factor in LLAMA3_FACTORS:
+        made = _llama3_factors(config["rope_theta"], config["head_dim"], factor)
+        if len(made) == len(factors) and all(
+            math.isclose(mine, theirs, rel_tol=1e-4) for mine, theirs in zip(made, factors, strict=True)
+        ):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": LLAMA3_LOW,
+                "high_freq_factor": LLAMA3_HIGH,
+                "original_max_position_embeddings": LLAMA3_CONTEXT,
+            }
+    raise CheckpointError(
+        "rope_freqs.weight must hold the factors of Llama 3 (factor 8 or 32, low 1, high 4, original context 8,192) "
+        "and holds others; use the model's safetensors instead"
+    )
+
+
+def with_rope_factors(config: dict[str, Any], factors: tuple[float, ...]) -> dict[str, Any]:
+    """The config with what a tensor of factors adds to it."""
+    if config["model_type"] != "gemma4_text":
+        scaling = llama3_scaling(config, factors)
+        return config if scaling is None else {**config, "rope_scaling": scaling}
+    ropes = config["rope_parameters"]
+    share = sum(factor == 1.0 for factor in factors) / len(factors)
+    return {**config, "rope_parameters": {**ropes, FULL: {**ropes[FULL], "partial_rotary_factor": share}}}
+
+
+def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
+    """By how much each frequency is divided: not at all if fast, by `factor` if slow, smoothly between."""
+    made = []
+    for index in range(0, head_dim, 2):
+        turns = LLAMA3_CONTEXT * theta ** (-index / head_dim) / (2 * math.pi)
+        smooth = min(1.0, max(0.0, (turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)))
+        made.append(1.0 / ((1.0 - smooth) / factor + smooth))
+    return made
+
+
+def _refuse_what_changes_arithmetic(metadata: Metadata, arch: str, made: Architecture) -> None:
+    for key in CHANGES_ARITHMETIC:
+        if metadata.values.get(f"{arch}.{key}") and key not in (*made.numbers, *made.counts):
+            raise CheckpointError(
+                f"quire converts plain decoders, this file has {arch}.{key}; use the model's safetensors instead"
+            )
+
+
+def _heads(metadata: Metadata, arch: str, default: int) -> dict[str, Any]:
+    """The size of a head, and how much of it turns."""
+    head_dim = metadata.count(f"{arch}.attention.key_length", default)
+    other = metadata.count(f"{arch}.attention.value_length", head_dim)
+    turning = metadata.count(f"{arch}.rope.dimension_count", head_dim)
+    if other != head_dim or turning > head_dim or head_dim % 2 or turning % 2:
+        raise CheckpointError(
+            f"quire converts models whose keys and values have one even size, of which an even part turns: they are "
+            f"{head_dim}, {other} and {turning}; use the model's safetensors instead"
+        )
+    if turning < head_dim and ARCHITECTURES[arch].is_permuted:
+        raise CheckpointError(
+            f"quire converts models of {arch} whose heads are rotated whole: {arch}.rope.dimension_count must be "
+            f"{head_dim}, it is {turning}; use the model's safetensors instead"
+        )
+    return {"head_dim": head_dim} | ({"partial_rotary_factor": turning / head_dim} if turning < head_dim else {})
+
+
+def _each_layer(metadata: Metadata, key: str, num_layers: int, default: int | None) -> list[int]:
+    """A number for all layers, or one for each."""
+    given = metadata.values.get(key)
+    if not isinstance(given, list):
+        return [metadata.count(key, default)]
+    # A recurrent layer has no KV heads.
+    if len(given) < num_layers or not all(type(one) is int and 0 <= one <= MAX_SIZE for one in given) or not any(given):
+        raise _wrong(key, f"a whole number for each of {num_layers} layers", given)
+    return [one for one in given[:num_layers] if one]
+
+
+def _least(metadata: Metadata, key: str, num_layers: int, default: int | None = None) -> int:
+    return min(_each_layer(metadata, key, num_layers, default))
+
+
+def _most(metadata: Metadata, key: str, num_layers: int, default: int | None = None) -> int:
+    return max(_each_layer(metadata, key, num_layers, default))
+
+
+def _rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
+    prefix = f"{arch}.rope.scaling"
+    old_factor = f"{arch}.rope.scale_linear"
+    kind = metadata.text(f"{prefix}.type", "linear" if old_factor in metadata.values else "none")
+    if kind not in ROPE_SCALINGS:
+        raise CheckpointError(
+            f"quire converts RoPE scaling {', '.join(ROPE_SCALINGS)}; this file has {str(kind)[:40]!r}; "
+            "use the model's safetensors instead"
+        )
+    factor = metadata.number(f"{prefix}.factor", metadata.values.get(old_factor, 1.0))
+    if kind == "none" or factor == 1.0:
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    scaling = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": metadata.count(f"{prefix}.original_context_length"),
+    }
+    for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        if f"{prefix}.{key}" in metadata.values:
+            scaling[name] = metadata.number(f"{prefix}.{key}")
+    return scaling
+
+
+def _wrong(key: str, rule: str, value: Any) -> CheckpointError:
+    given = "missing" if value is None else repr(value)[:60]
+    return CheckpointError(f"the GGUF key {key} must be {rule}, it is {given}; download the file again")

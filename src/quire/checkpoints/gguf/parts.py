@@ -1,0 +1,96 @@
+"""A GGUF model in one file or in several, as those who split large ones name them: NAME-00001-of-00003.gguf.
+
+Any of its files names the model. Each is checked as a file of its own; here, that they belong together.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from quire.checkpoints.gguf.file import GGUFFile, GGUFTensor, read_gguf
+from quire.errors import CheckpointError
+
+PART_NAME = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+MAX_PARTS = 256
+
+
+@dataclass(frozen=True)
+class GGUFParts:
+    """The files of a model, the first of which has its metadata."""
+
+    parts: tuple[GGUFFile, ...]
+
+    @property
+    def path(self) -> Path:
+        """The first file."""
+        return self.parts[0].path
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Of the whole model."""
+        return self.parts[0].metadata
+
+    @property
+    def file_bytes(self) -> int:
+        """All files together."""
+        return sum(part.file_bytes for part in self.parts)
+
+    @cached_property
+    def tensors(self) -> dict[str, GGUFTensor]:
+        """Of all files, by name."""
+        return {name: tensor for part in self.parts for name, tensor in part.tensors.items()}
+
+
+def part_paths(path: Path) -> list[Path]:
+    """The files that belong to this one by its name, itself among them, in order."""
+    match = PART_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count <= MAX_PARTS:
+        raise CheckpointError(
+            f"a GGUF model may lie in 1 to {MAX_PARTS} files, the name {path.name[:200]!r} says part {match['number']} "
+            f"of {match['count']}; check the name"
+        )
+    suffix = path.name[-len(".gguf") :]
+    return [path.with_name(f"{match['name']}-{number:05}-of-{count:05}{suffix}") for number in range(1, count + 1)]
+
+
+def read_parts(path: Path) -> GGUFParts:
+    """Parse and check the headers of all files of a model."""
+    paths = part_paths(path)
+    missing = [one.name for one in paths if one != path and not one.exists()]
+    if missing:
+        raise CheckpointError(
+            f"{path.name} is one of {len(paths)} files, {len(missing)} of them are not beside it ({missing[0]} for "
+            "one); download all of them"
+        )
+    model = GGUFParts(tuple(map(read_gguf, paths)))
+    _check_together(model)
+    return model
+
+
+def _check_together(model: GGUFParts) -> None:
+    """Each says which part of how many it is, and no tensor stands in two."""
+    for number, part in enumerate(model.parts):
+        told = tuple(part.metadata.get(f"split.{key}", default) for key, default in (("no", 0), ("count", 1)))
+        expected = (number, len(model.parts))
+        if told not in (expected, (0, 0)) or (told == (0, 0) and len(model.parts) > 1):
+            raise CheckpointError(
+                f"{part.path.name} must be part {number + 1} of {len(model.parts)} by its name and says of itself "
+                f"{told[0]} of {told[1]}, counted from 0; give files their own names back, or join them with gguf-split"
+            )
+    num_tensors = sum(len(part.tensors) for part in model.parts)
+    if len(model.tensors) != num_tensors:
+        raise CheckpointError(
+            f"a tensor may stand in one part, {num_tensors - len(model.tensors)} of {model.path.name} stand in several;"
+            " download the files again"
+        )
+    num_told = model.metadata.get("split.tensors.count", num_tensors)
+    if num_told != num_tensors:
+        raise CheckpointError(
+            f"{model.path.name} says that its parts have {num_told} tensors, they have {num_tensors}; download them "
+            "again"
+        )

@@ -1,0 +1,216 @@
+"""Makes tokenizer.json of the vocabulary in a GGUF file's metadata, with the `tokenizers` library.
+
+Two kinds exist among the models quire converts: byte-level BPE with its merges listed ("gpt2"), where the name in
+`tokenizer.ggml.pre` says how text is cut before merging; and SentencePiece BPE, whose merges follow from the scores of
+its pieces ("llama") or are listed ("gemma4").
+"""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.checkpoints.gguf.config import Metadata
+from quire.checkpoints.gguf.pre_tokenizers import CUTS, Cut
+from quire.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+MAX_PIECE_CHARACTERS = 256
+MAX_SPLITS = 4_000_000
+PIECES = frozenset({"llama", "gemma4"})
+KINDS = ("gpt2", *sorted(PIECES))
+
+
+def write_tokenizer(metadata: Metadata, folder: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json and, if the file has one, chat_template.jinja."""
+    from quire.checkpoints.strict_json import canonical_json
+
+    vocabulary = _Vocabulary(metadata)
+    try:
+        tokenizer = _build(vocabulary)
+    except (KeyboardInterrupt, SystemExit, CheckpointError):
+        raise
+    except BaseException as error:  # a panic in Rust arrives as a BaseException
+        raise CheckpointError(
+            f"the tokenizer in the GGUF file cannot be built: {str(error)[:200]}; download the file again"
+        ) from error
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_bytes(canonical_json(_description(vocabulary)))
+    if template := metadata.text("tokenizer.chat_template"):
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
+
+
+class _Vocabulary:
+    """The metadata's tokens, checked."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.metadata = metadata
+        self.model = metadata.text("tokenizer.ggml.model")
+        self.tokens: list[str] = _array(metadata, "tokens", str)
+        self.size = len(self.tokens)
+        self.types: list[int] = _array(metadata, "token_type", int, default=[NORMAL] * self.size)
+        if not self.tokens or len(set(self.tokens)) != self.size or len(self.types) != self.size:
+            raise CheckpointError(
+                f"tokenizer.ggml.tokens must be different texts, each with a token_type; there are {self.size:,} "
+                f"tokens, {len(set(self.tokens)):,} different, and {len(self.types):,} types; download the file again"
+            )
+
+    def special(self, kind: str) -> str | None:
+        """The text of the bos, eos, unknown or padding token."""
+        token = self.metadata.token_id(f"tokenizer.ggml.{kind}_token_id", self.size)
+        return None if token is None else self.tokens[token]
+
+    def of_types(self, *types: int) -> list[str]:
+        return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
+
+    @property
+    def is_pieces(self) -> bool:
+        """SentencePiece, not bytes."""
+        return self.model in PIECES
+
+    @property
+    def cut(self) -> Cut:
+        """How text is cut before merging."""
+        pre = self.metadata.text("tokenizer.ggml.pre", "default") or ""
+        if pre not in CUTS:
+            raise CheckpointError(
+                f"quire knows the pre-tokenizers {', '.join(sorted(CUTS))}; this file has {pre[:40]!r}; "
+                "use the model's safetensors instead"
+            )
+        return CUTS[pre]
+
+    def merges(self) -> list[tuple[str, str]]:
+        """As the file lists them: two tokens with a blank between them."""
+        pairs = (merge.partition(" ") for merge in _array(self.metadata, "merges", str))
+        return [(left, right) for left, _, right in pairs]
+
+
+def _build(vocabulary: _Vocabulary) -> "Tokenizer":
+    from tokenizers import AddedToken
+
+    if vocabulary.model not in KINDS:
+        raise CheckpointError(
+            f"quire converts the tokenizers {', '.join(KINDS)}, this file has {str(vocabulary.model)[:40]!r}; "
+            "use the model's safetensors instead"
+        )
+    tokenizer = _pieces(vocabulary) if vocabulary.is_pieces else _byte_level(vocabulary)
+    special = vocabulary.of_types(CONTROL, UNKNOWN) if vocabulary.is_pieces else vocabulary.of_types(CONTROL)
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special if text])
+    plain = [text for text in vocabulary.of_types(USER_DEFINED) if text]
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
+    _add_ends(tokenizer, vocabulary)
+    return tokenizer
+
+
+def _byte_level(vocabulary: _Vocabulary) -> "Tokenizer":
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    cut = vocabulary.cut
+    # Unused entries pad the list to the embedding's size; the real tokenizer has no such tokens.
+    ids = {
+        token: index
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if kind != UNUSED
+    }
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=vocabulary.merges(), ignore_merges=cut.ignores_merges))
+    if cut.is_composed:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = cut.pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _pieces(vocabulary: _Vocabulary) -> "Tokenizer":
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    metadata = vocabulary.metadata
+    if metadata.flag("tokenizer.ggml.remove_extra_whitespaces", False):
+        raise CheckpointError("quire converts tokenizers that keep blanks, this one drops some; use the safetensors")
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    unknown = vocabulary.special("unknown") or next(iter(vocabulary.of_types(UNKNOWN)), None)
+    merges = _ranked_merges(vocabulary) if vocabulary.model == "llama" else vocabulary.merges()
+    model = models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    prefixed = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    steps: list[Any] = [normalizers.Prepend("▁")] if prefixed else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    back: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    strip: list[Any] = [decoders.Strip(content=" ", left=1)] if prefixed else []
+    tokenizer.decoder = decoders.Sequence([*back, *strip])
+    return tokenizer
+
+
+def _ranked_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    """SentencePiece joins the two neighbours whose joint piece scores highest: so every way to make a piece of two
+    others is a merge, ranked by that piece's score."""
+    scores = _array(vocabulary.metadata, "scores", float)
+    if len(scores) != vocabulary.size or any(math.isnan(score) for score in scores):
+        raise CheckpointError(
+            f"tokenizer.ggml.scores must be {vocabulary.size:,} numbers, one for each token, and is not; "
+            "download the file again"
+        )
+    kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ids = {token: index for index, (token, kind) in enumerate(kinds) if kind in (NORMAL, UNUSED)}
+    num_splits = sum(map(len, ids))
+    if num_splits > MAX_SPLITS or max(map(len, ids), default=0) > MAX_PIECE_CHARACTERS:
+        raise CheckpointError(
+            f"a piece may have {MAX_PIECE_CHARACTERS} characters and all together {MAX_SPLITS:,}, the longest has "
+            f"{max(map(len, ids)):,} and all together {num_splits:,}; use the model's safetensors instead"
+        )
+    ranked = []
+    for piece, index in ids.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in ids and right in ids:
+                ranked.append((-scores[index], index, ids[left], ids[right]))
+    ranked.sort()
+    return [(vocabulary.tokens[left], vocabulary.tokens[right]) for _, _, left, right in ranked]
+
+
+def _add_ends(tokenizer: "Tokenizer", vocabulary: _Vocabulary) -> None:
+    """Have every text begin with bos, or end with eos, where the file says so or its kind always does."""
+    from tokenizers import processors
+
+    bos, eos = _ends(vocabulary)
+    if not bos and not eos:
+        return
+    ends = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys(filter(None, (bos, eos)))]
+    names = {text: f"T{index}" for index, (text, _) in enumerate(ends)}
+    single = [f"{names[bos]}:0"] if bos else []
+    single += ["$A:0"] + ([f"{names[eos]}:0"] if eos else [])
+    pair = [*single, *(part.replace(":0", ":1").replace("$A", "$B") for part in single)]
+    specials: list[Any] = [{"id": names[text], "ids": [token], "tokens": [text]} for text, token in ends]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=specials)
+
+
+def _ends(vocabulary: _Vocabulary) -> tuple[str | None, str | None]:
+    metadata = vocabulary.metadata
+    usual = vocabulary.is_pieces or vocabulary.cut.begins_text
+    bos = vocabulary.special("bos") if metadata.flag("tokenizer.ggml.add_bos_token", usual) else None
+    eos = vocabulary.special("eos") if metadata.flag("tokenizer.ggml.add_eos_token", False) else None
+    return bos, eos
+
+
+def _description(vocabulary: _Vocabulary) -> dict[str, Any]:
+    """tokenizer_config.json."""
+    bos, eos = _ends(vocabulary)
+    description: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": bos is not None,
+        "add_eos_token": eos is not None,
+    }
+    for key, kind in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
+        if (text := vocabulary.special(kind)) is not None:
+            description[f"{key}_token"] = text
+    return description
+
+
+def _array(metadata: Metadata, name: str, kind: type, default: list[Any] | None = None) -> list[Any]:
+    key = f"tokenizer.ggml.{name}"
+    value = metadata.values.get(key, default)
+    if not isinstance(value, list) or not all(type(item) is kind for item in value):
+        raise CheckpointError(f"{key} must be an array of {kind.__name__}, and is not; download the file again")
+    return value

@@ -1,0 +1,201 @@
+"""What a repository on the hub has to run, and which of it fits a machine. Pure: names and sizes in, a choice out.
+
+The rule, in full:
+
+1. A variant is one GGUF model (a file, or the parts of one), or all safetensors of the repository together.
+2. It fits if `needed_bytes` of it is at most the memory: the weights as they are held, with what is made of them, what
+   the program holds, and room for a conversation.
+3. Of those that fit, GGUF before safetensors, and the one with most bits for a weight, but no more than eight: what is
+   beyond is not to be seen in an answer, and every byte is read for every token. Only if there is nothing else, the
+   smallest that has more.
+4. Of equals, the smaller; of those, the first by name.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quire.checkpoints.gguf.parts import PART_NAME
+from quire.errors import CheckpointError
+
+GIB = 1 << 30
+WEIGHTS_SHARE = 1.15
+PROGRAM_BYTES = int(0.4 * GIB)
+CONVERSATION_BYTES = int(0.5 * GIB)
+MOST_BITS = 8.6
+"""Q8_0 has 8.5 bits for a weight, with its scales."""
+BITS = {
+    "F32": 32.0, "F16": 16.0, "BF16": 16.0, "Q8_0": 8.5, "Q6_K": 6.6, "Q5_1": 6.0, "Q5_K_M": 5.7, "Q5_K_S": 5.5,
+    "Q5_0": 5.5, "Q4_1": 5.0, "Q4_K_M": 4.8, "Q4_K_S": 4.6, "Q4_0": 4.5, "IQ4_NL": 4.5, "IQ4_XS": 4.25, "MXFP4": 4.25,
+}  # fmt: skip
+WIDENED_BITS = {
+    "Q3_K_L": 4.3, "Q3_K_M": 3.9, "Q3_K_S": 3.5, "Q2_K": 3.0, "Q2_K_S": 2.8, "IQ3_M": 3.7, "IQ3_S": 3.4, "IQ3_XS": 3.3,
+    "IQ3_XXS": 3.1, "IQ2_M": 2.7, "IQ2_S": 2.5, "IQ2_XS": 2.3, "IQ2_XXS": 2.1, "TQ2_0": 2.1, "IQ1_M": 1.75,
+    "TQ1_0": 1.7, "IQ1_S": 1.6,
+}  # fmt: skip
+"""By the names that llama.cpp gives to its mixtures of formats: bits for a weight, about; and those that are widened to
+8 bits as they are read."""
+HELD_BITS = 8.5
+SAFETENSORS = "safetensors"
+LABEL = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:[IT]?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32|FP16|FP32|MXFP4(?:_MOE)?))$", re.IGNORECASE
+)
+SAME = {"FP16": "F16", "FP32": "F32", "MXFP4_MOE": "MXFP4", "Q2_K_L": "Q2_K", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M",
+        "Q5_K": "Q5_K_M", "Q3_K_XL": "Q3_K_L", "Q4_K_L": "Q4_K_M", "Q5_K_L": "Q5_K_M", "Q6_K_L": "Q6_K",
+        "Q4_K_XL": "Q4_K_M", "Q5_K_XL": "Q5_K_M", "Q6_K_XL": "Q6_K", "Q2_K_XL": "Q2_K", "Q8_K_XL": "Q8_0"}  # fmt: skip
+"""Other names of the same."""
+HELPERS = re.compile(r"mmproj|imatrix|(?:^|[-._])draft(?:[-._]|$)|vocab-only", re.IGNORECASE)
+"""GGUF files beside a model that are none themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository, as the hub tells of it."""
+
+    name: str
+    size_bytes: int
+    sha256: str | None = None
+    git_sha1: str | None = None
+    """Of small files, which git itself keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Files that are a model together."""
+
+    label: str
+    """Q4_K_M, ..., or safetensors."""
+    files: tuple[HubFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """All of them."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Those with weights."""
+        return sum(file.size_bytes for file in self.files if file.name.lower().endswith((".gguf", ".safetensors")))
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory to run it in."""
+        bits = WIDENED_BITS.get(self.format)
+        held_bytes = self.weight_bytes * (1.0 if bits is None else HELD_BITS / bits)
+        return int(held_bytes * WEIGHTS_SHARE) + PROGRAM_BYTES + CONVERSATION_BYTES
+
+    @property
+    def format(self) -> str:
+        """The label without what its maker added."""
+        plain = self.label.upper().removeprefix("UD-")
+        return SAME.get(plain, plain)
+
+    @property
+    def bits(self) -> float | None:
+        """For a weight; None where the name tells nothing that quire runs."""
+        return 16.0 if self.label == SAFETENSORS else BITS.get(self.format, WIDENED_BITS.get(self.format))
+
+    @property
+    def first_name(self) -> str:
+        """The file by which it is opened."""
+        return self.files[0].name
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A variant and what becomes of it."""
+
+    variant: Variant
+    verdict: str
+    is_taken: bool = False
+
+
+def variants_of(files: Sequence[HubFile], others: Iterable[str]) -> list[Variant]:
+    """What there is, GGUF first, by size; `others` are the patterns of files that go with safetensors."""
+    models: dict[str, list[HubFile]] = {}
+    for file in files:
+        if file.name.lower().endswith(".gguf") and not HELPERS.search(file.name):
+            match = PART_NAME.fullmatch(file.name)
+            models.setdefault(f"{match['name']}/{match['count']}" if match else file.name, []).append(file)
+    made = [Variant(_label(of[0].name), tuple(sorted(of, key=_by_name))) for of in models.values() if _is_whole(of)]
+    made.sort(key=lambda one: (one.size_bytes, one.first_name))
+    if weights := [file for file in files if _is_weights(file.name)]:
+        beside = [file for file in files if "/" not in file.name and _matches(file.name, others)]
+        made.append(Variant(SAFETENSORS, tuple(sorted(weights, key=_by_name)) + tuple(sorted(beside, key=_by_name))))
+    return made
+
+
+def judge_variants(variants: Sequence[Variant], memory_bytes: int) -> list[Judged]:
+    """The best that fits, by the rule above, among all and what was decided of each."""
+    best = min((one for one in variants if _fault(one, memory_bytes) is None), key=_rank, default=None)
+    return [Judged(one, _verdict(one, best, memory_bytes), one is best) for one in variants]
+
+
+def named(variants: Sequence[Variant], label: str, repository: str) -> Variant:
+    """The variant of this label, as llama.cpp writes it: any case, and a part of it if only one has that."""
+    wanted = label.upper()
+    exact = [one for one in variants if one.label.upper() == wanted]
+    found = exact or [one for one in variants if one.label.upper().removeprefix("UD-") == wanted]
+    if not found:
+        there = ", ".join(dict.fromkeys(one.label for one in variants)) or "nothing that quire runs"
+        raise CheckpointError(f"{repository} has no {label[:100]!r}; it has {there}: name one of them")
+    return found[0]
+
+
+def _by_name(file: HubFile) -> str:
+    return file.name
+
+
+def _label(name: str) -> str:
+    """Of the file's name, or of the folder it lies in."""
+    match = PART_NAME.fullmatch(name)
+    stem = match["name"] if match else name[: -len(".gguf")]
+    for part in reversed(stem.split("/")):
+        if found := LABEL.search(part):
+            return found[1].upper()
+    return stem.rsplit("/", 1)[-1]
+
+
+def _is_whole(files: Sequence[HubFile]) -> bool:
+    """Every part is there, once."""
+    match = PART_NAME.fullmatch(files[0].name)
+    if match is None:
+        return True
+    numbers = sorted(int(found["number"]) for file in files if (found := PART_NAME.fullmatch(file.name)))
+    return numbers == [*range(1, int(match["count"]) + 1)]
+
+
+def _is_weights(name: str) -> bool:
+    return "/" not in name and name.startswith("model") and name.endswith(".safetensors")
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    from fnmatch import fnmatchcase
+
+    return any(fnmatchcase(name, pattern) for pattern in patterns) and not name.endswith(".safetensors")
+
+
+def _fault(variant: Variant, memory_bytes: int) -> str | None:
+    """Why it cannot be taken."""
+    if variant.bits is None:
+        return "quire does not run this format"
+    if variant.needed_bytes > memory_bytes:
+        return f"needs {variant.needed_bytes / 1e9:,.1f} GB"
+    return None
+
+
+def _rank(variant: Variant) -> tuple[bool, bool, float, int, str]:
+    bits = variant.bits or 0.0
+    is_more = bits > MOST_BITS
+    return (variant.label == SAFETENSORS, is_more, bits if is_more else -bits, variant.size_bytes, variant.first_name)
+
+
+def _verdict(variant: Variant, best: Variant | None, memory_bytes: int) -> str:
+    fault = _fault(variant, memory_bytes)
+    if fault is not None:
+        return fault
+    if variant is best:
+        return "taken: the best that fits"
+    if variant.label == SAFETENSORS:
+        return "fits; a GGUF file is smaller"
+    return "fits; more than can be seen" if (variant.bits or 0.0) > MOST_BITS else "fits; fewer bits, or larger"

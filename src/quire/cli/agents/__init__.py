@@ -1,0 +1,1 @@
+"""`quire launch` and `connect`: coding agents with a server of this machine."""

@@ -1,0 +1,1 @@
+"""`quire bench`: measure a server or this engine."""

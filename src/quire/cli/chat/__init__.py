@@ -1,0 +1,1 @@
+"""`quire chat`, `generate` and `explain`: one person at a terminal."""

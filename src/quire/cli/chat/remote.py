@@ -1,0 +1,225 @@
+"""A model on a server, for `quire chat --url` and `quire explain`: asks over HTTP, streams, counts as the server does.
+
+Standard library only: it must work where nothing of the engine is installed.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from quire.errors import ConfigError, QuireError, RequestError
+
+if TYPE_CHECKING:
+    from quire.client.reply.outputs import Completion, Piece
+    from quire.client.request.params import SamplingParams
+
+TIMEOUT_S = 600.0
+MAX_LINE_BYTES = 8_388_608
+MAX_BODY_BYTES = 67_108_864
+"""A server that is not what it seems sends no more than this; what is cut here is no JSON."""
+LOOK_S = 0.05
+"""How often it is asked whether somebody wants to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """One server and one of its models."""
+
+    url: str
+    model: str
+    key: str | None = None
+
+    @classmethod
+    def at(cls, url: str, model: str | None, key: str | None) -> "Remote":
+        """The server at this address; without a name, the first of its models."""
+        base = server_base(url)
+        known = [str(card["id"]) for card in cls(base, "", key)._listed()]
+        if not known:
+            raise ConfigError(f"the server at {base} has no model")
+        if model is not None and model not in known:
+            raise ConfigError(f"the server at {base} has the models {', '.join(known)}, {model!r} given")
+        return cls(base, model or known[0], key)
+
+    @classmethod
+    def unlisted(cls, url: str, key: str | None) -> "Remote":
+        """The server at this address, for questions whose body names its model."""
+        return cls(server_base(url), "", key)
+
+    def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """How much of a body's prompt is cached there, and why the next token is not."""
+        return dict(self._told("POST", "/v1/cache/explain", body))
+
+    def reuse(self, request_id: str) -> dict[str, Any]:
+        """What a request that ran there found in the cache, and why no more."""
+        return dict(self._told("GET", f"/v1/requests/{quote(request_id, safe='')}/cache", None))
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], params: "SamplingParams", is_stopped: Callable[[], bool]
+    ) -> "Iterator[Piece | Completion]":
+        """The answer piece by piece, then all of it. Closing the connection ends the request on the server."""
+        asked = {
+            "model": self.model,
+            "messages": list(messages),
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "seed": params.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        heard = _Heard()
+        connection = self._connection()
+        try:
+            connection.connect()
+            with _cut_when(is_stopped, connection.sock):
+                response = self._ask(connection, "POST", "/v1/chat/completions", asked)
+                for event in _events(response):
+                    yield from heard.take(event)
+                    if is_stopped():
+                        break
+        except (OSError, HTTPException, ValueError) as error:
+            # Whoever pressed Ctrl-C gets what there is; the connection was cut for that.
+            if not is_stopped():
+                raise QuireError(f"the server at {self.url} is gone: {error}; is it still running?") from error
+        finally:
+            connection.close()
+        if is_stopped():
+            heard.reason = heard.reason or "cancelled"
+        yield heard.completion()
+
+    def _listed(self) -> list[dict[str, Any]]:
+        return list(self._told("GET", "/v1/models", None)["data"])
+
+    def _told(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        """One whole answer."""
+        connection = self._connection()
+        try:
+            return dict(json.loads(self._ask(connection, method, path, body).read(MAX_BODY_BYTES)))
+        except (OSError, HTTPException, ValueError) as error:
+            raise ConfigError(
+                f"there is no server at {self.url}: {error}; start one with: quire serve MODEL"
+            ) from error
+        finally:
+            connection.close()
+
+    def _connection(self) -> HTTPConnection:
+        parts = urlsplit(self.url)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+
+    def _ask(self, connection: HTTPConnection, method: str, path: str, body: Any) -> HTTPResponse:
+        headers = {"content-type": "application/json"}
+        if self.key:
+            headers["authorization"] = f"Bearer {self.key}"
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RequestError(_complaint(response))
+        return response
+
+
+def _complaint(response: HTTPResponse) -> str:
+    try:
+        return str(json.loads(response.read(65536))["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status}"
+
+
+def server_base(url: str) -> str:
+    """The server's part of an address, or what is wrong with it."""
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, half an IPv6 address
+        is_good = False
+    if not is_good:
+        raise ConfigError(f"a server's address must look like http://127.0.0.1:8000, {url!r} given; correct it")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+@contextmanager
+def _cut_when(is_stopped: Callable[[], bool], wire: socket.socket) -> Iterator[None]:
+    """Cut the connection as soon as somebody wants to stop: in a queue nothing comes that would wake a reader."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(LOOK_S):
+            if is_stopped():
+                with suppress(OSError):
+                    wire.shutdown(socket.SHUT_RDWR)
+                return
+
+    watching = threading.Thread(target=watch, name="quire-chat-stop", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watching.join()
+
+
+def bounded_lines(response: HTTPResponse) -> Iterator[bytes]:
+    """Of a stream; one without an end is not read to its end."""
+    while line := response.readline(MAX_LINE_BYTES):
+        if len(line) == MAX_LINE_BYTES:
+            raise HTTPException(f"a line of the stream may have {MAX_LINE_BYTES:,} bytes, this one has more")
+        yield line
+
+
+def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """Those of a stream. One that ends without its last word was cut, and what came of it is no answer."""
+    for line in bounded_lines(response):
+        if line.strip() == b"data: [DONE]":
+            return
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])
+    raise HTTPException("the stream ended before its end")
+
+
+@dataclass
+class _Heard:
+    """What came of a stream so far."""
+
+    started_s: float = field(default_factory=monotonic)
+    first_s: float | None = None
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, event: dict[str, Any]) -> "Iterator[Piece]":
+        from quire.client.reply.outputs import REASONING, Piece
+
+        if "error" in event:
+            raise RequestError(str(event["error"].get("message", "the stream broke")))
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices", ()):
+            self.reason = choice.get("finish_reason") or self.reason
+            delta = choice.get("delta", {})
+            if thought := delta.get("reasoning"):
+                self.first_s = self.first_s or monotonic()
+                self.thoughts.append(thought)
+                yield Piece(0, thought, part=REASONING)
+            if text := delta.get("content"):
+                self.first_s = self.first_s or monotonic()
+                self.texts.append(text)
+                yield Piece(0, text)
+
+    def completion(self) -> "Completion":
+        from quire.client.reply.outputs import Answer, Completion, Timings
+
+        now_s = monotonic()
+        num_prompt, num_output = self.usage.get("prompt_tokens", 0), self.usage.get("completion_tokens", 0)
+        cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        answer = Answer(
+            0, "".join(self.texts), (0,) * num_output, self.reason or "cancelled", reasoning="".join(self.thoughts)
+        )
+        timings = Timings(0.0, (self.first_s or now_s) - self.started_s, now_s - self.started_s)
+        return Completion("remote", (0,) * num_prompt, (answer,), cached, 0, timings)

@@ -1,0 +1,1 @@
+"""`quire doctor`: facts about this machine, and rules about them."""

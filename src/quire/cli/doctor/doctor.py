@@ -1,0 +1,51 @@
+"""`quire doctor`: what this machine is, what does not work, what would make it faster, and a block for a report."""
+
+from typing import Annotated
+
+import typer
+
+from quire.cli.shared.settings_flags import with_chosen_settings
+from quire.config import Settings
+
+EPILOG = """\
+\b
+The exit code is 1 if something does not work.
+\b
+Examples:
+  quire doctor
+  quire doctor --port 8080
+"""
+
+
+@with_chosen_settings("host", "port", "keys_file")
+def doctor(
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Look at this machine: what does not work, and what would make it faster."""
+    import json
+    from dataclasses import asdict
+
+    from quire.cli.doctor.machine_facts import read_facts
+    from quire.cli.doctor.machine_rules import advice_for, report_block, shown
+
+    facts = read_facts(settings)
+    advice = advice_for(facts)
+    if as_json:
+        told = {**asdict(facts), "abilities": sorted(facts.abilities), "advice": [asdict(one) for one in advice]}
+        typer.echo(json.dumps(told))
+    else:
+        rows = shown(facts)
+        width = max(len(name) for name, _ in rows)
+        for name, words in rows:
+            typer.echo(f"{name:{width}}  {words}")
+        typer.echo()
+        for one in advice:
+            typer.echo(f"{'does not work' if one.is_fault else 'could be better'}: {one.what}\n  hint: {one.hint}")
+        if not advice:
+            typer.echo("everything is as it should be")
+        typer.echo("\nfor a report:\n")
+        for line in report_block(facts, advice):
+            typer.echo(f"    {line}")
+    if any(one.is_fault for one in advice):
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""`quire fleet`: gateways, members and Ray."""

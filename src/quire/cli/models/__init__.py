@@ -1,0 +1,1 @@
+"""`quire models`, `pull`, `rm` and `info`: the models of this machine."""

@@ -1,0 +1,341 @@
+"""`quire info MODEL`: what a model is and what fits, read from its headers. No tensor library, no weights."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.cli.shared.settings_flags import with_chosen_settings
+from quire.config import ModelSettings, Settings
+
+if TYPE_CHECKING:
+    from quire.checkpoints import Checkpoint
+    from quire.checkpoints.families import DecoderShape
+    from quire.checkpoints.stored_tensors import StoredTensor
+
+    Tensors = Mapping[str, StoredTensor]
+
+EPILOG = """\
+\b
+A hub id that is not on this machine is fetched first; quire models shows
+what is here.
+\b
+Examples:
+  quire info org/name
+  quire info ./models/my-model
+  quire info ./models/my-model --dtype bfloat16
+  quire info model.gguf --json
+"""
+GIB = 1 << 30
+BUDGETS_GIB = (2, 4, 8, 16, 32)
+OVERHEAD_BYTES = GIB // 2
+"""What libraries and steps are guessed to take; loading measures it."""
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SCALE_BYTES = {"int8": 4}
+"""Beside each key of a head and each value of a head."""
+SHOWN_KV_DTYPES = ("float32", "bfloat16")
+REACHED = 0.75
+"""Of the memory's speed, by steps of one answer; docs/concepts/speed.md has what was measured."""
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+PER_LAYER_EMBEDDING = "model.embed_tokens_per_layer.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What one memory budget is guessed to hold."""
+
+    memory_gib: int
+    kv_tokens: int
+    """0: the weights alone are too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a model before it is loaded; None where config.json does not say or quire cannot tell."""
+
+    name: str
+    path: str
+    family: str
+    architecture: str | None
+    layers: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_size: int | None
+    context_tokens: int | None
+    vocabulary: int | None
+    parameters: int
+    weight_bytes: int
+    weight_types: tuple[str, ...]
+    read_bytes_per_token: int | None
+    """Of weights, by a step of one answer: what its speed hangs on."""
+    kv_bytes_per_token: Mapping[str, int] | None
+    state_bytes_per_sequence: int | None
+    """Of layers that keep a state instead; 0: it has none."""
+    has_chat_template: bool
+    end_tokens: Mapping[int, str]
+    """Texts by id; an empty text where there is no tokenizer."""
+    dtype: str
+    """How weights are held in what fits; `kv_dtype` says it of keys and values."""
+    kv_dtype: str
+    fits: tuple[Fit, ...] | None
+    parts: tuple[str, ...]
+    """What it has that the plainest decoder has not."""
+    not_supported: str | None
+    """What of it the CPU backend has not, by name; transformers may have it."""
+    is_for_mlx: bool
+    """Its weights are as mlx-lm writes them, and run on that backend alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast one answer is guessed to come here; None where that is not known."""
+
+    memory_bytes_per_s: float | None
+    """Measured just now."""
+    tokens_per_s: float | None
+
+
+@with_chosen_settings("dtype", "arithmetic", "kv_dtype")
+def info(
+    settings: Settings,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a .gguf file, or a hub id (org/name).")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; null is what is not known.")] = False,
+) -> None:
+    """Show what a model is and what fits.
+
+    How many tokens of KV fit into how much memory is an estimate for the types that serving would use; loading the
+    model measures it.
+    """
+    import json
+
+    from quire.backends.kernels.bandwidth import bandwidth_bytes_per_s
+
+    facts = facts_of(_resolved(model), settings.model)
+    speed = _speed(facts.read_bytes_per_token, bandwidth_bytes_per_s() if settings.model.device == "cpu" else None)
+    if as_json:
+        typer.echo(json.dumps({**asdict(facts), **asdict(speed)}))
+    else:
+        _print_tables(facts, speed)
+
+
+def _resolved(model: str) -> "Checkpoint":
+    from quire.checkpoints import CheckpointError, resolve
+    from quire.checkpoints.progress import show_progress
+    from quire.cli.shared.background import in_background
+
+    _tell_if_fetched(model)
+    try:
+        with show_progress() as progress:
+            return in_background(lambda tell: resolve(model, progress=tell), progress).result()
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"reading a model needs the package {error.name}, which is not installed; install quire again"
+        ) from error
+
+
+def _tell_if_fetched(model: str) -> None:
+    from quire.checkpoints.hub.files import HubName
+
+    if (wanted := HubName.parsed(model)) is not None and not Path(model).exists() and not wanted.folder.is_dir():
+        typer.echo(f"{model} is not on this machine: fetching it from the Hugging Face hub", err=True)
+
+
+def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()) -> Facts:  # noqa: B008 - frozen
+    """Read the facts off a checkpoint's config and the headers of its weights."""
+    from quire.checkpoints.families import parts_of, why_not_decoder
+
+    config = checkpoint.config
+    tensors = checkpoint.tensors
+    settings = settings.with_kv_of(checkpoint.matrix_types)
+    shape, used = _known(checkpoint)
+    num_values = sum(math.prod(one.shape) for one in used.values())
+    return Facts(
+        name=checkpoint.name,
+        path=str(checkpoint.source),
+        family=str(config["model_type"]),
+        architecture=_architecture(config),
+        layers=_count(config, "num_hidden_layers"),
+        heads=_count(config, "num_attention_heads"),
+        kv_heads=shape.num_kv_heads if shape else _count(config, "num_key_value_heads"),
+        head_size=shape.head_size if shape else _count(config, "head_dim"),
+        context_tokens=_count(config, "max_position_embeddings"),
+        vocabulary=_count(config, "vocab_size"),
+        parameters=num_values,
+        weight_bytes=sum(one.num_bytes for one in tensors.values()),
+        weight_types=tuple(sorted({one.type for one in used.values()})),
+        read_bytes_per_token=_read_bytes(shape, used, settings.dtype) if shape and not checkpoint.is_for_mlx else None,
+        kv_bytes_per_token={dtype: _kv_bytes(shape, dtype) for dtype in SHOWN_KV_DTYPES} if shape else None,
+        state_bytes_per_sequence=shape.state_bytes if shape else None,
+        has_chat_template=checkpoint.chat_template is not None,
+        end_tokens=_end_tokens(checkpoint),
+        dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype,
+        fits=_fits(shape, used, settings, _count(config, "max_position_embeddings")) if shape else None,
+        parts=(*_part_of(config), *(parts_of(shape) if shape else ())),
+        not_supported=why_not_decoder(config),
+        is_for_mlx=checkpoint.is_for_mlx,
+    )
+
+
+def _part_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    from quire.checkpoints.text_part import TEXT_PART
+
+    return (f"the text part of {config[TEXT_PART]}",) if TEXT_PART in config else ()
+
+
+def _known(checkpoint: "Checkpoint") -> "tuple[DecoderShape | None, Tensors]":
+    """Of a known family its shape and the tensors it uses; of another only all its tensors."""
+    from quire.checkpoints.families import expected_shapes, is_decoder, read_shape
+
+    config, tensors = checkpoint.config, checkpoint.tensors
+    shape = read_shape(config) if is_decoder(config) else None
+    if shape is None or checkpoint.is_for_mlx:
+        return shape, tensors
+    return shape, {name: tensors[name] for name in expected_shapes(shape)}
+
+
+def _read_bytes(shape: "DecoderShape", used: "Tensors", dtype: str) -> int:
+    """What one answer's step reads: every matrix, of experts those it uses. Not an embedding that is not the head too,
+    of which a step reads a few rows."""
+    skipped = {PER_LAYER_EMBEDDING, EMBEDDING if HEAD in used else ""}
+    experts = _expert_names(shape)
+    every = sum(
+        _held_bytes(one, dtype) for name, one in used.items() if len(one.shape) > 1 and name not in skipped | experts
+    )
+    held = sum(_held_bytes(used[name], dtype) for name in experts)
+    mixtures = [layer.mixture for layer in shape.layers if layer.mixture]
+    return every + (held * mixtures[0].num_used // mixtures[0].num_experts if mixtures else 0)
+
+
+def _expert_names(shape: "DecoderShape") -> frozenset[str]:
+    from quire.checkpoints.families.tensors import matrices_of
+
+    found: set[str] = set()
+    for layer in shape.layers:
+        experts = matrices_of(shape, layer).experts
+        found |= set() if experts is None else {one.name for one in experts.all()}
+    return frozenset(found)
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else None
+
+
+def _count(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    return value if type(value) is int else None
+
+
+def _kv_bytes(shape: "DecoderShape", dtype: str) -> int:
+    own = [layer for layer in shape.layers if layer.has_kv]
+    return sum(
+        2 * layer.num_kv_heads * (layer.head_size * VALUE_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)) for layer in own
+    )
+
+
+def _fits(
+    shape: "DecoderShape", used: "Tensors", settings: ModelSettings, context_tokens: int | None
+) -> tuple[Fit, ...]:
+    """As loading shares memory out: weights, state slots where there are any, and blocks."""
+    from quire.backends.memory_plan import PoolBytes, slots_within
+
+    held_bytes, size = sum(_held_bytes(one, settings.dtype) for one in used.values()), settings.block_size
+    each = PoolBytes(_kv_bytes(shape, settings.kv_dtype) * size, shape.state_bytes)
+    useful = settings.max_running * -(-(context_tokens or size) // size)
+    found = []
+    for memory_gib in BUDGETS_GIB:
+        left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_bytes
+        if each.slot:
+            left_bytes -= (slots_within(left_bytes, each, settings.max_running, useful, 2) + 1) * each.slot
+        found.append(Fit(memory_gib, max(0, left_bytes // each.block) * size))
+    return tuple(found)
+
+
+def _held_bytes(tensor: "StoredTensor", dtype: str) -> int:
+    return tensor.num_bytes if dtype == "auto" else tensor.num_values * VALUE_BYTES[dtype]
+
+
+def _end_tokens(checkpoint: "Checkpoint") -> dict[int, str]:
+    from quire.checkpoints import load_tokenizer
+
+    if checkpoint.tokenizer_file is None:
+        return dict.fromkeys(sorted(checkpoint.eos_token_ids), "")
+    tokenizer = load_tokenizer(checkpoint.tokenizer_file)
+    return {token: tokenizer.id_to_token(token) or "" for token in sorted(checkpoint.end_tokens(tokenizer.token_to_id))}
+
+
+def _speed(read_bytes: int | None, bytes_per_s: float | None) -> Speed:
+    return Speed(bytes_per_s, REACHED * bytes_per_s / read_bytes if bytes_per_s and read_bytes else None)
+
+
+def _print_tables(facts: Facts, speed: Speed) -> None:
+    from quire.cli.shared.columns import columns, plain
+
+    rows = [(what, how_much) for what, how_much in _rows(facts, speed) if how_much is not None]
+    width = max(len(what) for what, _ in rows)
+    for what, how_much in rows:
+        typer.echo(f"{what:{width}}  {plain(how_much)}")
+    if facts.fits is None:
+        typer.echo(f"\nWhat fits is not estimated for the family {plain(facts.family)}: loading it will say.", err=True)
+        return
+    weights = "weights as the file has them" if facts.dtype == "auto" else f"{facts.dtype} weights"
+    states = " and slots for states beside it" if facts.state_bytes_per_sequence else ""
+    assumed = f"{weights}, {facts.kv_dtype} KV{states}, and 0.5 GiB for libraries and steps"
+    typer.echo(f"\nwhat fits (an estimate: {assumed}; loading measures it)\n")
+    header = ("memory", "KV tokens", "sequences of full context")
+    fits = [(f"{fit.memory_gib} GiB", *_fit_cells(fit, facts.context_tokens)) for fit in facts.fits]
+    typer.echo(columns(header, fits, right=frozenset({0, 1, 2})))
+
+
+def _rows(facts: Facts, speed: Speed) -> list[tuple[str, str | None]]:
+    kv = facts.kv_bytes_per_token or {}
+    return [
+        ("model", facts.name),
+        ("path", facts.path),
+        ("family", facts.family),
+        ("architecture", facts.architecture),
+        ("made of", "; ".join(facts.parts) or None),
+        ("runs", _run_words(facts)),
+        ("layers", _number(facts.layers)),
+        ("heads", _number(facts.heads)),
+        ("KV heads", _number(facts.kv_heads)),
+        ("head size", _number(facts.head_size)),
+        ("context length", _number(facts.context_tokens, " tokens")),
+        ("vocabulary", _number(facts.vocabulary, " tokens")),
+        ("parameters", _number(facts.parameters)),
+        ("weights", f"{facts.weight_bytes:,} bytes as {', '.join(facts.weight_types)}"),
+        *((f"KV in {dtype}", f"{num_bytes:,} bytes per token") for dtype, num_bytes in kv.items()),
+        ("state", f"{states:,} bytes per sequence" if (states := facts.state_bytes_per_sequence) else None),
+        ("one answer", _speed_words(facts, speed)),
+        ("chat template", "yes" if facts.has_chat_template else "no"),
+        ("end tokens", ", ".join(f"{token} {text}".strip() for token, text in facts.end_tokens.items()) or "none"),
+    ]
+
+
+def _run_words(facts: Facts) -> str:
+    if facts.is_for_mlx:
+        return "on the MLX backend (quire[mlx]), which alone reads weights as mlx-lm writes them"
+    if facts.not_supported is None:
+        return "on the CPU backend, in quire's own kernels"
+    return f"through transformers, if at all (quire[torch]): {facts.not_supported}"
+
+
+def _speed_words(facts: Facts, speed: Speed) -> str | None:
+    if speed.tokens_per_s is None or speed.memory_bytes_per_s is None or facts.read_bytes_per_token is None:
+        return None
+    read, memory = facts.read_bytes_per_token / 1e9, speed.memory_bytes_per_s / 1e9
+    return f"about {speed.tokens_per_s:.3g} tokens/s: each reads {read:.2g} GB, this memory gives {memory:.3g} GB/s"
+
+
+def _number(value: int | None, unit: str = "") -> str | None:
+    return None if value is None else f"{value:,}{unit}"
+
+
+def _fit_cells(fit: Fit, context_tokens: int | None) -> tuple[str, str]:
+    if not fit.kv_tokens:
+        return "does not fit", ""
+    return f"{fit.kv_tokens:,}", f"{fit.kv_tokens // context_tokens:,}" if context_tokens else ""

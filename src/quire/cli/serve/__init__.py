@@ -1,0 +1,1 @@
+"""`quire serve` and `quire run`: from settings to a server."""

@@ -1,0 +1,1 @@
+"""What several commands share: flags from settings, columns, exit codes."""

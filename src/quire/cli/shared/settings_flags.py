@@ -1,0 +1,76 @@
+"""Gives a command a flag for every setting of the table, so that no command spells them out again."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from quire.cli.shared.grouped_help import COMMON
+from quire.config import RENAMED, SETTINGS, Group, Setting, Settings, load_settings
+
+FILE_HELP = "Read this TOML file and look for no other."
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with all settings of a model as flags; its first parameter, a `Settings`, gets what is in force.
+
+    @with_settings
+    def generate(settings: Settings, model: Annotated[str, typer.Argument()]) -> None: ...
+    """
+    return _with_flags(command, [setting for setting in SETTINGS if setting.group is not Group.SERVER])
+
+
+def with_all_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The same with those of the server as well."""
+    return _with_flags(command, SETTINGS)
+
+
+def with_chosen_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same with these alone as flags; the others come from the environment and the file."""
+    return lambda command: _with_flags(command, [setting for setting in SETTINGS if setting.name in names])
+
+
+def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Callable[..., None]:
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    names = {setting.name for setting in shown}
+    renamed = [old for old, new in RENAMED.items() if new in names]
+    parameters = [*own, _file_parameter(), *map(_parameter, shown), *map(_renamed_parameter, renamed)]
+
+    def with_flags(**given: Any) -> None:
+        flags = {setting.name: _joined(given.pop(setting.name), setting.kind.between) for setting in shown}
+        flags |= {old: raw for old in renamed if (raw := given.pop(old)) is not None}
+        settings: Settings = load_settings(flags, file=given.pop("config_file"))
+        command(settings, **given)
+
+    with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
+    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_flags
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    told = f"{setting.help} Default: {setting.default_text}."
+    panel = COMMON if setting.is_common else setting.group.value
+    option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=told, rich_help_panel=panel)
+    kind: Any = list[str] if setting.kind.is_list else bool if setting.kind.is_switch else str
+    return _keyword(setting.name, Annotated[kind | None, option])
+
+
+def _renamed_parameter(old: str) -> inspect.Parameter:
+    """Not in the help; it is refused with the name it has now."""
+    return _keyword(old, Annotated[str | None, typer.Option("--" + old.replace("_", "-"), hidden=True)])
+
+
+def _joined(given: str | list[str] | None, between: str) -> str | None:
+    """A flag that may be given several times, as one text."""
+    return between.join(given) or None if isinstance(given, list) else given
+
+
+def _file_parameter() -> inspect.Parameter:
+    return _keyword("config_file", Annotated[Path | None, typer.Option("--config", metavar="FILE", help=FILE_HELP)])
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

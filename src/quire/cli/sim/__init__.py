@@ -1,0 +1,1 @@
+"""`quire sim`, `plan` and `replay`: servers without a device."""

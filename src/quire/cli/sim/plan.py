@@ -1,0 +1,201 @@
+"""`quire plan`: how many members a load needs, how large their pools must be, and what settings change."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.cli.sim.trace_flags import FleetFlags, with_flags_of
+
+if TYPE_CHECKING:
+    from quire.sim.planning.page import PlanResult
+    from quire.sim.planning.planning import Least, PlanSetup
+
+CLEAR_LINE = "\r\x1b[2K"
+POOL_MAX_HELP = "Larger pools to try if no number of members is enough; 0: none."
+REPORT_HELP = "Write a page with curves (HTML); they take some twenty runs more."
+EPILOG = """\
+\b
+The answer goes to stdout, what is being run to stderr. The exit code is 1 if
+nothing that was tried meets the objective.
+\b
+Examples:
+  quire plan conversation_trace.jsonl.gz --slo ttft_p95=2s,tpot_p95=80ms --profile gpu.json
+  quire plan conversation_trace.jsonl.gz --slo ttft_p95=2s --requests 2000 --report plan.html
+"""
+
+
+@with_flags_of(FleetFlags)
+def plan(
+    fleet: FleetFlags,
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="A trace to plan for, of any format that quire sim reads.")
+    ],
+    slo: Annotated[str, typer.Option(help="The objective, such as ttft_p95=2s,tpot_p95=80ms.")],
+    members_max: Annotated[int, typer.Option(min=1, max=1000, help="The most members to try.")] = 64,
+    pool_max: Annotated[int, typer.Option(min=0, help=POOL_MAX_HELP)] = 0,
+    effects: Annotated[bool, typer.Option(help="Also try other values of settings.")] = True,
+    report: Annotated[Path | None, typer.Option(help=REPORT_HELP)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    requests: Annotated[int, typer.Option(min=0, help="Only the first so many requests; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same plan.")] = 1,
+) -> None:
+    """How many members, and how many KV blocks in each, so that a trace meets an objective.
+
+    Every run is the whole trace through real schedulers and memories, with a clock that goes by a profile of a machine.
+    """
+    from quire.errors import ConfigError
+
+    if report is not None and (report.is_dir() or not report.parent.is_dir()):
+        raise ConfigError(f"--report takes a file in a folder that exists, {report} given; give another place")
+    setup = _setup(fleet, trace, slo, requests, seed)
+    name = trace.name.partition(".")[0]
+    result = _run(setup, name, (members_max, pool_max), has_effects=effects, has_curves=report is not None)
+    if report is not None:
+        _write_page(report, result)
+    if as_json:
+        _print_json(result)
+    else:
+        _print_plan(result)
+    if result.plan.num_members is None:
+        raise typer.Exit(1)
+
+
+def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int) -> "PlanSetup":
+    """The trace on members of this size."""
+    from quire.cli.sim.trace import opened_trace, parsed_shares
+    from quire.engine.step_profile import StepProfile
+    from quire.sim.planning.objectives import LatencyObjective
+    from quire.sim.planning.planning import PlanSetup
+    from quire.workload.trace_requests import TraceRules, trace_requests
+
+    flags.check_policy()
+    objective, profile = LatencyObjective.parse(slo), StepProfile.parse(flags.profile)
+    rules = TraceRules(flags.speedup, flags.share, flags.tenants, parsed_shares(flags.classes))
+    trace = opened_trace(path, num_requests)
+    return PlanSetup(
+        lambda: trace_requests(trace, rules),
+        objective,
+        profile,
+        flags.member_size(),
+        flags.policy,
+        flags.gateways,
+        report_age_s=flags.report_age_s,
+        seed=seed,
+    )
+
+
+def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: bool, has_curves: bool) -> "PlanResult":
+    """All simulations; each is told on stderr when it is done."""
+    import sys
+
+    from quire.checkpoints.progress import quiet, show_progress
+    from quire.sim.planning.curves import plan_curves
+    from quire.sim.planning.effects import setting_effects
+    from quire.sim.planning.page import PlanResult
+    from quire.sim.planning.planning import Planner
+
+    members_max, pool_max = most
+    # Elsewhere than on a terminal a line for each run is enough.
+    with show_progress() if sys.stderr.isatty() else nullcontext(quiet) as progress:
+        planner = Planner(setup, lambda done, total: progress("requests", done, total), _say_run)
+        found = planner.plan(members_max, pool_max or None)
+        # Where nothing is enough, they are told of the largest fleet that was tried.
+        fleet = (found.num_members or members_max, found.num_blocks or max(setup.size.num_blocks, pool_max))
+        can_run = found.least_blocks <= fleet[1]
+        effects = tuple(setting_effects(planner, *fleet)) if has_effects and can_run else ()
+        curves = plan_curves(planner, *fleet, members_max) if has_curves and can_run else None
+    size, profile = setup.size, setup.profile
+    settings = (
+        ("policy", setup.policy),
+        ("gateways", f"{setup.num_gateways}"),
+        ("tokens of a block", f"{size.block_size:,}"),
+        ("tokens a step may feed", f"{size.max_step_tokens:,}"),
+        ("milliseconds a step may last", f"{size.step_limit_s * 1000:,.0f}" if size.step_limit_s else "any"),
+        ("sequences that may run at once", f"{size.max_running:,}"),
+        ("simulations", f"{planner.num_runs:,}"),
+        ("seed", f"{setup.seed}"),
+    )
+    return PlanResult(name, setup.objective, profile.name, profile.is_by_hand, settings, found, effects, curves)
+
+
+def _say_run(words: str) -> None:
+    import sys
+
+    # On a terminal the bar stands in this line; it is drawn again below.
+    typer.echo(f"{CLEAR_LINE if sys.stderr.isatty() else ''}{words}", err=True)
+
+
+def _write_page(path: Path, result: "PlanResult") -> None:
+    from quire.errors import ConfigError
+    from quire.sim.planning.page import plan_page
+
+    try:
+        path.write_text(plan_page(result), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another place to --report") from error
+
+
+def _print_json(result: "PlanResult") -> None:
+    import json
+    from dataclasses import asdict
+
+    plan, least = result.plan, _least_json
+    content = {
+        "trace": result.load,
+        "objective": {one.name: one.limit_s for one in result.objective.limits},
+        "profile": result.profile,
+        "is_profile_by_hand": result.is_by_hand,
+        "num_requests": plan.facts.num_requests,
+        "num_members": plan.num_members,
+        "num_blocks": plan.num_blocks,
+        "what_limits": plan.what_limits,
+        "members": least(plan.members),
+        "pool": None if plan.pool is None else least(plan.pool),
+        "effects": [asdict(one) for one in result.effects],
+        "curves": None if result.curves is None else asdict(result.curves),
+    }
+    typer.echo(json.dumps(content))
+
+
+def _least_json(least: "Least") -> dict[str, object]:
+    report, less = least.report, least.report_one_less
+    return {
+        "value": least.value,
+        "report": None if report is None else report.as_json(),
+        "one_less": least.one_less,
+        "report_one_less": None if less is None else less.as_json(),
+        "is_monotone": least.is_monotone,
+        "trials": [[one.num_members, one.num_blocks, one.is_met] for one in least.trials],
+    }
+
+
+def _print_plan(result: "PlanResult") -> None:
+    from quire.cli.shared.columns import columns
+    from quire.sim.planning.page import answer_words, by_hand_words, effect_cells, less_words
+
+    plan, objective = result.plan, result.objective
+    typer.echo(f"{answer_words(plan)}\nobjective: {objective.words}")
+    typer.echo(by_hand_words(result.profile) if result.is_by_hand else f"profile {result.profile}")
+    for one in plan.what_limits:
+        typer.echo(f"- {one}")
+    searches = [("members", plan.members), *([("blocks", plan.pool)] if plan.pool is not None else [])]
+    rows = [
+        (
+            unit,
+            f"{least.value:,}",
+            less_words(least, objective, unit) + ("" if least.is_monotone else " (not monotone)"),
+        )
+        for unit, least in searches
+        if least.value is not None
+    ]
+    if rows:
+        typer.echo("\n" + columns(("what", "least", "one less"), rows, right=frozenset({1})))
+    judged = [
+        (one.setting, f"{one.base} -> {one.other}", *cells)
+        for one in result.effects
+        for cells in effect_cells(one) or [("", "", one.reason, one.verdict.value)]
+    ]
+    if judged:
+        typer.echo("\n" + columns(("setting", "A -> B", "mean of", "change", "between", "verdict"), judged))

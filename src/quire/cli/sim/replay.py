@@ -1,0 +1,38 @@
+"""`quire replay`: a trace through the real scheduler again, and the first difference, if there is one."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = "Example: quire serve model.gguf --trace trace.jsonl; quire replay trace.jsonl"
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A file that quire serve --trace has written.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a trace through the real scheduler and KV memory again; exits with 1 if anything is planned otherwise now.
+
+    Nothing is computed: what the device answered is in the trace. A trace that was cut off is replayed as far as it
+    goes.
+    """
+    from quire import __version__
+    from quire.checkpoints.progress import show_progress
+    from quire.sim.replay.replay import replay as replayed
+
+    with show_progress() as progress:
+        report = replayed(trace, progress)
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        for line in report.lines():
+            typer.echo(line)
+    others = sorted({session.quire for session in report.sessions} - {__version__})
+    if not report.is_same and others:
+        typer.echo(
+            f"it was written by quire {', '.join(others)}, this is {__version__}: a rule may have changed", err=True
+        )
+    if not report.is_same:
+        raise typer.Exit(1)

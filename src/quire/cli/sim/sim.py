@@ -1,0 +1,104 @@
+"""`quire sim`: the real scheduler and memory with a pretended device, and a summary a person can read."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.cli.sim.trace_flags import TraceFlags, with_flags_of
+
+if TYPE_CHECKING:
+    from quire.sim.server.report import Report
+
+TRACE_HELP = "A trace to replay: JSONL of Mooncake, ShareGPT, quire or its server, or Azure's CSV; also as .gz."
+
+
+@with_flags_of(TraceFlags, "With a trace: ")
+def sim(
+    flags: TraceFlags,
+    trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help=TRACE_HELP)] = None,
+    scenario: Annotated[str, typer.Option(help="Which workload; --list shows them.")] = "chat",
+    seed: Annotated[int, typer.Option(help="Decides everything: the same seed gives the same run.")] = 1,
+    requests: Annotated[int, typer.Option(min=0, help="How many requests; 0 takes the scenario's own number.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
+) -> None:
+    """Simulate a server: real scheduler and KV memory, a pretended device, a clock moved by hand.
+
+    With a trace, a server or a whole fleet answers its requests, and the clock goes by a profile of a machine.
+    """
+    from quire.sim.server.config import configured
+    from quire.sim.server.simulation import Simulation
+    from quire.workload.scenarios import SCENARIOS
+
+    if show_list:
+        for one in SCENARIOS.values():
+            typer.echo(f"{one.name:10} {one.purpose}")
+        return
+    if trace is not None:
+        from quire.cli.sim.trace import simulate_trace
+
+        simulate_trace(trace, flags, seed, requests, as_json=as_json)
+        return
+    report = Simulation(configured(scenario, seed, requests or None)).run()
+    if as_json:
+        _print_json(report)
+    else:
+        _print_tables(report)
+    if report.violations:
+        for violation in report.violations[:10]:
+            typer.echo(f"violation: {violation}", err=True)
+        typer.echo(f"\nhint: replay it with: {report.replay}", err=True)
+        raise typer.Exit(1)
+
+
+def _print_json(report: "Report") -> None:
+    import json
+    from dataclasses import asdict
+
+    typer.echo(
+        json.dumps(
+            {
+                "scenario": report.config.scenario,
+                "seed": report.config.seed,
+                "requests": len(report.ledger.entries),
+                "simulated_s": round(report.simulated_s, 6),
+                "ended_by": dict(report.reasons()),
+                **asdict(report.totals),
+                "waits": [asdict(waits) for waits in report.waits()],
+                "log_digest": report.log_digest,
+                "violations": report.violations,
+            }
+        )
+    )
+
+
+def _print_tables(report: "Report") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    totals, console = report.totals, Console(highlight=False)
+    hit_rate = totals.hit_tokens / totals.query_tokens if totals.query_tokens else 0.0
+    title = f"{report.config.scenario}, seed {report.config.seed}"
+    summary = Table("what", "how much", title=title, title_justify="left")
+    ended = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(report.reasons().items()))
+    for what, how_much in (
+        ("requests", f"{len(report.ledger.entries):,} accepted, {totals.num_refused:,} too large"),
+        ("turned away", f"{totals.num_turned_away:,} times, {totals.num_displaced:,} displaced"),
+        ("continuations ended", ended or "none"),
+        ("steps", f"{totals.num_steps:,} in {report.simulated_s:,.1f} simulated seconds"),
+        ("tokens computed", f"{totals.num_computed_tokens:,} ({totals.num_recomputed_tokens:,} again)"),
+        ("tokens produced", f"{totals.num_output_tokens:,}"),
+        ("prompt tokens reused", f"{totals.hit_tokens:,} of {totals.query_tokens:,} ({hit_rate:.1%})"),
+        ("preemptions", f"{totals.num_preemptions:,}"),
+        ("blocks evicted", f"{totals.num_evictions:,}"),
+        ("runner crashes", f"{totals.num_crashes:,}"),
+        ("event log", report.log_digest),
+    ):
+        summary.add_row(what, how_much)
+    console.print(summary)
+    waits = Table("who", "requests", "median wait", "95%", "longest", title="until they started", title_justify="left")
+    for row in report.waits():
+        moments = (f"{moment:.2f} s" for moment in (row.median_s, row.p95_s, row.longest_s))
+        waits.add_row(row.who, f"{row.num_requests:,}", *moments)
+    console.print(waits)

@@ -1,0 +1,1 @@
+"""`quire top` and `quire dashboard`: what a running server does."""

@@ -1,0 +1,110 @@
+"""How `quire top` draws with characters: bars and curves in Unicode, or in ASCII where a terminal has no more.
+
+Each state of a block has a character of its own besides its colour, so that nobody has to see colours.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from types import MappingProxyType
+
+from rich.text import Text
+
+from quire.cli.watch.watched_state import SeenCounts
+
+STYLES: Mapping[str, str] = MappingProxyType(
+    {
+        "free": "bright_black",
+        "cached": "blue",
+        "used": "green",
+        "shared": "magenta",
+        "pinned": "yellow",
+        "computing": "cyan",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """What there is to draw with."""
+
+    states: Mapping[str, str]
+    levels: str
+    """From nothing to all."""
+    line: str
+    is_ascii: bool
+    """Nothing else can be shown."""
+
+    @classmethod
+    def for_encoding(cls, encoding: str) -> "Glyphs":
+        """Whatever a terminal of this encoding shows."""
+        return UNICODE if encoding.lower().replace("-", "").startswith("utf") else ASCII
+
+
+UNICODE = Glyphs(
+    MappingProxyType({"free": "·", "cached": "░", "used": "▒", "shared": "▓", "pinned": "█", "computing": "+"}),
+    " ▁▂▃▄▅▆▇█",
+    "─",
+    is_ascii=False,
+)
+ASCII = Glyphs(
+    MappingProxyType({"free": ".", "cached": ":", "used": "o", "shared": "#", "pinned": "@", "computing": "+"}),
+    " .-:=+*#@",
+    "-",
+    is_ascii=True,
+)
+
+
+def bar(counts: SeenCounts, width: int, glyphs: Glyphs) -> Text:
+    """The pool as one line: what is there at all has at least one character."""
+    drawn = Text(no_wrap=True)
+    for (state, glyph), cells in zip(glyphs.states.items(), shares(_values(counts), width), strict=True):
+        drawn.append(glyph * cells, STYLES[state])
+    return drawn
+
+
+def _values(counts: SeenCounts) -> list[int]:
+    return [max(0, int(getattr(counts, state))) for state in STYLES]
+
+
+def shares(values: Sequence[int], width: int) -> list[int]:
+    """So many characters of `width` for each value, in proportion; one at least for what is not nothing."""
+    total = sum(values)
+    if total <= 0:
+        return [0] * len(values)
+    given = [max(1, width * value // total) if value else 0 for value in values]
+    while sum(given) > width:
+        largest = max(range(len(given)), key=given.__getitem__)
+        if given[largest] <= 1:
+            break
+        given[largest] -= 1
+    order = sorted(range(len(values)), key=lambda at: width * values[at] % total, reverse=True)
+    for at in order[: max(0, width - sum(given))]:
+        given[at] += 1
+    return given
+
+
+def history_curve(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
+    """The values as one line of levels, the largest at the top; the latest at the right, several in one if need be."""
+    if not values or width <= 0:
+        return ""
+    each = ceil(len(values) / width)
+    first = len(values) % each
+    groups = [values[:first]] if first else []
+    groups += [values[at : at + each] for at in range(first, len(values), each)]
+    means = [_mean(group) for group in groups]
+    top = max((mean for mean in means if mean is not None), default=0.0)
+    return "".join(_level(mean, top, glyphs.levels) for mean in means).rjust(width)
+
+
+def _mean(group: Sequence[float | None]) -> float | None:
+    known = [value for value in group if value is not None]
+    # The mean of the smallest floats may be 0.
+    return (sum(known) / len(known) or max(known)) if known else None
+
+
+def _level(value: float | None, top: float, levels: str) -> str:
+    """Something is never drawn as nothing."""
+    if value is None or value <= 0 or top <= 0:
+        return levels[0]
+    return levels[max(1, min(len(levels) - 1, round(value / top * (len(levels) - 1))))]

@@ -1,0 +1,35 @@
+"""From a name to a model that can be asked: an engine in this process, and the text beside it."""
+
+from dataclasses import dataclass
+
+from quire.checkpoints import Checkpoint, Progress, quiet, resolve
+from quire.client.request.text_model import TextModel, read_tokenizer
+from quire.config import ModelSettings, ServingSettings
+from quire.engine.engine import Engine
+from quire.engine.loading import kv_key, open_engine, queue_of
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """An engine and the words of its model."""
+
+    engine: Engine
+    text: TextModel
+
+
+def open_model(
+    model: str | Checkpoint,
+    settings: ModelSettings | None = None,
+    *,
+    serving: ServingSettings | None = None,
+    progress: Progress = quiet,
+) -> OpenedModel:
+    """Load a model by directory, GGUF file or hub id, or its checkpoint. Raises CheckpointError or ConfigError with
+    what to do.
+    """
+    serving = serving or ServingSettings()
+    checkpoint = resolve(model, progress=progress) if isinstance(model, str) else model
+    settings = settings or ModelSettings()
+    engine = open_engine(checkpoint, settings, queue_of(serving), kv_key(serving), progress)
+    tokenizer = read_tokenizer(checkpoint)
+    return OpenedModel(engine, TextModel.of(checkpoint, engine.info, tokenizer, tool_format=settings.tool_format))

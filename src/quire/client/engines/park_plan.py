@@ -1,0 +1,141 @@
+"""What each model of a server takes of the memory, decided at the start and for good: a model that comes back finds
+room for the same requests.
+
+    weights + KV + steps and libraries  =  what a model needs
+    all fit together                       each gets an equal part of what is left, too
+
+Reads sizes of files. Only models that are kept are fetched from the hub: no request ever downloads anything.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quire.checkpoints import Progress, quiet
+from quire.checkpoints.gguf.parts import PART_NAME, part_paths
+from quire.checkpoints.hub.files import HubName, found_here
+from quire.checkpoints.names import local_path
+from quire.config import MEMORY_SHARE, ModelSettings
+from quire.config.home import expanded
+from quire.config.machine import memory_for_models_bytes, share_of_memory_bytes
+from quire.config.parked_models import ParkedModel
+from quire.errors import CheckpointError, ConfigError
+
+PROCESS_BYTES = 1 << 29
+"""Libraries and steps of one model's worker."""
+LEAST_KV_BYTES = 1 << 30
+KV_SHARE = 0.25
+"""Of the weights, for keys and values."""
+NO_MODEL_PREFIX = "mmproj"
+"""GGUF files that belong to a model and are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """One model with what it takes."""
+
+    path: Path | None
+    """Where it lies; None: not on this machine."""
+    needed_bytes: int
+    problem: str = ""
+    """Why it cannot be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParkPlan:
+    """All of them."""
+
+    memory_bytes: int
+    by_name: Mapping[str, Weighed]
+
+
+def plan_park(models: Sequence[ParkedModel], settings: ModelSettings, progress: Progress = quiet) -> ParkPlan:
+    """Where each model is and what it takes. Raises CheckpointError or ConfigError for models that are kept."""
+    total_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
+    places = [_place(one, settings.memory_bytes, progress) for one in models]
+    weights = [_weight_bytes(path) if isinstance(path, Path) else 0 for path in places]
+    needs = divided(total_bytes, models, weights)
+    weighed = {
+        one.name: Weighed(place, need) if isinstance(place, Path) else Weighed(None, need, place)
+        for one, place, need in zip(models, places, needs, strict=True)
+    }
+    return ParkPlan(total_bytes, weighed)
+
+
+def divided(total_bytes: int, models: Sequence[ParkedModel], weights: Sequence[int]) -> list[int]:
+    """What each model takes. If all fit together with room for what they are asked, each gets its weights and an equal
+    part of the rest; so do models that are all kept, however little that is. Else each gets what it needs, and alone it
+    may have all there is. Raises ConfigError if models that are kept do not fit together."""
+    given = [one.memory_bytes for one in models]
+    needs = [
+        min(total_bytes, own + max(LEAST_KV_BYTES, int(own * KV_SHARE)) + PROCESS_BYTES) if said is None else said
+        for own, said in zip(weights, given, strict=True)
+    ]
+    least = [own if said is None else said for own, said in zip(weights, given, strict=True)]
+    part_bytes = (total_bytes - sum(least)) // max(1, given.count(None))
+    shared = [one + part_bytes if said is None else said for one, said in zip(least, given, strict=True)]
+    is_roomy = part_bytes > 0 and all(have >= need for have, need in zip(shared, needs, strict=True))
+    if is_roomy or (part_bytes > 0 and all(one.is_kept for one in models)):
+        return shared
+    kept = [(one.name, need) for one, need in zip(models, needs, strict=True) if one.is_kept]
+    if sum(need for _, need in kept) > total_bytes or (kept and len(kept) == len(models)):
+        raise ConfigError(
+            f"models that are kept ({', '.join(name for name, _ in kept)}) must fit into the memory together with room "
+            f"for KV; all weights take {sum(least):,} bytes, {total_bytes:,} bytes given; give more --memory, or keep "
+            "fewer"
+        )
+    return needs
+
+
+def _place(model: ParkedModel, memory_bytes: int | None, progress: Progress) -> Path | str:
+    """Its file or directory, or why there is none. Of a repository with several, the best that fits."""
+    limit_bytes = model.memory_bytes or memory_bytes or memory_for_models_bytes()
+    if model.is_kept:
+        return local_path(model.model, progress, memory_bytes=limit_bytes)
+    try:
+        path = expanded(model.model, "name the model by its full path")
+        if path.exists():
+            _weight_bytes(path)  # a strange name of one file must not keep others from being served
+            return path
+        wanted = HubName.parsed(model.model)
+        found = None if wanted is None else found_here(wanted, limit_bytes)
+    except (CheckpointError, ConfigError, OSError, ValueError) as error:
+        return str(error)
+    how = f"fetch it with: quire pull {model.model}" if wanted else "check its path in the settings"
+    return found or f"the model {model.name} is not on this machine; {how}"
+
+
+def _weight_bytes(path: Path) -> int:
+    files = path.glob("*.safetensors") if path.is_dir() else part_paths(path)
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def models_in(folder: Path) -> list[ParkedModel]:
+    """Each GGUF file and each directory with a config of a folder, by name. Raises ConfigError."""
+    try:
+        entries = sorted(expanded(folder, "--models-folder to a full path").iterdir())
+    except OSError as error:
+        raise ConfigError(
+            f"models_folder must be a folder that can be read, {folder} is not: {error.strerror}; check the path",
+            ("models_folder",),
+        ) from error
+    return [ParkedModel(_public_name(path), str(path)) for path in entries if _is_model(path)]
+
+
+def _public_name(path: Path) -> str:
+    parts = PART_NAME.fullmatch(path.name)
+    return parts["name"] if parts else path.name if path.is_dir() else path.stem
+
+
+def _is_model(path: Path) -> bool:
+    if path.is_dir():
+        return (path / "config.json").is_file()
+    parts = PART_NAME.fullmatch(path.name)
+    is_later_part = parts is not None and int(parts["number"]) != 1
+    return path.suffix.lower() == ".gguf" and not is_later_part and not path.name.startswith(NO_MODEL_PREFIX)
+
+
+def settings_of(model: ParkedModel, settings: ModelSettings, needed_bytes: int) -> ModelSettings:
+    """The settings of one model among several."""
+    longest = model.max_sequence_tokens or settings.max_sequence_tokens
+    return replace(settings, memory_bytes=needed_bytes, max_sequence_tokens=longest)

@@ -1,0 +1,129 @@
+"""The prompts of the last requests, as tokens, so that the next ones can be compared with them. Pure.
+
+A conversation has one place: its next prompt takes that of the one it goes on from. Bounded for each scope (a tenant's
+prompts in one cache group of one model), for each tenant, and in all; the least recently used goes.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from quire.client.prefix.prompt_alignment import WIDTH, num_common
+
+MAX_PROMPT_TOKENS = 1 << 16
+"""What comes later in a prompt is not kept."""
+MAX_PROMPTS = 16
+"""In one scope."""
+MAX_TENANT_BYTES = 2 << 20
+MAX_BYTES = 32 << 20
+PROMPT_BYTES = 512
+"""What a prompt takes beside its tokens."""
+NUM_NEAREST = 3
+SAME_PLACE = 4
+"""Prompts that differ from ours within so many tokens are equally near."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScope:
+    """Whose prompts may be compared."""
+
+    tenant: str
+    cache_group: str
+    model: str
+
+
+@dataclass(slots=True, eq=False)
+class KeptPrompt:
+    """One prompt, and its answer once that is there."""
+
+    request_id: str
+    tokens: bytes
+    num_prompt_tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        """About so many."""
+        return len(self.tokens) + PROMPT_BYTES
+
+
+class _Tenant:
+    """All scopes of one, the least recently used first."""
+
+    def __init__(self) -> None:
+        self.scopes: OrderedDict[PromptScope, list[KeptPrompt]] = OrderedDict()
+        self.num_bytes = 0
+
+
+class KeptPrompts:
+    """Prompts by their scope, oldest first in each."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES, max_tenant_bytes: int = MAX_TENANT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._max_tenant_bytes = max_tenant_bytes
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._by_request: dict[str, tuple[PromptScope, KeptPrompt]] = {}
+        self.num_bytes = 0
+        """All of them take about so many."""
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def nearest(self, scope: PromptScope, tokens: bytes) -> list[tuple[KeptPrompt, int]]:
+        """Those that begin most like these tokens, with how many are the same; the newest first."""
+        tenant = self._tenants.get(scope.tenant)
+        prompts = [] if tenant is None else tenant.scopes.get(scope, [])
+        shared = [(one, num_common(tokens, one.tokens)) for one in reversed(prompts)]
+        most = max((num for _, num in shared), default=0)
+        return [pair for pair in shared if pair[1] >= max(1, most - SAME_PLACE)][:NUM_NEAREST]
+
+    def add(self, scope: PromptScope, request_id: str, tokens: bytes, instead_of: KeptPrompt | None = None) -> None:
+        """Keep a prompt, in the place of the one that it goes on from."""
+        self._drop(request_id)
+        if instead_of is not None:
+            self._drop(instead_of.request_id)
+        tenant = self._tenants.setdefault(scope.tenant, _Tenant())
+        self._tenants.move_to_end(scope.tenant)
+        prompts = tenant.scopes.setdefault(scope, [])
+        tenant.scopes.move_to_end(scope)
+        kept = KeptPrompt(request_id, tokens[: MAX_PROMPT_TOKENS * WIDTH], len(tokens) // WIDTH)
+        prompts.append(kept)
+        self._by_request[request_id] = (scope, kept)
+        self._count(tenant, kept.num_bytes)
+        if len(prompts) > MAX_PROMPTS:
+            self._drop(prompts[0].request_id)
+        self._make_room(tenant)
+
+    def answered(self, request_id: str, tokens: bytes) -> None:
+        """What was answered to a prompt that may still be here."""
+        scope, kept = self._by_request.get(request_id, (None, None))
+        if scope is None or kept is None or kept.num_prompt_tokens > MAX_PROMPT_TOKENS:
+            return
+        before, tenant = kept.num_bytes, self._tenants[scope.tenant]
+        kept.tokens = (kept.tokens + tokens)[: MAX_PROMPT_TOKENS * WIDTH]
+        self._count(tenant, kept.num_bytes - before)
+        self._make_room(tenant)
+
+    def _make_room(self, tenant: _Tenant) -> None:
+        while tenant.num_bytes > self._max_tenant_bytes:
+            self._drop_oldest(tenant)
+        while self.num_bytes > self._max_bytes:
+            self._drop_oldest(next(iter(self._tenants.values())))
+
+    def _drop_oldest(self, tenant: _Tenant) -> None:
+        self._drop(next(iter(tenant.scopes.values()))[0].request_id)
+
+    def _drop(self, request_id: str) -> None:
+        scope, kept = self._by_request.pop(request_id, (None, None))
+        if scope is None or kept is None:
+            return
+        tenant = self._tenants[scope.tenant]
+        prompts = tenant.scopes[scope]
+        prompts.remove(kept)
+        self._count(tenant, -kept.num_bytes)
+        if not prompts:
+            del tenant.scopes[scope]
+        if not tenant.scopes:
+            del self._tenants[scope.tenant]
+
+    def _count(self, tenant: _Tenant, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        tenant.num_bytes += num_bytes

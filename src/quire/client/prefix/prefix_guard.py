@@ -1,0 +1,327 @@
+"""Notices what keeps prompts from being found in the cache again and again, and what that costs. Pure: no clock, no
+sockets; told of every prompt when it begins to run.
+
+    prompt ─► compared with the nearest of the same tenant ─► gaps ─► what is wrong with them ─► patterns ─► warnings
+
+One difference is nothing: conversations branch, people ask other things. A warning needs the same line to differ again
+and again, with so much behind it that had to be computed for that reason alone. What was lost is counted in tokens that
+are the same again behind the line, never more than were computed.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from quire.client.prefix.explanation import UNKNOWN
+from quire.client.prefix.kept_prompts import KeptPrompt, KeptPrompts, PromptScope
+from quire.client.prefix.prompt_alignment import WIDTH, Gap, gaps_between, packed
+from quire.client.prefix.reuse_log import PromptPart, PromptParts, ReuseRecord
+from quire.client.prefix.unstable_lines import ComparedPrompts, Instability, Place, UnstableKind, instabilities
+
+HOUR_S, MINUTE_S = 3600.0, 60.0
+MIN_REQUESTS = 3
+"""So many requests must have lost something to a line before anybody is warned."""
+MIN_VALUES: Mapping[UnstableKind, int] = {"order": 2, "history": 1}
+"""So many different texts must have stood there; 3 if nothing else is said."""
+MIN_LOST_TOKENS = 256
+"""Within an hour, or nobody is warned."""
+MIN_COMPUTED = 32
+"""A prompt of which fewer tokens were computed lost nothing to speak of."""
+MAX_PATTERNS = 2048
+MAX_TENANT_PATTERNS = 64
+MAX_VALUES = 8
+MAX_REQUESTS = 4096
+"""Whose warnings are still known."""
+MAX_SHOWN_CHARS = 160
+DESCRIPTIONS: Mapping[UnstableKind, str] = {
+    "dates": "a line with another date",
+    "times": "a line with another time",
+    "ids": "a line with another id",
+    "numbers": "a line with another number",
+    "order": "a text with its parts in another order",
+    "text": "a line with other words",
+    "history": "a history that is told in another way",
+}
+OTHER_REASONS = frozenset({"evicted", "other_namespace", "state_missing", UNKNOWN})
+"""Misses that no line of a client's is to blame for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPrompt:
+    """A prompt that has begun to run."""
+
+    record: ReuseRecord
+    token_ids: Sequence[int]
+    text_of: Callable[[Sequence[int]], str]
+    """The text of some of its tokens."""
+    parts: PromptParts | None = None
+    """Where in it the messages and tools of its client lie; None: it is made of no such."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixWarning:
+    """A line that costs a tenant much of what its prompts share."""
+
+    tenant: str
+    model: str
+    kind: UnstableKind
+    line: str | None
+    """As it was the last time. None for whoever may not read it."""
+    num_lost_tokens: int
+    """Within the last hour."""
+    num_requests: int
+    """That lost them."""
+
+    @property
+    def description(self) -> str:
+        """What it is, without its text."""
+        return DESCRIPTIONS[self.kind]
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        line = self.description if self.line is None else f"{self.description}, {self.line!r},"
+        return f"{line} cost {self.num_lost_tokens:,} tokens in the last hour, in {self.num_requests:,} requests"
+
+
+class _Pattern:
+    """One line of one tenant, however it is filled in."""
+
+    def __init__(self, kind: UnstableKind) -> None:
+        self.kind = kind
+        self.line = ""
+        self.values: set[bytes] = set()
+        self.num_requests = 0
+        self.minutes: deque[list[int]] = deque()
+        """Minute, tokens, requests."""
+        self.told_s: float | None = None
+        """When it was last said aloud."""
+        self.is_known = False
+        """It was warned of, so its tokens are counted as lost."""
+
+    def add(self, found: Instability, now_s: float) -> None:
+        """It has cost another request something."""
+        self.line = shown_line(found.line)
+        if len(self.values) < MAX_VALUES:
+            self.values.add(found.value)
+        self.num_requests += 1
+        minute = int(now_s // MINUTE_S)
+        if not self.minutes or self.minutes[-1][0] != minute:
+            self.minutes.append([minute, 0, 0])
+        self.minutes[-1][1] += found.num_lost_tokens
+        self.minutes[-1][2] += 1
+        self.forget(now_s)
+
+    def forget(self, now_s: float) -> None:
+        """What is more than an hour ago is no cost of the last hour."""
+        while self.minutes and (self.minutes[0][0] + 1) * MINUTE_S <= now_s - HOUR_S:
+            self.minutes.popleft()
+
+    @property
+    def num_lost_tokens(self) -> int:
+        return sum(tokens for _, tokens, _ in self.minutes)
+
+    @property
+    def is_certain(self) -> bool:
+        """It was seen often enough, and it costs something."""
+        is_repeated = self.num_requests >= MIN_REQUESTS and len(self.values) >= MIN_VALUES.get(self.kind, 3)
+        return is_repeated and self.num_lost_tokens >= MIN_LOST_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class _PatternName:
+    model: str
+    kind: UnstableKind
+    pattern: str
+
+
+class PrefixGuard:
+    """Watches all prompts of a server. For one event loop."""
+
+    def __init__(
+        self,
+        tell: Callable[[PrefixWarning], None] = lambda _: None,
+        count: Callable[[str, int], None] = lambda _model, _num: None,
+    ) -> None:
+        """`tell` hears of each pattern once an hour at most; `count` hears a model and tokens that were lost."""
+        self._tell = tell
+        self._count = count
+        self._prompts = KeptPrompts()
+        self._patterns: OrderedDict[str, OrderedDict[_PatternName, _Pattern]] = OrderedDict()
+        self._num_patterns = 0
+        self._requests: OrderedDict[str, tuple[str, list[_PatternName]]] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        """What the kept prompts take."""
+        return self._prompts.num_bytes
+
+    @property
+    def num_patterns(self) -> int:
+        """Of all tenants, warned of or not."""
+        return self._num_patterns
+
+    def take(self, seen: SeenPrompt) -> None:
+        """A prompt has begun to run. Prompts come in order of time."""
+        record, tokens = seen.record, packed(seen.token_ids)
+        scope = PromptScope(record.tenant, record.cache_group, record.model)
+        nearest = self._prompts.nearest(scope, tokens)
+        self._prompts.add(scope, _name_of(record), tokens, _gone_on_from(nearest, tokens))
+        found = _found(seen, tokens, nearest)
+        names = [self._add(record, one) for one in found]
+        if names:
+            before = self._requests.pop(record.request_id, (record.tenant, []))[1]
+            self._requests[record.request_id] = (record.tenant, before + names)
+            if len(self._requests) > MAX_REQUESTS:
+                self._requests.popitem(last=False)
+
+    def answered(self, record: ReuseRecord, token_ids: Sequence[int]) -> None:
+        """What was answered to a prompt: a later one may go on from it, and tell it in another way."""
+        self._prompts.answered(_name_of(record), packed(token_ids))
+
+    def of_request(self, request_id: str, now_s: float) -> list[PrefixWarning]:
+        """What there is to warn its client of."""
+        tenant, names = self._requests.get(request_id, ("", []))
+        patterns = self._patterns.get(tenant, OrderedDict())
+        told = [(name, patterns[name]) for name in dict.fromkeys(names) if name in patterns]
+        return [_warning(tenant, name, one, now_s) for name, one in told if one.is_certain]
+
+    def warnings(self, now_s: float, *, tenant: str | None = None, reads_lines: bool = False) -> list[PrefixWarning]:
+        """What there is to warn of, the most expensive first: of one tenant, with its lines; or of all, whose lines
+        only the operator's own socket may read."""
+        tenants = list(self._patterns) if tenant is None else [tenant]
+        is_read = reads_lines or tenant is not None
+        found = list[PrefixWarning]()
+        for each in tenants:
+            for name, one in self._patterns.get(each, OrderedDict()).items():
+                one.forget(now_s)
+                if one.is_certain:
+                    found.append(_warning(each, name, one, now_s, is_read=is_read))
+        return sorted(found, key=lambda one: (-one.num_lost_tokens, one.tenant, one.kind))
+
+    def _add(self, record: ReuseRecord, found: Instability) -> _PatternName:
+        name = _PatternName(record.model, found.kind, found.pattern[:MAX_SHOWN_CHARS])
+        patterns = self._patterns.setdefault(record.tenant, OrderedDict())
+        self._patterns.move_to_end(record.tenant)
+        pattern = patterns.get(name)
+        if pattern is None:
+            pattern = patterns[name] = _Pattern(found.kind)
+            self._num_patterns += 1
+            self._make_room(patterns)
+        patterns.move_to_end(name)
+        pattern.add(found, record.at_s)
+        if pattern.is_certain:
+            self._say(record, name, pattern, found.num_lost_tokens)
+        return name
+
+    def _say(self, record: ReuseRecord, name: _PatternName, pattern: _Pattern, num_lost: int) -> None:
+        self._count(record.model, num_lost if pattern.is_known else pattern.num_lost_tokens)
+        pattern.is_known = True
+        if pattern.told_s is None or record.at_s - pattern.told_s >= HOUR_S:
+            pattern.told_s = record.at_s
+            self._tell(_warning(record.tenant, name, pattern, record.at_s))
+
+    def _make_room(self, patterns: OrderedDict[_PatternName, _Pattern]) -> None:
+        if len(patterns) > MAX_TENANT_PATTERNS:
+            patterns.popitem(last=False)
+            self._num_patterns -= 1
+        while self._num_patterns > MAX_PATTERNS:
+            tenant, oldest = next(iter(self._patterns.items()))
+            oldest.popitem(last=False)
+            self._num_patterns -= 1
+            if not oldest:
+                del self._patterns[tenant]
+
+
+def _found(seen: SeenPrompt, tokens: bytes, nearest: Sequence[tuple[KeptPrompt, int]]) -> list[Instability]:
+    """What is wrong with a prompt, beside the one of the nearest that it would have found most of."""
+    reason, num_cached = seen.record.explanation.reason, seen.record.num_cached_tokens
+    num_computed = len(tokens) // WIDTH - num_cached
+    if reason in OTHER_REASONS or num_computed < MIN_COMPUTED:
+        return []
+    # Where more was found than such a prompt begins with, another has that: it is not the one to compare with.
+    alike = [
+        (gaps_between(tokens, theirs.tokens, start), theirs)
+        for theirs, start in nearest
+        if start >= num_cached and start * WIDTH < min(len(tokens), len(theirs.tokens))
+    ]
+    gaps, theirs = max(alike, key=lambda pair: _num_alike(pair[0]), default=((), None))
+    if theirs is None or not _num_alike(gaps):
+        return []  # nothing is the same again: a prompt of its own, and no text is made for it
+    compared = ComparedPrompts(tokens, theirs, gaps, seen.text_of, partial(_place_of, seen), partial(_around, seen))
+    return _at_most(instabilities(compared), num_computed)
+
+
+def _num_alike(gaps: Sequence[Gap]) -> int:
+    return sum(gap.num_alike for gap in gaps)
+
+
+def _at_most(found: Sequence[Instability], num_computed: int) -> list[Instability]:
+    """Nobody loses more than was computed."""
+    made, left = list[Instability](), num_computed
+    for one in found:
+        lost = min(one.num_lost_tokens, left)
+        left -= lost
+        if lost:
+            made.append(Instability(one.kind, one.line, one.pattern, one.value, lost))
+    return made
+
+
+def _gone_on_from(nearest: Sequence[tuple[KeptPrompt, int]], tokens: bytes) -> KeptPrompt | None:
+    """The prompt that this one extends."""
+    return next((one for one, start in nearest if start >= min(one.num_prompt_tokens, len(one.tokens) // WIDTH)), None)
+
+
+def _name_of(record: ReuseRecord) -> str:
+    return f"{record.request_id}/{record.prompt_index}"
+
+
+def _place_of(seen: SeenPrompt, gap: Gap) -> Place:
+    """Where a gap lies. What begins in one part and ends in another is a matter of conversation if either is."""
+    parts = seen.parts
+    if parts is None:
+        return "text"
+    found = [parts.at(gap.start), parts.at(max(gap.start, gap.stop - 1))]
+    places: list[Place] = ["message" if part is None else _place_of_part(part) for part in found]
+    return "message" if "message" in places else next((place for place in places if place != "text"), "text")
+
+
+def _around(seen: SeenPrompt, gap: Gap, size: int) -> tuple[int, int]:
+    """What stands around a gap in the same part, without what the template wrote before and behind that."""
+    first, after = max(0, gap.start - size), min(len(seen.token_ids), gap.stop + size)
+    if seen.parts is None:
+        return first, after
+    start, part = gap.start, seen.parts.at(gap.start)
+    while start > first and seen.parts.at(start - 1) == part:
+        start -= 1
+    stop, part = gap.stop, seen.parts.at(gap.stop)
+    while stop < after and seen.parts.at(stop) == part:
+        stop += 1
+    # The first token behind a part counts as its own.
+    return start, stop if stop == after else max(gap.stop, stop - 1)
+
+
+def _place_of_part(part: PromptPart) -> Place:
+    match part.kind:
+        case "message":
+            return "system" if part.name in ("system", "developer") else "message"
+        case "text":
+            return "text"
+        case kind:
+            return kind
+
+
+def _warning(
+    tenant: str, name: _PatternName, pattern: _Pattern, now_s: float, *, is_read: bool = True
+) -> PrefixWarning:
+    pattern.forget(now_s)
+    num_requests = sum(requests for _, _, requests in pattern.minutes)
+    line = pattern.line if is_read else None
+    return PrefixWarning(tenant, name.model, name.kind, line, pattern.num_lost_tokens, num_requests)
+
+
+def shown_line(line: str) -> str:
+    """On one line, of bounded length, with nothing in it that a terminal would obey."""
+    clean = "".join(char if char.isprintable() else " " for char in line[: 2 * MAX_SHOWN_CHARS]).strip()
+    return clean if len(clean) <= MAX_SHOWN_CHARS else clean[: MAX_SHOWN_CHARS - 1] + "…"

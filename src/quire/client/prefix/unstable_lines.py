@@ -1,0 +1,264 @@
+"""What makes two prompts differ that are otherwise alike: judged by their texts, gap by gap. Pure.
+
+    numbers, dates, times, ids   the same line, with another of these in it
+    order                        the same words in another order: tools, keys of JSON
+    text                         a line of the system text or of a tool that has other words
+    history                      the same conversation goes on, and what was said before is told in another way
+
+A gap that is none of these is a prompt of its own: other users ask other things, and nothing is wrong.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from typing import Literal
+
+from quire.client.prefix.kept_prompts import KeptPrompt
+from quire.client.prefix.prompt_alignment import GRAM, WIDTH, Gap
+from quire.text.chat.changing_text import MAX_LINE_CHARS, FoldedLine, changed_kinds, first_change, fold
+
+UnstableKind = Literal["dates", "times", "ids", "numbers", "order", "text", "history"]
+Place = Literal["system", "tool", "message", "text"]
+"""Where a gap lies: system text, tools, what users and assistants say; what is no conversation, or the template's."""
+WITHIN_PROMPTS: frozenset[Place] = frozenset({"system", "tool"})
+
+CONTEXT_TOKENS = 96
+"""On either side of a gap: the rest of its lines."""
+MAX_GAP_TOKENS = 4096
+"""What of a longer gap is read."""
+MAX_LINES = 12
+MAX_TEXT_TOKENS = 256
+"""A longer gap of other words is another text, and no line of the same one."""
+MAX_PATTERN_CHARS = 120
+CHARS_BEFORE, CHARS_BEHIND, CHARS_OF_MESSAGE = 40, 24, 16
+"""Of a longer line: what of it makes its pattern, beside what changes."""
+MIN_SHARE = 0.05
+"""Of a prompt must stand behind a gap, or the gap is not early."""
+MIN_WORDS, MANY_WORDS, MAX_ALONE = 4, 40, 0.07
+MAX_VAIN = 3
+"""So many times another order is looked for in a prompt and not found: each may read all that is behind it."""
+WORD = re.compile(r"\w+")
+LAST_WORD, FIRST_WORD = re.compile(r"\w{1,40}$"), re.compile(r"^\w{1,40}")
+EVIDENCE_TOKENS, LEAST_EVIDENCE = 16, 6
+"""Tokens of an answer that show that a later prompt goes on from it."""
+TAIL_TOKENS = 12
+GAP_TOKENS, SMALL_SIDE = 8, 24
+"""History was told anew where a text of some length is gone, or a short one stands for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instability:
+    """One gap that something is wrong with, and what it cost one request."""
+
+    kind: UnstableKind
+    line: str
+    """The client's line, as it was this time."""
+    pattern: str
+    """Its group: what stays of the line."""
+    value: bytes
+    """Names what stood in the gap."""
+    num_lost_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPrompts:
+    """A prompt beside an earlier one of the same tenant."""
+
+    ours: bytes
+    theirs: KeptPrompt
+    gaps: Sequence[Gap]
+    text_of: Callable[[Sequence[int]], str]
+    place_of: Callable[[Gap], Place]
+    around: Callable[[Gap, int], tuple[int, int]] = lambda gap, size: (gap.start - size, gap.stop + size)
+    """From where to where its part of our prompt reaches, no further than so many tokens before and behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The text of a gap on both sides, and what both have around it on its lines."""
+
+    head: str
+    ours: str
+    theirs: str
+    tail: str
+
+    @property
+    def lines(self) -> list[str]:
+        return f"{self.head}{self.ours}{self.tail}".split("\n")
+
+    @property
+    def other_lines(self) -> list[str]:
+        return f"{self.head}{self.theirs}{self.tail}".split("\n")
+
+    def whole_words(self, text: str) -> str:
+        """One of the texts with what its first and its last word have outside the gap."""
+        begun, ended = LAST_WORD.search(self.head), FIRST_WORD.match(self.tail)
+        return (begun[0] if begun else "") + text + (ended[0] if ended else "")
+
+    @property
+    def first_line(self) -> str:
+        """The first that differs."""
+        pairs = zip(self.lines, self.other_lines, strict=False)
+        return next((one for one, other in pairs if one != other), self.lines[-1])
+
+
+def instabilities(compared: ComparedPrompts) -> list[Instability]:
+    """What is wrong with a prompt, in its order."""
+    found, at, num_vain = list[Instability](), 0, 0
+    sides_at = cache(lambda number: _sides(compared, compared.gaps[number]))
+    while at < len(compared.gaps):
+        gap = compared.gaps[at]
+        sides = sides_at(at)
+        place = compared.place_of(gap)
+        one, num_gaps = _changed_line(compared, gap, sides, place), 1
+        if one is None and place != "message" and num_vain < MAX_VAIN:
+            one, num_gaps = _reordered(compared, at, sides_at)
+            num_vain += one is None
+        if one is None:
+            one = _other_words(compared, gap, sides, place) or _told_anew(compared, gap, sides, place)
+        if one is not None:
+            found.append(one)
+        at += num_gaps
+    return found
+
+
+def _changed_line(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
+    """The same lines with other dates, times, ids or numbers in them."""
+    lines, others = sides.lines, sides.other_lines
+    if not _is_costly(compared, gap) or len(lines) != len(others) or len(lines) > MAX_LINES:
+        return None
+    if max(map(len, lines)) > MAX_LINE_CHARS or max(map(len, others)) > MAX_LINE_CHARS:
+        return None
+    folded = [(line, fold(line), fold(other)) for line, other in zip(lines, others, strict=True)]
+    if any(ours.pattern != theirs.pattern for _, ours, theirs in folded):
+        return None
+    # People count and calculate: a number is something only in what is written for them, or in what was said before.
+    are_numbers_told = place in WITHIN_PROMPTS or _goes_on(compared)
+    for line, ours, theirs in folded:
+        kinds = [kind for kind in changed_kinds(ours, theirs) if kind != "numbers" or are_numbers_told]
+        if kinds:
+            return Instability(kinds[0], line.strip(), _around(ours, theirs, place), _value(sides.ours), gap.num_alike)
+    return None
+
+
+def _around(ours: FoldedLine, theirs: FoldedLine, place: Place) -> str:
+    """The pattern of a line, or of a long one what stands around its first change. What people say is no pattern."""
+    if len(ours.pattern) <= MAX_PATTERN_CHARS and place != "message":
+        return ours.pattern.strip()
+    before, after = ours.around(first_change(ours, theirs))
+    return before[-CHARS_BEFORE:].lstrip() + after[: CHARS_OF_MESSAGE if place == "message" else CHARS_BEHIND].rstrip()
+
+
+def _reordered(compared: ComparedPrompts, at: int, sides_at: Callable[[int], _Sides]) -> tuple[Instability | None, int]:
+    """The same words in another order, over as many gaps as that takes; and how many it took."""
+    first, words, ours = compared.gaps[at], WordBalance(), list[str]()
+    for num_gaps, last in enumerate(compared.gaps[at:], start=1):
+        each = sides_at(at + num_gaps - 1)
+        ours.append(each.whole_words(each.ours))
+        words.add(ours[-1], each.whole_words(each.theirs))
+        size = min(last.stop - first.start, last.other_stop - first.other_start)
+        if words.are_same and size + last.num_alike >= GRAM:
+            lost = size + last.num_alike
+            return Instability(
+                "order", sides_at(at).first_line.strip(), "order", _value("\n".join(ours)), lost
+            ), num_gaps
+    return None, 1
+
+
+class WordBalance:
+    """Whether two texts have the same words, as they grow."""
+
+    def __init__(self) -> None:
+        self._balance = Counter[str]()
+        """Word -> how many more of it ours has."""
+        self._num_alone = self._num_ours = self._num_theirs = 0
+        self._is_moved = False
+
+    def add(self, one: str, other: str) -> None:
+        """More of both."""
+        ours, theirs = WORD.findall(one), WORD.findall(other)
+        self._is_moved = self._is_moved or ours != theirs
+        self._num_ours, self._num_theirs = self._num_ours + len(ours), self._num_theirs + len(theirs)
+        for words, step in ((ours, 1), (theirs, -1)):
+            for word in words:
+                before = self._balance[word]
+                self._balance[word] = before + step
+                self._num_alone += abs(before + step) - abs(before)
+
+    @property
+    def are_same(self) -> bool:
+        """Every word is in both, in another order; of many words a few may be alone."""
+        most = max(self._num_ours, self._num_theirs)
+        if not self._is_moved or most < MIN_WORDS:
+            return False
+        allowed = MAX_ALONE * most if most >= MANY_WORDS else 0
+        return abs(self._num_ours - self._num_theirs) <= allowed and self._num_alone <= 2 * allowed
+
+
+def _other_words(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
+    """Other words in a line that the client writes for every request, with a longer text behind them."""
+    size = max(gap.stop - gap.start, gap.other_stop - gap.other_start)
+    if place not in WITHIN_PROMPTS or size > min(MAX_TEXT_TOKENS, gap.num_alike) or not _is_costly(compared, gap):
+        return None
+    if len(sides.lines) > MAX_LINES or len(sides.other_lines) > MAX_LINES:
+        return None
+    before, after = fold(LAST_WORD.sub("", sides.head)).pattern, fold(FIRST_WORD.sub("", sides.tail, count=1)).pattern
+    pattern = f"{before[-CHARS_BEFORE:].strip()}…{after[:CHARS_BEHIND].strip()}"
+    return Instability("text", sides.first_line.strip(), pattern, _value(sides.ours), gap.num_alike)
+
+
+def _told_anew(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
+    """Something is gone from the middle of a conversation that goes on, or stands elsewhere, or in short."""
+    sizes = (gap.stop - gap.start, gap.other_stop - gap.other_start)
+    is_uneven = min(sizes) <= SMALL_SIDE and max(sizes) >= max(GAP_TOKENS, 2 * min(sizes))
+    if place == "system" or not is_uneven or gap.num_alike < GRAM or not _goes_on(compared):
+        return None
+    text, shape = (sides.ours, "longer") if sizes[0] > sizes[1] else (sides.theirs, "shorter")
+    line = next((line for line in text.split("\n") if line.strip()), "")
+    return Instability("history", line.strip(), shape, _value(text), gap.num_alike)
+
+
+def _goes_on(compared: ComparedPrompts) -> bool:
+    """Whether our prompt goes on from their answer; where that was short, from the end of their prompt."""
+    theirs, ours = compared.theirs, compared.ours
+    answer = theirs.tokens[theirs.num_prompt_tokens * WIDTH : -WIDTH]
+    if len(answer) >= LEAST_EVIDENCE * WIDTH:
+        return _has(ours, answer[-EVIDENCE_TOKENS * WIDTH :])
+    prompt = theirs.tokens[: theirs.num_prompt_tokens * WIDTH]
+    return len(prompt) >= TAIL_TOKENS * WIDTH and _has(ours[:-WIDTH], prompt[-TAIL_TOKENS * WIDTH :])
+
+
+def _has(tokens: bytes, some: bytes) -> bool:
+    at = tokens.find(some)
+    while at >= 0 and at % WIDTH:
+        at = tokens.find(some, at + 1)
+    return at >= 0
+
+
+def _is_costly(compared: ComparedPrompts, gap: Gap) -> bool:
+    return gap.num_alike >= max(GRAM, MIN_SHARE * len(compared.ours) / WIDTH)
+
+
+def _sides(compared: ComparedPrompts, gap: Gap) -> _Sides:
+    ours = compared.ours
+    first, after = compared.around(gap, CONTEXT_TOKENS)
+    head = _text(compared, ours, max(0, first), gap.start)
+    tail = _text(compared, ours, gap.stop, min(after, gap.stop + gap.num_alike))
+    return _Sides(
+        head.rpartition("\n")[2],
+        _text(compared, ours, gap.start, gap.stop),
+        _text(compared, compared.theirs.tokens, gap.other_start, gap.other_stop),
+        tail.partition("\n")[0],
+    )
+
+
+def _text(compared: ComparedPrompts, tokens: bytes, start: int, stop: int) -> str:
+    stop = min(stop, start + MAX_GAP_TOKENS)
+    return compared.text_of(memoryview(tokens[start * WIDTH : stop * WIDTH]).cast("I").tolist())
+
+
+def _value(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()

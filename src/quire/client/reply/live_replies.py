@@ -1,0 +1,50 @@
+"""Who is still being answered, by request: each takes its own of what an engine says.
+
+For one thread that steps by itself and for many tasks on an event loop alike. What came is handed to whom it is for;
+answers that a stop string ended are ended in the engine too.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from quire.client.reply.outputs import Piece
+from quire.client.reply.reply import Reply
+from quire.core.events import RequestEvent
+
+CancelAnswer = Callable[[str, int], None]
+
+
+class Recipient(Protocol):
+    """Whom a reply is for."""
+
+    @property
+    def reply(self) -> Reply:
+        """What it has so far."""
+        ...
+
+    def show(self, pieces: list[Piece]) -> None:
+        """These are new; or it is done, or refused."""
+        ...
+
+
+R = TypeVar("R", bound=Recipient)
+
+
+def hand_out(events: Sequence[RequestEvent], live: dict[str, R], cancel_answer: CancelAnswer) -> None:
+    """Tell everybody what is theirs, once. Whoever has heard the last is live no more."""
+    own: dict[str, list[RequestEvent]] = {}
+    for event in events:
+        own.setdefault(event.request_id, []).append(event)
+    for request_id, its_events in own.items():
+        recipient = live.get(request_id)
+        if recipient is None:
+            continue
+        reply = recipient.reply
+        pieces = reply.take(its_events)
+        if reply.is_done:
+            del live[request_id]
+        elif reply.stopped:
+            stopped, reply.stopped = reply.stopped, []
+            for index in stopped:
+                cancel_answer(request_id, index)
+        recipient.show(pieces)

@@ -1,0 +1,386 @@
+"""One request on its way back to its client: events with token ids come in, pieces of text go out.
+
+Here stop strings end an answer, and what the engine says of it afterwards is not heard. Whoever feeds a reply tells the
+engine which answers those are (`stopped`), so that it computes no more of them.
+
+Times are of this side's clock, at the moment an event is heard.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from time import monotonic, thread_time
+
+from quire.client.prefix.explanation import Explanation, explanation
+from quire.client.prefix.reuse_log import ReuseRecord
+from quire.client.reply.outputs import Answer, Completion, Piece, Timings, called, thought
+from quire.client.request.params import SamplingParams
+from quire.core.events import (
+    Admitted,
+    Explained,
+    Finished,
+    FirstToken,
+    Preempted,
+    PromptLogprobs,
+    Queued,
+    Refused,
+    Replayed,
+    RequestEvent,
+    SequenceFinished,
+    Token,
+)
+from quire.core.request import Continuation, FinishReason, Request
+from quire.core.step import TokenLogprobs
+from quire.core.work_budget import WorkAccount, WorkKind
+from quire.engine.engine import Clock
+from quire.errors import DisplacedError, InvariantError, QuireError, WorkBudgetError
+from quire.text.answer_text import AnswerText
+from quire.text.chat.canonical import short_id
+from quire.text.detokenizer import Detokenizer
+from quire.text.parsers.parts import TEXT, Part, ReasoningPart
+from quire.text.parsers.reader import AnswerReader, Said
+from quire.text.text_work import TextBudget
+from quire.text.tokenizer import Tokenizer
+
+MAX_PAUSES = 16
+TOOL_CALLS = "tool_calls"
+"""How an answer ends that wants something called."""
+
+
+class _PartialAnswer:
+    """An answer that may not be finished."""
+
+    def __init__(self, text: Detokenizer, reader: AnswerReader | None) -> None:
+        self.text = text
+        self.reader = reader
+        """None: all of it is text."""
+        self.last: Piece | None = None
+        self.work_error: WorkBudgetError | None = None
+        """It costs too much to be read."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.last is not None and self.last.finish_reason is not None
+
+    @property
+    def part(self) -> Part:
+        """Of which part its last piece was."""
+        return TEXT if self.last is None else self.last.part
+
+
+def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
+    """The pieces of one answer put together; one that was left in the middle counts as cancelled."""
+    last = pieces[-1] if pieces else Piece(index, "")
+    return Answer(
+        index=index,
+        text="".join(piece.text for piece in pieces),
+        reasoning=thought(pieces),
+        tool_calls=called(pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        finish_reason=last.finish_reason or FinishReason.CANCELLED.value,
+        stop_reason=last.stop_reason,
+        logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
+        error=last.error,
+    )
+
+
+class Reply:
+    """Feeds on the events of one request, in their order."""
+
+    is_queued = False
+    """The engine has let it in."""
+    is_done = False
+    """The engine has ended it."""
+
+    def __init__(
+        self,
+        request: Request,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        clock: Clock = monotonic,
+        work: TextBudget | None = None,
+    ) -> None:
+        """`work` is that of all replies that one event loop reads; None: nobody else waits."""
+        self.request = request
+        self._params = params
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._work = work
+        self._account = WorkAccount(request.tenant)
+        self.work_error: WorkBudgetError | None = None
+        """Why the last of its answers was ended that cost too much to be read."""
+        self._halves = {one.index: self._begun(one) for one in request.continuations if one.produced}
+        """Answers that have begun."""
+        self.pieces: list[Piece] = []
+        """All of them so far, in the order they came."""
+        self.num_tokens = 0
+        """Tokens of all answers so far."""
+        self.num_reasoning_tokens = 0
+        """Tokens of thoughts among them. Counted as they come: a stream may ask for its usage in every chunk."""
+        self.num_cached_tokens = 0
+        """Prompt tokens that were not computed, as far as it is known."""
+        self.explanation: Explanation | None = None
+        """Why the next token was not found when it was admitted, if it wanted to know."""
+        self.reuse: ReuseRecord | None = None
+        """The same as it was written down, by whoever keeps such records."""
+        self.num_preemptions = 0
+        self.num_replays = 0
+        """Counted by whoever asks again after a crash."""
+        self.num_inexact_moves = 0
+        """Times it went on where other bits are computed."""
+        self.stopped: list[int] = []
+        """Answers that a stop string has ended, and the engine does not know of it: taken by whoever feeds it."""
+        self.refusal: QuireError | None = None
+        """Why it was not let in, or ended without ever having run."""
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._times: dict[str, float] = {}
+        self._pauses: deque[tuple[float, float | None]] = deque(maxlen=MAX_PAUSES)
+        self._is_paused = False
+
+    def _begun(self, continuation: Continuation) -> _PartialAnswer:
+        """An answer goes on behind the tokens it has: their text was shown elsewhere, except what they held back."""
+        half = self._new_half(continuation.index)
+        for token_id in continuation.produced:
+            text = half.text.push(token_id)
+            if half.reader is not None:
+                half.reader.push(text)
+        return half
+
+    @property
+    def is_answered(self) -> bool:
+        """Nothing more will be shown."""
+        halves = self._halves.values()
+        return len(halves) == len(self.request.continuations) and all(half.is_over for half in halves)
+
+    def take(self, events: Sequence[RequestEvent]) -> list[Piece]:
+        """What these events add."""
+        added = [piece for event in events for piece in self._take(event)]
+        self.pieces += added
+        if self._is_paused and added:
+            self._resume()
+        for piece in added:
+            self.num_tokens += len(piece.token_ids)
+            if isinstance(piece.part, ReasoningPart):
+                self.num_reasoning_tokens += len(piece.token_ids)
+        return added
+
+    @property
+    def num_longest(self) -> int:
+        """Tokens of the longest answer so far."""
+        counts = Counter[int]()
+        for piece in self.pieces:
+            counts[piece.index] += len(piece.token_ids)
+        return max(counts.values(), default=0)
+
+    @property
+    def is_admitted(self) -> bool:
+        """It left the queue."""
+        return "admitted" in self._times
+
+    @property
+    def is_computed(self) -> bool:
+        """All of its prompt is computed: what of it was cached is known."""
+        return "first" in self._times
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Those of the prompt's tokens but its first, as far as they came."""
+        return tuple(self._prompt_logprobs)
+
+    @property
+    def moments(self) -> Mapping[str, float]:
+        """When it was `admitted`, its `first` token came, and it came to its `end`, as far as that has happened."""
+        return self._times
+
+    @property
+    def pauses(self) -> Sequence[tuple[float, float | None]]:
+        """The last times it gave up its place, each until something came again; without an end, it has not."""
+        return self._pauses
+
+    @property
+    def timings(self) -> Timings:
+        """What took how long, as far as it is known."""
+        return self.timings_at(self.request.arrival_s)
+
+    def timings_at(self, now_s: float) -> Timings:
+        """The same, seen at this moment: what has not ended took until now."""
+        start = self.request.arrival_s
+        end = self._times.get("end", now_s)
+        admitted = self._times.get("admitted", end)
+        return Timings(admitted - start, self._times.get("first", end) - start, end - start)
+
+    def completion(self) -> Completion:
+        """All of it, once it is done."""
+        return Completion(
+            request_id=self.request.request_id,
+            prompt_token_ids=self.request.prompt,
+            answers=tuple(
+                _answer(index, [piece for piece in self.pieces if piece.index == index])
+                for index in sorted(one.index for one in self.request.continuations)
+            ),
+            num_cached_tokens=self.num_cached_tokens,
+            seed=self.request.seed,
+            timings=self.timings,
+            prompt_logprobs=self.prompt_logprobs,
+            num_preemptions=self.num_preemptions,
+            num_replays=self.num_replays,
+            num_inexact_moves=self.num_inexact_moves,
+            explanation=self.explanation,
+        )
+
+    def _take(self, event: RequestEvent) -> list[Piece]:
+        match event:
+            case Token():
+                return self._token(event)
+            case SequenceFinished():
+                return self._finish(event)
+            case FirstToken():
+                self._times["first"] = self._clock()
+                self.num_cached_tokens = event.num_cached_tokens
+            case Queued():
+                self.is_queued = True
+            case Refused():
+                self.refusal, self.is_done = event.error, True
+            case Admitted():
+                self._times["admitted"] = self._clock() - event.age_s
+                self.num_cached_tokens = event.num_cached_tokens
+                self.explanation = self._explanation(event)
+            case Preempted():
+                self.num_preemptions += 1
+                self._pause()
+            case Replayed():
+                self.num_replays += event.is_exact
+                self.num_inexact_moves += not event.is_exact
+            case PromptLogprobs():
+                self._prompt_logprobs += event.logprobs
+            case Explained():
+                raise InvariantError(f"{event.request_id} was asked to run, and only its cache was looked at")
+            case Finished():
+                self._times["end"] = self._clock()
+                self.num_cached_tokens = event.num_cached_tokens
+                self.is_done = True
+        return []
+
+    def _pause(self) -> None:
+        if not self._is_paused:
+            self._pauses.append((self._clock(), None))
+            self._is_paused = True
+
+    def _resume(self) -> None:
+        start_s, _ = self._pauses.pop()
+        self._pauses.append((start_s, self._clock()))
+        self._is_paused = False
+
+    def _explanation(self, event: Admitted) -> Explanation | None:
+        if event.miss is None:
+            return None
+        return explanation(self._tokenizer, self.request.namespace, self.request.prompt, event.miss)
+
+    def _half(self, index: int) -> _PartialAnswer:
+        half = self._halves.get(index)
+        if half is None:
+            half = self._halves[index] = self._new_half(index)
+        return half
+
+    def _new_half(self, index: int) -> _PartialAnswer:
+        form = self._params.answer_format
+        if form is None or form.is_plain:
+            return _PartialAnswer(self._text(), None)
+        return _PartialAnswer(self._text(), AnswerReader(form, partial(self._call_id, index)))
+
+    def _call_id(self, index: int, call_index: int) -> str:
+        """The same whoever reads the answer, and how often."""
+        named = f"{self.request.request_id}/{index}/{call_index}"
+        if self._params.answer_format is not None and self._params.answer_format.has_short_ids:
+            return short_id(named)
+        return "call_" + blake2b(named.encode(), digest_size=12).hexdigest()
+
+    def _text(self) -> Detokenizer:
+        tokenizer, prompt, params = self._tokenizer, self.request.prompt, self._params
+        shown = frozenset[int]() if params.answer_format is None else params.answer_format.shown_token_ids
+        if not params.stop:
+            return Detokenizer(tokenizer, prompt, params.skip_special_tokens, shown)
+        return AnswerText(
+            tokenizer,
+            prompt,
+            params.stop,
+            include_stop=params.include_stop,
+            skip_special_tokens=params.skip_special_tokens,
+            shown_token_ids=shown,
+        )
+
+    def _token(self, event: Token) -> list[Piece]:
+        half = self._half(event.sequence_index)
+        if half.is_over:
+            return []
+        logprobs = () if event.logprobs is None else (event.logprobs,)
+        if self._is_hidden(event):
+            return self._show(half, Piece(event.sequence_index, "", (event.token_id,), logprobs, part=half.part))
+        text, stop = half.text.push(event.token_id), half.text.stop
+        reason = None if stop is None else FinishReason.STOP.value
+        if reason is not None:
+            self.stopped.append(event.sequence_index)
+        piece = Piece(event.sequence_index, text, (event.token_id,), logprobs, reason, stop)
+        if half.reader is None:
+            return self._show(half, piece)
+        said = self._read(half, half.reader, text)
+        if reason is None and half.work_error is not None:
+            self.stopped.append(event.sequence_index)
+            reason = FinishReason.ERROR.value
+            piece = replace(piece, finish_reason=reason, error=str(half.work_error))
+        if reason is not None:
+            said += half.reader.finish()
+        return self._show_parts(half, said, piece)
+
+    def _read(self, half: _PartialAnswer, reader: AnswerReader, text: str) -> list[Said]:
+        """What these characters add. Beyond the budget of the request or its tenant an answer is ended."""
+        if self._work is None:
+            return reader.push(text)
+        start_s = thread_time()
+        said = reader.push(text)
+        spent_s = thread_time() - start_s
+        cut = self._work.spend(self._account, WorkKind.ANSWER_READER, spent_s)
+        if cut is not None:
+            self.work_error = half.work_error = cut.error
+        return said
+
+    def _is_hidden(self, event: Token) -> bool:
+        """A stop token that is about to end the answer is counted but not shown."""
+        params = self.request.params
+        is_last = event.token_id in params.stop_token_ids and event.num_output_tokens > params.min_tokens
+        return is_last and not self._params.include_stop
+
+    def _finish(self, event: SequenceFinished) -> list[Piece]:
+        if event.retry_after_s is not None:
+            self.refusal = DisplacedError(self.request.tenant, event.retry_after_s)
+        half = self._half(event.sequence_index)
+        if half.is_over:
+            return []
+        text = half.text.finish()
+        stop: str | int | None = half.text.stop
+        if stop is None and event.reason is FinishReason.STOP and half.last is not None:
+            last = half.last.token_ids[-1]
+            stop = last if last in self._params.stop_token_ids else None
+        reason = FinishReason.STOP.value if half.text.stop else event.reason.value
+        piece = Piece(event.sequence_index, text, finish_reason=reason, stop_reason=stop, error=event.error)
+        if half.reader is None:
+            return self._show(half, piece)
+        said = [*half.reader.push(text), *half.reader.finish()]
+        if half.reader.num_calls and reason == FinishReason.STOP.value:
+            piece = replace(piece, finish_reason=TOOL_CALLS)
+        return self._show_parts(half, said, piece)
+
+    def _show_parts(self, half: _PartialAnswer, said: Sequence[Said], whole: Piece) -> list[Piece]:
+        """One piece for each part; token and end go with the last."""
+        *before, last = [Piece(whole.index, one.delta, part=one.part) for one in said] or [
+            Piece(whole.index, "", part=half.part)
+        ]
+        half.last = replace(whole, delta=last.delta, part=last.part)
+        return [*before, half.last]
+
+    @staticmethod
+    def _show(half: _PartialAnswer, piece: Piece) -> list[Piece]:
+        half.last = piece
+        return [piece]

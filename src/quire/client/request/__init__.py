@@ -1,0 +1,1 @@
+"""From what a caller wrote to token ids with sampling parameters."""

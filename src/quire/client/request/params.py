@@ -1,0 +1,211 @@
+"""What a client may ask about how tokens are chosen: the client's side of the core's `ResolvedSampling`.
+
+The same words, and beside them what only the parent process knows: stop strings, a seed, how many answers. Here every
+value is checked; `settle` then makes the core's parameters, in which everything is decided and valid.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from math import isfinite
+from types import MappingProxyType
+from typing import Any
+
+from quire.core.request import ResolvedSampling as CoreParams
+from quire.errors import InvalidParameterError
+from quire.text.grammars.grammar import Grammar as Grammar  # noqa: PLC0414 - for the API, too
+from quire.text.json_lists import MAX_JSON_LISTS as MAX_JSON_LISTS  # noqa: PLC0414
+from quire.text.json_lists import brackets_of as brackets_of  # noqa: PLC0414
+from quire.text.json_lists import has_too_many_lists as has_too_many_lists  # noqa: PLC0414
+from quire.text.parsers.reader import AnswerFormat
+
+MAX_ANSWERS = 8
+MAX_LOGPROBS = 20
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_BIASES = 1024
+MAX_LISTED = 1 << 18
+"""Entries of a list of tokens: more than any vocabulary has."""
+SHOWN_CHARS = 200
+"""Of a caller's own value inside a message."""
+
+
+def _field(default: Any, doc: str, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens. None takes the model's own setting, or the neutral one."""
+
+    max_tokens: int | None = _field(
+        None,
+        "Most tokens to produce. None: until the sequence is full. 0: none, for `prompt_logprobs` alone.",
+        0,
+        1 << 30,
+    )
+    temperature: float | None = _field(None, "0 takes the likeliest token; 1 is the model's own spread.", 0.0, 100.0)
+    top_k: int | None = _field(None, "Keep the k likeliest tokens; 0 keeps all.", 0, 1 << 31)
+    top_p: float | None = _field(None, "Keep the likeliest tokens that together hold this share.", 0.0, 1.0)
+    min_p: float | None = _field(None, "Drop tokens less likely than this share of the likeliest.", 0.0, 1.0)
+    repetition_penalty: float | None = _field(None, "Above 1 makes all known tokens less likely.", 0.01, 100.0)
+    presence_penalty: float = _field(0.0, "Subtracted from the logit of every token produced before.", -100.0, 100.0)
+    frequency_penalty: float = _field(0.0, "Subtracted once for each time a token was produced.", -100.0, 100.0)
+    logit_bias: Mapping[int, float] = field(
+        default_factory=dict, metadata={"doc": f"Token id to what is added to its logit; up to {MAX_BIASES}."}
+    )
+    allowed_token_ids: Sequence[int] | None = _field(None, "Only these tokens may be chosen.")
+    banned_token_ids: Sequence[int] = _field((), "These tokens are never chosen.")
+    min_tokens: int = _field(0, "Stop tokens cannot be chosen before this many.", 0, 1 << 30)
+    stop: Sequence[str] = _field((), f"Up to {MAX_STOPS} texts that end the answer; they are not part of it.")
+    stop_token_ids: Sequence[int] = _field((), "Tokens that end the answer, beside the model's own.")
+    ignore_eos: bool = _field(False, "Go on after the model's own end tokens.")
+    seed: int | None = _field(
+        None, "The same seed gives the same tokens. None: drawn and reported.", -(1 << 63), (1 << 64) - 1
+    )
+    n: int = _field(1, "How many answers to one prompt; they share its computation.", 1, MAX_ANSWERS)
+    logprobs: int | None = _field(None, "Report this many alternatives beside each token.", 0, MAX_LOGPROBS)
+    prompt_logprobs: int | None = _field(None, "The same for the prompt's tokens.", 0, MAX_LOGPROBS)
+    include_stop: bool = _field(False, "Leave the stop text in the answer.")
+    skip_special_tokens: bool = _field(True, "Leave special tokens out of the text.")
+    grammar: Grammar | None = field(
+        default=None, metadata={"doc": "What the answer must match: `Grammar.json_schema(...)` and others."}
+    )
+    answer_format: AnswerFormat | None = field(
+        default=None, metadata={"doc": "What thoughts and calls look like in the answer; chats set it."}
+    )
+
+    def __post_init__(self) -> None:
+        self._freeze()
+        for one in fields(self):
+            _check(one.name, getattr(self, one.name), one.metadata)
+        for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                given = _some(getattr(self, name))
+                raise InvalidParameterError(f"{name} must be true or false, {given} given", name)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameterError(
+                "allowed_token_ids must hold at least one token, or be None to allow all", "allowed_token_ids"
+            )
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise InvalidParameterError(
+                "max_tokens must be at least 1, or 0 with prompt_logprobs; 0 given, and no prompt_logprobs",
+                "max_tokens",
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameterError(
+                f"min_tokens must be at most max_tokens, {self.min_tokens} and {self.max_tokens} given", "min_tokens"
+            )
+        self._check_grammar()
+        if len(self.stop) > MAX_STOPS or not all(_is_stop(text) for text in self.stop):
+            raise InvalidParameterError(
+                f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {_some(self.stop)} given",
+                "stop",
+            )
+        if len(self.logit_bias) > MAX_BIASES or not all(
+            isfinite(bias) and abs(bias) <= 1000 for bias in self.logit_bias.values()
+        ):
+            message = f"logit_bias takes up to {MAX_BIASES} numbers between -1000 and 1000"
+            raise InvalidParameterError(message, "logit_bias")
+
+    def _check_grammar(self) -> None:
+        if self.answer_format is not None and not isinstance(self.answer_format, AnswerFormat):
+            given = _some(self.answer_format)
+            raise InvalidParameterError(f"answer_format must be an AnswerFormat, {given} given", "answer_format")
+        if self.grammar is None:
+            return
+        if not isinstance(self.grammar, Grammar):
+            raise InvalidParameterError(f"grammar must be a quire.Grammar, {_some(self.grammar)} given", "grammar")
+        for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
+            if getattr(self, name) != neutral:
+                raise InvalidParameterError(f"{name} must be left out with a grammar, which says where it ends", name)
+
+    def _freeze(self) -> None:
+        """Lists of any kind become tuples, None an empty one, so that nobody can change or exhaust them later."""
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _frozen("stop", self.stop))
+        for name in ("banned_token_ids", "stop_token_ids"):
+            object.__setattr__(self, name, _frozen(name, getattr(self, name)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _frozen("allowed_token_ids", self.allowed_token_ids))
+        given: Any = self.logit_bias
+        bias = {} if given is None else given
+        if not isinstance(bias, Mapping) or not all(isinstance(one, int | float) for one in bias.values()):
+            raise InvalidParameterError(f"logit_bias must map token ids to numbers, {_some(bias)} given", "logit_bias")
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(bias)))
+
+    def settle(
+        self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int, room: int = 1 << 30
+    ) -> CoreParams:
+        """The core's parameters: the client's word, then the model's own settings, then the neutral ones. Without a
+        limit of the client's, the answer has all the room there is.
+        """
+
+        def chosen(name: str, neutral: float) -> float:
+            given = getattr(self, name)
+            return defaults.get(name, neutral) if given is None else given
+
+        for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
+            _check_tokens(name, getattr(self, name) or (), vocabulary_size)
+        own = frozenset() if self.ignore_eos else frozenset(token for token in eos if token < vocabulary_size)
+        return CoreParams(
+            max_tokens=room if self.max_tokens is None else self.max_tokens,
+            temperature=float(chosen("temperature", 1.0)),
+            top_k=int(chosen("top_k", 0)),
+            top_p=float(chosen("top_p", 1.0)),
+            min_p=float(chosen("min_p", 0.0)),
+            repetition_penalty=float(chosen("repetition_penalty", 1.0)),
+            presence_penalty=float(self.presence_penalty),
+            frequency_penalty=float(self.frequency_penalty),
+            logit_bias=tuple(sorted((token, float(bias)) for token, bias in self.logit_bias.items())),
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            banned_token_ids=tuple(self.banned_token_ids),
+            min_tokens=self.min_tokens,
+            stop_token_ids=own | frozenset(self.stop_token_ids),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+def _frozen(name: str, given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise InvalidParameterError(f"{name} must be a list, {_some(given)} given", name)
+    taken = tuple(dict.fromkeys(islice(given, MAX_LISTED + 1)))
+    if len(taken) > MAX_LISTED:
+        raise InvalidParameterError(f"{name} takes up to {MAX_LISTED} entries, more given", name)
+    return taken
+
+
+def _is_stop(text: object) -> bool:
+    return isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS
+
+
+def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    low, high = limits.get("low"), limits.get("high")
+    if value is None or low is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        raise InvalidParameterError(f"{name} must be a number from {low} to {high}, {_some(value)} given", name)
+    if isinstance(low, int) and not isinstance(value, int):
+        raise InvalidParameterError(f"{name} must be a whole number, {_some(value)} given", name)
+
+
+def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
+    # A list may name a whole vocabulary: looked through one by one only for the token that is wrong.
+    if not tokens or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocabulary_size):
+        return
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary_size:
+            raise InvalidParameterError(
+                f"{name} must hold token ids from 0 to {vocabulary_size - 1}, {_some(token)} given", name
+            )
+
+
+def _some(value: object) -> str:
+    """A value inside a message: enough of it to find it by. Long ones are cut before they are written out."""
+    short = value[:SHOWN_CHARS] if isinstance(value, str) else value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        short = [one[:SHOWN_CHARS] if isinstance(one, str) else one for one in value[:MAX_STOPS]]
+    return repr(short)[:SHOWN_CHARS]

@@ -1,0 +1,238 @@
+"""A model as the parent process sees it: its words, its template, its ends, its own sampling settings. No tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+from quire.checkpoints import Checkpoint
+from quire.client.request.params import SamplingParams
+from quire.config.model_settings import ToolFormatName
+from quire.core.digests import Namespace
+from quire.core.request import ResolvedSampling as CoreParams
+from quire.core.work_budget import WorkKind
+from quire.engine.engine import ModelInfo
+from quire.errors import CheckpointError, InvalidParameterError, InvariantError, RequestTooLargeError, TemplateError
+from quire.text.chat.answer_formats import NO_FORMATS, FormatFinder, ModelFormats
+from quire.text.chat.control_tokens import ChatTokenizer
+from quire.text.chat.prompt_parts import PromptParts, TemplateParts, message_parts
+from quire.text.chat.rendering.messages import num_text_bytes
+from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.chat.rendering.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
+from quire.text.chat.rendering.wire import Rendered
+from quire.text.grammars.checker import GrammarChecker
+from quire.text.grammars.grammar import Grammar
+from quire.text.text_work import current_work
+from quire.text.tokenizer import Tokenizer as Tokenizer  # noqa: PLC0414
+
+MAX_BYTES_PER_TOKEN = 8
+"""A prompt of more bytes in UTF-8 than this times the longest sequence is not tokenised at all. Words of any language
+have fewer; what has more is mostly white space."""
+MAX_NAMESPACES = 1024
+"""Kept at once; a request's own is 6 short values."""
+MAX_UNRENDERED = 4
+"""So many times a prompt's bytes may a conversation have before it is rendered: templates leave out old thoughts."""
+
+SIMPLE_ROLES = frozenset({"user", "assistant"})
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Namespaces(dict[tuple[str, str], Namespace]):
+    """Of one model's blocks: made when first wanted, and kept as long as there are not too many: clients name some."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        super().__init__()
+        self._info = info
+
+    def __missing__(self, key: tuple[str, str]) -> Namespace:
+        if len(self) >= MAX_NAMESPACES:
+            self.clear()
+        cache_group, adapter = key
+        found = self[key] = self._info.namespace(cache_group, adapter)
+        return found
+
+
+def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a checkpoint, limited by no engine yet: it can be read while that loads."""
+    if checkpoint.tokenizer_file is None:
+        raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
+    return Tokenizer.from_files(checkpoint.tokenizer_file, MAX_BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What turns words into requests."""
+
+    name: str
+    info: ModelInfo
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    eos_token_ids: frozenset[int]
+    defaults: Mapping[str, float | int]
+    grammars: GrammarChecker | None = None
+    """None: whoever runs it looks at grammars itself, and nobody else is kept waiting."""
+    writes_tools: bool = False
+    """Where its template knows no tools, they are told of in words of ours."""
+    chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
+    format_finder: FormatFinder | None = field(init=False, repr=False, compare=False)
+    has_thoughts: dict[str, bool] = field(init=False, repr=False, compare=False)
+    """Whether it writes any, by its name, once that is known."""
+    vocabulary_size: int = field(init=False)
+    """Tokens the model has rows for."""
+    max_sequence_tokens: int = field(init=False)
+    """The longest prompt and answer together."""
+    namespaces: "Namespaces" = field(init=False, repr=False, compare=False)
+    """By cache group and adapter."""
+
+    def __post_init__(self) -> None:
+        """Decide once which tokens control the model, by the template's own text."""
+        encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.own_text)
+        object.__setattr__(self, "chat_tokenizer", encoder)
+        finder = None if self.template is None else FormatFinder(self.template, self.tokenizer, self.eos_token_ids)
+        object.__setattr__(self, "format_finder", finder)
+        object.__setattr__(self, "has_thoughts", {})
+        object.__setattr__(self, "namespaces", Namespaces(self.info))
+        object.__setattr__(self, "vocabulary_size", self.info.vocabulary_size)
+        object.__setattr__(self, "max_sequence_tokens", self.info.max_sequence_tokens)
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        grammars: GrammarChecker | None = None,
+        *,
+        tool_format: ToolFormatName = "auto",
+        sampling: Mapping[str, float] | None = None,
+    ) -> "TextModel":
+        """The text side of a checkpoint that an engine has loaded; the tokenizer gets that engine's limits. `sampling`
+        stands before what the model's files say."""
+        max_bytes = MAX_BYTES_PER_TOKEN * info.max_sequence_tokens
+        template = checkpoint.chat_template
+        return cls(
+            name=checkpoint.name,
+            info=info,
+            tokenizer=tokenizer.limited(max_bytes, info.max_sequence_tokens),
+            template=None if template is None else ChatTemplate(template, checkpoint.special_tokens),
+            eos_token_ids=checkpoint.end_tokens(tokenizer.library.token_to_id),
+            defaults={**checkpoint.generation_defaults, **(sampling or {})},
+            grammars=grammars,
+            writes_tools=tool_format == "hermes",
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the operator should know of the model, and of a template that had to be stopped."""
+        failure = None if self.template is None else self.template.failure
+        return self.info.notes if failure is None else (*self.info.notes, str(failure))
+
+    def prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a prompt given as text or as ids already."""
+        if isinstance(prompt, str):
+            with current_work().timed(WorkKind.TOKENIZE):
+                return self._within_rows(self.tokenizer.encode(prompt, add_special_tokens=True))
+        if not isinstance(prompt, Sequence):
+            raise InvalidParameterError(f"a prompt must be a text or a list of token ids, {prompt!r} given")
+        if len(prompt) > self.max_sequence_tokens:  # before each of a million numbers is looked at
+            raise RequestTooLargeError(
+                f"a prompt and its answer may have {self.max_sequence_tokens} tokens together, the prompt alone has "
+                f"{len(prompt)}; shorten it"
+            )
+        return self._within_rows(self._whole_numbers([*prompt]))
+
+    def chat(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
+        """Token ids of a conversation, by the model's own template."""
+        return self.encoded(self.rendered(messages, **arguments))
+
+    def chat_parts(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> tuple[list[int], PromptParts]:
+        """The same, and where its messages lie among them."""
+        rendered = self.rendered(messages, **arguments)
+        return self.encoded_parts(rendered, TemplateParts(message_parts(messages)))
+
+    def rendered(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> Rendered:
+        """A conversation as the model's own template writes it."""
+        strange = sorted(set(arguments) - TemplateArguments.__annotations__.keys())
+        if strange:
+            raise InvalidParameterError(
+                f"a template may be told {', '.join(TemplateArguments.__annotations__)}; {strange[0]!r} given"
+            )
+        if self.template is None:
+            raise TemplateError(
+                "chat needs a chat template, this model has none; use the completions endpoint with a plain prompt, "
+                "or a model that was made for chatting"
+            )
+        self._check_size(messages, arguments)
+        return self.template.render(messages, **arguments)
+
+    def encoded(self, rendered: Rendered) -> list[int]:
+        """Token ids of what was rendered. No text of a client's becomes a control token."""
+        return self.encoded_parts(rendered, None)[0]
+
+    def encoded_parts(self, rendered: Rendered, table: TemplateParts | None) -> tuple[list[int], PromptParts]:
+        """The same, and where the parts of `table` lie among them."""
+        if self.chat_tokenizer is None:
+            raise InvariantError("a text was rendered without a template")
+        with current_work().timed(WorkKind.TOKENIZE):
+            ids, parts = self.chat_tokenizer.encode_parts(rendered, table)
+        return self._within_rows(ids), parts
+
+    def is_simple(self, messages: Messages) -> bool:
+        """A chat whose answer is all text, in roles that every template knows: there is nothing to find out for it."""
+        if self.name not in self.has_thoughts:
+            self.has_thoughts[self.name] = self.formats().reasoning is not None
+        if self.has_thoughts[self.name]:
+            return False
+        roles = [message.get("role") for message in messages]
+        has_calls = any("tool_calls" in message for message in messages)
+        return not has_calls and set(roles[1:]) <= SIMPLE_ROLES and roles[0] in {*SIMPLE_ROLES, "system"}
+
+    def formats(self) -> ModelFormats:
+        """How it writes thoughts and calls."""
+        return NO_FORMATS if self.format_finder is None else self.format_finder.find()
+
+    def checked(self, grammar: Grammar) -> str:
+        """A grammar as an engine takes it. Raises InvalidParameterError if none could follow it."""
+        if self.grammars is not None:
+            self.grammars.check(grammar)
+        return grammar.text
+
+    def close(self) -> None:
+        """End what renders its chats and checks its grammars."""
+        if self.template is not None:
+            self.template.close()
+        if self.grammars is not None:
+            self.grammars.close()
+
+    def _check_size(self, messages: Messages, arguments: TemplateArguments) -> None:
+        """What could not fit is not rendered."""
+        limit = MAX_UNRENDERED * self.tokenizer.max_bytes
+        size = num_text_bytes([list(messages), *arguments.values()])
+        if size > limit:
+            raise RequestTooLargeError(
+                f"a conversation may have {limit} bytes of text, {size} given; shorten it, or send fewer messages"
+            )
+
+    def _whole_numbers(self, ids: list[Any]) -> list[int]:
+        """A caller may say anything."""
+        if set(map(type, ids)) - {int}:
+            strange = next(one for one in ids if type(one) is not int)
+            raise self._not_a_row(strange)
+        return ids
+
+    def _within_rows(self, ids: list[int]) -> list[int]:
+        """A tokenizer may know more tokens than the model has rows."""
+        if not ids:
+            raise RequestTooLargeError("a prompt must have at least one token, none given; say something")
+        if min(ids) < 0 or max(ids) >= self.vocabulary_size:
+            raise self._not_a_row(min(ids) if min(ids) < 0 else max(ids))
+        return ids
+
+    def _not_a_row(self, given: object) -> InvalidParameterError:
+        return InvalidParameterError(
+            f"a prompt's tokens must be whole numbers from 0 to {self.vocabulary_size - 1}, {given!r} given"
+        )
+
+    def settle(self, params: SamplingParams, num_prompt_tokens: int) -> CoreParams:
+        """The core's parameters for a prompt of this length."""
+        room = max(1, self.max_sequence_tokens - num_prompt_tokens)
+        return params.settle(self.defaults, self.eos_token_ids, self.vocabulary_size, room)

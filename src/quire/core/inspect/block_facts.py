@@ -1,0 +1,62 @@
+"""All that is known of one block, for whoever points at it. Walks the tables that are open, and one chain."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from quire.core.inspect.pool_map import state_of
+from quire.core.inspect.snapshots import MAX_CHAIN, MAX_CHILDREN, BlockFacts
+from quire.core.memory.block_table import BlockTable
+from quire.core.memory.kv_memory import KVMemory
+from quire.core.scheduling.sequence import Sequence
+
+
+def facts_of_block(memory: KVMemory, running: Iterable[Sequence], block: int, now_s: float) -> BlockFacts | None:
+    """None: there is no such block."""
+    pool, tree = memory.pool, memory.tree
+    if not 1 <= block <= pool.num_blocks:
+        return None
+    holders = [one for one in running if one.table is not None and block in one.table.blocks]
+    table = holders[0].table if holders else _pinned_in(memory, block)
+    is_named = bool(tree.parent_of(block))
+    chain, root = _chain(memory, block, table)
+    namespace = None if root is None else tree.namespace_of(root)
+    return BlockFacts(
+        block_id=block,
+        state=state_of(pool, memory.pins, memory.tables.values(), block),
+        ref_count=pool.ref_count[block],
+        pin_count=memory.pins.pin_count[block],
+        digest=tree.digest_of(block).hex() if is_named else None,
+        cache_group=None if namespace is None else namespace.cache_group,
+        tenant=holders[0].request.tenant if holders else None,
+        age_s=max(0.0, now_s - memory.names.named_at_s(block)) if is_named else None,
+        num_tokens=_num_tokens(memory.config.block_size, block, table, is_named=is_named),
+        chain=tuple(chain),
+        children=tuple(islice(tree.children(block), MAX_CHILDREN)) if is_named else (),
+        requests=tuple(dict.fromkeys(one.request.request_id for one in holders)),
+    )
+
+
+def _pinned_in(memory: KVMemory, block: int) -> BlockTable | None:
+    return next((table for table in memory.pins.tables.values() if block in table.blocks), None)
+
+
+def _chain(memory: KVMemory, block: int, table: BlockTable | None) -> tuple[list[int], int | None]:
+    """The blocks up to this one, and the root they hang under; an unnamed one stands in the table of who holds it."""
+    if not memory.tree.parent_of(block):
+        if table is None:
+            return [], None
+        at = table.blocks.index(block)
+        return table.blocks[max(0, at + 1 - MAX_CHAIN) : at + 1], table.root
+    chain, node = [block], memory.tree.parent_of(block)
+    while node > 0:
+        chain.append(node)
+        node = memory.tree.parent_of(node)
+    return chain[MAX_CHAIN - 1 :: -1], node
+
+
+def _num_tokens(block_size: int, block: int, table: BlockTable | None, *, is_named: bool) -> int:
+    if is_named:
+        return block_size
+    if table is None:
+        return 0
+    return max(0, min(block_size, table.num_computed - table.blocks.index(block) * block_size))

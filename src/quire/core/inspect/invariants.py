@@ -1,0 +1,253 @@
+"""Everything that must always hold of the KV memory and of the scheduler, as functions anyone may call.
+
+`check(memory)` walks the whole pool, `check_scheduler(scheduler)` everybody who waits or runs: for tests, proofs and
+idle moments. What can be told in O(1) is checked all the time, inside the operations themselves.
+"""
+
+from collections import Counter
+
+from quire.core.memory.block_table import BlockTable, num_blocks_for
+from quire.core.memory.kv_memory import KVMemory
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.sequence import SequenceStatus
+from quire.errors import InvariantError
+
+
+def check(memory: KVMemory) -> None:
+    """Raise InvariantError at the first promise that does not hold."""
+    _check_free_queue(memory)
+    _check_references(memory)
+    _check_names(memory)
+    _check_roots(memory)
+    for table in memory.tables.values():
+        _check_table(memory, table)
+    _check_pins(memory)
+    _check_slots(memory)
+
+
+def check_at_rest(memory: KVMemory) -> None:
+    """With no sequence alive nothing is referenced, reserved or in flight. Cached blocks may remain."""
+    check(memory)
+    _require(set(memory.tables) == set(memory.pins.tables), f"at rest: tables {sorted(memory.tables)} are still open")
+    _require(not memory.in_flight, f"at rest: {len(memory.in_flight)} digests are still in flight")
+    _require(
+        memory.pool.num_referenced == memory.pins.num_pinned_blocks,
+        f"at rest: {memory.pool.num_referenced} blocks are referenced, {memory.pins.num_pinned_blocks} pinned",
+    )
+    num_free = len(memory.slots.blank) + memory.slots.num_cached
+    _require(num_free == memory.slots.num_slots, f"at rest: {memory.slots.num_slots - num_free} slots are in use")
+
+
+def check_scheduler(scheduler: Scheduler) -> None:
+    """Who waits, who runs, and what is counted of them, agree with each other and with the memory."""
+    running, waiting = scheduler.running, list(scheduler.queue)
+    keys = [sequence.key for sequence in running]
+    _require(keys == sorted(keys), "running: not in order of urgency")
+    for sequence in running:
+        is_sound = sequence.status is SequenceStatus.RUNNING and sequence.table is not None
+        _require(is_sound and sequence.num_uncomputed >= 1, f"running: sequence {sequence.sequence_id} cannot run")
+    for sequence in waiting:
+        is_sound = sequence.status is SequenceStatus.WAITING and sequence.table is None
+        _require(is_sound, f"waiting: sequence {sequence.sequence_id} holds blocks or runs")
+    tables = {sequence.table.table_id for sequence in running if sequence.table is not None}
+    _require(tables == set(scheduler.memory.tables) - set(scheduler.memory.pins.tables), "tables without a sequence")
+    num_places = sum(1 + len(sequence.siblings) for sequence in running)
+    _require(
+        num_places == scheduler.placement.num_places,
+        f"{scheduler.placement.num_places} places counted, {num_places} taken",
+    )
+    _require(num_places <= scheduler.config.max_running, f"{num_places} places taken")
+    unborn = [sibling for sequence in (*running, *waiting) for sibling in sequence.siblings]
+    alive = Counter(sequence.sequence_id for sequence in (*running, *waiting, *unborn))
+    expected = Counter(
+        sequence.sequence_id
+        for live in scheduler.live.values()
+        for sequence in live.sequences
+        if sequence.status is not SequenceStatus.FINISHED
+    )
+    _require(alive == expected, "a sequence is nowhere, or in two places")
+    _check_tenants(scheduler)
+
+
+def _check_tenants(scheduler: Scheduler) -> None:
+    num_live: Counter[str] = Counter()
+    for live in scheduler.live.values():
+        num_live[live.request.tenant] += live.num_unfinished
+    num_waiting = Counter(sequence.request.tenant for sequence in scheduler.queue)
+    _check_places(scheduler)
+    for tenant in scheduler.queue.tenants.values():
+        counted = (tenant.num_live, tenant.num_waiting)
+        found = (num_live[tenant.name], num_waiting[tenant.name])
+        _require(counted == found, f"tenant {tenant.name!r}: {counted} live and waiting counted, {found} found")
+
+
+def _check_places(scheduler: Scheduler) -> None:
+    """Everybody who waits has a place, but the preempted; and each tenant's are counted as its own."""
+    shares = scheduler.queue.shares
+    owners = {
+        sequence.request.request_id: sequence.request.tenant
+        for sequence in scheduler.queue
+        if sequence.num_preemptions == 0
+    }
+    counted = {
+        name: tenant
+        for tenant, holder in shares.holders.items()
+        for name in (*holder.promised_s, *(name for places in holder.places.values() for name in places))
+    }
+    _require(counted == owners, f"{len(counted)} places of the queue counted, {len(owners)} taken")
+    _require(len(shares) == len(owners) == shares.num_taken + shares.num_promised, "places of the queue: miscounted")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise InvariantError(message)
+
+
+def _check_free_queue(memory: KVMemory) -> None:
+    """Promises 1 and 3: a block is queued exactly if nobody holds it, blanks first, and the three states add up."""
+    pool, parent_of = memory.pool, memory.tree.parent_of
+    pool.check_links()
+    position = {block: at for at, block in enumerate(pool.free_queue())}
+    _require(len(position) == pool.num_free, f"free queue: {pool.num_free} counted, {len(position)} distinct blocks")
+    num_cached = 0
+    for block, at in position.items():
+        _require(pool.ref_count[block] == 0, f"free queue: block {block} has {pool.ref_count[block]} references")
+        if pool.named[block]:
+            num_cached += 1
+            # Promise 4: a free parent is taken after its children, so the oldest cached block is a leaf.
+            parent = parent_of(block)
+            ahead = parent > 0 and position.get(parent, at + 1) < at
+            _require(not ahead, f"free queue: parent {parent} would be taken before its child {block}")
+        else:
+            _require(num_cached == 0, f"free queue: blank block {block} stands behind a cached one")
+    _require(num_cached == pool.num_cached, f"pool: {pool.num_cached} cached blocks counted, {num_cached} found")
+    num_referenced = sum(1 for count in pool.ref_count[1 : pool.num_blocks + 1] if count)
+    _require(num_referenced == pool.num_referenced, f"pool: {num_referenced} referenced, {pool.num_referenced} counted")
+    _require(pool.ref_count[0] == 0, "pool: the null block is referenced")
+
+
+def _check_references(memory: KVMemory) -> None:
+    """Promise 2: a block's count is the number of table entries that hold it. Pins are tables."""
+    held: Counter[int] = Counter()
+    for table in memory.tables.values():
+        held.update(table.blocks)
+        if table.copy_source is not None:
+            held[table.copy_source] += 1
+    ref_count = memory.pool.ref_count
+    for block, count in held.items():
+        _require(ref_count[block] == count, f"block {block}: {ref_count[block]} references, {count} holders")
+    _require(len(held) == memory.pool.num_referenced, f"{memory.pool.num_referenced} referenced, {len(held)} held")
+
+
+def _check_names(memory: KVMemory) -> None:
+    """Promise 4: names and blocks are inverse, tokens give the name, and every parent is named."""
+    pool, tree = memory.pool, memory.tree
+    num_named = 0
+    for block in range(1, pool.num_blocks + 1):
+        parent = tree.parent_of(block)
+        _require(
+            bool(parent) == bool(pool.named[block]), f"block {block}: tree and pool disagree on whether it is named"
+        )
+        if not parent:
+            continue
+        num_named += 1
+        digest = tree.digest_of(block)
+        _require(tree.named(digest) == block, f"block {block}: its digest leads to {tree.named(digest)}")
+        _require(parent < 0 or bool(tree.parent_of(parent)), f"block {block}: its parent {parent} is not named")
+        expected = tree.hasher.child(tree.digest_of(parent), tree.tokens_of(block))
+        _require(digest == expected, f"block {block}: its digest is not that of its tokens under its parent")
+    _require(num_named == pool.num_named, f"{pool.num_named} named blocks counted, {num_named} found")
+    _require(num_named == len(tree), f"{len(tree)} names lead to {num_named} blocks")
+
+
+def _check_roots(memory: KVMemory) -> None:
+    """Every named block hangs once under its parent, and a root lives only while it is used."""
+    tree = memory.tree
+    num_open = Counter(table.root for table in memory.tables.values())
+    num_reached = 0
+    for root in tree.roots():
+        _require(tree.num_tables(root) == num_open[root], f"root {root}: {tree.num_tables(root)} tables counted")
+        nodes = [root]
+        while nodes:
+            node = nodes.pop()
+            for child in tree.children(node):
+                _require(tree.parent_of(child) == node, f"block {child} hangs under {node}, not its parent")
+                num_reached += 1
+                nodes.append(child)
+        _require(bool(num_open[root]) or any(tree.children(root)), f"root {root} is kept by nobody")
+    _require(
+        num_reached == memory.pool.num_named, f"{num_reached} blocks hang in the tree, {memory.pool.num_named} named"
+    )
+
+
+def _check_table(memory: KVMemory, table: BlockTable) -> None:
+    """Promises 4, 5 and 7, seen from one table."""
+    pool, tree, block_size = memory.pool, memory.tree, memory.config.block_size
+    name = f"table {table.table_id}"
+    num_needed = num_blocks_for(table.num_reserved, block_size)
+    _require(len(table.blocks) == num_needed, f"{name}: {len(table.blocks)} blocks for {table.num_reserved} tokens")
+    _require(table.num_computed <= table.num_reserved, f"{name}: computed beyond what was reserved")
+    _require(len(set(table.blocks)) == len(table.blocks), f"{name}: holds a block twice")
+    _require(table.is_in_flight or table.copy_source is None, f"{name}: holds a copy source at rest")
+    num_full = table.num_computed // block_size
+    is_named_so_far = True
+    for index, block in enumerate(table.blocks):
+        named = bool(pool.named[block])
+        _require(not named or is_named_so_far, f"{name}: block {block} is named behind an unnamed one")
+        if named and index <= num_full:
+            _require(tree.parent_of(block) == table.parent_of(index), f"{name}: block {block} has another parent")
+        _require(not named or index * block_size < table.num_computed, f"{name}: block {block} is named, not computed")
+        _require(named or not table.is_naming or index >= num_full, f"{name}: full block {block} is not named")
+        if index * block_size + block_size > table.num_computed and index < num_needed and table.is_in_flight:
+            exclusive = pool.ref_count[block] == 1 and not named
+            _require(exclusive, f"{name}: block {block} is being written and shared")
+        is_named_so_far = named
+    for digest in table.in_flight_digests:
+        _require(digest in memory.in_flight, f"{name}: a digest it is computing is not in flight")
+
+
+def _check_pins(memory: KVMemory) -> None:
+    counts = Counter(block for table in memory.pins.tables.values() for block in table.blocks)
+    for block, count in counts.items():
+        _require(
+            memory.pins.pin_count[block] == count,
+            f"block {block}: {memory.pins.pin_count[block]} pins counted, {count} found",
+        )
+    _require(
+        len(counts) == memory.pins.num_pinned_blocks,
+        f"{memory.pins.num_pinned_blocks} pinned blocks counted, {len(counts)}",
+    )
+    budget = memory.pins.budget_blocks
+    _require(len(counts) <= budget, f"{len(counts)} blocks pinned, the budget is {budget}")
+    _require(set(memory.pins.tables) <= set(memory.tables), "a pin has no open table")
+    in_flight = Counter(digest for table in memory.tables.values() for digest in table.in_flight_digests)
+    _require(in_flight == Counter(memory.in_flight), "the digests in flight are not those the tables are computing")
+
+
+def _check_slots(memory: KVMemory) -> None:
+    """Every state slot is blank, one table's own, promised to one table, or carried by one named block."""
+    slots, cached = memory.slots, memory.slots.cached()
+    running = [table.state_slot for table in memory.tables.values() if table.state_slot is not None]
+    promised = [table.promised_slot for table in memory.tables.values() if table.promised_slot is not None]
+    everywhere = Counter([*slots.blank, *running, *promised, *cached.values()])
+    expected = Counter(range(1, slots.num_slots + 1))
+    _require(everywhere == expected, f"state slots: {everywhere - expected} too many, {expected - everywhere} missing")
+    num_promised, num_fixed = slots.num_promised, slots.num_promised + slots.num_pinned
+    _require(num_promised == len(promised), f"state slots: {num_promised} promised, {len(promised)} counted")
+    most = memory.config.num_slots - memory.config.num_running_slots
+    _require(num_fixed <= most, f"state slots: {num_fixed} are promised or pinned, {most} may be")
+    for block, slot in cached.items():
+        _require(bool(memory.pool.named[block]), f"state slot {slot} outlives its block {block}")
+        pinned = memory.pins.pin_count[block] > 0
+        _require(pinned or not slots.is_pinned(block), f"state slot {slot} is held by a pin that is gone")
+        _require(not (slots.is_pinned(block) and slots.is_passing(block)), f"block {block} is pinned in passing")
+    _require(sum(map(slots.is_passing, cached)) == slots.num_passing, "state slots: one is passing that is not cached")
+    for table in memory.tables.values():
+        name, is_pin = f"table {table.table_id}", table.table_id in memory.pins.tables
+        has_slot = table.state_slot is not None
+        _require(not (is_pin and has_slot), f"{name}: a pin has a running slot")
+        if memory.states is not None and not is_pin:
+            _require(has_slot or not table.num_reserved, f"{name}: computed {table.num_computed} tokens, has no state")
+            _require(table.is_in_flight or table.promised_slot is None, f"{name}: a state is promised at rest")
+            is_on_border = table.num_reserved % memory.config.block_size == 0
+            _require(table.promised_slot is None or is_on_border, f"{name}: a state is kept beside a border")

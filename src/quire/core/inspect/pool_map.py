@@ -1,0 +1,167 @@
+"""The pool as a map: a byte for each block, or for each run of blocks of a large pool.
+
+A million blocks are not looked at one by one: whole planes of bytes are translated and joined, as bytes and as large
+integers. Whoever draws decides how many pieces are drawn at once; one takes less than a millisecond.
+
+    references ─┐
+    names ──────┼─► one byte for each block, or for each run: the highest state, the largest count
+    pins ───────┤
+    the step ───┘
+"""
+
+from collections.abc import Iterable, Iterator
+from sys import byteorder
+
+from quire.core.inspect.snapshots import MAX_CELLS, CellCounts, PoolCells
+from quire.core.memory.block_pool import BlockPool
+from quire.core.memory.block_table import BlockTable
+from quire.core.memory.pins import Pins
+
+PIECE_BLOCKS = 65_536
+MASK = 7
+"""The bits of a cell that are its state."""
+FREE, CACHED, USED, SHARED, PINNED, COMPUTING = range(6)
+STATES = ("free", "cached", "used", "shared", "pinned", "computing")
+MAX_COUNT = 31
+LEVELS = (1, 2, 3, 4, 8, 16, MAX_COUNT)
+"""To which counts of runs are rounded down: each is a bit, so that the largest of a run is found by joining bits."""
+_NAMED = 0x80
+_LOW = 0 if byteorder == "little" else 3
+_BIT_OF = bytes(1 << max(at for at, level in enumerate(LEVELS) if level <= n) if n else 0 for n in range(256))
+_IS_ZERO = bytes([1, *bytes(255)])
+_IS_SHARED = bytes([0, 0, *[1] * 254])
+_SEVEN = bytes([0, *[MASK] * 255])
+
+
+def _held(count: int) -> int:
+    return (SHARED if count > 1 else USED) | min(count, MAX_COUNT) << 3
+
+
+_CELL_OF = bytes([FREE, *(_held(n) for n in range(1, 256))])
+"""A reference count to its cell: of names nothing is said yet."""
+_CELL_OF_BITS = bytes(
+    _held(LEVELS[(n & ~_NAMED).bit_length() - 1]) if n & ~_NAMED else CACHED if n else FREE for n in range(256)
+)
+"""What has been joined of a run to its cell: that of a name matters only where nothing is held."""
+
+
+class PoolDrawing:
+    """One drawing, piece by piece: iterate until it ends, then take it. What it shows is as old as its pieces."""
+
+    def __init__(self, pool: BlockPool, pins: Pins, tables: Iterable[BlockTable], block_size: int) -> None:
+        self._pool = pool
+        self._pins = pins
+        self._block_size = block_size
+        self._cells = bytearray()
+        self.blocks_per_cell = 1
+        while -(-pool.num_blocks // self.blocks_per_cell) > MAX_CELLS:
+            self.blocks_per_cell *= 2
+        self._tables = tables
+        self._written: list[int] = []
+        self._num_shared = 0
+
+    def pieces(self) -> Iterator[None]:
+        """Draws one piece after the other."""
+        pool = self._pool
+        for first in range(1, pool.num_blocks + 1, PIECE_BLOCKS):
+            end = min(first + PIECE_BLOCKS, pool.num_blocks + 1)
+            counts = low_bytes(pool.ref_count[first:end].tobytes())
+            pins = self._pinned_in(first, end)
+            is_shared = int.from_bytes(counts.translate(_IS_SHARED), "little") & ~int.from_bytes(pins, "little")
+            self._num_shared += is_shared.bit_count()
+            if self.blocks_per_cell == 1:
+                cells = _cells(counts, pool.named[first:end])
+            else:
+                cells = _cells_of_runs(counts, pool.named[first:end], self.blocks_per_cell)
+                pins = joined_runs(pins, self.blocks_per_cell)
+            self._cells += _with_pins(cells, pins)
+            yield
+        self._written = written_blocks(self._tables)
+        for block in self._written:
+            at = (block - 1) // self.blocks_per_cell
+            self._cells[at] = self._cells[at] & ~MASK | COMPUTING
+
+    def drawn(self) -> PoolCells:
+        """All of it, just after the last piece. The counts are of this moment."""
+        pool, num_computing = self._pool, len(self._written)
+        num_held = pool.num_referenced - self._pins.num_pinned_blocks - num_computing
+        num_shared = min(self._num_shared, num_held)  # some may have been let go of since they were drawn
+        counts = CellCounts(
+            pool.num_blank,
+            pool.num_cached,
+            num_held - num_shared,
+            num_shared,
+            self._pins.num_pinned_blocks,
+            num_computing,
+        )
+        return PoolCells(pool.num_blocks, self._block_size, self.blocks_per_cell, bytes(self._cells), counts)
+
+    def _pinned_in(self, first: int, end: int) -> bytes:
+        """All bits of a state, of each block that is pinned."""
+        if not self._pins.num_pinned_blocks:
+            return b""
+        return low_bytes(self._pins.pin_count[first:end].tobytes()).translate(_SEVEN)
+
+
+def state_of(pool: BlockPool, pins: Pins, tables: Iterable[BlockTable], block: int) -> str:
+    """Of one block."""
+    if block in written_blocks(tables):
+        return STATES[COMPUTING]
+    if pins.pin_count[block]:
+        return STATES[PINNED]
+    count = min(pool.ref_count[block], MAX_COUNT)
+    return STATES[_CELL_OF[count] & MASK if count else CACHED if pool.named[block] else FREE]
+
+
+def written_blocks(tables: Iterable[BlockTable]) -> list[int]:
+    """The blocks that the step in flight writes into."""
+    written: list[int] = []
+    for table in tables:
+        if table.is_in_flight:
+            first = table.num_computed // table.block_size
+            written += table.blocks[first : -(-table.num_reserved // table.block_size)]
+    return written
+
+
+def _cells(counts: bytes, named: bytearray) -> bytes:
+    """One for each block."""
+    zero = int.from_bytes(counts.translate(_IS_ZERO), "little")
+    cached = zero & int.from_bytes(named, "little")
+    return (int.from_bytes(counts.translate(_CELL_OF), "little") | cached).to_bytes(len(counts), "little")
+
+
+def _cells_of_runs(counts: bytes, named: bytearray, run: int) -> bytes:
+    """One for each run of so many blocks, a power of two."""
+    bits = int.from_bytes(counts.translate(_BIT_OF), "little") | int.from_bytes(named, "little") << 7
+    return joined_runs(bits.to_bytes(len(counts), "little"), run).translate(_CELL_OF_BITS)
+
+
+def _with_pins(cells: bytes, pins: bytes) -> bytes:
+    if not pins:
+        return cells
+    all_bits = int.from_bytes(pins, "little")
+    fours = all_bits & int.from_bytes(bytes([PINNED]) * len(cells), "little")
+    return (int.from_bytes(cells, "little") & ~all_bits | fours).to_bytes(len(cells), "little")
+
+
+def joined_runs(plane: bytes, run: int) -> bytes:
+    """All bits of each run of so many bytes, a power of two, in one byte."""
+    bits, reach = int.from_bytes(plane, "little"), 1
+    while reach < run:
+        bits |= bits >> 8 * reach
+        reach *= 2
+    return bits.to_bytes(len(plane), "little")[::run]
+
+
+def low_bytes(raw: bytes) -> bytes:
+    """The low byte of each of these numbers of four bytes; 255 for one that has more."""
+    low, nothing = raw[_LOW::4], bytes(len(raw) // 4)
+    higher = [raw[plane::4] for plane in range(4) if plane != _LOW]
+    if all(plane == nothing for plane in higher):
+        return low
+    capped = bytearray(low)
+    for plane in higher:
+        for at, byte in enumerate(plane):
+            if byte:
+                capped[at] = 255
+    return bytes(capped)

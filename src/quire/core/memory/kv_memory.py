@@ -1,0 +1,384 @@
+"""The one face of pool, tables and tree. Everything that touches KV memory goes through the verbs of this file.
+
+    open ─► match ─► reserve ─► [the step runs] ─► commit ─► … ─► release
+              ▲         │                             │
+              └─────────┴── again, as tokens become known ──┘
+
+`match` takes the cached blocks and holds them, in one operation. `reserve` gets blocks for the tokens the next step
+will compute, drafts among them. `commit` tells how much of that the step has made true; only then do full blocks get
+names, so a block is visible only when it is true, and blocks that came to nothing are given back. `release` gives
+everything back, last block first. Nothing here touches KV data: where a shared block must be written, `reserve` plans
+the copy and the runner makes it.
+
+With recurrent layers a table has a state slot as well, and a hit is the deepest cached block that carries a state
+(`state_slots`): the blocks behind it are computed again, and given up for the equal ones when they are full.
+
+Time is handed in by `advance`, never read.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from quire.core.digests import BlockHasher, Namespace
+from quire.core.divergence import Divergence
+from quire.core.events import BlockStored, KVEvent
+from quire.core.memory.block_names import BlockNames
+from quire.core.memory.block_pool import BlockPool
+from quire.core.memory.block_table import BlockTable, hit_cap, num_blocks_for
+from quire.core.memory.in_flight import InFlight
+from quire.core.memory.kv_config import Block, KVMemoryConfig, MemoryStats
+from quire.core.memory.kv_publisher import KVAnnouncer
+from quire.core.memory.memory_view import MemoryCounters, block_view, memory_stats
+from quire.core.memory.pins import Pin, Pins
+from quire.core.memory.prefix_tree import PrefixTree
+from quire.core.memory.state_slots import Keep, StateSlots
+from quire.core.memory.table_states import TableStates
+from quire.core.step import BlockCopy
+from quire.errors import InvariantError
+
+
+class KVMemory:
+    """Blocks for sequences, shared by content. See the verbs at the top of this file."""
+
+    def __init__(
+        self, config: KVMemoryConfig, hasher: BlockHasher, emit: Callable[[KVEvent], None] | None = None
+    ) -> None:
+        self.config = config
+        self.now_s = 0.0
+        self.pool = BlockPool(config.num_blocks)
+        self.tree = PrefixTree(config.num_blocks, config.block_size, hasher, config.num_evictions_remembered)
+        self.slots = StateSlots(config.num_slots, config.num_running_slots)
+        self.tables: dict[int, BlockTable] = {}
+        """Open tables by id; those of pins among them."""
+        self.in_flight = InFlight()
+        """Digests that the step in flight completes, and by how many tables."""
+        self.pins = Pins(config.num_blocks, config.pin_budget_blocks, config.max_pins)
+        self._next_id = 1
+        self._counters = MemoryCounters()
+        self.states = None
+        """How tables use slots; None for a model without recurrent layers."""
+        if config.num_slots:
+            self.states = TableStates(self.slots, self.pool, config.pin_share)
+        announcer = None
+        if emit is not None:
+            has_state = self.states is not None
+            announcer = KVAnnouncer(emit, config.num_blocks, config.block_size, has_state=has_state)
+        self.names = BlockNames(self.pool, self.tree, self.slots, self._counters, announcer)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be taken now, cached ones included."""
+        return self.pool.num_blank + self.pool.num_cached
+
+    def advance(self, now_s: float) -> None:
+        """Tell the time. Pins that have run out are dropped, a bounded number of blocks at a time."""
+        self.now_s = self.names.now_s = now_s
+        self.tree.sweep()
+        for table, blocks in self.pins.take_expired(now_s):
+            self.slots.unpin_states(self.pins.unpinned(blocks))
+            self.pool.release(blocks)
+            if not table.blocks:
+                self.release(table)
+
+    # -- one sequence --------------------------------------------------------------------------------------------------
+
+    def open(self, namespace: Namespace) -> BlockTable:
+        """An empty table for a sequence whose KV belongs to this namespace."""
+        return self._register(self.tree.open_root(namespace))
+
+    def reopen(self, namespace: Namespace) -> BlockTable:
+        """The same for a sequence that has asked before: what it finds now is its own, and counts as no hit."""
+        table = self.open(namespace)
+        table.is_counted = False
+        return table
+
+    def match(self, table: BlockTable, tokens: Sequence[int]) -> int:
+        """Extend the table by the cached blocks that follow, hold them, and return how many tokens that gave.
+
+        `tokens` is all the sequence knows. At least its last token is left to compute. A table that stands inside a
+        block, or already has blocks to write into, gets nothing.
+        """
+        cap = hit_cap(len(tokens), self.config.block_size)
+        num_hit_tokens = self._match(table, tokens, cap)
+        if num_hit_tokens and self.states is not None:
+            self.states.match(table)
+        if table.is_counted:
+            table.query_tokens += 0 if table.has_queried else len(tokens)
+            table.query_hit_tokens += num_hit_tokens
+            table.has_queried = True
+        return num_hit_tokens
+
+    def is_computing(self, table: BlockTable, tokens: Sequence[int]) -> bool:
+        """Whether the next block this table could hit is being written by the step in flight or being planned."""
+        self._check_open(table)
+        index = len(table.blocks)
+        if table.num_computed != index * self.config.block_size or not table.is_naming:
+            return False
+        if index >= hit_cap(len(tokens), self.config.block_size):
+            return False
+        self.names.forget_guesses(table)
+        self.names.extend_digests(table, tokens, index + 1)
+        return table.digests[index] in self.in_flight
+
+    def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
+        """How many blocks `reserve` would take for the next `num_tokens` tokens, a copy of a shared block included."""
+        self._check_open(table)
+        end = num_blocks_for(table.num_computed + num_tokens, self.config.block_size)
+        return max(0, end - len(table.blocks)) + (self._block_to_copy(table) is not None)
+
+    def reserve(
+        self,
+        table: BlockTable,
+        tokens: Sequence[int],
+        num_tokens: int,
+        drafts: Sequence[int] = (),
+        keep: Keep | None = None,
+    ) -> BlockCopy | None:
+        """Get blocks for the next `num_tokens` of the known `tokens`, and for `drafts` behind the last of them; returns
+        the copy to make first, if any. With `keep`, the state behind the last token is kept, if there is a slot for it.
+
+        The table is in flight until `commit`. Raises OutOfBlocksError, with nothing changed, if the pool is short.
+        """
+        self._check_open(table)
+        start, block_size = table.num_computed, self.config.block_size
+        known_end = start + num_tokens
+        end = known_end + len(drafts)
+        self._check_reservable(table, len(tokens), known_end, end, keep)
+        first_full, num_certain, num_full = start // block_size, known_end // block_size, end // block_size
+        if len(table.digests) > first_full:
+            self.names.forget_guesses(table)
+        if table.is_naming and num_full > first_full:
+            self.names.extend_digests(table, [*tokens, *drafts] if drafts else tokens, num_full)
+        source = self._block_to_copy(table)
+        num_taken = max(0, num_blocks_for(end, block_size) - len(table.blocks)) + (source is not None)
+        taken = self._take(num_taken) if num_taken else []
+        copy = None
+        if source is not None:
+            # The source stays held until the step has returned: a block being read must not be handed out.
+            copy = BlockCopy(source, taken.pop())
+            table.copy_source = source
+            table.blocks[first_full] = copy.dst
+            self._counters.num_block_copies += 1
+        table.blocks += taken
+        if table.is_naming and num_certain > first_full:
+            # A block that holds drafts may come to nothing: nobody is told to wait for it.
+            table.in_flight_digests = table.digests[first_full:num_certain]
+            self.in_flight.enter(table.in_flight_digests)
+        table.num_reserved = end
+        if self.states is not None:
+            self.states.reserve(table, keep)
+        self._count_query(table)
+        return copy
+
+    def commit(self, table: BlockTable, num_tokens: int) -> None:
+        """The step has returned, and the first `num_tokens` of what was reserved are true: 0 if the row failed, fewer
+        than all if drafts were wrong.
+
+        Blocks that are now full get their names. Where an equal block is named already, the table takes that one and
+        gives up its own. Blocks of a failed row, or with a wrong draft in them, are never named; those that hold
+        nothing else are given back.
+        """
+        self._check_open(table)
+        num_in_flight = table.num_reserved - table.num_computed
+        if not 0 <= num_tokens <= num_in_flight or not num_in_flight:
+            raise InvariantError(
+                f"commit: table {table.table_id} has {num_in_flight} tokens in flight, {num_tokens} given"
+            )
+        self._check_exclusive(table)
+        if table.in_flight_digests:
+            self.in_flight.leave(table.in_flight_digests)
+            table.in_flight_digests = []
+        first_full = table.num_computed // self.config.block_size
+        table.num_computed += num_tokens
+        table.num_reserved = table.num_computed
+        if table.copy_source is not None:
+            self.pool.release((table.copy_source,))
+            table.copy_source = None
+        num_full = table.num_computed // self.config.block_size
+        if table.is_naming and num_full > first_full:
+            self.names.name(table, first_full, num_full)
+        if num_tokens < num_in_flight:
+            self._give_back_unused(table)
+        if self.states is not None and self.states.commit(table, is_whole=num_tokens == num_in_flight):
+            self.names.kept(table)
+
+    def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        """A second table over the first `num_tokens` computed tokens: every block shared, none copied.
+
+        Whoever first writes into a shared partial tail gets a copy of it from `reserve`. A state is copied at once, so
+        with one `num_tokens` are all that are computed, or none.
+        """
+        self._check_open(table)
+        least = table.num_computed if self.states is not None and num_tokens else 0
+        if table.is_in_flight or not least <= num_tokens <= table.num_computed:
+            raise InvariantError(
+                f"fork: table {table.table_id} must be at rest with {num_tokens} tokens computed, and no more if it "
+                f"has a state; it has {table.num_computed}"
+            )
+        self.tree.share_root(table.root)
+        child = self._register(table.root)
+        child.blocks = table.blocks[: num_blocks_for(num_tokens, self.config.block_size)]
+        for block in child.blocks:
+            self.pool.retain(block)
+        child.num_computed = child.num_reserved = num_tokens
+        num_full = num_tokens // self.config.block_size
+        child.is_naming = num_full == 0 or bool(self.pool.named[child.blocks[num_full - 1]])
+        child.digests = table.digests[:num_full]
+        child.packed_tokens = table.packed_tokens[: num_full * 4 * self.config.block_size]
+        if self.states is not None and num_tokens:
+            self.states.fork(table, child)
+        return child
+
+    def release(self, table: BlockTable) -> None:
+        """Give back everything the table holds, last block first. The only way out; the second call does nothing."""
+        if not table.is_open:
+            return
+        self._check_open(table)
+        if table.is_in_flight:
+            raise InvariantError(f"release: table {table.table_id} is being written by the step in flight")
+        self.pool.release(reversed(table.blocks))
+        self.tree.close_root(table.root)
+        if self.states is not None:
+            self.states.release(table)
+        del self.tables[table.table_id]
+        table.blocks = []
+        table.is_open = False
+
+    # -- the whole memory ----------------------------------------------------------------------------------------------
+
+    def pin(self, namespace: Namespace, tokens: Sequence[int], expires_s: float) -> Pin:
+        """Keep what is cached of this prefix until `expires_s`. A pin is a table that no sequence writes to."""
+        limit_s = self.now_s + self.config.max_pin_s
+        expires_s = expires_s if expires_s <= limit_s else limit_s
+        table = self.reopen(namespace)
+        try:
+            num_tokens = self._match(table, tokens, len(tokens) // self.config.block_size)
+            if num_tokens:
+                if self.states is not None:
+                    self.states.check_pin(table.blocks[-1])
+                self.pins.hold(table, expires_s)
+                self.slots.pin_state(table.blocks[-1])
+        finally:
+            if table.table_id not in self.pins.tables:
+                self.release(table)
+        return Pin(table.table_id, num_tokens, expires_s)
+
+    def unpin(self, pin: Pin) -> None:
+        """Let go before the time. Doing it twice, or after the time, does nothing."""
+        table = self.pins.drop(pin.pin_id)
+        if table is not None:
+            self.slots.unpin_states(self.pins.unpinned(table.blocks))
+            self.release(table)
+
+    def evict(self, num_blocks: int) -> int:
+        """Forget up to this many least recently used cached blocks; returns how many there were to forget."""
+        taken = self.pool.take_cached(num_blocks)
+        if taken:
+            self.names.forget(taken, self.now_s)
+            self.pool.release(taken)
+        return len(taken)
+
+    def clear(self) -> None:
+        """Forget every cached block, for all tenants, and drop all pins. Sequences keep their blocks, unnamed."""
+        for table in self.pins.drop_all():
+            self.release(table)
+        for table in self.tables.values():
+            table.is_naming = table.is_naming and not table.blocks
+        self.names.clear()
+
+    def divergence(self, namespace: Namespace, tokens: Sequence[int], asker: BlockTable | None = None) -> Divergence:
+        """Why the next token of this prompt would not be reused. Changes nothing. `asker` is a table of these very
+        tokens in this namespace, if there is one: it knows digests."""
+        slots = None if self.states is None else self.slots
+        known = () if asker is None else asker.digests
+        return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s, slots, known)
+
+    def stored_events(self) -> Iterator[BlockStored]:
+        """All that can be hit at this moment, as who listens would have heard it: parents come first. To be read at
+        leisure, whatever happens meanwhile."""
+        return self.names.all_told()
+
+    def block(self, block_id: int) -> Block:
+        """What is known of one block."""
+        return block_view(block_id, self.pool, self.pins, self.tree)
+
+    def stats(self) -> MemoryStats:
+        """Counters and shares; walks the open tables, not the pool."""
+        return memory_stats(
+            self.pool, self.slots, self.pins, self.tables.values(), self._counters, self.config.block_size
+        )
+
+    # -- leaves --------------------------------------------------------------------------------------------------------
+
+    def _register(self, root: int) -> BlockTable:
+        table = BlockTable(self._next_id, root, self.config.block_size)
+        self.tables[table.table_id] = table
+        self._next_id += 1
+        return table
+
+    def _check_open(self, table: BlockTable) -> None:
+        if self.tables.get(table.table_id) is not table:
+            raise InvariantError(f"table {table.table_id} is not open in this memory: released, or another memory's")
+
+    def _count_query(self, table: BlockTable) -> None:
+        """A query counts once the sequence goes on with what it found; one that did not fit will ask again."""
+        self._counters.query_tokens += table.query_tokens
+        self._counters.hit_tokens += table.query_hit_tokens
+        table.query_tokens = table.query_hit_tokens = 0
+
+    def _check_reservable(self, table: BlockTable, num_known: int, known_end: int, end: int, keep: Keep | None) -> None:
+        start, num_drafts = table.num_computed, end - known_end
+        if table.num_reserved > start or not start < known_end <= num_known or (num_drafts and known_end < num_known):
+            raise InvariantError(
+                f"reserve: table {table.table_id} must be at rest, [{start}, {known_end}) lie within the {num_known} "
+                f"known tokens, and {num_drafts} drafts behind the last of them"
+            )
+        if keep is not None and (end % self.config.block_size or self.states is None):
+            raise InvariantError(f"reserve: a state is kept on a block border of a model that has one, not at {end}")
+        if num_drafts and self.states is not None:
+            raise InvariantError(f"reserve: {num_drafts} drafts given; a wrong one could not be taken out of a state")
+
+    def _give_back_unused(self, table: BlockTable) -> None:
+        """Let go of the blocks that hold no computed token: kept, they would be a guess's hold on the pool."""
+        num_used = num_blocks_for(table.num_computed, self.config.block_size)
+        unused = table.blocks[num_used:]
+        del table.blocks[num_used:]
+        self.pool.release(reversed(unused))
+
+    def _check_exclusive(self, table: BlockTable) -> None:
+        """No block the step wrote is shared or named: promise 7, at the moment it would have been broken."""
+        block_size, ref_count, named = self.config.block_size, self.pool.ref_count, self.pool.named
+        last = num_blocks_for(table.num_reserved, block_size)
+        for block in table.blocks[table.num_computed // block_size : last]:
+            if ref_count[block] != 1 or named[block]:
+                raise InvariantError(
+                    f"commit: block {block} was written while it had {ref_count[block]} references"
+                    + " and a name" * named[block]
+                )
+
+    def _match(self, table: BlockTable, tokens: Sequence[int], cap: int) -> int:
+        self._check_open(table)
+        first = len(table.blocks)
+        if table.is_in_flight or table.num_computed != first * self.config.block_size:
+            return 0
+        blocks = self.names.found(table, tokens, cap)
+        if self.states is not None:
+            blocks = self.states.usable(table, blocks)
+        for block in blocks:
+            self.pool.retain(block)
+        table.blocks += blocks
+        table.num_computed = table.num_reserved = len(table.blocks) * self.config.block_size
+        return len(blocks) * self.config.block_size
+
+    def _block_to_copy(self, table: BlockTable) -> int | None:
+        """The block the next token falls in, if it is partly filled and may not be written in place."""
+        index, offset = divmod(table.num_computed, self.config.block_size)
+        if not offset:
+            return None
+        block = table.blocks[index]
+        return block if self.pool.ref_count[block] > 1 or self.pool.named[block] else None
+
+    def _take(self, count: int) -> list[int]:
+        allocation = self.pool.allocate(count)
+        if allocation.evicted:
+            self.names.forget(allocation.evicted, self.now_s)
+        return allocation.blocks

@@ -1,0 +1,318 @@
+"""Who waits, and who is next. Classes are head starts, tenants go by service received; everything is bounded.
+
+    key = arrival - head start of the class          constant for life: no clock, no re-sorting
+
+    next class    the one whose oldest waiting key is smallest
+    next tenant   inside that class, the one served least so far, over its weight
+    next request  of that tenant and class, the one with the smallest key
+
+Service only grows. So a heap of tenants by service may hold values that are out of date, as long as they are too small:
+what comes out on top is looked at again, and pushed back if it has grown.
+
+Whoever calls asks for room and takes the place with nothing in between; who gets one, and who loses one, is judged by
+`shares`. A preempted sequence comes back without asking: it was let in once.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from quire.core.request import PriorityClass, Request
+from quire.core.scheduling.sequence import Sequence
+from quire.core.scheduling.shares import CLASS_RESERVE, Bounds, NoRoom, Promises, Room, Shares
+from quire.errors import ConfigError, InvariantError
+
+OUTPUT_TOKEN_COST = 4
+"""An output token costs a tenant as much as this many computed prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """Bounds and weights, fixed at start."""
+
+    max_requests: int = 512
+    high_head_start_s: float = 60.0
+    normal_head_start_s: float = 20.0
+    low_head_start_s: float = 0.0
+    class_reserve: float = CLASS_RESERVE
+    """Share of the queue kept for each class, so that a flood of one cannot shut out the others."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Tenants by name; they share the queue, and the service, in proportion. All others have weight 1."""
+
+    def __post_init__(self) -> None:
+        if self.max_requests < 1:
+            raise ConfigError(f"max_requests must be at least 1, {self.max_requests} given")
+        if not 0.0 <= self.class_reserve <= 1.0 / len(PriorityClass):
+            raise ConfigError(f"class_reserve must lie between 0 and a third, {self.class_reserve} given")
+        for tenant, weight in self.tenant_weights.items():
+            if not weight > 0.0:
+                raise ConfigError(f"a tenant's weight must be above 0, {weight} given for {tenant!r}")
+
+    def head_start_s(self, priority: PriorityClass) -> float:
+        """How many seconds a class is worth."""
+        return {
+            PriorityClass.HIGH: self.high_head_start_s,
+            PriorityClass.NORMAL: self.normal_head_start_s,
+            PriorityClass.LOW: self.low_head_start_s,
+        }[priority]
+
+    def weight_of(self, tenant: str) -> float:
+        """A tenant's weight."""
+        return self.tenant_weights.get(tenant, 1.0)
+
+    @property
+    def bounds(self) -> Bounds:
+        """How the queue is shared."""
+        return Bounds.of_queue(self.max_requests, self.class_reserve, self.tenant_weights)
+
+
+class Tenant:
+    """Service received so far, and how many of its sequences wait and live."""
+
+    __slots__ = ("name", "num_live", "num_waiting", "service", "weight")
+
+    def __init__(self, name: str, weight: float) -> None:
+        self.name = name
+        self.weight = weight
+        self.service = 0.0
+        self.num_waiting = 0
+        self.num_live = 0
+
+
+SequenceKey = tuple[float, int]
+
+
+class Line:
+    """Sequences in order of their keys. Newcomers have the largest key so far and simply join the end; only those who
+    come back, after a preemption or a crash, have to find their place, and they are few.
+    """
+
+    __slots__ = ("_in_order", "_last_key", "_returned", "_returned_ids")
+
+    def __init__(self) -> None:
+        self._in_order: OrderedDict[int, Sequence] = OrderedDict()
+        self._last_key: SequenceKey = (-inf, 0)
+        self._returned: list[tuple[SequenceKey, Sequence]] = []
+        """A heap; those no longer in `_returned_ids` are gone."""
+        self._returned_ids: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._in_order) + len(self._returned_ids)
+
+    def add(self, sequence: Sequence) -> None:
+        """Join the line where the key says."""
+        if sequence.key > self._last_key or not self._in_order:
+            self._in_order[sequence.sequence_id] = sequence
+            self._last_key = sequence.key
+        else:
+            heappush(self._returned, (sequence.key, sequence))
+            self._returned_ids.add(sequence.sequence_id)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Leave the line, from wherever."""
+        if self._in_order.pop(sequence.sequence_id, None) is None:
+            self._returned_ids.remove(sequence.sequence_id)
+            if len(self._returned) > 2 * len(self._returned_ids) + 64:
+                self._returned = [one for one in self._returned if one[1].sequence_id in self._returned_ids]
+                heapify(self._returned)
+
+    def first(self) -> Sequence | None:
+        """The smallest key."""
+        while self._returned and self._returned[0][1].sequence_id not in self._returned_ids:
+            heappop(self._returned)
+        newcomer = next(iter(self._in_order.values()), None)
+        if not self._returned or (newcomer is not None and newcomer.key < self._returned[0][0]):
+            return newcomer
+        return self._returned[0][1]
+
+
+class ClassQueue:
+    """The waiting sequences of one class: all in one line, and each tenant's in a line of its own."""
+
+    __slots__ = ("_by_service", "_everybody", "_lines", "_pushed", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, Sequence] = {}
+        self._everybody = Line()
+        self._lines: dict[str, Line] = {}
+        self._by_service: list[tuple[float, SequenceKey, str]] = []
+        self._pushed: dict[str, tuple[float, SequenceKey]] = {}
+        """What `_by_service` last got for a tenant: any other entry of that tenant is out of date."""
+
+    def add(self, sequence: Sequence, tenant: Tenant) -> None:
+        """Let a sequence wait."""
+        self.waiting[sequence.sequence_id] = sequence
+        self._everybody.add(sequence)
+        line = self._lines.get(tenant.name)
+        if line is None:
+            line = self._lines[tenant.name] = Line()
+        line.add(sequence)
+        self._push(tenant, line)
+
+    def oldest_key(self) -> SequenceKey | None:
+        """The smallest key that waits; None if nobody does."""
+        oldest = self._everybody.first()
+        return None if oldest is None else oldest.key
+
+    def next(self, tenants: Mapping[str, Tenant]) -> Sequence:
+        """The least served tenant's oldest sequence. Somebody must be waiting."""
+        while True:
+            service, key, name = self._by_service[0]
+            line = self._lines.get(name)
+            if line is not None and self._pushed.get(name) == (service, key):
+                oldest = line.first()
+                if oldest is not None and oldest.key == key and tenants[name].service == service:
+                    return oldest
+                # It has received more since, or its oldest is gone: look at it again later.
+                heappop(self._by_service)
+                del self._pushed[name]
+                self._push(tenants[name], line)
+            else:
+                heappop(self._by_service)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It starts, or will never start."""
+        name = sequence.request.tenant
+        del self.waiting[sequence.sequence_id]
+        self._everybody.remove(sequence)
+        line = self._lines[name]
+        line.remove(sequence)
+        if not line:
+            # At rest nothing is left of anybody.
+            del self._lines[name]
+            self._pushed.pop(name, None)
+        if len(self._by_service) > 2 * len(self._lines) + 64:
+            self._by_service = [entry for entry in self._by_service if self._pushed.get(entry[2]) == entry[:2]]
+            heapify(self._by_service)
+
+    def _push(self, tenant: Tenant, line: Line) -> None:
+        oldest = line.first()
+        if oldest is None:  # pragma: no cover - a line is dropped with its last sequence
+            raise InvariantError(f"tenant {tenant.name!r} has nobody waiting")
+        entry, pushed = (tenant.service, oldest.key), self._pushed.get(tenant.name)
+        if pushed is None or entry < pushed:
+            self._pushed[tenant.name] = entry
+            heappush(self._by_service, (*entry, tenant.name))
+
+
+class WaitingQueue:
+    """All that waits, in the order it will start."""
+
+    def __init__(self, config: QueueConfig) -> None:
+        self.config = config
+        self.tenants: dict[str, Tenant] = {}
+        self._active: dict[str, Tenant] = {}
+        """Those with something alive."""
+        self._classes = {priority: ClassQueue() for priority in PriorityClass}
+        self.shares = Shares(config.bounds)
+        """The places, by the ids of requests; a preempted one has none."""
+        self.promises = Promises()
+        self.num_waiting = 0
+        self._service_when_last_left = 0.0
+
+    def __len__(self) -> int:
+        return self.num_waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for queue in self._classes.values():
+            yield from queue.waiting.values()
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.sequence_id in self._classes[sequence.request.priority].waiting
+
+    def key(self, arrival_s: float, priority: PriorityClass, sequence_id: int) -> SequenceKey:
+        """A sequence's urgency: smaller is sooner, and no two are equal."""
+        return (arrival_s - self.config.head_start_s(priority), sequence_id)
+
+    def ask(self, request: Request, now_s: float) -> Room:
+        """Where a new request of this tenant and class would have its place. Raises QueueFullError or TenantShareError.
+
+        They say when to come back, and who does and has asked for nothing since is let in.
+        """
+        tenant, kind = request.tenant, request.priority.value
+        is_promised = (tenant in self.promises and self.promises.come(tenant, now_s)) or request.is_promised
+        room = self.shares.ask(tenant, kind, now_s, is_promised=is_promised)
+        if isinstance(room, NoRoom):
+            self.promises.tell(tenant, now_s, room.retry_after_s)
+            raise room.error
+        return room
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a place, which `ask` has found to be there; a request let in before a crash does not ask."""
+        request = sequence.request
+        self.shares.take(request.request_id, request.tenant, request.priority.value)
+        self._wait(sequence)
+
+    def add_promised(self, sequence: Sequence) -> None:
+        """Wait beyond all bounds: it came when it was told to, or had begun before a crash."""
+        request = sequence.request
+        self.shares.take_promised(request.request_id, request.tenant, request.arrival_s)
+        self._wait(sequence)
+
+    def displace(self, request: Request, now_s: float) -> int:
+        """Somebody else gets the place of this one. When its client may come back."""
+        retry_after_s = self.shares.retry_after_s(request.tenant, request.priority.value)
+        self.promises.tell(request.tenant, now_s, retry_after_s)
+        return retry_after_s
+
+    def put_back(self, sequence: Sequence) -> None:
+        """A preempted sequence waits again, with the key it always had."""
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        tenant = self.tenants[sequence.request.tenant]
+        tenant.num_waiting += 1
+        self.num_waiting += 1
+        self._classes[sequence.request.priority].add(sequence, tenant)
+
+    def head(self) -> Sequence | None:
+        """Who starts next. It is not skipped for one that would fit."""
+        oldest = [(key, queue) for queue in self._classes.values() if (key := queue.oldest_key()) is not None]
+        if not oldest:
+            return None
+        _, queue = min(oldest, key=lambda pair: pair[0])
+        return queue.next(self.tenants)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It starts, or is cancelled: its place is free."""
+        request = sequence.request
+        self._classes[request.priority].remove(sequence)
+        self.tenants[request.tenant].num_waiting -= 1
+        self.num_waiting -= 1
+        if sequence.num_preemptions == 0:
+            self.shares.give_back(request.request_id)
+
+    def started(self, now_s: float) -> None:
+        """One more has begun to run: how fast that goes is how long others are told to wait."""
+        self.shares.left(now_s)
+
+    def charge(self, tenant_name: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """The tenant has received this much service."""
+        tenant = self.tenants[tenant_name]
+        tenant.service += (num_prompt_tokens + OUTPUT_TOKEN_COST * num_output_tokens) / tenant.weight
+
+    def leave(self, tenant_name: str) -> None:
+        """One of the tenant's sequences ended."""
+        tenant = self.tenants[tenant_name]
+        tenant.num_live -= 1
+        if tenant.num_live == 0:
+            del self._active[tenant_name]
+            self._service_when_last_left = tenant.service
+
+    def enter(self, name: str, num_sequences: int) -> None:
+        """A tenant's request begins its life with this many sequences; each ends with `leave`."""
+        tenant = self.tenants.get(name)
+        if tenant is None:
+            tenant = self.tenants[name] = Tenant(name, self.config.weight_of(name))
+        if tenant.num_live == 0:
+            # Who was away has not saved up service: it returns level with the least served of those who wait, or
+            # else of those who run, or else with whoever left last.
+            active = list(self._active.values())
+            level = min((other.service for other in active if other.num_waiting), default=None)
+            if level is None:
+                level = min((other.service for other in active), default=self._service_when_last_left)
+            tenant.service = max(tenant.service, level)
+            self._active[name] = tenant
+        tenant.num_live += num_sequences

@@ -1,0 +1,1 @@
+"""The gateway: its port to the client, its links to members."""

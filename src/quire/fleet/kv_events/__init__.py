@@ -1,0 +1,1 @@
+"""KV-cache events between members and gateways: batches, reading, subscribing, relaying."""

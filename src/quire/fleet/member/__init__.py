@@ -1,0 +1,1 @@
+"""The member: serves gateways with a worker of its own."""

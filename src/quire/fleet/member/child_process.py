@@ -1,0 +1,113 @@
+"""A member in a process of its own, for whoever looks after it: is it there, is it heard, let it end.
+
+    this process ── what to load ──► stdin ─ member ─ worker
+                 ◄── each second ─── stdout ─┘
+
+Works without an event loop: a thread reads what the member tells. When this process ends, the member's standard input
+closes, and it drains and ends by itself.
+"""
+
+import contextlib
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Sequence
+from time import monotonic
+
+import msgspec
+
+from quire.errors import EngineDeadError, MessageError
+from quire.fleet.member.replicas import END_S, REPLICA, ReplicaOrder, packed_order
+from quire.fleet.member.status import MemberStatus, decode_status
+
+log = logging.getLogger("quire.fleet")
+
+SILENT_S = 10.0
+"""A member that was not heard for so long is not well: it tells each second."""
+NOT_FOR_CHILDREN = ("OMP_NUM_THREADS",)
+"""Control planes set it for their own processes; a member's threads are a setting of quire's."""
+
+
+class WatchedMember:
+    """One life of a member."""
+
+    def __init__(self, order: ReplicaOrder, command: Sequence[str] = REPLICA) -> None:
+        self._order = msgspec.structs.replace(order, tells_status=True)
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._told = threading.Event()
+        """It has said how it is for the first time, or will not any more."""
+        self._heard_s = monotonic()
+        self.status: MemberStatus | None = None
+        """What it told last."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, once it was started."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> MemberStatus:
+        """Wait until it is ready: a model may take minutes to load. Raises EngineDeadError if it ends before."""
+        environ = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
+        self._process = process = subprocess.Popen(  # noqa: S603 - our own command
+            [*self._command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
+        )
+        self._reader = threading.Thread(target=self._read, args=(process,), name="quire-watched-member", daemon=True)
+        self._reader.start()
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(packed_order(self._order))
+                process.stdin.flush()  # and it stays open: this is the leash
+        self._told.wait()
+        if self.status is None:
+            code = process.wait()
+            self.end()
+            raise EngineDeadError(f"a member ended with code {code} before it was ready; what it said stands above")
+        return self.status
+
+    def problem(self, now_s: float | None = None) -> str:
+        """Why it should be replaced; empty if it is well."""
+        if self._process is None:
+            return "it was not started"
+        code = self._process.poll()
+        if code is not None:
+            return f"it has ended with code {code}"
+        silent_s = (monotonic() if now_s is None else now_s) - self._heard_s
+        if silent_s > SILENT_S:
+            return f"it tells each second how it is, and was not heard for {silent_s:.0f} s"
+        return ""
+
+    def end(self) -> None:
+        """Let it finish what it has; kill it if that takes longer than it may."""
+        process = self._process
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(self._order.drain_s + END_S)
+        except subprocess.TimeoutExpired:
+            log.warning("member %s did not end in time, and is killed", process.pid)
+            process.kill()
+            process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        if self._reader is not None:
+            self._reader.join(END_S)
+
+    def _read(self, process: "subprocess.Popen[bytes]") -> None:
+        if process.stdout is not None:
+            with process.stdout as lines:
+                for line in lines:
+                    self._hear(line)
+        self._told.set()
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            self.status = decode_status(line)
+        except MessageError as error:
+            log.warning("%s", error)
+            return
+        self._heard_s = monotonic()
+        self._told.set()

@@ -1,0 +1,77 @@
+"""A member that is the child of another process, of a gateway perhaps, which it does not outlive.
+
+python -m quire.fleet.member.replica_process          its order comes through standard input
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from functools import partial
+from typing import BinaryIO
+
+import msgspec
+import uvloop
+
+from quire.errors import QuireError
+from quire.fleet.kv_events.relay import MemberPlaces
+from quire.fleet.member.replicas import ReplicaOrder
+from quire.fleet.member.run import MemberPlan, run_member
+from quire.fleet.member.status import write_status
+from quire.observe.access_log import set_up
+from quire.worker.parent.worker_plan import Limits, WorkerPlan
+
+FAILED = 2
+
+
+def read_order(source: BinaryIO) -> ReplicaOrder:
+    """What the parent wants. Its end of the pipe stays open."""
+    num_bytes = int.from_bytes(source.read(8), "big")
+    return msgspec.msgpack.decode(source.read(num_bytes), type=ReplicaOrder)
+
+
+def plan_of(order: ReplicaOrder) -> MemberPlan:
+    """The member that was ordered."""
+    worker = WorkerPlan(order.open, Limits(stuck_s=order.stuck_s))
+    return MemberPlan(order.name, MemberPlaces(order.address).resolved(), order.keys, worker, order.words)
+
+
+async def serve_order(plan: MemberPlan, drain_s: float, *, tells_status: bool = False) -> bool:
+    """Until told to end, or until the parent is gone."""
+    loop, ending = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ending.set)
+    leash = sys.stdin.fileno()
+
+    def let_go() -> None:
+        loop.remove_reader(leash)
+        ending.set()
+
+    loop.add_reader(leash, let_go)  # nothing more is said there: it can only have closed
+    if not tells_status:
+        return await run_member(plan, ending, drain_s, _say)
+    told = sys.stdout.fileno()
+    os.set_blocking(told, False)
+    return await run_member(plan, ending, drain_s, _say, partial(write_status, told))
+
+
+def main() -> int:
+    """The process; how it ended."""
+    set_up("plain")
+    try:
+        order = read_order(sys.stdin.buffer)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve_order(plan_of(order), order.drain_s, tells_status=order.tells_status))
+    except (QuireError, msgspec.MsgspecError) as error:
+        _say(f"error: {error}")
+        return FAILED
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

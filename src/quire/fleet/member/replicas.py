@@ -1,0 +1,192 @@
+"""Members on this machine, for `quire serve MODEL --replicas N`: child processes behind a gateway in this one.
+
+    this process: API, gateway ──ipc──► member 1 ─► worker
+                                ──ipc──► member 2 ─► worker
+
+Each is told what to load through its standard input, which stays open as long as its parent lives: when it closes, the
+member drains and ends. One that ends by itself is started again, later and later.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from quire.backends.kernels.threads import default_threads
+from quire.checkpoints import resolve
+from quire.client.engines.served import plan_worker
+from quire.config import ModelSettings, ServingSettings
+from quire.config.machine import share_of_memory_bytes
+from quire.config.model_settings import MEMORY_SHARE
+from quire.errors import ConfigError, EngineDeadError
+from quire.fleet.gateway.client import FleetModel
+from quire.fleet.gateway.discovery import FixedMembers
+from quire.fleet.protocol.keys import MemberKeys
+from quire.fleet.protocol.messages import ModelWords
+from quire.fleet.protocol.text_assets import words_of
+from quire.worker.messages import Open
+
+log = logging.getLogger("quire.fleet")
+
+REPLICA = (sys.executable, "-m", "quire.fleet.member.replica_process")
+FIRST_DELAY_S, MAX_DELAY_S = 0.5, 30.0
+LOOK_S = 0.02
+END_S = 10.0
+"""Beyond the time that its requests may take, until a member that was told to end is killed."""
+
+
+class ReplicaOrder(msgspec.Struct, frozen=True):
+    """What a member is told by its parent, as msgpack with its length before it."""
+
+    name: str
+    address: str
+    open: Open
+    words: ModelWords
+    stuck_s: float
+    drain_s: float
+    keys: MemberKeys | None = None
+    """None: its address is reached by this machine alone."""
+    tells_status: bool = False
+    """Whether its standard output is read: it says there each second how it is."""
+
+
+def settings_of_replica(settings: ModelSettings, num_replicas: int) -> ModelSettings:
+    """A part of the machine for each: memory and threads are those of all together."""
+    if num_replicas < 1:
+        raise ConfigError(f"replicas must be at least 1, {num_replicas} given")
+    memory_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
+    num_threads = settings.num_threads or default_threads()
+    return replace(settings, memory_bytes=memory_bytes // num_replicas, num_threads=max(1, num_threads // num_replicas))
+
+
+def packed_order(order: ReplicaOrder) -> bytes:
+    """As a member reads it from its standard input."""
+    data = msgspec.msgpack.encode(order)
+    return len(data).to_bytes(8, "big") + data
+
+
+def order_replicas(
+    model: str, num_replicas: int, settings: ModelSettings, serving: ServingSettings, drain_s: float
+) -> ReplicaOrder:
+    """What each of them is told. Reads disks and perhaps a network: not for an event loop."""
+    if serving.kv_events is not None:
+        raise ConfigError(
+            f"with replicas nothing can be announced at one address, kv_events {serving.kv_events} given; leave it out"
+        )
+    own = settings_of_replica(settings, num_replicas)
+    plan = plan_worker(model, own, serving)().plan
+    return ReplicaOrder(
+        Path(model).name, "", plan.open, words_of(resolve(model), settings), plan.limits.stuck_s, drain_s
+    )
+
+
+@asynccontextmanager
+async def replicated_model(
+    name: str, order: ReplicaOrder, num_replicas: int, max_held: int, command: Sequence[str] = REPLICA
+) -> AsyncIterator[FleetModel]:
+    """A model that so many members on this machine compute; it is there when all of them are."""
+    async with Replicas(order, num_replicas, command) as replicas, AsyncExitStack() as held:
+        model = FleetModel(name, FixedMembers(replicas.addresses), None, max_held)
+        opening = asyncio.create_task(_all_ready(held, model, num_replicas))
+        try:
+            await asyncio.wait({opening, replicas.failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():
+                replicas.failed.result()
+        finally:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        opening.result()
+        replicas.is_ready = True
+        yield model
+
+
+async def _all_ready(held: AsyncExitStack, model: FleetModel, num_replicas: int) -> None:
+    await held.enter_async_context(model)
+    while model.fleet.num_ready < num_replicas:
+        await asyncio.sleep(LOOK_S)
+
+
+class Replicas:
+    """Member processes with addresses of their own in a folder that only we may enter."""
+
+    def __init__(self, order: ReplicaOrder, num_replicas: int, command: Sequence[str] = REPLICA) -> None:
+        """`order` is that of each, but for its address."""
+        self._order = order
+        self._command = command
+        self._folder = tempfile.TemporaryDirectory(prefix="quire-fleet-")
+        self.addresses = [f"ipc://{Path(self._folder.name) / f'member-{at}'}" for at in range(num_replicas)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = asyncio.Event()
+        self.pids: dict[str, int] = {}
+        """Of those that live, by their addresses."""
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises EngineDeadError if one ends before `is_ready` was said."""
+        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # nobody may look
+        self.is_ready = False
+
+    async def __aenter__(self) -> "Replicas":
+        self._tasks = [asyncio.create_task(self._keep(one), name=f"quire-replica {one}") for one in self.addresses]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._folder.cleanup()
+
+    async def _keep(self, address: str) -> None:
+        """One process after the other."""
+        delay_s = FIRST_DELAY_S
+        while not self._closing.is_set():
+            began_s = asyncio.get_running_loop().time()
+            code = await self._live_once(address)
+            if self._closing.is_set():
+                return
+            log.warning("member %s has ended with code %s; a new one is started", address, code)
+            if not self.is_ready and not self.failed.done():
+                self.failed.set_exception(
+                    EngineDeadError(f"a member ended with code {code} before it was ready; what it said stands above")
+                )
+            lived_s = asyncio.get_running_loop().time() - began_s
+            delay_s = FIRST_DELAY_S if lived_s > MAX_DELAY_S else min(MAX_DELAY_S, delay_s * 2)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), delay_s)
+
+    async def _live_once(self, address: str) -> int:
+        order = packed_order(msgspec.structs.replace(self._order, address=address))
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the gateway, which lets requests finish
+        )
+        self.pids[address] = process.pid
+        try:
+            if process.stdin is not None:
+                process.stdin.write(order)
+                with contextlib.suppress(ConnectionError):
+                    await process.stdin.drain()
+            ended, told = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._closing.wait())
+            await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            if not ended.done():
+                process.send_signal(signal.SIGTERM)
+                await asyncio.wait({ended}, timeout=self._order.drain_s + END_S)
+            return process.returncode if process.returncode is not None else -signal.SIGKILL
+        finally:
+            del self.pids[address]
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()

@@ -1,0 +1,65 @@
+"""What a member tells whoever started it, each second: one line of JSON on its standard output.
+
+    {"address": "tcp://127.0.0.1:40123", "state": "ready", "num_running": 3, ...}
+
+Gateways are not told this way: they hear beats on their own sockets. This is for those that start members, look after
+them and decide how many there should be. Where probes ask instead, the same line stands in a file.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from quire.errors import ConfigError, MessageError
+from quire.fleet.protocol.messages import NotNegative
+
+MAX_LINE_BYTES = 4096
+"""What a pipe takes in one piece, or not at all."""
+
+
+class MemberStatus(msgspec.Struct, frozen=True):
+    """How a member is."""
+
+    address: str
+    """Where gateways find it."""
+    state: str
+    """Its supervisor's: only one that is `ready` takes new requests."""
+    num_running: NotNegative = 0
+    num_waiting: NotNegative = 0
+    num_uncomputed_tokens: NotNegative = 0
+    """Prompt tokens that are still to be computed, of all gateways' requests."""
+
+
+def encode_status(status: MemberStatus) -> bytes:
+    """One line."""
+    return msgspec.json.encode(status) + b"\n"
+
+
+def decode_status(line: bytes) -> MemberStatus:
+    """What a line says. Raises MessageError."""
+    try:
+        return msgspec.json.decode(line, type=MemberStatus)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise MessageError(f"{len(line)} bytes of a member's output are no status: {error}") from error
+
+
+def write_status_file(file: Path, status: MemberStatus) -> None:
+    """For probes, which read it and look how old it is: always one whole status. Raises ConfigError."""
+    begun = file.with_name(f"{file.name}.new")
+    try:
+        begun.write_bytes(encode_status(status))
+        begun.replace(file)
+    except OSError as error:
+        raise ConfigError(f"a status file must be in a folder that can be written, {file} given: {error}") from error
+
+
+def write_status(descriptor: int, status: MemberStatus) -> None:
+    """Never waits: a parent that does not read misses a line, and the next one says more."""
+    line = encode_status(status)
+    if len(line) > MAX_LINE_BYTES:
+        raise MessageError(f"a status has up to {MAX_LINE_BYTES} bytes, {len(line)} given")
+    try:
+        os.write(descriptor, line)
+    except (BlockingIOError, BrokenPipeError):
+        return

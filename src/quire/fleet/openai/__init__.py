@@ -1,0 +1,1 @@
+"""OpenAI servers (vLLM and its like) as members."""

@@ -1,0 +1,128 @@
+"""A member that is not quire, as a line of the list of members names it.
+
+    openai:http://10.0.0.7:8000 events=tcp://10.0.0.7:5557 replay=tcp://10.0.0.7:5558 key-file=/etc/quire/gpu.key
+
+What such a server says and hears is in clear, prompts among it. So a line that leads beyond this machine is taken only
+where the operator has said that it may be. Reads key files; opens no socket.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from quire.errors import ConfigError
+from quire.fleet.protocol.keys import is_loopback
+
+STRANGER = "openai:"
+"""How lines of such members begin."""
+KEY_VARIABLE = "QUIRE_STRANGER_KEY"
+"""The environment's key for those without a file of their own."""
+OPTIONS = ("events", "replay", "key-file", "model")
+SCHEMES = {"http": 80, "https": 443}
+EVENT_KINDS = ("tcp://", "ipc://")
+
+
+@dataclass(frozen=True, slots=True)
+class StrangerAddress:
+    """One line, taken apart."""
+
+    line: str
+    """As it was written: what the member is called."""
+    host: str
+    port: int
+    has_tls: bool = False
+    path: str = ""
+    """What comes before the paths of the API."""
+    events: str = ""
+    """Where it announces what it holds; empty: nowhere."""
+    replay: str = ""
+    key_file: Path | None = None
+    model: str = ""
+    """What it calls the model; empty: whatever it names first."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether others than this machine could read what is said."""
+        speaks_clear = not self.has_tls and not is_loopback(f"http://{self.authority}")
+        return speaks_clear or any(not is_loopback(one) for one in (self.events, self.replay) if one)
+
+    @property
+    def authority(self) -> str:
+        """Host and port as a URL writes them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_stranger(address: str) -> bool:
+    """Whether an address in the list of members is of one that is not quire."""
+    return address.startswith(STRANGER)
+
+
+def parse_stranger(line: str) -> StrangerAddress:
+    """Raises ConfigError for a line that names no server."""
+    url, *words = line.removeprefix(STRANGER).split()
+    options = dict[str, str]()
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in OPTIONS or not value or name in options:
+            raise ConfigError(
+                f"behind its address a member that is not quire has {', '.join(f'{one}=…' for one in OPTIONS)}, each "
+                f"at most once; {word!r} given"
+            )
+        options[name] = value
+    for name in ("events", "replay"):
+        if name in options and not options[name].startswith(EVENT_KINDS):
+            raise ConfigError(f"{name} begins with {' or '.join(EVENT_KINDS)}, {options[name]!r} given")
+    if "replay" in options and "events" not in options:
+        raise ConfigError(f"replay needs events: what was missed is of what is told there; {line!r} has none")
+    parts, port = _split(url)
+    return StrangerAddress(
+        line,
+        parts.hostname or "",
+        port,
+        parts.scheme == "https",
+        parts.path.rstrip("/").removesuffix("/v1"),
+        options.get("events", ""),
+        options.get("replay", ""),
+        Path(options["key-file"]) if "key-file" in options else None,
+        options.get("model", ""),
+    )
+
+
+def _split(url: str) -> tuple[SplitResult, int]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"a member that is not quire is openai:http://HOST:PORT, {url!r} given: {error}") from error
+    has_more = parts.query or parts.fragment or parts.username is not None or parts.password is not None
+    if parts.scheme not in SCHEMES or not parts.hostname or has_more:
+        raise ConfigError(
+            f"a member that is not quire is openai:http://HOST:PORT or openai:https://HOST:PORT, {STRANGER}{url!r} "
+            "given; its key goes into a file: key-file=PATH"
+        )
+    return parts, SCHEMES[parts.scheme] if port is None else port
+
+
+def check_stranger(address: StrangerAddress, *, allows_clear: bool) -> None:
+    """Raise ConfigError for one that is reached in clear beyond this machine, unless that was allowed."""
+    if address.is_clear and not allows_clear:
+        raise ConfigError(
+            f"a member that is not quire is spoken to in clear, so only on this machine; {address.line!r} leads beyond "
+            "it; use https, or give --allow-clear-member if the network between is yours alone"
+        )
+
+
+def read_key(address: StrangerAddress) -> str | None:
+    """What the server wants to be told; None: nothing. Raises ConfigError, which never shows a key."""
+    if address.key_file is None:
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+    else:
+        try:
+            key = address.key_file.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the key of a member must be in {address.key_file}: {type(error).__name__}") from error
+    if not key.isascii() or not key.isprintable() or " " in key:
+        where = address.key_file or f"${KEY_VARIABLE}"
+        raise ConfigError(f"a key is one word of printable ASCII, {where} holds something else; write it anew")
+    return key or None

@@ -1,0 +1,21 @@
+"""What gateways need to read and write a model's text, taken from its checkpoint."""
+
+from quire.checkpoints import Checkpoint
+from quire.config import ModelSettings
+from quire.errors import CheckpointError
+from quire.fleet.protocol.messages import ModelWords
+
+
+def words_of(checkpoint: Checkpoint, settings: ModelSettings) -> ModelWords:
+    """What gateways need to read and write the model's text."""
+    if checkpoint.tokenizer_file is None:
+        raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
+    return ModelWords(
+        checkpoint.tokenizer_file.read_bytes(),
+        checkpoint.chat_template,
+        tuple(sorted(checkpoint.eos_token_ids)),
+        tuple(sorted(checkpoint.eos_texts)),
+        checkpoint.special_tokens,
+        checkpoint.generation_defaults,
+        settings.tool_format == "hermes",
+    )

@@ -1,0 +1,186 @@
+"""What a fleet on Ray is, as data: the arguments of its application, and the config file that Ray Serve deploys.
+
+Imports no ray: a config can be written, read and checked where it is not installed. `deploy/ray/fleet.yaml` is one.
+
+    args        what members load and gateways serve; another one replaces all replicas, one after the other
+    deployments how many there are of each; another number replaces nobody
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.config import Settings, load_settings
+from quire.errors import ConfigError
+from quire.fleet.ray.scaling import TOKENS_PER_MEMBER, ScalingRule
+
+APP, IMPORT_PATH = "quire", "quire.fleet.ray.deployments:app"
+MEMBER, GATEWAY = "Member", "Gateway"
+"""What the two deployments are called."""
+POLICY = "quire.fleet.ray.deployments:scale_members"
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 5.0, 120.0
+"""A member that is not needed any more has a cache that may be: it stays a while."""
+METRICS_EVERY_S, LOOK_BACK_S = 2.0, 6.0
+END_GRACE_S = 30.0
+"""Beyond the time that requests may take to finish, until Ray kills a replica that was told to end."""
+MAX_MEMBERS = 10_000
+
+SettingValue = str | int | float | bool
+
+
+class RayFleetArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The arguments of the application. Files must be where the replicas run: nothing secret goes through Ray."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    """A directory, a .gguf file, or a hub id."""
+    name: str = ""
+    """What clients call it; empty: the last part of `model`."""
+    member_keys: str = ""
+    """A file of `quire fleet keys`, on every machine that has members."""
+    gateway_keys: str = ""
+    """The other one, on every machine that has gateways."""
+    insecure_no_keys: bool = False
+    """Let clients of other machines in without keys of their own."""
+    tokens_per_member: Annotated[int, msgspec.Meta(ge=1)] = TOKENS_PER_MEMBER
+    """Tokens of prompts that may wait for each member before there is another one."""
+    settings: dict[str, SettingValue] = {}
+    """Of members and gateways, by their names in a configuration file: memory, threads, host, keys_file, ..."""
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model."""
+        return self.name or Path(self.model).name
+
+
+def read_args(given: Mapping[str, Any]) -> RayFleetArgs:
+    """The arguments of a config file. Raises ConfigError."""
+    try:
+        args = msgspec.convert(dict(given), RayFleetArgs)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"args of a fleet on Ray need a model, and may have what the guide lists: {error}") from error
+    if bool(args.member_keys) != bool(args.gateway_keys):
+        raise ConfigError(
+            "members and gateways of a fleet need keys that fit each other, "
+            f"member_keys {args.member_keys!r} and gateway_keys {args.gateway_keys!r} given; name both files, or none"
+        )
+    return args
+
+
+def settings_of_args(args: RayFleetArgs) -> Settings:
+    """What is in force where this is called: the arguments' own, then the environment and the configuration file."""
+    return load_settings(args.settings)
+
+
+def rule_of(args: RayFleetArgs, settings: Settings) -> ScalingRule:
+    """How much one member should have to do."""
+    return ScalingRule(args.tokens_per_member, settings.model.max_running)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberCount:
+    """How many members: so many, or between two bounds as there is work."""
+
+    at_least: int
+    at_most: int
+
+    @classmethod
+    def parse(cls, text: str) -> "MemberCount":
+        """`3`, or `1-8`. Raises ConfigError."""
+        low, dash, high = text.partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise ConfigError(f"members are a number such as 3, or a range such as 1-8, {text!r} given")
+        count = cls(int(low), int(high) if dash else int(low))
+        if not 1 <= count.at_least <= count.at_most <= MAX_MEMBERS:
+            raise ConfigError(f"there are 1 to {MAX_MEMBERS} members, the smaller number first, {text!r} given")
+        return count
+
+    @property
+    def deployment(self) -> dict[str, Any]:
+        """As a Serve config says it. A range for one number too: what has another policy, Ray replaces."""
+        return {
+            "name": MEMBER,
+            "num_replicas": "auto",
+            "autoscaling_config": {
+                "min_replicas": self.at_least,
+                "max_replicas": self.at_most,
+                "upscale_delay_s": UPSCALE_DELAY_S,
+                "downscale_delay_s": DOWNSCALE_DELAY_S,
+                "metrics_interval_s": METRICS_EVERY_S,
+                "look_back_period_s": LOOK_BACK_S,
+                "policy": {"policy_function": POLICY},
+            },
+        }
+
+
+def serve_config(args: RayFleetArgs, members: MemberCount, num_gateways: int = 1) -> dict[str, Any]:
+    """A Serve config for one fleet. `host` and `port` of the settings are where Ray's proxies listen."""
+    if num_gateways < 1:
+        raise ConfigError(f"a fleet has at least 1 gateway, {num_gateways} given")
+    server = settings_of_args(args).server
+    return {
+        "proxy_location": "HeadOnly" if server.is_loopback else "EveryNode",
+        "http_options": {"host": server.host, "port": server.port},
+        "applications": [
+            {
+                "name": APP,
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                "args": msgspec.to_builtins(args),
+                "deployments": [members.deployment, {"name": GATEWAY, "num_replicas": num_gateways}],
+            }
+        ],
+    }
+
+
+def check_config(config: object) -> dict[str, Any]:
+    """A config that was read from a file; the proxies must listen where gateways believe. Raises ConfigError."""
+    if not isinstance(config, dict) or not isinstance(config.get("applications"), list):
+        raise ConfigError("a Serve config is a table with a list of applications; deploy/ray/fleet.yaml is one")
+    listens = config.get("http_options", {}).get("host")
+    for application in config["applications"]:
+        if application.get("import_path") != IMPORT_PATH:
+            continue
+        server = settings_of_args(read_args(application.get("args", {}))).server
+        if listens != server.host:
+            raise ConfigError(
+                f"gateways judge by `host` of their settings who can reach them, {server.host} there and "
+                f"{listens} in http_options given; say the same in both"
+            )
+    return config
+
+
+def scaled(application: Mapping[str, Any], members: MemberCount) -> dict[str, Any]:
+    """The same application with another number of members."""
+    changed: dict[str, Any] = deepcopy(dict(application))
+    deployments: Sequence[dict[str, Any]] = changed.get("deployments", ())
+    others = [one for one in deployments if one.get("name") != MEMBER]
+    before = next((one for one in deployments if one.get("name") == MEMBER), dict[str, Any]())
+    kept = {name: value for name, value in before.items() if name not in ("num_replicas", "autoscaling_config")}
+    changed["deployments"] = [{**kept, **members.deployment}, *others]
+    return changed
+
+
+def listening(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a cluster's proxies listen, to be said again: they stay as they were started."""
+    return {name: details[name] for name in ("proxy_location", "http_options") if details.get(name)}
+
+
+def with_applications(details: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """A config to deploy where others may run already: an application that is left out would be ended."""
+    own = {one["name"] for one in wanted["applications"]}
+    others = [one for one in _deployed(details) if one["name"] not in own]
+    return {**wanted, "applications": [*wanted["applications"], *others]}
+
+
+def without_application(details: Mapping[str, Any], app: str) -> dict[str, Any]:
+    """A config that ends this one and no other."""
+    return {**listening(details), "applications": [one for one in _deployed(details) if one["name"] != app]}
+
+
+def _deployed(details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    configs = [one.get("deployed_app_config") for one in details.get("applications", {}).values()]
+    return [one for one in configs if one]

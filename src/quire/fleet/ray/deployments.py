@@ -1,0 +1,262 @@
+"""A fleet on Ray Serve: where members run, their restarts, health, scaling and rolling updates. No token passes here.
+
+    Gateway (ingress)  ── our ASGI app ── ZeroMQ, encrypted ──►  members' processes
+    Member             ── looks after one member's process; tells the registry each second how it is
+    registry           ── a small actor: who is a member; gateways ask it, members report to it
+
+The one file that imports ray. While Ray does not say who is there, gateways go on with the members they know.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ray
+from msgspec import to_builtins
+from msgspec.structs import replace
+from ray import serve
+from ray.exceptions import RayError
+
+from quire.config import Settings
+from quire.errors import ConfigError, EngineDeadError
+from quire.fleet.member.child_process import WatchedMember
+from quire.fleet.member.replicas import REPLICA, ReplicaOrder, order_replicas
+from quire.fleet.protocol.keys import read_gateway_keys, read_member_keys
+from quire.fleet.ray.config import (
+    END_GRACE_S,
+    GATEWAY,
+    MEMBER,
+    RayFleetArgs,
+    read_args,
+    rule_of,
+    settings_of_args,
+)
+from quire.fleet.ray.registry import SETTLES_S, MemberRegistry, MemberRow
+from quire.fleet.ray.scaling import load_of, wanted_members
+
+log = logging.getLogger("quire.fleet")
+
+NAMESPACE = "quire"
+REPORT_EVERY_S = 1.0
+ASK_S = 5.0
+"""How long the registry may take to answer a gateway."""
+LOAD = "quire_load"
+"""What members call their load where Ray collects it."""
+ONE_AT_A_TIME = 0.001
+"""Of all replicas, and at least one."""
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
+GATEWAY_APP = "quire.api.gateway_app:GatewayApp"
+"""By its name: the API stands above this room, and is imported where a gateway runs."""
+
+MakeOrder = Callable[[RayFleetArgs, Settings], ReplicaOrder]
+
+
+def order_member(args: RayFleetArgs, settings: Settings) -> ReplicaOrder:
+    """What a member's process is told. Reads disks and perhaps a network."""
+    return order_replicas(args.model, 1, settings.model, settings.serving, settings.server.drain_s)
+
+
+# -- the registry ------------------------------------------------------------------------------------------------------
+
+
+class RegistryActor:
+    """The table of members, in a process of Ray's."""
+
+    def __init__(self) -> None:
+        is_again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._registry = MemberRegistry(settles_s=SETTLES_S if is_again else 0.0)
+
+    def report(self, row: MemberRow) -> None:
+        """See `MemberRegistry`."""
+        self._registry.report(row)
+
+    def leave(self, replica: str) -> None:
+        """See `MemberRegistry`."""
+        self._registry.leave(replica)
+
+    def rows(self) -> list[MemberRow]:
+        """See `MemberRegistry`."""
+        return self._registry.rows()
+
+    def addresses(self) -> list[str]:
+        """See `MemberRegistry`."""
+        return self._registry.addresses()
+
+
+def registry_of(app: str) -> Any:
+    """The handle of an application's registry; it is made by whoever asks first, and outlives them all."""
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached"}
+    made = ray.remote(RegistryActor).options(name=f"registry-{app}", namespace=NAMESPACE, get_if_exists=True, **options)
+    return made.remote()
+
+
+class RayMembers:
+    """Those that the registry lists: a `MemberSource`."""
+
+    def __init__(self, registry: Any) -> None:
+        self._registry = registry
+
+    async def addresses(self) -> Sequence[str]:
+        """See `MemberSource`."""
+        try:
+            found: list[str] = await asyncio.wait_for(_answer(self._registry.addresses.remote()), ASK_S)
+        except (RayError, TimeoutError) as error:
+            raise ConfigError(f"Ray does not say who the members are: {error or 'no answer'}") from error
+        if not found:
+            raise ConfigError("Ray knows of no member at this moment")
+        return found
+
+
+async def _answer(asked: Any) -> Any:
+    return await asked
+
+
+def own_node_address() -> str:
+    """Of this node as Ray was started there: on loopback, loopback."""
+    own = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
+
+
+# -- deployments -------------------------------------------------------------------------------------------------------
+
+
+class RayMember:
+    """Looks after one member's process, for as long as Ray wants it."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, given: Mapping[str, Any], order: MakeOrder = order_member, command: Sequence[str] = REPLICA
+    ) -> None:
+        """Waits until the model is loaded. Raises EngineDeadError."""
+        args = read_args(given)
+        settings = settings_of_args(args)
+        keys = read_member_keys(Path(args.member_keys)) if args.member_keys else None
+        context = serve.get_replica_context()
+        self._rule = rule_of(args, settings)
+        self._replica = str(context.replica_id.unique_id)
+        self._node = own_node_address()
+        self._registry = registry_of(context.app_name)
+        host = f"[{self._node}]" if ":" in self._node else self._node
+        ordered = await asyncio.to_thread(order, args, settings)
+        self._member = WatchedMember(replace(ordered, address=f"tcp://{host}:*", keys=keys), command)
+        await asyncio.to_thread(self._member.start)
+        self._is_over = asyncio.Event()
+        self._reporting = asyncio.create_task(self._report_until_over(), name="quire-member-reports")
+
+    def check_health(self) -> None:
+        """Ray replaces who raises here."""
+        if problem := self._member.problem():
+            raise EngineDeadError(f"member {self._replica}: {problem}")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `scale_members`."""
+        status = self._member.status
+        return {LOAD: 0.0 if status is None else load_of(status, self._rule)}
+
+    async def __del__(self) -> None:
+        """Ray lets it end: gateways give it nothing more, what it has it finishes."""
+        if not hasattr(self, "_is_over") or self._is_over.is_set():
+            return
+        self._is_over.set()
+        with contextlib.suppress(RayError):
+            await self._registry.leave.remote(self._replica)
+        await asyncio.to_thread(self._member.end)
+
+    async def _report_until_over(self) -> None:
+        while not self._is_over.is_set():
+            self._report()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_over.wait(), REPORT_EVERY_S)
+
+    def _report(self) -> None:
+        """A member that is not well is not reported, and soon not listed."""
+        status, pid = self._member.status, self._member.pid
+        if status is not None and pid is not None and not self._member.problem():
+            self._registry.report.remote(MemberRow(self._replica, self._node, pid, status))
+
+
+class RayGateway:
+    """Answers clients. Requests come by Ray's proxy; tokens come from members, past Ray."""
+
+    async def __init__(self, given: Mapping[str, Any], _members: Any) -> None:  # type: ignore[misc]  # so here
+        """Waits for the first member. `_members` is asked for nothing: who names a deployment has it started."""
+        args = read_args(given)
+        keys = read_gateway_keys(Path(args.gateway_keys)) if args.gateway_keys else None
+        source = RayMembers(registry_of(serve.get_replica_context().app_name))
+        module, _, name = GATEWAY_APP.partition(":")
+        made = getattr(await asyncio.to_thread(import_module, module), name)
+        self._app = made(args.served_name, source, keys, settings_of_args(args), allow_no_keys=args.insecure_no_keys)
+        await self._app.start()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """What Serve asks for once the gateway is there."""
+        return self._app.asgi
+
+    def check_health(self) -> None:
+        """Ray replaces who raises here."""
+        self._app.check()
+
+    async def __del__(self) -> None:
+        """Ray lets it end, once its last answer is sent."""
+        if hasattr(self, "_app"):
+            await self._app.close()
+
+
+# -- the application ---------------------------------------------------------------------------------------------------
+
+
+def scale_members(context: Any) -> tuple[int, dict[str, Any]]:
+    """How many members there should be; Serve keeps to the bounds and the delays of its config."""
+    loads = dict((context.aggregated_metrics or {}).get(LOAD, {}))
+    return wanted_members(loads.values()), {}
+
+
+def app(args: dict[str, Any]) -> Any:
+    """What `import_path` of a Serve config names."""
+    return application(args)
+
+
+def application(args: Mapping[str, Any], order: MakeOrder = order_member, command: Sequence[str] = REPLICA) -> Any:
+    """Both deployments; `order` and `command` are those of members' processes."""
+    known = read_args(args)
+    settings = settings_of_args(known)
+    end_s = settings.server.drain_s + END_GRACE_S
+    usual = {
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "graceful_shutdown_timeout_s": end_s,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "rolling_update_percentage": ONE_AT_A_TIME,
+    }
+    needs: dict[str, Any] = {"num_cpus": settings.model.num_threads or 1}
+    if settings.model.memory_bytes is not None:
+        needs["memory"] = settings.model.memory_bytes
+    member = serve.deployment(name=MEMBER, ray_actor_options=needs, **usual)(RayMember)
+    gateway = serve.deployment(
+        name=GATEWAY,
+        max_ongoing_requests=settings.server.max_open_requests + 64,  # it turns away by itself, and says when to return
+        max_surge_percent=100,  # the new one is there before the old one drains; members would need twice the memory
+        ray_actor_options={"num_cpus": 0},
+        **usual,
+    )(serve.ingress()(RayGateway))
+    return gateway.bind(dict(args), member.bind(dict(args), order, command))
+
+
+# -- for `quire fleet ray status` --------------------------------------------------------------------------------------
+
+
+def member_rows(app_name: str, gcs: str) -> list[dict[str, Any]]:
+    """The members as the registry has them. Connects to a cluster that this machine is in."""
+    ray.init(address=gcs, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        handle = ray.get_actor(f"registry-{app_name}", namespace=NAMESPACE)
+        rows: list[MemberRow] = ray.get(handle.rows.remote(), timeout=ASK_S)
+    except (RayError, ValueError, TimeoutError):
+        return []
+    finally:
+        ray.shutdown()
+    return [{**asdict(row), "status": to_builtins(row.status)} for row in rows]

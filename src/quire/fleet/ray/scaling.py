@@ -1,0 +1,45 @@
+"""How many members a fleet needs, by what they have to compute. Pure.
+
+A member's load is the part of a member that its work would fill: by tokens of prompts that wait to be computed, or by
+sequences that run, whichever is more. All loads together, rounded up, are the members that are needed. How soon that is
+done, and between which bounds, is the control plane's to decide.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from quire.errors import ConfigError
+from quire.fleet.member.status import MemberStatus
+
+TOKENS_PER_MEMBER = 4096
+"""Some seconds of a CPU's work, and less than one of a GPU's."""
+ALMOST = 1e-6
+"""Sums of floats are not exact: a whole member is not asked for because of one bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRule:
+    """How much one member should have to do."""
+
+    num_tokens: int = TOKENS_PER_MEMBER
+    """Tokens of prompts that may wait to be computed."""
+    num_running: int = 64
+    """Sequences that may run at once: as many as the member's own limit."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1 or self.num_running < 1:
+            raise ConfigError(
+                f"a member has at least 1 waiting token and 1 running sequence to scale by, {self.num_tokens} and "
+                f"{self.num_running} given"
+            )
+
+
+def load_of(status: MemberStatus, rule: ScalingRule) -> float:
+    """How many members the work of this one would fill."""
+    return max(status.num_uncomputed_tokens / rule.num_tokens, status.num_running / rule.num_running)
+
+
+def wanted_members(loads: Iterable[float]) -> int:
+    """How many there should be; at least one, since somebody has to be asked."""
+    return max(1, ceil(sum(loads) - ALMOST))

@@ -1,0 +1,1 @@
+"""Which member gets a request. Pure: no clock, no dice, no sockets."""

@@ -1,0 +1,340 @@
+"""How a simulated gateway chooses. One policy is quire's own, with the router that a fleet uses; the others are what it
+is compared with, and exist nowhere else.
+
+    cost          k x uncached tokens + uncached tokens in flight (`fleet.choice`)
+    random        anybody
+    round-robin   the next one
+    least-loaded  who has the fewest tokens in flight, whatever is cached
+    session       by the beginning of the prompt, wherever that leads
+    sticky        who holds most of the prompt, until so much waits there
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count
+from random import Random
+
+from quire.errors import InvariantError
+from quire.fleet.routing.block_index import BlockIndex
+from quire.fleet.routing.invariants import check_index, check_loads, check_router
+from quire.fleet.routing.member_load import MemberLoads
+from quire.fleet.routing.membership import GONE_AFTER_S, SUSPECT_AFTER_S, Membership, MemberState
+from quire.fleet.routing.router import RoutedPrompt, Router
+from quire.sim.fleet.policy_protocol import MakePolicy, Sent
+
+SESSION_BLOCKS = 2
+"""Blocks that tell conversations apart: the first may be a system prompt that all share."""
+NEVER_S = 1e18
+STICKY_TOKENS = 131_072
+"""In flight at a member, from which on the next best is taken."""
+
+
+class CostPolicy:
+    """quire's own router."""
+
+    wants_names = True
+
+    def __init__(self, block_size: int, random: Random) -> None:
+        self._block_size = block_size
+        # Who dies is told by the simulation: nobody beats there.
+        membership, self._salt = Membership(suspect_after_s=NEVER_S, gone_after_s=NEVER_S), str(random.getrandbits(32))
+        self.router = Router(membership, salt=self._salt)
+        self._is_there: set[int] = set()
+
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
+        self.router.index.sweep(now_s)
+        chosen = self.router.choose(prompt, now_s)
+        return None if chosen is None else Sent(int(chosen.member), prompt.num_tokens - chosen.num_cached_tokens)
+
+    def joined(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
+        self.left(member)  # one that was suspected, and not given up yet, has come back
+        self.router.join(_key(member), self._block_size, now_s)
+        self.router.ready(_key(member), now_s)
+        self._is_there.add(member)
+
+    def draining(self, member: int) -> None:
+        """See `Policy`."""
+        for transition in self.router.drain(_key(member)):
+            if transition.after.name == "GONE":
+                self._is_there.discard(member)
+
+    def left(self, member: int) -> None:
+        """See `Policy`."""
+        if member in self._is_there:
+            self._is_there.discard(member)
+            self.router.leave(_key(member))
+
+    def computed(self, name: str) -> None:
+        """See `Policy`."""
+        self.router.computed(name)
+
+    def ended(self, name: str) -> None:
+        """See `Policy`."""
+        for transition in self.router.ended(name):
+            if transition.after.name == "GONE":
+                self._is_there.discard(int(transition.member))
+
+    def stored(self, member: int, names: Sequence[int]) -> None:
+        """See `Policy`."""
+        if member in self._is_there:
+            self.router.index.stored(_key(member), names)
+
+    def removed(self, member: int, names: Sequence[int]) -> None:
+        """See `Policy`."""
+        if member in self._is_there:
+            self.router.index.removed(_key(member), names)
+
+    def cleared(self, member: int) -> None:
+        """See `Policy`."""
+        if member in self._is_there:
+            self.router.index.cleared(_key(member))
+
+    def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
+        """See `Policy`."""
+        self.router.num_gateways = num_gateways
+        self.router.loads.report(_key(member), num_tokens, as_of_s)
+
+    def watch(self, suspect_after_s: float) -> None:
+        """See `Policy`. Before anybody has joined."""
+        membership = Membership(suspect_after_s, suspect_after_s * GONE_AFTER_S / SUSPECT_AFTER_S)
+        self.router = Router(membership, salt=self._salt)
+
+    def beat(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
+        self.router.beat(_key(member), now_s)
+
+    def silent(self, now_s: float) -> Sequence[int]:
+        """See `Policy`."""
+        found = []
+        for transition in self.router.advance(now_s):
+            if transition.before is not MemberState.SUSPECT:
+                found.append(int(transition.member))
+            if transition.after is MemberState.GONE:
+                self._is_there.discard(int(transition.member))
+        return found
+
+    def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
+        check_router(self.router, names)
+
+
+class _Listed:
+    """Chooses among those who are there, in their order, and hears nothing else."""
+
+    wants_names = False
+
+    def __init__(self) -> None:
+        self.there: list[int] = []
+        self._suspect_after_s = NEVER_S
+        self._last_beat_s: dict[int, float] = {}
+
+    def watch(self, suspect_after_s: float) -> None:
+        """See `Policy`."""
+        self._suspect_after_s = suspect_after_s
+
+    def beat(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
+        self._last_beat_s[member] = now_s
+
+    def silent(self, now_s: float) -> Sequence[int]:
+        """See `Policy`."""
+        found = [one for one, beat_s in self._last_beat_s.items() if now_s - beat_s >= self._suspect_after_s]
+        for member in found:
+            self.left(member)
+        return found
+
+    def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
+        if self.there != sorted(set(self.there)) or not self._last_beat_s.keys() >= set(self.there):
+            raise InvariantError(f"check: {self.there} get work, {sorted(self._last_beat_s)} are there")
+
+    def computed(self, name: str) -> None:
+        """Not heard."""
+
+    def ended(self, name: str) -> None:
+        """Not heard."""
+
+    def stored(self, member: int, names: Sequence[int]) -> None:
+        """Not heard."""
+
+    def removed(self, member: int, names: Sequence[int]) -> None:
+        """Not heard."""
+
+    def cleared(self, member: int) -> None:
+        """Not heard."""
+
+    def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
+        """Not heard."""
+
+    def joined(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
+        self.there = sorted({*self.there, member})
+        self._last_beat_s[member] = now_s
+
+    def draining(self, member: int) -> None:
+        """See `Policy`."""
+        self.there = [one for one in self.there if one != member]
+
+    def left(self, member: int) -> None:
+        """See `Policy`."""
+        self.there = [one for one in self.there if one != member]
+        self._last_beat_s.pop(member, None)
+
+
+class RandomPolicy(_Listed):
+    """Anybody."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self._random = random
+
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
+        return Sent(self._random.choice(self.there), prompt.num_tokens) if self.there else None
+
+
+class RoundRobinPolicy(_Listed):
+    """The next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = count()
+
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
+        return Sent(self.there[next(self._turn) % len(self.there)], prompt.num_tokens) if self.there else None
+
+
+class SessionPolicy(_Listed):
+    """By the beginning of the prompt: whoever begins alike goes to the same member, as long as members stay."""
+
+    wants_names = True
+
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
+        if not self.there:
+            return None
+        # Rendezvous hashing: when a member leaves, only its own conversations move.
+        begun = [names[:SESSION_BLOCKS] for names in prompt.names.values()]
+        chosen = max(self.there, key=lambda member: Random(f"{begun} {member}").random())
+        return Sent(chosen, prompt.num_tokens)
+
+
+class LeastLoadedPolicy(_Listed):
+    """Who has the fewest prompt tokens in flight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads = MemberLoads()
+
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
+        if not self.there:
+            return None
+        chosen = min(self.there, key=lambda member: (self.loads.in_flight_tokens[_key(member)], member))
+        self.loads.reserve(prompt.request_id, _key(chosen), prompt.num_tokens, now_s)
+        return Sent(chosen, prompt.num_tokens)
+
+    def joined(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
+        super().joined(member, now_s)
+        self.loads.join(_key(member))
+
+    def left(self, member: int) -> None:
+        """See `Policy`."""
+        super().left(member)
+        self.loads.leave(_key(member))
+
+    def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
+        super().check(names)
+        check_loads(self.loads)
+
+    def computed(self, name: str) -> None:
+        """See `Policy`."""
+        self.loads.release(name)
+
+    def ended(self, name: str) -> None:
+        """See `Policy`."""
+        self.loads.release(name)
+
+    def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
+        """See `Policy`."""
+        self.loads.report(_key(member), num_tokens, as_of_s)
+
+
+class StickyPolicy(LeastLoadedPolicy):
+    """Who holds most of the prompt, unless too much waits there; else the least loaded."""
+
+    wants_names = True
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__()
+        self._block_size = block_size
+        self._index = BlockIndex()
+
+    def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
+        self._index.sweep(now_s)
+        names = prompt.names.get(self._block_size, ())
+        depths = self._index.depths(names)
+        held = [one for one in self.there if self.loads.in_flight_tokens[_key(one)] < STICKY_TOKENS]
+        best = max(held, key=lambda one: (depths.get(_key(one), 0), -one), default=None)
+        if best is None or not depths.get(_key(best), 0):
+            sent = super().choose(prompt, now_s)
+        else:
+            self.loads.reserve(prompt.request_id, _key(best), prompt.num_tokens, now_s)
+            sent = Sent(best, prompt.num_tokens - depths[_key(best)] * self._block_size)
+        if sent is not None:
+            self._index.optimistic(_key(sent.member), names, now_s)
+        return sent
+
+    def joined(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
+        super().joined(member, now_s)
+        self._index.join(_key(member))
+
+    def left(self, member: int) -> None:
+        """See `Policy`."""
+        super().left(member)
+        self._index.leave(_key(member))
+
+    def stored(self, member: int, names: Sequence[int]) -> None:
+        """See `Policy`."""
+        if _key(member) in self._index.members:
+            self._index.stored(_key(member), names)
+
+    def removed(self, member: int, names: Sequence[int]) -> None:
+        """See `Policy`."""
+        if _key(member) in self._index.members:
+            self._index.removed(_key(member), names)
+
+    def cleared(self, member: int) -> None:
+        """See `Policy`."""
+        if _key(member) in self._index.members:
+            self._index.cleared(_key(member))
+
+    def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
+        super().check(names)
+        check_index(self._index)
+
+
+def make_policy(name: str, block_size: int) -> MakePolicy:
+    """By its name."""
+    return POLICIES[name](block_size)
+
+
+POLICIES: Mapping[str, Callable[[int], MakePolicy]] = {
+    "cost": lambda block_size: lambda random: CostPolicy(block_size, random),
+    "random": lambda _size: RandomPolicy,
+    "round-robin": lambda _size: lambda _random: RoundRobinPolicy(),
+    "least-loaded": lambda _size: lambda _random: LeastLoadedPolicy(),
+    "session": lambda _size: lambda _random: SessionPolicy(),
+    "sticky": lambda block_size: lambda _random: StickyPolicy(block_size),
+}
+
+
+def _key(member: int) -> str:
+    return f"{member:05}"

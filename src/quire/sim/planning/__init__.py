@@ -1,0 +1,1 @@
+"""How many servers of which size a trace needs."""

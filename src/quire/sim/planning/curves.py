@@ -1,0 +1,80 @@
+"""Curves beside a plan: what a larger pool keeps, what more load costs, and how evenly more members work.
+
+Runs over load and over members that are far beyond capacity are given up when an objective ten times as long is missed
+for certain, and are told as such: they would take longest, and their figures would say how long the trace is. What a
+pool keeps is a question there too, so those runs go to their ends.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from quire.sim.fleet.report import FleetReport
+from quire.sim.planning.planning import Planner, pool_candidates
+
+LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+"""Times as fast as the load comes."""
+MEMBERS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+"""Times as many as are needed."""
+NUM_POOLS = 7
+FAR_BEYOND = 10.0
+"""Times the objective."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One run of a curve."""
+
+    x: float
+    num_members: int
+    num_blocks: int
+    requests_per_s: float
+    hit_rate: float | None = None
+    ttft_p50_s: float | None = None
+    ttft_p95_s: float | None = None
+    imbalance: float | None = None
+    utilisation: float | None = None
+    """All None if the run was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCurves:
+    """One fleet, and one thing changed at a time."""
+
+    over_pool: tuple[CurvePoint, ...]
+    over_load: tuple[CurvePoint, ...]
+    over_members: tuple[CurvePoint, ...]
+
+
+def plan_curves(planner: Planner, num_members: int, num_blocks: int, members_max: int) -> PlanCurves:
+    """About a fleet of this size."""
+    least = planner.facts.least_blocks(planner.setup.size.block_size)
+    pools = pool_candidates(least, max(planner.setup.size.num_blocks, num_blocks, 2 * least))
+    some = {*pools[:: max(1, -(-len(pools) // NUM_POOLS))], pools[-1], num_blocks}
+    numbers = {min(members_max, max(1, round(num_members * times))) for times in MEMBERS}
+    return PlanCurves(
+        tuple(_points(planner, ((float(pool), num_members, pool, 1.0) for pool in sorted(some)), is_whole=True)),
+        tuple(_points(planner, ((load, num_members, num_blocks, load) for load in LOADS))),
+        tuple(_points(planner, ((float(number), number, num_blocks, 1.0) for number in sorted(numbers)))),
+    )
+
+
+def _points(
+    planner: Planner, wanted: Iterable[tuple[float, int, int, float]], *, is_whole: bool = False
+) -> Iterator[CurvePoint]:
+    per_s = planner.facts.num_requests / (planner.facts.last_arrival_s or 1.0)
+    for x, num_members, num_blocks, speedup in wanted:
+        if is_whole:
+            report: FleetReport | None = planner.whole(num_members, num_blocks)
+        else:
+            report = planner.far_run(num_members, num_blocks, FAR_BEYOND, speedup)
+        point = CurvePoint(x, num_members, num_blocks, per_s * speedup)
+        if report is not None:
+            point = replace(
+                point,
+                hit_rate=report.hit_rate,
+                ttft_p50_s=report.ttft_s.p50,
+                ttft_p95_s=report.ttft_s.p95,
+                imbalance=report.imbalance,
+                utilisation=report.utilisation,
+            )
+        yield point

@@ -1,0 +1,108 @@
+"""What a fleet must keep to be large enough: limits on percentiles of the first token and of each further one.
+
+    ttft_p95=2s,tpot_p95=80ms
+
+A request that was refused or never ended is not a slow one: with it no objective is met. With so many requests it is
+known how many may miss a limit, so that a run can be given up as soon as one more has.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from quire.errors import ConfigError
+from quire.sim.fleet.latencies import Spread, rank_of
+from quire.sim.fleet.report import FleetReport
+
+LATENCIES = ("ttft", "tpot")
+PERCENTS = (50, 90, 95, 99)
+UNITS_S = {"s": 1.0, "ms": 1e-3}
+MAX_LIMIT_S = 86_400.0
+_FORM = re.compile(r"(?P<latency>[a-z]+)_p(?P<percent>\d+)=(?P<number>\d+(?:\.\d+)?)(?P<unit>s|ms)")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLimit:
+    """One percentile, and what it may be at most."""
+
+    latency: str
+    """ttft or tpot."""
+    percent: int
+    limit_s: float
+
+    @property
+    def name(self) -> str:
+        """As it is given: ttft_p95."""
+        return f"{self.latency}_p{self.percent}"
+
+    @property
+    def words(self) -> str:
+        """For people: TTFT p95 at most 2 s."""
+        return f"{self.latency.upper()} p{self.percent} at most {in_words(self.latency, self.limit_s)}"
+
+    def found_s(self, report: FleetReport) -> float:
+        """What a run came to."""
+        spread: Spread = getattr(report, f"{self.latency}_s")
+        found: float = getattr(spread, f"p{self.percent}")
+        return found
+
+    def num_allowed(self, num_values: int) -> int:
+        """How many of so many may lie above the limit, and the percentile does not."""
+        return num_values - 1 - rank_of(self.percent / 100, num_values) if num_values else 0
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyObjective:
+    """All limits together."""
+
+    limits: tuple[LatencyLimit, ...]
+
+    @classmethod
+    def parse(cls, given: str) -> "LatencyObjective":
+        """From `ttft_p95=2s,tpot_p95=80ms`."""
+        limits = tuple(_limit(part.strip(), given) for part in given.split(","))
+        if len({one.name for one in limits}) < len(limits):
+            raise ConfigError(f"an objective has each percentile once, {given!r} given; leave the second one out")
+        return cls(limits)
+
+    def misses(self, report: FleetReport) -> tuple[str, ...]:
+        """What a run did not keep, in words; empty if the objective is met."""
+        missed = []
+        if report.num_refused:
+            missed.append(f"{report.num_refused:,} requests refused")
+        if report.num_lost:
+            missed.append(f"{report.num_lost:,} requests without an end")
+        missed += [
+            f"{one.latency.upper()} p{one.percent} is {in_words(one.latency, one.found_s(report))}"
+            for one in self.limits
+            if one.found_s(report) > one.limit_s
+        ]
+        return tuple(missed)
+
+    def times(self, factor: float) -> "LatencyObjective":
+        """With every limit so many times as long."""
+        return LatencyObjective(tuple(replace(one, limit_s=one.limit_s * factor) for one in self.limits))
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return ", ".join(one.words for one in self.limits)
+
+
+def in_words(latency: str, seconds: float) -> str:
+    """First tokens in seconds, further ones in milliseconds."""
+    return f"{seconds:.3g} s" if latency == "ttft" else f"{seconds * 1e3:.3g} ms"
+
+
+def _limit(part: str, given: str) -> LatencyLimit:
+    found = _FORM.fullmatch(part)
+    if found is None or found["latency"] not in LATENCIES or int(found["percent"]) not in PERCENTS:
+        names = " or ".join(LATENCIES)
+        percents = ", ".join(f"p{one}" for one in PERCENTS)
+        raise ConfigError(
+            f"an objective is {names}, one of {percents}, and a time in s or ms, such as ttft_p95=2s,tpot_p95=80ms; "
+            f"{part!r} in {given!r} given"
+        )
+    limit_s = float(found["number"]) * UNITS_S[found["unit"]]
+    if not 0.0 < limit_s <= MAX_LIMIT_S:
+        raise ConfigError(f"a limit is above 0 and at most {MAX_LIMIT_S:,.0f} s, {part!r} given; give a longer time")
+    return LatencyLimit(found["latency"], int(found["percent"]), limit_s)

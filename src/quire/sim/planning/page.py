@@ -1,0 +1,264 @@
+"""A plan as one HTML file that needs nothing else: no script, and nothing is asked of any host.
+
+The answer stands first, then what one less costs, what settings change, and curves with their tables.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from quire.sim.fleet.report import FleetReport
+from quire.sim.planning.curves import CurvePoint, PlanCurves
+from quire.sim.planning.effects import SettingEffect
+from quire.sim.planning.objectives import LatencyObjective, in_words
+from quire.sim.planning.planning import CapacityPlan, Least
+from quire.sim.planning.svg_plots import Plot, PlotLine, PlotMark, svg_plot
+from quire.verdicts import change_rows
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1d1f23;--soft:#5b6069;--back:#fff;--edge:#d9dce1;--panel:#f5f6f8;
+--one:#2f62b5;--two:#b3541e;--mark:#7a4d9e}
+@media (prefers-color-scheme:dark){:root{--ink:#e7e9ec;--soft:#a3a9b3;--back:#15171a;--edge:#363a41;--panel:#1e2125;
+--one:#7eaaf0;--two:#eb9a68;--mark:#c29be3}}
+*{box-sizing:border-box}
+body{margin:0 auto;padding:1.5rem 1rem 4rem;max-width:62rem;background:var(--back);color:var(--ink);
+font:16px/1.5 system-ui,sans-serif}
+h1{font-size:1.15rem;margin:0;color:var(--soft);font-weight:600;overflow-wrap:anywhere}
+h2{font-size:1.2rem;margin:2.5rem 0 .5rem}
+.answer{font-size:clamp(1.6rem,5vw,2.4rem);line-height:1.2;font-weight:700;margin:.4rem 0 .6rem;max-width:none}
+p{margin:.4rem 0;max-width:44rem}
+.soft{color:var(--soft)}
+.note{border-left:4px solid var(--mark);background:var(--panel);padding:.5rem .8rem;margin:.8rem 0}
+.wide{overflow-x:auto;margin:.6rem 0}
+table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:.3rem .65rem .3rem 0;border-bottom:1px solid var(--edge);white-space:nowrap}
+td.words{white-space:normal;min-width:8rem}
+th{color:var(--soft);font-weight:600}
+td.number,th.number{text-align:right}
+.curves{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1.5rem 2rem}
+figure{margin:0;min-width:0}
+figcaption{font-weight:600}
+svg{display:block;width:100%;max-width:34rem;height:auto;font:11.5px system-ui,sans-serif}
+svg text{fill:var(--ink)}svg text.faint{fill:var(--mark);paint-order:stroke;stroke:var(--back);stroke-width:3px}
+.grid{stroke:var(--edge)}.axis{stroke:var(--soft)}
+.mark{stroke:var(--mark);stroke-dasharray:2 4;stroke-width:1.5}.gap{stroke:var(--ink);stroke-width:1.5;fill:none}
+.line0{fill:none;stroke:var(--one);stroke-width:2}.dot0{fill:var(--one)}
+.line1{fill:none;stroke:var(--two);stroke-width:2}.dot1{fill:var(--two)}
+"""
+GIVEN_UP = "given up"
+LATENCY_OF = {"mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT"}
+EFFECTS_WORDS = (
+    "The same requests at the same moments, with the setting as it is (A) and with another value (B). Batches of "
+    "requests that follow each other are judged as <code>quire bench compare</code> judges rounds."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """All that a page tells."""
+
+    load: str
+    """The name of the trace."""
+    objective: LatencyObjective
+    profile: str
+    is_by_hand: bool
+    settings: tuple[tuple[str, str], ...]
+    """What was not to be changed, in words."""
+    plan: CapacityPlan
+    effects: tuple[SettingEffect, ...] = ()
+    curves: PlanCurves | None = None
+
+
+def plan_page(result: PlanResult) -> str:
+    """The whole file."""
+    plan = result.plan
+    body = [
+        f"<h1>Capacity plan for {escape(result.load)}</h1>",
+        f'<p class="answer">{escape(answer_words(plan))}</p>',
+        f"<p>Objective: {escape(result.objective.words)}.</p>",
+        f'<p class="soft">{plan.facts.num_requests:,} requests over {plan.facts.last_arrival_s:,.0f} s.</p>',
+    ]
+    if result.is_by_hand:
+        body.append(f'<p class="note">{escape(by_hand_words(result.profile))}</p>')
+    body += [f'<p class="note">{escape(one)}.</p>' for one in plan.what_limits]
+    body.append(f'<p class="soft">“{GIVEN_UP}”: a run that ended as soon as the objective was missed for certain.</p>')
+    body += _search("Members", plan.members, result.objective, "members", f"of {_pool_words(plan)}")
+    if plan.pool is not None:
+        number = plan.num_members or "the most"
+        body += _search("Pool of each member", plan.pool, result.objective, "blocks", f"with {number} members")
+    body += _effects(result.effects)
+    body += _curves(result)
+    body.append("<h2>What was run</h2>")
+    body.append(_table(("setting", "value"), [(*one,) for one in (("profile", result.profile), *result.settings)]))
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    title = f"<title>Capacity plan: {escape(result.load)}</title>"
+    content = f"<head>{head}{title}<style>{STYLE}</style></head><body>{''.join(body)}</body>"
+    return f'<!doctype html><html lang="en">{content}</html>\n'
+
+
+def answer_words(plan: CapacityPlan) -> str:
+    """The answer in one line."""
+    if plan.num_members is None or plan.num_blocks is None:
+        return "Nothing that was tried meets the objective"
+    return f"{_counted(plan.num_members, 'member')} with {plan.num_blocks:,} KV blocks each"
+
+
+def by_hand_words(profile: str) -> str:
+    """What must be said of a clock that nobody measured."""
+    return f"Profile {profile}: nobody measured it. Seconds are those of an invented machine; give --profile for yours."
+
+
+def less_words(least: Least, objective: LatencyObjective, unit: str) -> str:
+    """What one less costs, in one line."""
+    if least.one_less is None or least.report_one_less is None:
+        return "nothing less can be tried"
+    return f"{_counted(least.one_less, unit[:-1])}: {', '.join(objective.misses(least.report_one_less))}"
+
+
+def _pool_words(plan: CapacityPlan) -> str:
+    trials = plan.members.trials
+    return f"{trials[0].num_blocks:,} blocks" if trials else "any pool"
+
+
+def _search(title: str, least: Least, objective: LatencyObjective, unit: str, beside: str) -> list[str]:
+    if not least.trials:
+        return []
+    parts = [f"<h2>{title}</h2>"]
+    if least.value is not None:
+        parts.append(f"<p>At least <strong>{least.value:,}</strong> {unit} {escape(beside)}.</p>")
+        parts.append(f"<p>One less: {escape(less_words(least, objective, unit))}.</p>")
+    if not least.is_monotone:
+        parts.append(
+            '<p class="note">More was not always better here: something smaller than the answer meets the objective, '
+            "and something larger than that does not.</p>"
+        )
+    rows = []
+    for trial in least.trials:
+        value = trial.num_members if unit == "members" else trial.num_blocks
+        report = trial.report
+        if report is None and value == least.one_less:
+            report = least.report_one_less
+        figures = ("", "", "", "") if report is None else _figure_cells(report)
+        verdict = "meets it" if trial.is_met else "misses it" if report is not None else GIVEN_UP
+        rows.append((f"{value:,}", verdict, *figures))
+    parts.append(_table((unit, "objective", "TTFT p95", "TPOT p95", "reused", "busy"), rows, right={0, 2, 3, 4, 5}))
+    return parts
+
+
+def _effects(effects: Sequence[SettingEffect]) -> list[str]:
+    if not effects:
+        return []
+    rows: list[tuple[str, ...]] = []
+    for one in effects:
+        what = f"{one.setting}: {one.base} → {one.other}"
+        hits = "" if one.hit_rate_other is None else f"{one.hit_rate_base:.1%} → {one.hit_rate_other:.1%}"
+        for change, (latency, share, between, verdict) in zip(one.changes, effect_cells(one), strict=True):
+            taken = f"{change.a:,.0f} → {change.b:,.0f}"
+            rows.append((what, latency, verdict, share, between, taken, hits))
+        if not one.changes:
+            rows.append((what, "", f"{one.verdict.value}: {one.reason}", "", "", "", ""))
+    header = ("setting: A → B", "mean of", "verdict", "change", "between", "ms", "reused")
+    return ["<h2>What settings change</h2>", f"<p>{EFFECTS_WORDS}</p>", _table(header, rows, right={3, 5})]
+
+
+def effect_cells(effect: SettingEffect) -> list[tuple[str, str, str, str]]:
+    """Figure, change, interval and verdict, for each figure."""
+    return [(LATENCY_OF[row[0]], row[3], row[4], row[6]) for row in change_rows(effect.changes)]
+
+
+def _curves(result: PlanResult) -> list[str]:
+    if result.curves is None:
+        return []
+    plan, curves = result.plan, result.curves
+    asked = [
+        PlotMark(f"objective {in_words('ttft', one.limit_s)}", one.limit_s, is_horizontal=True)
+        for one in result.objective.limits
+        if one.latency == "ttft" and one.percent == 95
+    ]
+    is_met = plan.num_members is not None and plan.num_blocks is not None
+    at_pool = [PlotMark("answer", float(plan.num_blocks or 0))] if is_met else []
+    at_members = [PlotMark("answer", float(plan.num_members or 0))] if is_met else []
+    figures = (
+        _figure(
+            "Prompt tokens reused over the pool",
+            ("size of the pool, blocks", "share reused, %"),
+            curves.over_pool,
+            {"reused": [_percent(one.hit_rate) for one in curves.over_pool]},
+            at_pool,
+        ),
+        _figure(
+            "First token over load",
+            ("times the load", "TTFT, s"),
+            curves.over_load,
+            {
+                "p50": [one.ttft_p50_s for one in curves.over_load],
+                "p95": [one.ttft_p95_s for one in curves.over_load],
+            },
+            asked,
+        ),
+        _figure(
+            "Imbalance over members",
+            ("members", "most work over mean"),
+            curves.over_members,
+            {"imbalance": [one.imbalance for one in curves.over_members]},
+            at_members,
+        ),
+    )
+    return [
+        "<h2>Curves</h2>",
+        '<p class="soft">Over load and members, runs are given up when ten times the objective is missed.</p>',
+        f'<div class="curves">{"".join(figures)}</div>',
+    ]
+
+
+def _figure(
+    title: str,
+    axes: tuple[str, str],
+    points: Sequence[CurvePoint],
+    lines: dict[str, list[float | None]],
+    marks: Sequence[PlotMark],
+) -> str:
+    xs = [one.x for one in points]
+    named = [PlotLine(name, values) for name, values in lines.items()]
+    picture = svg_plot(Plot(title, axes[0], axes[1], xs, named, marks, gap_words=GIVEN_UP))
+    unit = axes[1].rpartition(", ")[2]
+    header = (axes[0].split()[-1], *(f"{name}, {unit}" if len(lines) > 1 else axes[1] for name in lines), "busy")
+    rows = [
+        (
+            f"{point.x:,.6g}",
+            *(GIVEN_UP if values[place] is None else f"{values[place]:,.4g}" for values in lines.values()),
+            "" if point.utilisation is None else f"{point.utilisation:.0%}",
+        )
+        for place, point in enumerate(points)
+    ]
+    table = _table(header, rows, right=set(range(len(header))))
+    return f"<figure><figcaption>{escape(title)}</figcaption>{picture}{table}</figure>"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: set[int] | frozenset[int] = frozenset()) -> str:
+    def cells(kind: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{kind}{_cell_class(place in right, words)}>{escape(words)}</{kind}>" for place, words in enumerate(row)
+        )
+
+    lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{cells("th", header)}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _cell_class(is_number: bool, words: str) -> str:
+    if is_number:
+        return ' class="number"'
+    return ' class="words"' if len(words) > 24 else ""
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else share * 100.0
+
+
+def _figure_cells(report: FleetReport) -> tuple[str, str, str, str]:
+    ttft, tpot = in_words("ttft", report.ttft_s.p95), in_words("tpot", report.tpot_s.p95)
+    return ttft, tpot, f"{report.hit_rate:.1%}", f"{report.utilisation:.0%}"

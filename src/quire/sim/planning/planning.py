@@ -1,0 +1,271 @@
+"""How many members, and how large their pools must be, so that a load meets an objective.
+
+    members   the least number at the given pool              1, 2, 3 ... up to the most that may be tried
+    pool      the least pool of each at that number            from what the longest request needs, four sizes for
+                                                               each doubling, up to the largest that may be tried
+
+Both by bisection over whole runs of the same load (`least_candidate`). The one below each answer is run to its end, so
+that what one less costs can be told. Every run that cannot meet the objective any more is given up at once; that is
+exact (`watched_latencies`), so no answer depends on it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from quire.engine.step_profile import StepLoad, StepProfile
+from quire.errors import ConfigError
+from quire.sim.fleet.member import MemberSize
+from quire.sim.fleet.policies import make_policy
+from quire.sim.fleet.report import FleetReport
+from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
+from quire.sim.planning.least_candidate import LeastFound, least_from_on
+from quire.sim.planning.objectives import LatencyObjective, in_words
+from quire.sim.planning.watched_latencies import LoadFacts, WatchedLatencies
+from quire.workload.workload_request import WorkloadRequest
+
+POOLS_PER_DOUBLING = 4
+"""So that neighbouring pools differ by a fifth."""
+NUM_POOLS_ABOVE = POOLS_PER_DOUBLING
+"""Larger pools that must meet the objective too, before the search ends: up to twice the answer."""
+NUM_MEMBERS_ABOVE = 2
+TELL_EVERY_REQUESTS = 500
+IDLE_BELOW = 0.5
+"""Share of time; members that are busy less than this are not what is missing."""
+
+MakeRequests = Callable[[], Iterable[WorkloadRequest]]
+SentListener = Callable[[int, int], None]
+"""How many requests of a run have been sent, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSetup:
+    """What is planned for, and what is not to be changed."""
+
+    make_requests: MakeRequests
+    """The load again from its beginning: every run gets the same."""
+    objective: LatencyObjective
+    profile: StepProfile
+    size: MemberSize
+    """With the largest pool that a member can have."""
+    policy: str = "cost"
+    num_gateways: int = 1
+    report_age_s: float = 0.0
+    seed: int = 0
+
+    def fleet(self, num_members: int, size: MemberSize) -> FleetConfig:
+        """A fleet of this setup."""
+        return FleetConfig(
+            size,
+            self.profile,
+            make_policy(self.policy, size.block_size),
+            num_members,
+            self.num_gateways,
+            report_age_s=self.report_age_s,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One size of a fleet, and whether it meets the objective."""
+
+    num_members: int
+    num_blocks: int
+    is_met: bool
+    report: FleetReport | None
+    """None if the run was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The answer to one question, with the cost of one less."""
+
+    value: int | None
+    """None: nothing that was tried meets the objective."""
+    report: FleetReport | None
+    """Of the answer, or of the largest that was tried if there is none."""
+    one_less: int | None
+    """The largest that does not meet the objective; None if even the least candidate does."""
+    report_one_less: FleetReport | None
+    trials: tuple[Trial, ...]
+    """In ascending order."""
+    is_monotone: bool
+    """Whether no trial failed above one that met the objective."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """How much is needed."""
+
+    facts: LoadFacts
+    least_blocks: int
+    """That the longest request needs."""
+    members: Least
+    """At the given pool."""
+    pool: Least | None
+    """Of each member, at `num_members`; None if no number of members is enough."""
+    num_members: int | None
+    num_blocks: int | None
+    """Together the answer; None if nothing is enough."""
+    what_limits: tuple[str, ...]
+    """Why nothing is enough."""
+
+
+class Planner:
+    """Runs fleets on one load, none of them twice."""
+
+    def __init__(
+        self,
+        setup: PlanSetup,
+        tell: SentListener = lambda _done, _total: None,
+        say: Callable[[str], None] = lambda _words: None,
+    ) -> None:
+        self.setup = setup
+        self._say = say
+        """A line for each run."""
+        self.facts = LoadFacts.of(setup.make_requests())
+        if not self.facts.num_requests:
+            raise ConfigError("a plan needs at least one request, the load has none; keep a larger share of the trace")
+        self._tell = tell
+        self._trials: dict[tuple[int, int], Trial] = {}
+        self._complete: dict[tuple[int, MemberSize], FleetReport] = {}
+        self.num_runs = 0
+
+    def plan(self, members_max: int, pool_max: int | None = None) -> CapacityPlan:
+        """The least number of members at the setup's pool, and the least pool at that number. If no number is enough,
+        larger pools up to `pool_max` are tried with as many members as may be."""
+        pool = self.setup.size.num_blocks
+        least_blocks = self.facts.least_blocks(self.setup.size.block_size)
+        largest = max(pool, pool_max or pool)
+        if least_blocks > largest:
+            nothing = Least(None, None, None, None, (), is_monotone=True)
+            reason = f"the longest request needs {least_blocks:,} blocks, and a pool may have {largest:,}"
+            return CapacityPlan(self.facts, least_blocks, nothing, None, None, None, (reason,))
+        members = self._members(members_max)
+        found_pool: Least | None = None
+        num_members = members.value
+        if num_members is not None:
+            found_pool = self._pool(num_members, pool_candidates(least_blocks, pool))
+        elif largest > pool:
+            found_pool = self._pool(members_max, pool_candidates(max(pool, least_blocks), largest))
+            num_members = members_max if found_pool.value is not None else None
+        num_blocks = found_pool.value if found_pool is not None else None
+        last = (found_pool or members).report if num_members is None else None
+        limits = () if last is None else tuple(self._limits(last, members_max, largest))
+        return CapacityPlan(self.facts, least_blocks, members, found_pool, num_members, num_blocks, limits)
+
+    def trial(self, num_members: int, num_blocks: int) -> Trial:
+        """Whether a fleet meets the objective; its run is given up as soon as it cannot."""
+        key = (num_members, num_blocks)
+        if key not in self._trials:
+            size = replace(self.setup.size, num_blocks=num_blocks)
+            known = self._complete.get((num_members, size))
+            report, watched = (known, None) if known else self.watched_run(num_members, size, self.setup.objective)
+            is_whole = watched is None or not watched.is_hopeless
+            is_met = is_whole and not self.setup.objective.misses(report)
+            if is_whole:
+                self._complete[num_members, size] = report
+            self._trials[key] = Trial(num_members, num_blocks, is_met, report if is_whole else None)
+        return self._trials[key]
+
+    def whole(self, num_members: int, num_blocks: int) -> FleetReport:
+        """What a fleet comes to at the end of the load, whether it meets the objective or not."""
+        size = replace(self.setup.size, num_blocks=num_blocks)
+        if (num_members, size) not in self._complete:
+            self._complete[num_members, size] = self.watched_run(num_members, size)[0]
+        return self._complete[num_members, size]
+
+    def far_run(self, num_members: int, num_blocks: int, times: float, speedup: float = 1.0) -> FleetReport | None:
+        """What a fleet comes to, or None once it cannot meet an objective so many times as long."""
+        size = replace(self.setup.size, num_blocks=num_blocks)
+        known = self._complete.get((num_members, size)) if speedup == 1.0 else None
+        if known is not None:
+            return known
+        what = "" if speedup == 1.0 else f"{speedup:g} times the load"
+        report, watched = self.watched_run(num_members, size, self.setup.objective.times(times), speedup, what)
+        if watched.is_hopeless:
+            return None
+        if speedup == 1.0:
+            self._complete[num_members, size] = report
+        return report
+
+    def watched_run(
+        self,
+        num_members: int,
+        size: MemberSize,
+        objective: LatencyObjective | None = None,
+        speedup: float = 1.0,
+        what: str = "",
+    ) -> tuple[FleetReport, WatchedLatencies]:
+        """One run, to its end or until the objective cannot be met; what it came to, and its requests one by one."""
+        self.num_runs += 1
+        watched = WatchedLatencies(self.facts, objective)
+        report = FleetSimulation(self.setup.fleet(num_members, size), self._sent(speedup), watched).run()
+        came_to = "given up, the objective is missed" if watched.is_hopeless else _figures(report)
+        self._say(f"run {self.num_runs}: {num_members:,} x {size.num_blocks:,} blocks{what and ', '}{what}: {came_to}")
+        return report, watched
+
+    def _sent(self, speedup: float) -> Iterator[WorkloadRequest]:
+        for number, asked in enumerate(self.setup.make_requests()):
+            if number % TELL_EVERY_REQUESTS == 0:
+                self._tell(number, self.facts.num_requests)
+            yield asked if speedup == 1.0 else replace(asked, arrival_s=asked.arrival_s / speedup)
+
+    def _members(self, members_max: int) -> Least:
+        """Doubled until it is enough, and bisected from there."""
+        candidates = range(1, members_max + 1)
+        doubled = [2**power - 1 for power in range(members_max.bit_length())]
+        firsts = doubled if doubled[-1] == members_max - 1 else [*doubled, members_max - 1]
+        pool = self.setup.size.num_blocks
+        found = least_from_on(
+            members_max, lambda place: self.trial(candidates[place], pool).is_met, NUM_MEMBERS_ABOVE, firsts
+        )
+        return self._least(found, candidates, lambda number: (number, pool))
+
+    def _pool(self, num_members: int, candidates: Sequence[int]) -> Least:
+        found = least_from_on(
+            len(candidates), lambda place: self.trial(num_members, candidates[place]).is_met, NUM_POOLS_ABOVE
+        )
+        return self._least(found, candidates, lambda num_blocks: (num_members, num_blocks))
+
+    def _least(self, found: LeastFound, candidates: Sequence[int], fleet: Callable[[int], tuple[int, int]]) -> Least:
+        trials = tuple(self.trial(*fleet(candidates[place])) for place, _ in found.tried)
+        if found.place is None:
+            largest = candidates[found.tried[-1][0]]
+            report = self.whole(*fleet(largest))
+            return Least(None, report, largest, report, trials, found.is_monotone)
+        value = candidates[found.place]
+        less = candidates[found.place - 1] if found.place else None
+        report_less = None if less is None else self.whole(*fleet(less))
+        return Least(value, self.whole(*fleet(value)), less, report_less, trials, found.is_monotone)
+
+    def _limits(self, report: FleetReport, members_max: int, pool_max: int) -> Iterator[str]:
+        """What the largest fleet that was tried did not keep, and what could help."""
+        yield f"with {members_max:,} members of {pool_max:,} blocks: " + ", ".join(self.setup.objective.misses(report))
+        quickest_s = self.setup.profile.duration_s(StepLoad(1, 0, 0), self.setup.size.speed)
+        for limit in self.setup.objective.limits:
+            if limit.latency == "tpot" and quickest_s > limit.limit_s:
+                yield (
+                    f"by the profile a step takes at least {in_words('tpot', quickest_s)}, so that no further token "
+                    "comes sooner, however many members there are"
+                )
+        busy = f"members are busy {report.utilisation:.0%} of the time"
+        if report.utilisation < IDLE_BELOW:
+            yield f"{busy}: more of them will hardly help; a faster machine, more cache or a lower load will"
+        else:
+            yield f"{busy}: more of them may help; raise the most that may be tried"
+
+
+def _figures(report: FleetReport) -> str:
+    ttft, tpot = in_words("ttft", report.ttft_s.p95), in_words("tpot", report.tpot_s.p95)
+    return f"TTFT p95 {ttft}, TPOT p95 {tpot}, {report.hit_rate:.1%} reused"
+
+
+def pool_candidates(least: int, largest: int) -> tuple[int, ...]:
+    """Pools that are tried, in ascending order: from the one to the other, both among them, `POOLS_PER_DOUBLING` for
+    each doubling."""
+    pools, power = {largest}, 0
+    while (pool := round(least * 2 ** (power / POOLS_PER_DOUBLING))) < largest:
+        pools.add(pool)
+        power += 1
+    return tuple(sorted(pools))

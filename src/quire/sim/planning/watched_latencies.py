@@ -1,0 +1,120 @@
+"""Latencies that are looked at while they come: request by request, in the order of arrival, so that two runs of one
+load can be compared in pairs; and against an objective, so that a run that cannot meet it is given up.
+
+Giving up is exact. The number of requests is known, so it is known how many may miss a limit; whoever has waited longer
+than the limit has missed it, also while the first token is still to come.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+
+from quire.core.memory.block_table import num_blocks_for
+from quire.sim.fleet.latencies import Latencies
+from quire.sim.planning.objectives import LatencyLimit, LatencyObjective
+from quire.workload.workload_request import WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFacts:
+    """What is known of a load before it is run."""
+
+    num_requests: int
+    num_with_tpot: int
+    """Requests for more than one token."""
+    longest_tokens: int
+    """Tokens that the longest request keeps: its last one is never computed."""
+    last_arrival_s: float
+    num_tenants: int
+    priorities: tuple[str, ...]
+
+    @classmethod
+    def of(cls, requests: Iterable[WorkloadRequest]) -> "LoadFacts":
+        """By one look at all."""
+        num_requests = num_with_tpot = longest_tokens = 0
+        last_arrival_s = 0.0
+        tenants, priorities = set[str](), set[str]()
+        for asked in requests:
+            num_requests += 1
+            num_with_tpot += asked.max_tokens > 1
+            longest_tokens = max(longest_tokens, len(asked.prompt) + max(asked.max_tokens - 1, 0))
+            last_arrival_s = max(last_arrival_s, asked.arrival_s)
+            tenants.add(asked.tenant)
+            priorities.add(asked.priority)
+        return cls(num_requests, num_with_tpot, longest_tokens, last_arrival_s, len(tenants), tuple(sorted(priorities)))
+
+    def least_blocks(self, block_size: int) -> int:
+        """The smallest pool in which the longest request can end."""
+        return num_blocks_for(self.longest_tokens, block_size)
+
+
+class WatchedLatencies(Latencies):
+    """Of one run of a load of known size."""
+
+    def __init__(self, facts: LoadFacts, objective: LatencyObjective | None = None) -> None:
+        super().__init__()
+        self.is_hopeless = False
+        self.ttft_by_arrival_s, self.tpot_by_arrival_s = (array("d", [nan]) * facts.num_requests for _ in range(2))
+        """Of each request, in the order of arrival; nan where there is none."""
+        self._arrivals_s = array("d")
+        self._places: dict[str, int] = {}
+        self._is_judged = objective is not None
+        limits = objective.limits if objective is not None else ()
+        self._first = [_Overdue(one, facts.num_requests) for one in limits if one.latency == "ttft"]
+        self._further = [[one.limit_s, one.num_allowed(facts.num_with_tpot)] for one in limits if one.latency == "tpot"]
+
+    def arrived(self, name: str, now_s: float) -> None:
+        """It was sent."""
+        super().arrived(name, now_s)
+        self._places[name] = len(self._arrivals_s)
+        self._arrivals_s.append(now_s)
+        self._look(now_s)
+
+    def began(self, name: str, now_s: float) -> None:
+        """Its first token is there."""
+        self._look(now_s)
+        place = self._places[name]
+        if isnan(self.ttft_by_arrival_s[place]):
+            self.ttft_by_arrival_s[place] = now_s - self._arrivals_s[place]
+        super().began(name, now_s)
+
+    def ended(self, name: str, num_tokens: int, now_s: float) -> None:
+        """Its last token is there."""
+        num_known = len(self.tpot_s)
+        super().ended(name, num_tokens, now_s)
+        place = self._places.pop(name)
+        if len(self.tpot_s) > num_known:
+            taken_s = self.tpot_by_arrival_s[place] = self.tpot_s[-1]
+            for limit in self._further:
+                limit[1] -= taken_s > limit[0]
+                self.is_hopeless |= limit[1] < 0
+
+    def dropped(self, name: str) -> None:
+        """Nobody could take it: no objective is met any more."""
+        super().dropped(name)
+        del self._places[name]
+        self.is_hopeless |= self._is_judged
+
+    def _look(self, now_s: float) -> None:
+        for one in self._first:
+            self.is_hopeless |= one.is_missed(now_s, self._arrivals_s, self.ttft_by_arrival_s)
+
+
+class _Overdue:
+    """How many have waited longer than one limit for their first token. Arrivals are in order, so each is looked at
+    once, when its time is over: who has no first token then has missed, whenever it comes."""
+
+    def __init__(self, limit: LatencyLimit, num_requests: int) -> None:
+        self._limit_s = limit.limit_s
+        self._num_left = limit.num_allowed(num_requests)
+        self._next = 0
+
+    def is_missed(self, now_s: float, arrivals_s: Sequence[float], ttft_s: Sequence[float]) -> bool:
+        """Whether more than may have."""
+        at, num_arrived = self._next, len(arrivals_s)
+        while at < num_arrived and now_s - arrivals_s[at] > self._limit_s:
+            self._num_left -= isnan(ttft_s[at])
+            at += 1
+        self._next = at
+        return self._num_left < 0

@@ -1,0 +1,1 @@
+"""A recorded trace through the real scheduler again."""

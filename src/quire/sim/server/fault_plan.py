@@ -1,0 +1,88 @@
+"""What goes wrong, how often, and a runner that does it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+
+from quire.backends.oracle import OracleRunner
+from quire.core.step import RowResult, SlotCopy, StepPlan, StepResult, WorkItem
+from quire.errors import QuireError
+
+
+class RunnerCrashError(QuireError):
+    """The pretended device died, and everything it held with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRates:
+    """How likely each fault is. All zero: nothing goes wrong."""
+
+    cancel_per_request: float = 0.0
+    drop_per_request: float = 0.0
+    """Cancel one of its continuations alone."""
+    duplicate_per_request: float = 0.0
+    crash_per_step: float = 0.0
+    error_per_row: float = 0.0
+    preempt_per_step: float = 0.0
+    squeeze_per_step: float = 0.0
+    """Pin, evict or clear behind the scheduler's back."""
+    time_jump_per_step: float = 0.0
+    patient_tenants: float = 0.0
+    """Share of tenants that, told to come back later, send nothing before. The clients of others come back each when
+    it likes."""
+
+    @staticmethod
+    def drawn(random: Random) -> "FaultRates":
+        """Some faults often, some never, in every mixture."""
+        return FaultRates(
+            cancel_per_request=random.choice((0.0, 0.1, 0.4)),
+            duplicate_per_request=random.choice((0.0, 0.05)),
+            crash_per_step=random.choice((0.0, 0.002, 0.01)),
+            error_per_row=random.choice((0.0, 0.001, 0.01)),
+            preempt_per_step=random.choice((0.0, 0.05, 0.33)),
+            squeeze_per_step=random.choice((0.0, 0.05, 0.2)),
+            time_jump_per_step=random.choice((0.0, 0.0, 0.002)),
+            drop_per_request=random.choice((0.0, 0.2, 0.5)),
+            patient_tenants=random.choice((0.0, 0.5, 1.0)),
+        )
+
+
+class FaultyOracle:
+    """An oracle that dies, and whose rows fail and leave garbage behind."""
+
+    def __init__(self, runner: OracleRunner, rates: FaultRates, random: Random) -> None:
+        self._runner = runner
+        self._rates = rates
+        self._random = random
+        self._garbage = 1 << 63
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Execute a plan, perhaps badly."""
+        if self._random.random() < self._rates.crash_per_step:
+            raise RunnerCrashError(f"the runner died at step {plan.step}")
+        result = self._runner.start(plan).wait()
+        if not self._rates.error_per_row:
+            return result
+        rows = dict(result.rows)
+        for item in plan.items:
+            if self._random.random() < self._rates.error_per_row:
+                self._spoil(item)
+                self._spoil_state(item, plan.keeps)
+                rows[item.sequence_id] = RowResult(error="the row is not finite")
+        return StepResult(result.step, rows)
+
+    def _spoil_state(self, item: WorkItem, keeps: Iterable[SlotCopy]) -> None:
+        if self._runner.capacity.num_slots:
+            self._garbage += 1
+            for slot in (item.state_slot, *(keep.dst for keep in keeps if keep.src == item.state_slot)):
+                self._runner.states[slot] = self._garbage
+
+    def _spoil(self, item: WorkItem) -> None:
+        """What a failed row has written is wrong: whoever reads it must show it."""
+        size = self._runner.capacity.block_size
+        for position in range(item.first_position, item.first_position + len(item.token_ids)):
+            block, offset = item.block_ids[position // size], position % size
+            content = bytearray(self._runner.read_blocks([block])[0])
+            self._garbage += 1
+            content[8 * offset : 8 * offset + 8] = self._garbage.to_bytes(8, "little")
+            self._runner.write_blocks([block], [bytes(content)])

@@ -1,0 +1,331 @@
+"""The loop: submit, disturb, plan, run, apply; and move the clock by what the step would have taken.
+
+Everything random comes from one seed, and every event goes into a digest: the same seed gives the same log.
+"""
+
+from collections import Counter
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+from random import Random
+
+from msgspec.structs import replace
+
+from quire.backends.oracle import OracleRunner
+from quire.core.digests import BlockHasher, Namespace
+from quire.core.events import RequestEvent, SequenceFinished
+from quire.core.inspect import invariants
+from quire.core.memory.kv_memory import KVMemory
+from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.shares import KEPT_S
+from quire.errors import (
+    DuplicateRequestError,
+    PinBudgetError,
+    QueueFullError,
+    QuireError,
+    RequestTooLargeError,
+    TenantShareError,
+)
+from quire.sim.server.config import CHAOTIC, SimConfig
+from quire.sim.server.deliveries import Deliveries
+from quire.sim.server.fault_plan import FaultyOracle, RunnerCrashError
+from quire.sim.server.report import Report, Totals
+from quire.workload.scenarios import SCENARIOS
+from quire.workload.workload_request import WorkloadRequest
+
+WEDGED_AFTER_S = 5.0
+TRIES_A_STEP = 4
+STEPS_PER_REQUEST = 2000
+CHECK_EVERY_STEPS = 64
+
+
+class RetryTimes:
+    """What tenants were told about when to come back, as they understand it."""
+
+    def __init__(self) -> None:
+        self.due_s: dict[str, float] = {}
+        self.returned: set[str] = set()
+        """Requests that came when their tenants were told to."""
+
+    def comes(self, request: Request, now_s: float) -> bool:
+        """Whether its tenant was refused, has waited as long as it was told, and asked for nothing since."""
+        due_s = self.due_s.pop(request.tenant, None)
+        is_due = due_s is not None and due_s <= now_s < due_s + KEPT_S
+        if is_due:
+            self.returned.add(request.request_id)
+        return is_due
+
+    def refused(self, tenant: str, now_s: float, retry_after_s: int) -> None:
+        """It is told to wait."""
+        self.due_s[tenant] = now_s + retry_after_s
+
+
+class Simulation:
+    """One run. `run()` ends when every client has its last event, and says what happened."""
+
+    def __init__(self, config: SimConfig) -> None:
+        self.config = config
+        self.ledger = Deliveries(config.shape.vocabulary_size, has_state=config.shape.num_slots > 0)
+        self.totals = Totals()
+        self.now_s = 0.0
+        self._random = Random(f"faults {config.seed}")
+        self._log = blake2b(digest_size=16)
+        asks = SCENARIOS[config.scenario].asks(Random(f"asks {config.seed}"), config.num_requests)
+        self._arrivals = [(ask.arrival_s, number, ask) for number, ask in enumerate(asks)]
+        heapify(self._arrivals)
+        self._num_tries: Counter[str] = Counter()
+        self._asks = {ask.name: (number, ask) for _, number, ask in self._arrivals}
+        self._told = RetryTimes()
+        self._cancels: list[tuple[float, str]] = []
+        self._drops: list[tuple[float, str, int]] = []
+        self._stuck_since_s: float | None = None
+        self._build()
+
+    def run(self) -> Report:
+        """Until nothing is left to come and nothing is left to answer."""
+        num_steps = 0
+        try:
+            while self._arrivals or self.scheduler.live:
+                self._step()
+                num_steps += 1
+                if num_steps > STEPS_PER_REQUEST * (self.config.num_requests + 10):
+                    self.ledger.complaints.append(f"after {num_steps} steps it has not come to an end")
+                if self._is_wedged() or self.ledger.complaints:
+                    break
+            else:
+                self._come_to_rest()
+        except (QuireError, IndexError, KeyError, ValueError) as error:
+            self.ledger.complaints.append(f"at {self.now_s:.3f} s: {error!r}")
+        return Report(self.config, self.totals, self.ledger, self._log.hexdigest(), self.now_s)
+
+    def _build(self) -> None:
+        """A fresh worker: nothing survives from the one before."""
+        shape = self.config.shape
+        self.memory = KVMemory(shape.memory(), BlockHasher(bytes(32)))
+        self.scheduler = Scheduler(shape.scheduler(), self.memory, self.config.guesser)
+        self._ran_before: set[int] = set()
+        self.runner = FaultyOracle(OracleRunner(shape.capacity()), self.config.faults, self._random)
+
+    def _step(self) -> None:
+        self._submit_due()
+        self._disturb()
+        self.ledger.planned_s = self.now_s
+        plan = self.scheduler.plan(self.now_s)
+        if not plan.items:
+            self._take(self.scheduler.take_events())
+            self._wait_for_something()
+            return
+        self._stuck_since_s = None
+        self._check_order()
+        self._cancel_due()
+        try:
+            result = self.runner.run(plan)
+        except RunnerCrashError:
+            self._recover()
+            return
+        self.now_s += self.config.shape.duration_s(sum(len(item.token_ids) for item in plan.items))
+        spoiled = [item.sequence_id for item in plan.items if result.rows[item.sequence_id].error is not None]
+        for sequence in self.scheduler.running:
+            if sequence.sequence_id in spoiled:
+                self.ledger.spoiled(sequence.request.request_id)
+        self._take(self.scheduler.apply(result, self.now_s))
+        if self.scheduler.stats.num_steps % CHECK_EVERY_STEPS == 0:
+            invariants.check(self.memory)
+            invariants.check_scheduler(self.scheduler)
+
+    def _check_order(self) -> None:
+        """With one tenant nobody who has never run waits while someone of a later key has just started."""
+        if len(self.scheduler.queue.tenants) > 1:
+            return
+        waiting = min((one.key for one in self.scheduler.queue if not one.num_preemptions), default=None)
+        started = self._started_keys()
+        if waiting is not None and started and max(started) > waiting:
+            self.ledger.complaints.append(f"a request of key {max(started)} started before one of {waiting}")
+
+    def _started_keys(self) -> list[tuple[float, int]]:
+        """Keys of those who run now and did not at the last look, and were never preempted."""
+        running = {one.sequence_id: one for one in self.scheduler.running}
+        fresh = [one for key, one in running.items() if key not in self._ran_before and not one.num_preemptions]
+        self._ran_before = set(running)
+        # Siblings start with their leader's place.
+        return [one.key for one in fresh if one.index == one.request.continuations[0].index]
+
+    # -- clients -------------------------------------------------------------------------------------------------------
+
+    def _submit_due(self) -> None:
+        num_turned_away = self.totals.num_turned_away
+        while self._arrivals and self._arrivals[0][0] <= self.now_s:
+            if self.totals.num_turned_away - num_turned_away >= TRIES_A_STEP:
+                return  # the others see that it is full
+            _, number, ask = heappop(self._arrivals)
+            if self._is_patient(ask.tenant) and (due_s := self._told.due_s.get(ask.tenant, self.now_s)) > self.now_s:
+                heappush(self._arrivals, (due_s, number, ask))
+                continue
+            request = self._request(ask)
+            try:
+                self.scheduler.submit(request)
+            except RequestTooLargeError:
+                self.totals.num_refused += 1
+                continue
+            except (QueueFullError, TenantShareError) as error:
+                if self._told.comes(request, self.now_s):
+                    self.ledger.complaints.append(f"{ask.name} came back when it was told to: {error}")
+                self.totals.num_turned_away += 1
+                self._told.refused(ask.tenant, self.now_s, error.retry_after_s)
+                self._come_back(number, ask, error.retry_after_s)
+                continue
+            self.totals.num_returned += self._told.comes(request, self.now_s)
+            self.ledger.add(request)
+            self._plan_misbehaviour(request)
+
+    def _is_patient(self, tenant: str) -> bool:
+        return Random(f"patience {self.config.seed} {tenant}").random() < self.config.faults.patient_tenants
+
+    def _come_back(self, number: int, ask: WorkloadRequest, retry_after_s: int) -> None:
+        """The answer to too much is "later", and a well-behaved client comes back: on time, then ever later."""
+        self._num_tries[ask.name] += 1
+        delay_s = max(retry_after_s, 2 ** min(6, self._num_tries[ask.name] - 1))
+        heappush(self._arrivals, (self.now_s + delay_s, number, ask))
+
+    def _request(self, ask: WorkloadRequest) -> Request:
+        shape = self.config.shape
+        return Request(
+            request_id=ask.name,
+            prompt=ask.prompt,
+            namespace=Namespace(1, "oracle", "", "slots", shape.block_size, ask.tenant),
+            arrival_s=self.now_s,
+            params=self._params(ask),
+            seed=ask.seed,
+            tenant=ask.tenant,
+            priority=PriorityClass(ask.priority),
+            continuations=tuple(Continuation(index) for index in range(ask.num_continuations)),
+            deadline_s=None if ask.timeout_s is None else self.now_s + ask.timeout_s,
+        )
+
+    def _params(self, ask: WorkloadRequest) -> ResolvedSampling:
+        params = ResolvedSampling(max_tokens=ask.max_tokens, stop_token_ids=frozenset({0}))
+        if self.config.scenario not in CHAOTIC:
+            return params
+        dice = Random(ask.seed)
+        params = replace(
+            params,
+            min_tokens=dice.choice((0, 0, 2)),
+            frequency_penalty=dice.choice((0.0, 0.0, 0.5)),
+            logprobs=dice.choice((None, None, 2)),
+            prompt_logprobs=dice.choice((None,) * 9 + (1,)),
+        )
+        # Where drafts are, there are also requests that want nothing but their prompt.
+        is_answered = self.config.guesser is None or dice.random() < 0.9
+        return params if is_answered else replace(params, max_tokens=0)
+
+    def _plan_misbehaviour(self, request: Request) -> None:
+        faults, random = self.config.faults, self._random
+        if random.random() < faults.cancel_per_request:
+            heappush(self._cancels, (self.now_s + random.expovariate(2.0), request.request_id))
+        if faults.drop_per_request and random.random() < faults.drop_per_request:
+            index = random.choice(request.continuations).index
+            heappush(self._drops, (self.now_s + random.expovariate(2.0), request.request_id, index))
+        if random.random() < faults.duplicate_per_request:
+            try:
+                self.scheduler.submit(request)
+            except DuplicateRequestError:
+                self.totals.num_duplicates += 1
+            else:
+                self.ledger.complaints.append(f"{request.request_id}: the same id was accepted twice")
+
+    def _cancel_due(self) -> None:
+        while self._cancels and self._cancels[0][0] <= self.now_s:
+            request_id = heappop(self._cancels)[1]
+            self.scheduler.cancel(request_id)
+            self.ledger.cancelled(request_id)
+            self.totals.num_cancels += 1
+        while self._drops and self._drops[0][0] <= self.now_s:
+            _, request_id, index = heappop(self._drops)
+            self.scheduler.cancel(request_id, index)
+            self.ledger.dropped(request_id, index)
+            self.totals.num_drops += 1
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def _disturb(self) -> None:
+        faults, random = self.config.faults, self._random
+        if random.random() < 0.5:
+            self._cancel_due()
+        if faults.preempt_per_step and random.random() < faults.preempt_per_step:
+            self.scheduler.preempt_latest()
+        if faults.squeeze_per_step and random.random() < faults.squeeze_per_step:
+            self._squeeze()
+        if faults.time_jump_per_step and random.random() < faults.time_jump_per_step:
+            self.now_s += random.choice((-1.0, 1.0)) * random.random() * 3600.0
+            self._told = RetryTimes()
+
+    def _squeeze(self) -> None:
+        entry = self._random.choice(list(self.ledger.entries.values())) if self.ledger.entries else None
+        dice = self._random.random()
+        if dice < 0.05:
+            self.memory.clear()
+        elif dice < 0.5 or entry is None:
+            self.memory.evict(self._random.randint(1, self.config.shape.num_blocks))
+        else:
+            request = entry.request
+            try:
+                self.memory.pin(request.namespace, request.prompt, self.now_s + 10 * self._random.random())
+            except PinBudgetError:
+                self.totals.num_pins_refused += 1
+
+    def _recover(self) -> None:
+        """The worker is gone. A new one gets every open request again, with the tokens it had."""
+        self.totals.absorb(self.scheduler.stats, self.memory.stats())
+        self.totals.num_crashes += 1
+        self._told = RetryTimes()  # what this worker promised died with it: a server that outlives it is not simulated
+        self.now_s += 1.0
+        # What died with the worker includes endings it had decided and not told: the books know who was cancelled.
+        cancelled = self.ledger.cancels()
+        self._build()
+        for request in self.ledger.unfinished():
+            self.scheduler.restore(request)
+        for request_id, index in cancelled:
+            self.scheduler.cancel(request_id, index)
+        self._take(self.scheduler.take_events())
+
+    # -- the clock and the books ---------------------------------------------------------------------------------------
+
+    def _take(self, events: list[RequestEvent]) -> None:
+        for event in events:
+            self._log.update(repr(event).encode())
+            self.ledger.take(event)
+            if isinstance(event, SequenceFinished) and event.retry_after_s is not None:
+                self._displaced(event.request_id, event.sequence_index, event.retry_after_s)
+
+    def _displaced(self, request_id: str, index: int, retry_after_s: int) -> None:
+        number, ask = self._asks[request_id]
+        if index == 0:
+            self.totals.num_displaced += 1
+            self._come_back(number, ask, retry_after_s)
+        if request_id in self._told.returned:
+            self.ledger.complaints.append(f"{request_id} came back when it was told to, and was displaced")
+
+    def _wait_for_something(self) -> None:
+        """Nothing to compute: go to the next moment at which there could be."""
+        if self.scheduler.live:
+            self.totals.num_idle_steps += 1
+            self._stuck_since_s = self.now_s if self._stuck_since_s is None else self._stuck_since_s
+            self.now_s += 0.1
+        elif self._arrivals:
+            self.now_s = max(self.now_s, self._arrivals[0][0])
+
+    def _is_wedged(self) -> bool:
+        self.totals.is_wedged = self._stuck_since_s is not None and self.now_s - self._stuck_since_s > WEDGED_AFTER_S
+        return self.totals.is_wedged
+
+    def _come_to_rest(self) -> None:
+        self.memory.advance(self.now_s + 1e9)
+        while self.memory.pins.tables:
+            self.memory.advance(self.now_s + 1e9)
+        invariants.check_at_rest(self.memory)
+        self.totals.absorb(self.scheduler.stats, self.memory.stats())
+        for tenant in self.scheduler.queue.tenants.values():
+            if tenant.num_live or tenant.num_waiting:
+                self.ledger.complaints.append(f"at rest {tenant.name} still counts as waiting or alive")
+        if self.ledger.open:
+            self.ledger.complaints.append(f"lost: {sorted(self.ledger.open)[:5]} never got a last event")

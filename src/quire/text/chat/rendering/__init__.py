@@ -1,0 +1,1 @@
+"""Chat templates, and the processes that render them in a sandbox."""

@@ -1,0 +1,232 @@
+"""The sandbox a template runs in: metered, and every text that comes out of it knows who wrote it. May touch `jinja2`.
+
+A Jinja expression is made of few things: names, operators, subscripts, filters, calls and what is written out. Each
+passes here or works on `MarkedText` by itself; a text that is not understood is the client's, never the template's.
+
+    + ~ * %          call_binop, join_texts
+    {{ value }}      finalize
+    macros, blocks   concat
+    | filters        KEEPING and ours keep marks; of any other a text is wholly the client's if something of it went in
+    .methods()       call: of a MarkedText; a plain text becomes one first if something of the client's goes in
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import MethodType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.filters import make_attrgetter
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import pass_environment
+
+from quire.text.chat.rendering.marked_text import MarkedText, Sources, concat, is_plain, label_of, marked_like, written
+from quire.text.chat.rendering.metering import AddCounting, GenerationTag, join_texts, meter_of
+
+RETAINING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})
+"""Filters whose result is one of the things they were given."""
+KEEPING = frozenset({"capitalize", "lower", "trim", "upper"})
+"""Filters that call one method of the text they are given."""
+
+SIMPLE_PERCENT = re.compile(r"%(?:\(\w+\))?(?:[sdi%]|\.\d+f)")
+HELD = re.compile("\ue000([0-9]+)\ue001")
+"""Where a text is kept out of a format until it is done."""
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """An environment for chat templates."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    concat = staticmethod(concat)
+
+    def __init__(self) -> None:
+        extensions = ["jinja2.ext.loopcontrols", GenerationTag]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=written)
+        self.filters = {name: _guarded(name, function) for name, function in self.filters.items()}
+        ours = {"format": format_percent, "join": join_filter, "replace": replace_filter, "string": written}
+        self.filters |= {"tojson": to_json, **ours}
+        self.globals["raise_exception"] = _raise_exception
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """The sandbox asks this instead of applying the operator itself."""
+        meter_of(context).check_operands(operator, left, right)
+        if operator == "%" and isinstance(left, str):
+            return _percent(left, right)
+        return marked_like(super().call_binop(context, operator, left, right), left, right)
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """The sandbox asks this instead of calling anything itself."""
+        given = (*args, *kwargs.values())
+        owner = getattr(called, "__self__", None)
+        if type(owner) is str and not all(map(is_plain, given)):
+            called = getattr(MarkedText(owner, ()), called.__name__)
+        result = super().call(context, called, *args, **kwargs)
+        return result if _marks_by_itself(called) else marked_like(result, owner, *given)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`"{}".format(x)`, where x keeps its marks."""
+        is_format = super().wrap_str_format(value) is not None
+        return BraceFormat(self, value.__self__, takes_mapping=value.__name__ == "format_map") if is_format else None
+
+    def compiled(self, source: str) -> tuple[jinja2.Template, str]:
+        """The template, and all the text it may write of its own. Raises jinja's errors and RecursionError."""
+        tree = self.parse(source)
+        own = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+        own += [node.data for node in tree.find_all(nodes.TemplateData)]
+        return self.from_string(AddCounting().visit(tree)), "\0".join(own)
+
+
+def _marks_by_itself(called: Any) -> bool:
+    """What joins texts by `concat`, works on marked texts, or hands out what lies in a list or mapping."""
+    owner = getattr(called, "__self__", None)
+    is_own_method = isinstance(called, MethodType) and isinstance(owner, MarkedText)
+    joins = called is join_texts or isinstance(called, Macro | LoopContext | BlockReference | BraceFormat)
+    return joins or is_own_method or isinstance(owner, dict | list | tuple)
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of jinja's, whose texts are marked if something marked went in."""
+    if name in RETAINING:
+        return function
+    num_hidden = int(hasattr(function, "jinja_pass_arg"))  # a context or environment, which jinja puts first
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if name not in KEEPING and isinstance(result, MarkedText):
+            result = str.__str__(result)  # its marks are whatever survived
+        return marked_like(result, *args[num_hidden:], *kwargs.values())
+
+    return guarded
+
+
+# -- filters of our own ------------------------------------------------------------------------------------------------
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As published templates expect it: jinja's own escapes HTML, which no model was trained on."""
+
+    def dumped(one: Any) -> str:
+        return json.dumps(one, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    text = marked_like(dumped(value), value, separators)
+    if isinstance(value, list) and isinstance(text, MarkedText) and not text.sources:
+        text = MarkedText(text, None, _sources_of_items(text, value, dumped))
+    return str(text)
+
+
+def _sources_of_items(text: str, items: list[Any], dumped: Callable[[Any], str]) -> Sources:
+    """Where in the JSON of a list each item stands that comes from one place. None, if it is not where it should be."""
+    found, place = list[tuple[int, int, str]](), 0
+    for item in items:
+        written_item = dumped([item])[1:-1].strip()  # indented as deep as it is there
+        start = text.find(written_item, place)
+        label = label_of(item)
+        if start < 0 or label is None:
+            return ()
+        place = start + len(written_item)
+        found.append((start, place, label))
+    return tuple(found)
+
+
+@pass_environment
+def join_filter(environment: jinja2.Environment, value: Any, d: Any = "", attribute: Any = None) -> str:
+    """`| join`: items, or an attribute of each, with a text between them."""
+    items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    return _marked(d).join(map(written, items))
+
+
+def replace_filter(value: Any, old: Any, new: Any, count: int | None = None) -> str:
+    """`| replace`."""
+    return _marked(value).replace(written(old), written(new), -1 if count is None else count)
+
+
+def format_percent(value: Any, *args: Any, **kwargs: Any) -> str:
+    """`| format`."""
+    if args and kwargs:
+        raise jinja2.TemplateRuntimeError("can't handle positional and keyword arguments at the same time")
+    return _percent(written(value), kwargs or args)
+
+
+def _marked(value: Any) -> MarkedText:
+    text = written(value)
+    return text if isinstance(text, MarkedText) else MarkedText(text, ())
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+
+class Held:
+    """Marked texts on their way through a format that would lose their marks: it sees a place in a list instead."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def hold(self, value: Any) -> Any:
+        """The value, or a stand-in if it may hold something of a client's."""
+        if is_plain(value):
+            return value
+        self._texts.append(written(value))
+        return f"\ue000{len(self._texts) - 1}\ue001"
+
+    def put_back(self, text: str) -> str:
+        """The text with what is held in its places."""
+        pieces = HELD.split(text)
+        return concat(self._texts[int(piece)] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def _percent(layout: str, values: Any) -> str:
+    is_simple = is_plain(layout) and not SIMPLE_PERCENT.sub("", layout).count("%")
+    if not is_simple:
+        return str(marked_like(str.__mod__(layout, values), layout, values))
+    held = Held()
+    if isinstance(values, Mapping):
+        return held.put_back(str.__mod__(layout, {name: held.hold(value) for name, value in values.items()}))
+    given = tuple(map(held.hold, values)) if isinstance(values, tuple) else (held.hold(values),)
+    return held.put_back(str.__mod__(layout, given))
+
+
+class MarkingFormatter(SandboxedFormatter):
+    """Formats with braces, holding what may be a client's."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.held = Held()
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        """`{!r}`: what was marked stays so."""
+        return marked_like(super().convert_field(value, conversion), value)
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """`{:>9}`."""
+        return self.held.hold(marked_like(super().format_field(value, format_spec), value))
+
+
+class BraceFormat:
+    """`str.format` and `str.format_map` of one text."""
+
+    def __init__(self, environment: jinja2.Environment, layout: str, *, takes_mapping: bool) -> None:
+        self._environment = environment
+        self._layout = layout
+        self._takes_mapping = takes_mapping
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        """The text with its places filled."""
+        formatter = MarkingFormatter(self._environment)
+        places, names = ((), args[0]) if self._takes_mapping else (args, kwargs)
+        text = formatter.held.put_back(formatter.vformat(str.__str__(self._layout), places, names))
+        return text if is_plain(self._layout) else MarkedText.labelled(text, label_of(self._layout, places, names))

@@ -1,0 +1,188 @@
+"""Messages to the one text a model reads, by the Jinja template that came with it. Renders nothing itself.
+
+A template comes from the checkpoint or from the operator, never from a request. Still it is a program, and its input
+is a client's, so it runs in jinja's immutable sandbox, in a process of its own (`template_process`), and is bounded:
+
+    by the system    memory; seconds: a process that renders for longer than two is ended, and with it that rendering
+    by the sandbox   with better sentences: characters of output; rounds of loops and calls of macros, all together;
+                     range(); the length of what one *, + or ~ makes; ** is refused; names of arguments, by a list
+
+The prompt comes back with the spans that a client wrote, so that nobody's text becomes a control token.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from quire.errors import CheckpointError, InvalidTextError, QuireError, TemplateError
+from quire.text.chat.rendering.helpers import Helpers
+from quire.text.chat.rendering.messages import Message, prepare_messages
+from quire.text.chat.rendering.wire import Broken, LoadTemplate, Render, Rendered, TemplateLoaded, TemplateRefused
+
+MAX_SOURCE_CHARS = 1_000_000
+MAX_OUTPUT_CHARS = 8_000_000
+MAX_STEPS = 200_000
+"""Rounds of loops and calls of macros in one rendering: a thousand messages need some ten thousand."""
+
+EXTRA_ARGUMENTS = frozenset(
+    {
+        "builtin_tools",
+        "clear_thinking",
+        "controls",
+        "custom_tools",
+        "date_string",
+        "enable_thinking",
+        "model_identity",
+        "preserve_thinking",
+        "python_tools",
+        "reasoning_effort",
+        "thinking",
+        "thinking_budget",
+        "tools_in_user_message",
+        "xml_tools",
+    }
+)
+"""What clients may hand to a template besides the arguments named in `TemplateArguments`: names that published
+templates read. None of them can stand for a message, a special token or a function."""
+
+CONTINUE_MARK = "\ue000quire-continue\ue001"
+"""Put after the last message to see where a template writes its end. Private-use characters: no text of a client's."""
+
+
+class TemplateArguments(TypedDict, total=False):
+    """What a rendering may be told."""
+
+    add_generation_prompt: bool
+    """End where the assistant begins. True unless the last message is continued."""
+    continue_final_message: bool
+    """End inside the last message, so that the model goes on with it."""
+    tools: Sequence[Mapping[str, Any]] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    enable_thinking: bool | None
+    """None leaves it to the template."""
+    extra: Mapping[str, Any]
+    """A client's `chat_template_kwargs`; names outside the allow-list are refused."""
+
+
+class ChatTemplate:
+    """One model's template, compiled once. Rendering changes nothing: safe from several threads. Close it."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        max_output_chars: int = MAX_OUTPUT_CHARS,
+        extra_arguments: frozenset[str] = EXTRA_ARGUMENTS,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        _check_source(source)
+        self._extra_arguments = extra_arguments
+        self._now = now
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._helpers = Helpers(LoadTemplate(source, self._special_tokens, max_output_chars, MAX_STEPS))
+        self.close = weakref.finalize(self, self._helpers.close)
+        """End its processes. They end, too, when nobody has the template any more."""
+        self.failure: QuireError | None = None
+        """Why it cannot be used: it did too much when it was loaded. Its model is still good for completions."""
+        self._loaded = self._load()
+
+    @property
+    def own_text(self) -> str:
+        """All text the template may write of its own: its source, as it stands and as it is read, and its tokens."""
+        return "\0".join((self._loaded.own_text, self._source, *self._special_tokens.values()))
+
+    def render(self, messages: Sequence[Message], **arguments: Unpack[TemplateArguments]) -> Rendered:
+        """The prompt. Special tokens are written out in it: encode it without adding them again."""
+        if self.failure is not None:
+            raise self.failure
+        is_continued = arguments.get("continue_final_message", False)
+        add_generation_prompt = arguments.get("add_generation_prompt", not is_continued)
+        if is_continued and add_generation_prompt:
+            raise TemplateError(
+                "a final message is continued or a new one is begun, not both; set add_generation_prompt to false"
+            )
+        prepared = prepare_messages(messages, wants_parts=self._loaded.wants_parts)
+        asked = Render(
+            messages=_mark_end(prepared) if is_continued else prepared,
+            tools=arguments.get("tools"),
+            documents=arguments.get("documents"),
+            extra=self._checked_extra(arguments),
+            add_generation_prompt=add_generation_prompt,
+            now=self._now().isoformat(),
+        )
+        rendered = self._run(asked)
+        return _cut_at_mark(rendered) if is_continued else rendered
+
+    def _load(self) -> TemplateLoaded:
+        try:
+            answer = self._helpers.load()
+        except TemplateError as error:
+            self.failure = error
+            return TemplateLoaded(wants_parts=False, own_text="")
+        if isinstance(answer, Broken):
+            raise CheckpointError(f"{answer.message}; give another file")
+        if not isinstance(answer, TemplateLoaded):
+            raise CheckpointError(f"a chat template must be loaded, {answer!r} came of it; give another file")
+        return answer
+
+    def _run(self, asked: Render) -> Rendered:
+        answer = self._helpers.render(asked)
+        if isinstance(answer, Rendered):
+            return answer
+        raise TemplateError(
+            answer.message
+            if isinstance(answer, TemplateRefused | Broken)
+            else "the model's chat template made no prompt of these messages; use the completions endpoint"
+        )
+
+    def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:
+        extra = dict(arguments.get("extra", {}))
+        unknown = sorted(set(extra) - self._extra_arguments)
+        if unknown:
+            allowed = ", ".join(sorted(self._extra_arguments))
+            raise TemplateError(f"template arguments may be {allowed}; {unknown[0]!r} given; leave it out")
+        thinking = arguments.get("enable_thinking")
+        return extra if thinking is None else {**extra, "enable_thinking": thinking}
+
+
+def _check_source(source: object) -> None:
+    if not isinstance(source, str):
+        raise CheckpointError(
+            f"a chat template must be one text, a {type(source).__name__} given; name one of the model's templates"
+        )
+    if len(source) > MAX_SOURCE_CHARS:
+        raise CheckpointError(
+            f"a chat template may have {MAX_SOURCE_CHARS} characters, {len(source)} given; give another template file"
+        )
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put a mark after the last message's text."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    # The space shows whether the template trims messages; see `_cut_at_mark`.
+    mark = CONTINUE_MARK + " "
+    if isinstance(content, str):
+        return [*messages[:-1], {**last, "content": content + mark}]
+    if isinstance(content, list) and content:
+        final_part = {**content[-1], "text": content[-1]["text"] + mark}
+        return [*messages[:-1], {**last, "content": [*content[:-1], final_part]}]
+    raise InvalidTextError("a final message can be continued if it has text, this one has none; give it some")
+
+
+def _cut_at_mark(rendered: Rendered) -> Rendered:
+    """Everything before the mark; without trailing space if the template trims its messages."""
+    before, mark, after = rendered.text.rpartition(CONTINUE_MARK)
+    if not mark:
+        raise TemplateError("the model's chat template does not show the final message, so it cannot be continued")
+    text = before if after.startswith(" ") else before.rstrip()
+    spans = ((start, min(stop, len(text))) for start, stop in rendered.client)
+    sources = ((start, min(stop, len(text)), label) for start, stop, label in rendered.sources)
+    return Rendered(
+        text,
+        tuple(span for span in spans if span[0] < span[1]),
+        tuple(source for source in sources if source[0] < source[1]),
+    )

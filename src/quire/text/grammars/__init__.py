@@ -1,0 +1,1 @@
+"""Grammars of answers, and the process that checks them."""

@@ -1,0 +1,163 @@
+"""The server's side of checking grammars: one process for a model, started when the first grammar comes.
+
+    known? ─► turn ─► process ─► known from now on
+
+What was found right, or wrong, lately is not looked at again, and is looked up without waiting for a check. Those who
+have something to check take turns, first come first served: whoever has more waits again behind the others. What a
+check takes is charged to the request that it is for, and there is no more of it when that has had its share. The
+process bounds what a check may take; should it not answer within `CHECK_S` all the same, it is ended, the grammar is
+refused, and the next check starts another.
+"""
+
+import sys
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from quire.core.work_budget import WorkKind
+from quire.errors import CapacityError, CheckpointError, EngineDeadError, InvalidParameterError
+from quire.text.grammars import wire
+from quire.text.grammars.grammar import Grammar
+from quire.text.grammars.wire import CheckGrammar, FromChecker, GrammarFine, GrammarRefused, LoadVocabulary
+from quire.text.helper_process import Helper, StoppedError
+from quire.text.text_work import current_work
+
+COMMAND = (sys.executable, "-m", "quire.text.grammars.process")
+LOAD_S = 60.0
+CHECK_S = 10.0
+KEPT_BYTES = 4 << 20
+"""Of texts of grammars of which it is known what came of them, the latest used."""
+MESSAGE_BYTES = 400
+"""What is kept of one beside its text, at the most."""
+CHECK_CPU_S = 0.2
+"""Processor time for one grammar: ordinary ones take a few milliseconds."""
+
+
+class Verdicts:
+    """What came of the latest grammars: None if nothing is wrong, else the library's words. Safe from several
+    threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[str, str | None] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, text: str) -> tuple[bool, str | None]:
+        """Whether it is known, and what is wrong."""
+        with self._lock:
+            if text not in self._found:
+                return False, None
+            self._found.move_to_end(text)
+            return True, self._found[text]
+
+    def keep(self, text: str, why: str | None) -> None:
+        """Remember it, in the place of what was not used for longest."""
+        with self._lock:
+            if text not in self._found:
+                self._num_bytes += len(text) + MESSAGE_BYTES
+            self._found[text] = why
+            while self._num_bytes > KEPT_BYTES and len(self._found) > 1:
+                self._num_bytes -= len(self._found.popitem(last=False)[0]) + MESSAGE_BYTES
+
+
+class Turns:
+    """A lock that goes to those who wait in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold it."""
+        ticket = object()
+        with self._changed:
+            self._waiting.append(ticket)
+            self._changed.wait_for(lambda: self._waiting[0] is ticket)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting.popleft()
+                self._changed.notify_all()
+
+
+class GrammarChecker:
+    """Safe from several threads. Close it."""
+
+    def __init__(self, read_vocabulary: Callable[[], LoadVocabulary]) -> None:
+        self._read_vocabulary = read_vocabulary
+        self._turns = Turns()
+        self._helpers: list[Helper] = []
+        """The one there is."""
+        self.verdicts = Verdicts()
+        self.close = weakref.finalize(self, _kill, self._helpers)
+
+    def check(self, grammar: Grammar) -> None:
+        """Raise InvalidParameterError, in the library's words, if no engine could follow this grammar;
+        WorkBudgetError, if it cannot be known within what the request, or its tenant, has left."""
+        is_known, why = self.verdicts.get(grammar.text)
+        if not is_known:
+            why = self._checked(grammar)
+        if why is not None:
+            raise InvalidParameterError(f"{grammar.parameter} cannot be used: {why}", grammar.parameter)
+
+    def _checked(self, grammar: Grammar) -> str | None:
+        """What is wrong with it, if anything is."""
+        work = current_work()
+        with self._turns.turn():
+            is_known, why = self.verdicts.get(grammar.text)  # perhaps since this one waits
+            if is_known:
+                return why
+            if (refusal := work.refusal(WorkKind.GRAMMAR_CHECK)) is not None:
+                raise refusal
+            cpu_s = min(CHECK_CPU_S, work.left_s(WorkKind.GRAMMAR_CHECK))
+            answer = self._answer(grammar, cpu_s)
+        if not isinstance(answer, GrammarFine | GrammarRefused):
+            return f"{answer!r} came of it"
+        why = answer.message if isinstance(answer, GrammarRefused) else None
+        if isinstance(answer, GrammarFine) or not answer.took_all or cpu_s >= CHECK_CPU_S:
+            self.verdicts.keep(grammar.text, why)  # what was stopped because others took its time may be right
+            work.charge(WorkKind.GRAMMAR_CHECK, answer.spent_s)
+        else:
+            work.spend(WorkKind.GRAMMAR_CHECK, answer.spent_s)
+        return why
+
+    def _answer(self, grammar: Grammar, cpu_s: float) -> FromChecker:
+        helper = self._helper()
+        try:
+            return helper.ask(wire.encode_frame(CheckGrammar(grammar.text, cpu_s)), wire.read_from_checker, CHECK_S)
+        except StoppedError as error:
+            self._helpers.clear()
+            raise InvalidParameterError(
+                f"{grammar.parameter} may take {CHECK_S:g} s to be checked, this one {error}; say it with fewer rules",
+                grammar.parameter,
+            ) from None
+
+    def _helper(self) -> Helper:
+        if not self.close.alive:
+            raise EngineDeadError("the model is closed; open it again")
+        if self._helpers and self._helpers[0].is_alive:
+            return self._helpers[0]
+        _kill(self._helpers)
+        try:
+            vocabulary = wire.encode_frame(self._read_vocabulary())
+        except CheckpointError as error:
+            raise InvalidParameterError(f"this model follows no grammars: {error}", "grammar") from error
+        try:
+            helper = Helper(COMMAND)
+            answer = helper.ask(vocabulary, wire.read_from_checker, LOAD_S)
+        except (OSError, StoppedError) as error:
+            raise CapacityError(f"a grammar needs a process that checks it, none could be started: {error}") from None
+        if isinstance(answer, GrammarRefused):
+            helper.kill()
+            raise InvalidParameterError(answer.message, "grammar")
+        self._helpers.append(helper)
+        return helper
+
+
+def _kill(helpers: list[Helper]) -> None:
+    while helpers:
+        helpers.pop().kill()

@@ -1,0 +1,312 @@
+"""The process that owns a model: an inbox, the engine's loop, an outbox. Token ids in, events out.
+
+    parent ─► inbox ─► [ beat · obey · name · step · tell ] ─► outbox ─► parent
+
+It names a step's requests before it runs them and beats from inside the loop, both on the shared status. It may die at
+any moment; whatever it cannot handle ends it, and its parent replaces it. It never outlives its parent.
+
+    python -m quire.worker.child.process SOCKET PAGE LEASH PARENT
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from pathlib import Path
+from shutil import rmtree
+from time import monotonic, time
+
+import zmq
+
+from quire.backends.protocol import CountsLayers
+from quire.checkpoints import Progress, resolve
+from quire.core.events import KVEvent, RequestEvent, Token
+from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
+from quire.core.work_budget import WorkSpent
+from quire.engine.commands import Command
+from quire.engine.engine import Engine
+from quire.engine.loading import open_engine
+from quire.engine.loop import run_loop
+from quire.errors import InvariantError
+from quire.lasting_objects import set_aside_what_was_loaded
+from quire.worker import messages
+from quire.worker.child.faults import faults_from, with_faults
+from quire.worker.child.kv_events import KVEventPublisher
+from quire.worker.child.low_priority import giving_way
+from quire.worker.child.shared_status import SharedStatus
+from quire.worker.messages import BlockTold, Open, Ready, SnapshotMade, Stepped, ToParent, ToWorker, WorkerLoad
+
+LOAD_S = 0.1
+"""How old what the parent knows of the load may be while nothing but tokens come."""
+TENANTS_SHOWN = 64
+"""Whose work the parent knows of."""
+IDLE_S = 0.25
+"""How long an idle worker sleeps between two beats."""
+MAX_BACKLOG_BYTES = 64 << 20
+"""A parent that leaves more than this unread is not going to come back."""
+LINGER_MS = 1000
+PR_SET_PDEATHSIG = 1
+FAILED = 70
+"""Exit code of a worker that could say why it ended."""
+
+Emit = Callable[[KVEvent], None]
+Opener = Callable[[Open, Progress, Emit | None], Engine]
+
+
+class Channel:
+    """The worker's end of the socket. Sending never waits: what a slow reader has not taken is kept here, bounded."""
+
+    def __init__(self, pair: "zmq.Socket[bytes]") -> None:
+        self._pair = pair
+        self._backlog: deque[bytes] = deque()
+        self._num_backlog_bytes = 0
+
+    def send(self, message: ToParent) -> None:
+        """Say something, now or as soon as the parent reads."""
+        self.put(messages.encode_message(message))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the reader has left something unread."""
+        return bool(self._backlog)
+
+    def put(self, data: bytes) -> None:
+        """Say bytes."""
+        self._backlog.append(data)
+        self._num_backlog_bytes += len(data)
+        self.flush()
+        if self._num_backlog_bytes > MAX_BACKLOG_BYTES:
+            raise InvariantError(
+                f"a parent may leave {MAX_BACKLOG_BYTES} bytes unread, {self._num_backlog_bytes} are; it does not read"
+            )
+
+    def flush(self) -> None:
+        """Pass on what the reader has room for."""
+        while self._backlog:
+            try:
+                self._pair.send(self._backlog[0], zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self._num_backlog_bytes -= len(self._backlog.popleft())
+
+    def receive(self, timeout_s: float) -> ToWorker | None:
+        """The next message, or None if none comes in time."""
+        if timeout_s and not self._pair.poll(int(timeout_s * 1000)):
+            return None
+        try:
+            return messages.decode_to_worker(self._pair.recv(zmq.DONTWAIT))
+        except zmq.Again:
+            return None
+
+
+class Worker:
+    """Hosts the engine's loop: commands come from the channel, and what happened goes there."""
+
+    def __init__(
+        self, engine: Engine, channel: Channel, status: SharedStatus, publisher: KVEventPublisher | None
+    ) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._status = status
+        self._publisher = publisher
+        self._step_tokens: list[int] = []
+        """Of steps that nobody was told of yet."""
+        self._num_steps = self._num_computed = 0
+        self._load_told_s = -inf
+
+    def run(self) -> None:
+        """Until the parent closes it."""
+        run_loop(self._engine, self)
+
+    def close(self) -> None:
+        """What is left of a trace is written."""
+        if self._engine.recorder is not None:
+            self._engine.recorder.close()
+
+    def blame(self) -> None:
+        """A step that was under way has named its requests; for anything else all who live are named."""
+        if not self._status.read().request_ids:
+            self._status.name([*self._engine.scheduler.live])
+
+    # -- what the loop asks of its host --------------------------------------------------------------------------------
+
+    def next_command(self, *, waits: bool) -> Command | None:
+        """The next one, or None: if there is nothing to do, after a while. Whoever the one before was about is done."""
+        self._status.clear_in_flight()
+        self._status.beat()
+        self._channel.flush()
+        is_asked = self._publisher is not None and self._publisher.has_work
+        command = self._channel.receive(self._idle_s() if waits and not is_asked else 0.0)
+        if isinstance(command, Open):
+            raise InvariantError("a worker is opened once, with its first message")
+        return command
+
+    def began(self, request_ids: list[str]) -> None:
+        """Name them: if this process dies now, they are asked first."""
+        self._status.name(request_ids)
+        plan = self._engine.scheduler.in_flight
+        if plan is not None:
+            self._status.begin_step(sum(len(item.token_ids) for item in plan.items))
+            if (load := self._load_when_due(has_news=False)) is not None:  # the step may take long
+                self._channel.send(Stepped((), load))
+
+    def tell(self, events: Sequence[RequestEvent]) -> None:
+        """Nobody is in flight any more; the parent and those who follow the cache hear what happened. A step that only
+        reads a prompt has no events, but a load."""
+        self._status.clear_in_flight()
+        self._count_step()
+        has_news = any(type(event) is not Token for event in events)
+        load = self._load_when_due(has_news=has_news) if events or self._step_tokens else None
+        if events or load is not None:
+            self._channel.send(Stepped(tuple(events), load))
+        if self._publisher is not None:
+            self._publisher.publish(time())
+
+    def show(self, snapshot: EngineSnapshot) -> None:
+        """For those who watch. A parent that is behind misses it: there will be another."""
+        if not self._channel.is_behind:
+            self._channel.send(SnapshotMade(snapshot))
+
+    def answer(self, question_id: str, facts: BlockFacts | None) -> None:
+        """What is known of a block."""
+        self._channel.send(BlockTold(question_id, facts))
+
+    def _idle_s(self) -> float:
+        watch = self._engine.watch
+        return IDLE_S if watch is None else min(IDLE_S, watch.due_in(monotonic()))
+
+    def _count_step(self) -> None:
+        totals = self._engine.scheduler.stats
+        if totals.num_steps > self._num_steps:
+            self._step_tokens.append(totals.num_computed_tokens - self._num_computed)
+            self._num_steps, self._num_computed = totals.num_steps, totals.num_computed_tokens
+
+    def _load_when_due(self, *, has_news: bool) -> WorkerLoad | None:
+        """With whatever is more than a token, and else now and then: hardly anything has changed since."""
+        now_s = monotonic()
+        if not has_news and now_s - self._load_told_s < LOAD_S:
+            return None
+        self._load_told_s = now_s
+        return self._load()
+
+    def _load(self) -> WorkerLoad:
+        scheduler, memory = self._engine.scheduler, self._engine.memory
+        totals, shares = scheduler.stats, scheduler.queue.shares
+        told, self._step_tokens = tuple(self._step_tokens), []
+        guides = self._engine.guides
+        return WorkerLoad(
+            len(scheduler.running),
+            scheduler.queue.num_waiting,
+            memory.config.num_blocks - memory.num_free_blocks,
+            totals.num_steps,
+            totals.num_computed_tokens,
+            totals.num_preemptions,
+            told,
+            shares.verdicts() if shares.refused else (),
+            totals.num_draft_tokens,
+            totals.num_accepted_tokens,
+            totals.num_forced_tokens,
+            0.0 if guides is None else guides.compile_s,
+            0.0 if guides is None else guides.mask_s,
+            self._engine.num_snapshots,
+            WorkSpent() if guides is None else guides.budget.spent(TENANTS_SHOWN),
+        )
+
+
+def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> Engine:
+    """The model the parent has resolved: a directory on this machine."""
+    return open_engine(resolve(command.model), command.settings, command.queue, command.key, progress, emit)
+
+
+def run_worker(arguments: list[str], opener: Opener = open_checkpoint) -> int:
+    """Be a worker until told to close; the exit code."""
+    path, status, leash, parent = arguments
+    for inherited in (int(status), int(leash)):
+        os.set_inheritable(inherited, False)  # a child of ours must not hold on to them when we are gone
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides, and its death is ours
+    with zmq.Context() as context, context.socket(zmq.PAIR) as pair:
+        pair.setsockopt(zmq.LINGER, LINGER_MS)
+        pair.connect(f"ipc://{path}")
+        channel = Channel(pair)
+        command = _first_command(channel, Path(path).parent, int(parent))
+        if command is None:
+            return 0
+        _die_with(int(parent), socket.socket(fileno=int(leash)))
+        return _live(command, opener, channel, SharedStatus(int(status)))
+
+
+def _first_command(channel: Channel, folder: Path, parent: int) -> Open | None:
+    """Wait for it; then the socket needs its path no more, so that nothing is left behind however this ends."""
+    try:
+        while os.getppid() == parent:
+            command = channel.receive(IDLE_S)
+            if isinstance(command, Open):
+                return command
+        return None
+    finally:
+        rmtree(folder, ignore_errors=True)
+
+
+def _die_with(parent: int, leash: socket.socket) -> None:
+    """The kernel kills us with the thread that spawned us; where it cannot, the other end of the leash closes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+    def watch() -> None:
+        while leash.recv(1):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="quire-leash", daemon=True).start()
+
+
+def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus) -> int:
+    worker: Worker | None = None
+    publisher: KVEventPublisher | None = None
+
+    def progress(label: str, done_bytes: int, total_bytes: int) -> None:
+        channel.send(messages.LoadProgress(label, done_bytes, total_bytes))
+
+    try:
+        if command.kv_events is not None:
+            publisher = KVEventPublisher(command.kv_events)
+        emit = None if publisher is None else publisher.emit
+        load = partial(opener, command, progress, emit)
+        opened = giving_way(load) if command.gives_way else load()
+        if isinstance(opened.runner, CountsLayers):
+            status.step_layers = opened.runner.count_layers(status.layers)
+        engine = with_faults(opened, faults_from(os.environ), channel.put)
+        if command.trace is not None:
+            engine.record(command.trace)
+        if publisher is not None:
+            publisher.follow(engine.memory.stored_events)
+        worker = Worker(engine, channel, status, publisher)
+        set_aside_what_was_loaded()
+        status.beat()
+        channel.send(Ready(engine.info))
+        worker.run()
+    except Exception as error:
+        # A broken promise, a device that is gone, no memory: the parent replaces us and asks again.
+        if worker is not None:
+            worker.blame()
+        channel.send(messages.Failed(type(error).__name__, str(error)))
+        return FAILED
+    finally:
+        if worker is not None:
+            worker.close()
+        if publisher is not None:
+            publisher.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(sys.argv[1:]))

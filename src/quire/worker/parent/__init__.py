@@ -1,0 +1,1 @@
+"""What supervises that process: start, sessions, the ledger of open requests."""

@@ -1,0 +1,99 @@
+"""`quire chat --url` against servers that behave badly, and a person who does not want to wait."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from quire.cli import app
+from quire.cli.chat.remote import Remote
+from quire.client.reply.outputs import Completion
+from quire.client.request.params import SamplingParams
+from quire.errors import ConfigError, QuireError
+from tests.support.servers.local_api import House, house
+from tests.support.servers.scripted_server import OK
+from tests.support.servers.talkers import paced_talker
+
+HELLO = [{"role": "user", "content": "hello"}]
+CHUNK = b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": "half"}}]}).encode() + b"\n\n"
+
+
+@contextmanager
+def scripted(answer: bytes) -> Iterator[str]:
+    """A server that says these bytes to whoever asks, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    wire, _ = listener.accept()
+                    wire.recv(65536)
+                    wire.sendall(answer)
+                    wire.shutdown(socket.SHUT_WR)
+                    while wire.recv(65536):  # a socket closed with words unread is reset, and what it said is lost
+                        pass
+                    wire.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def said(url: str, is_stopped: Any = lambda: False) -> list[Any]:
+    return list(Remote(url, "oracle").stream_chat(HELLO, SamplingParams(max_tokens=200), is_stopped))
+
+
+def test_a_stream_that_ends_without_its_last_word_is_no_answer() -> None:
+    with scripted(OK + CHUNK) as url, pytest.raises(QuireError, match="ended before its end"):
+        said(url)
+    with scripted(OK + CHUNK + b"data: [DONE]\n\n") as url:
+        assert said(url)[-1].text == "half"
+    with scripted(OK + CHUNK + b'data: {"cho') as url, pytest.raises(QuireError):
+        said(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:eighty",
+        "ftp://127.0.0.1",
+        "127.0.0.1:8000",
+        "http://[::1",
+        "http://",
+    ],
+)
+def test_an_address_that_is_none_is_said_to_be(url: str) -> None:
+    with pytest.raises(ConfigError, match="must look like"):
+        Remote.at(url, None, None)
+    assert isinstance(CliRunner().invoke(app, ["chat", "--url", url]).exception, ConfigError)
+
+
+@pytest.fixture
+def waiting() -> Iterator[House]:
+    """A server whose model does not move."""
+    opened, runner = paced_talker(max_running=1)
+    with house(models={"oracle": opened}) as here:
+        yield here
+        runner.let_go()
+        here.wait_until_free()
+
+
+def test_whoever_stops_while_waiting_in_the_queue_leaves_at_once(waiting: House) -> None:
+    stopped = threading.Event()
+    got: list[Any] = []
+    asking = threading.Thread(target=lambda: got.extend(said(waiting.url, stopped.is_set)))
+    asking.start()
+    waiting.wait_until(lambda: len(waiting.admission.open_requests) == 1)
+    stopped.set()
+    asking.join(60)  # nothing else would end it: the model does not move
+    assert not asking.is_alive()
+    (completion,) = got
+    assert isinstance(completion, Completion)
+    assert completion.finish_reason == "cancelled"
+    waiting.wait_until(lambda: not waiting.admission.open_requests)

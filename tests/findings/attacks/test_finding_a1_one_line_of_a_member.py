@@ -1,0 +1,108 @@
+"""A1: one line of a member that is not quire held the gateway's event loop for minutes: its work was quadratic."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from time import thread_time
+from typing import Any
+
+import msgspec
+import pytest
+
+from quire.client.request.params import SamplingParams
+from quire.errors import MessageError
+from quire.fleet.openai.stream import MAX_LINE_BYTES, StrangerStream
+from tests.support.servers.stranger_server import stranger_server
+from tests.unit.fleet.openai.test_link import fleet_of
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+
+
+def many_choices(_chunk: dict[str, Any]) -> bytes:
+    return b'{"choices":[%s]}' % b",".join([b'{"token_ids":[1]}'] * 1_000)
+
+
+def no_end(_chunk: dict[str, Any]) -> bytes:
+    return b"x" * (2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("says", "words"), [(many_choices, "expected one choice in a chunk, got 1000"), (no_end, "a line of this stream")]
+)
+def test_a_member_with_such_a_line_is_left_and_the_good_one_answers(
+    says: Callable[[dict[str, Any]], bytes], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with (
+            stranger_server(says=says) as liar,
+            stranger_server() as good,
+            fleet_of(liar.line, good.line) as model,
+        ):
+            done = await asyncio.gather(*(model.generate(f"{at} is how it begins", GREEDY) for at in range(4)))
+            assert all(len(one.answers[0].token_ids) == 24 for one in done)
+            assert liar.bodies
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert words in caplog.text
+
+
+def first_line(num_tokens: int, piece_bytes: int) -> Callable[[], None]:
+    prompt = (7,) * num_tokens
+    line = b"data: " + msgspec.json.encode({"choices": [{"token_ids": [1], "prompt_token_ids": prompt}]}) + b"\n"
+
+    def read() -> None:
+        stream = StrangerStream(prompt, 49152, None, 16)
+        for at in range(0, len(line), piece_bytes):
+            stream.feed(line[at : at + piece_bytes])
+
+    return read
+
+
+def small_lines(num_bytes: int) -> Callable[[], None]:
+    line = b'data: {"choices":[{"token_ids":[1]}]}\n'
+    lines = line * (num_bytes // len(line))
+    return lambda: void(StrangerStream((1, 2, 3), 49152, None, len(lines)).feed(lines))
+
+
+def void(_of: object) -> None:
+    pass
+
+
+def seconds_of(work: Callable[[], None]) -> float:
+    began_s = thread_time()
+    work()
+    return thread_time() - began_s
+
+
+@pytest.mark.parametrize(
+    "of_size",
+    [lambda size: first_line(size, 100), lambda size: first_line(size, 1 << 16), small_lines],
+    ids=["small pieces of a long line", "large pieces of a long line", "many lines"],
+)
+def test_twice_as_many_bytes_take_about_twice_as_long(of_size: Callable[[int], Callable[[], None]]) -> None:
+    once, twice = of_size(1_000_000), of_size(2_000_000)
+    rounds = [(seconds_of(once), seconds_of(twice)) for _ in range(5)]
+    least, least_twice = (min(found) for found in zip(*rounds, strict=True))
+    assert least_twice <= 2.6 * least
+
+
+@pytest.mark.parametrize("choice", [b"{}", b'{"token_ids":[1]}', b'{"text":"x"}'])
+def test_choices_beyond_the_first_are_refused_however_many_there_are(choice: bytes) -> None:
+    line = b'data: {"choices":[' + b",".join([choice] * 20_000) + b"]}\n"
+    with pytest.raises(MessageError, match=r"expected one choice in a chunk, got 20000"):
+        StrangerStream((1, 2, 3), 49152, None, 1 << 30).feed(line)
+
+
+def test_a_line_without_an_end_is_refused_before_it_is_long() -> None:
+    stream = StrangerStream((1, 2, 3), 49152, None, 16)
+    stream.feed(b"x" * MAX_LINE_BYTES)
+    with pytest.raises(MessageError, match="bytes, more came"):
+        stream.feed(b"x" * 1000)
+
+
+def test_tokens_beyond_those_that_were_asked_for_are_refused_while_lines_are_read() -> None:
+    line = b"data: " + json.dumps({"choices": [{"token_ids": [1, 2]}]}).encode() + b"\n"
+    with pytest.raises(MessageError, match="up to 5 tokens, 6 came"):
+        StrangerStream((1, 2, 3), 49152, None, 5).feed(line * 100_000)

@@ -1,0 +1,23 @@
+"""What an error or a warning advises can be done, and names the limit that holds."""
+
+from dataclasses import replace
+
+import pytest
+
+from quire.cli.agents.agent_clients import Server
+from quire.cli.agents.launch import _warn_of_length
+from quire.errors import TemplateError
+from tests.support.servers.talkers import talker
+
+
+def test_a_model_without_a_template_is_not_sent_to_an_option_that_is_not_there() -> None:
+    with pytest.raises(TemplateError, match="completions endpoint") as refused:
+        replace(talker().text, template=None).chat([{"role": "user", "content": "hello"}])
+    assert "template file" not in str(refused.value)
+
+
+def test_a_short_model_is_not_blamed_on_memory_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    _warn_of_length(Server("http://127.0.0.1:1", "m", "none", 8192))
+    said = capsys.readouterr().err
+    assert "8,192 tokens" in said
+    assert "take a model that was made for more" in said

@@ -1,0 +1,82 @@
+"""A member without a model, in a process of its own, so that it can be stopped and killed.
+
+python -m tests.support.fleet.oracle_member ADDRESS STEP_S [KEYS [EVENTS REPLAY]]
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quire.fleet.kv_events.relay import MemberPlaces
+from quire.fleet.member.run import MemberPlan, run_member
+from quire.fleet.protocol.keys import read_member_keys
+from tests.support.fleet.small_fleets import LOCAL, oracle_words
+from tests.support.servers.talkers import TEMPLATE, talker
+from tests.support.workers.oracle_worker import ROOT, SETTINGS, oracle_plan
+
+AT = "member at "
+ROOMY = replace(SETTINGS, memory_bytes=4096, block_size=16)
+"""As `oracle_server` has it: what the two cost is compared."""
+
+
+@dataclass
+class MemberProcess:
+    """One that was spawned and listens."""
+
+    process: "subprocess.Popen[str]"
+    address: str
+
+    def send_signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+@contextmanager
+def member_process(address: str = LOCAL, step_s: float = 0.0) -> Iterator[MemberProcess]:
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.fleet.oracle_member", address, str(step_s)],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        line = next((line for line in process.stderr if line.startswith(AT)), "")
+        yield MemberProcess(process, line.removeprefix(AT).partition(",")[0])
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def main(address: str, step_s: str, keys: str = "", events: str = "", replay: str = "") -> int:
+    async def run() -> bool:
+        ending = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+        size = talker(template=TEMPLATE).text.vocabulary_size
+        plan = MemberPlan(
+            "oracle",
+            MemberPlaces(address, events, replay).resolved(),
+            read_member_keys(Path(keys)) if keys else None,
+            oracle_plan(size, ROOMY, step_s=float(step_s)),
+            oracle_words(),
+        )
+        return await run_member(plan, ending, 60.0, _say)
+
+    return 0 if asyncio.run(run()) else 1
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""A second API for the server, as small as one can be: lines of plain text instead of events and objects.
+
++ " cat"                     a piece of text; the first comes after the line `begin`, the last before `end 2 tokens`
+said " cat" for 2 tokens     a whole answer
+no 400 invalid_request: …    an error; within a stream its last line is `broken 503 …`
+.                            a keep-alive
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.access.admission import Admission
+from quire.api.access.auth import Caller, Gate, require_key
+from quire.api.app import add_route, make_app
+from quire.api.asgi import RequestMiddleware
+from quire.api.dialects.answering import Answering
+from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
+from quire.api.dialects.error_formats import SERVER_ERRORS
+from quire.api.dialects.field_names import names
+from quire.api.http.errors import ApiError, ErrorFormat, invalid
+from quire.api.http.headers import Headers
+from quire.api.models.registry import Models
+from quire.client.reply.outputs import Piece, ReasoningPart, TextPart
+from quire.client.reply.reply import Reply
+from quire.client.request.params import SamplingParams
+
+PATH = "/toy"
+PLAIN = b"text/plain; charset=utf-8"
+
+
+def error_line(error: ApiError, word: str = "no") -> bytes:
+    """An error, wherever it is met."""
+    return f"{word} {error.status} {error.code}: {error.message}\n".encode()
+
+
+TOY_ERRORS = ErrorFormat(PLAIN, error_line, error_line)
+
+
+class ToyWriter:
+    """Lines that tell of the answers to one request."""
+
+    content_type = PLAIN
+    stream_headers = ((b"content-type", PLAIN),)
+    answer_id = ""
+    keep_alive = b".\n"
+
+    def begin(self, replies: Sequence[Reply]) -> bytes:
+        """The first line."""
+        return b"begin\n"
+
+    def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
+        """A line for each piece that shows something."""
+        return "".join([_line(piece) for _, piece in batch if piece.delta]).encode()
+
+    def end(self, replies: Sequence[Reply]) -> bytes:
+        """The last line."""
+        return f"end {_num_tokens(replies)} tokens\n".encode()
+
+    def error(self, error: ApiError) -> bytes:
+        """The last line of a stream that broke."""
+        return error_line(error, "broken")
+
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """One line."""
+        (reply,) = replies
+        return f"said {json.dumps(reply.completion().text)} for {_num_tokens(replies)} tokens\n".encode()
+
+
+def _line(piece: Piece) -> str:
+    match piece.part:
+        case TextPart():
+            return f"+ {json.dumps(piece.delta)}\n"
+        case ReasoningPart():
+            return f"? {json.dumps(piece.delta)}\n"
+        case call:
+            return f"! {call.name} {json.dumps(piece.delta)}\n"
+
+
+def _num_tokens(replies: Sequence[Reply]) -> int:
+    return sum(reply.num_tokens for reply in replies)
+
+
+class Toy:
+    """Takes `{"say": text, "count": tokens, "stream": whether}`."""
+
+    names = names("say count stream model")
+
+    def parse(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The same, if there is something to say."""
+        if not isinstance(body.get("say"), str):
+            raise invalid("say must be a text; send one", "say")
+        return body
+
+    def address(self, fields: dict[str, Any], models: Models, caller: Caller, headers: Headers) -> Address:
+        """Whom it asks."""
+        return Address(models.named(fields.get("model")), {"tenant": caller.tenant})
+
+    def generation(self, fields: dict[str, Any], to: Target) -> GenerationRequest:
+        """What it asks."""
+        params = SamplingParams(max_tokens=fields.get("count", 4), temperature=0.0, ignore_eos=True)
+        ids = to.text.prompt(fields["say"])
+        return GenerationRequest(to, [ids], params, ToyWriter(), bool(fields.get("stream")))
+
+
+async def _answer(request: Request) -> Response:
+    """What follows."""
+    return Answering(request.app.state.admission, request.scope["quire.caller"], Toy())
+
+
+def make_toy(admission: Admission, gate: Gate) -> RequestMiddleware:
+    """The server's application with one route more."""
+    app = make_app(admission, gate)
+    add_route(app, "POST", PATH, _answer, require_key)
+    return RequestMiddleware(app, errors=replace(SERVER_ERRORS, by_path={**SERVER_ERRORS.by_path, PATH: TOY_ERRORS}))

@@ -1,0 +1,104 @@
+"""What `quire info` says of a model whose layers keep a state, and who runs it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from quire import cli
+from quire.backends.load import load_backend
+from quire.checkpoints import resolve
+from quire.checkpoints.families import parts_of, read_shape
+from quire.cli.models.info import facts_of
+from quire.config import ModelSettings
+from quire.errors import ConfigError
+from tests.support.machine.process_memory import AMPLE_BYTES
+from tests.support.models.plain_hybrids import CONFIGS, write_hybrid
+from tests.support.models.tiny_hybrids import make_hybrid
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty home and no settings."""
+    for name in list(os.environ):
+        if name.startswith(("QUIRE_", "XDG_")):
+            monkeypatch.delenv(name)
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(folder)
+
+
+def told(folder: Path, *words: str) -> str:
+    result = CliRunner().invoke(cli.app, ["info", str(folder), *words], catch_exceptions=False)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+def large(name: str, **fields: Any) -> dict[str, Any]:
+    """The config of a model with 30 layers of which 24 keep a state."""
+    kinds = (["linear_attention"] * 4 + ["full_attention"]) * 6
+    return {**CONFIGS[name], "num_hidden_layers": 30, "layer_types": kinds, **fields}
+
+
+def test_info_says_how_many_layers_keep_a_state_and_of_which_kind(tmp_path: Path) -> None:
+    out = told(make_hybrid(tmp_path / "model"))
+    assert "2 of 3 layers keep a state of 0.001 MB (short convolutions)" in out
+    assert "on the CPU backend, in quire's own kernels" in out
+    assert ["state", "1,024", "bytes", "per", "sequence"] in [line.split() for line in out.splitlines()]
+    assert "float32 KV and slots for states beside it, and 0.5 GiB for libraries" in out
+    assert "earlier one" not in out
+
+
+@pytest.mark.parametrize(("config", "words"), [
+    (CONFIGS["delta"], ("2 of 3 layers keep a state of 0.082 MB (gated delta nets)", "norms of queries and keys")),
+    (CONFIGS["space"], ("2 of 3 layers keep a state of 0.025 MB (Mamba-2)", "1 layers without positions")),
+    (
+        large("delta", linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128),
+        ("24 of 30 layers keep a state of 52 MB (gated delta nets)", "norms of queries and keys"),
+    ),
+    (
+        large("delta", linear_num_value_heads=96, linear_key_head_dim=128, linear_value_head_dim=128),
+        ("24 of 30 layers keep a state of 155 MB (gated delta nets)", "norms of queries and keys"),
+    ),
+])  # fmt: skip
+def test_parts_of_a_hybrid_are_told_in_words(config: dict[str, Any], words: tuple[str, ...]) -> None:
+    assert parts_of(read_shape(config)) == words
+
+
+def test_layers_that_keep_a_state_take_no_keys_and_values(tmp_path: Path) -> None:
+    facts = json.loads(told(make_hybrid(tmp_path / "model"), "--json"))
+    assert facts["kv_bytes_per_token"] == {"float32": 2 * 32 * 4, "bfloat16": 2 * 32 * 2}
+    assert facts["state_bytes_per_sequence"] == 4 * 2 * (2 * 64)
+
+
+def test_what_fits_leaves_room_for_states_as_loading_does(tmp_path: Path) -> None:
+    write_hybrid(tmp_path, CONFIGS["delta"])
+    facts = facts_of(resolve(str(tmp_path)), ModelSettings(max_running=8))
+    assert facts.fits is not None
+    for fit in facts.fits:
+        left_bytes = fit.memory_gib * GIB - GIB // 2 - facts.weight_bytes - (5 * 8 + 1 + 1) * 81_792
+        assert fit.kv_tokens == left_bytes // 256 // 32 * 32
+
+
+def test_a_plain_model_is_told_nothing_of_states() -> None:
+    config = {**CONFIGS["delta"], "model_type": "qwen3", "layer_types": ["full_attention"] * 3}
+    shape = read_shape(config)
+    assert shape.state_bytes == 0
+    assert not any("state" in words for words in parts_of(shape))
+
+
+@pytest.mark.parametrize(("settings", "reason"), [
+    ({"backend": "torch"}, "backend is torch"),
+    ({"block_size": 8}, "blocks of 16, 32 or 64, this is 32 and 8"),
+])  # fmt: skip
+def test_torch_refuses_a_hybrid_with_the_reason_it_was_asked(
+    tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    write_hybrid(tmp_path, CONFIGS["space"])
+    with pytest.raises(ConfigError, match=f"{reason}; models whose layers keep a state run on the CPU backend alone"):
+        load_backend(resolve(str(tmp_path)), ModelSettings(memory_bytes=AMPLE_BYTES, **settings))

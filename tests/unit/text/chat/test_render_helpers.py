@@ -1,0 +1,223 @@
+"""A template runs where it can be stopped: what takes long or much ends alone, and the next chat is answered."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic, sleep
+
+import pytest
+
+from quire.errors import CapacityError, EngineDeadError, InvalidTextError, TemplateError
+from quire.text.chat.rendering import helpers as template_helpers
+from quire.text.chat.rendering.helpers import COMMAND, IDLE, MAX_FOR_A_MODEL, MAX_IDLE, Helpers
+from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.chat.rendering.wire import LoadTemplate, Render, Rendered, TemplateLoaded
+from quire.text.helper_process import Helper
+
+SQUARING = "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
+BURNING = "{% if messages[0].content == 'burn' %}" + SQUARING + "{% endif %}{{ messages[0].content }}"
+HUGE = "{% if messages[0].content == 'fill' %}{{ ('a' * 1000000).replace('a', 'b' * 1000) }}{% endif %}ok"
+
+
+def said(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
+def helpers(source: str = BURNING) -> Helpers:
+    return Helpers(LoadTemplate(source, {}, 1000, 1000))
+
+
+def asked(content: str) -> Render:
+    return Render(said(content), None, None, {}, True, "2026-01-01T00:00:00")
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline_s = monotonic() + 60
+    while not is_gone(pid):
+        assert monotonic() < deadline_s, f"process {pid} is still there"
+        sleep(0.01)
+
+
+def wait_until_busy(ours: Helpers) -> None:
+    deadline_s = monotonic() + 60
+    while not ours._busy:
+        assert monotonic() < deadline_s
+        sleep(0.001)
+
+
+def test_a_rendering_that_takes_too_long_is_stopped_and_the_next_is_answered() -> None:
+    template = ChatTemplate(BURNING, {})
+    with pytest.raises(TemplateError, match=r"may take 2 s .* stopped; send fewer or shorter messages"):
+        template.render(said("burn"))
+    assert template.render(said("hello")).text == "hello"
+    template.close()
+
+
+def test_a_rendering_that_needs_too_much_memory_is_refused_and_the_next_is_answered() -> None:
+    template = ChatTemplate(HUGE, {})
+    with pytest.raises(TemplateError, match=r"may use 536,870,912 bytes"):
+        template.render(said("fill"))
+    assert template.render(said("hello")).text == "ok"
+    template.close()
+
+
+def test_a_template_that_must_be_stopped_when_it_is_loaded_refuses_chats_only() -> None:
+    template = ChatTemplate(
+        "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}", {}
+    )
+    for _ in range(2):
+        with pytest.raises(TemplateError, match=r"when it was loaded; use the completions endpoint"):
+            template.render(said("hello"))
+
+
+def test_a_process_that_dies_between_two_chats_is_replaced_before_the_next() -> None:
+    ours = helpers()
+    ours.load()
+    [first] = ours._free
+    os.kill(first.pid, signal.SIGKILL)
+    wait_until_gone(first.pid)
+    answer = ours.render(asked("hello"))
+    assert isinstance(answer, Rendered)
+    assert answer.text == "hello"
+    ours.close()
+
+
+def test_a_process_that_dies_in_the_middle_costs_its_chat_and_is_replaced() -> None:
+    ours = helpers()
+    ours.load()
+    [first] = ours._free
+
+    def kill() -> None:
+        wait_until_busy(ours)
+        os.kill(first.pid, signal.SIGKILL)
+
+    killer = Thread(target=kill)
+    killer.start()
+    with pytest.raises(TemplateError, match="ended in the middle"):
+        ours.render(asked("burn"))
+    killer.join(60)
+    assert isinstance(ours.render(asked("hello")), Rendered)
+    ours.close()
+
+
+def test_many_threads_share_two_processes() -> None:
+    ours = helpers()
+    ours.load()
+    with ThreadPoolExecutor(8) as threads:
+        answers = [*threads.map(lambda index: ours.render(asked(f"chat {index}")), range(200))]
+    assert [one.text for one in answers if isinstance(one, Rendered)] == [f"chat {index}" for index in range(200)]
+    assert len(ours._free) <= MAX_FOR_A_MODEL
+    ours.close()
+
+
+def test_closing_ends_what_is_being_rendered_and_what_waits() -> None:
+    ours = helpers()
+    ours.load()
+    errors: list[BaseException] = []
+    is_started = Event()
+
+    def burn() -> None:
+        is_started.set()
+        try:
+            ours.render(asked("burn"))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [Thread(target=burn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    is_started.wait(20)
+    ours.close()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 4
+    assert {type(error) for error in errors} <= {EngineDeadError, TemplateError}
+    assert any(isinstance(error, EngineDeadError) for error in errors)
+    with pytest.raises(EngineDeadError, match="closed"):
+        ours.render(asked("hello"))
+
+
+def test_a_process_waits_for_the_next_model_and_knows_nothing_of_the_last() -> None:
+    IDLE.kill_all()
+    ours = helpers("{{ 1 }}")
+    ours.load()
+    [first] = ours._free
+    ours.close()
+    others = helpers("{{ 2 }}")
+    assert isinstance(others.load(), TemplateLoaded)
+    [second] = others._free
+    assert second.pid == first.pid
+    answer = others.render(asked("x"))
+    assert isinstance(answer, Rendered)
+    assert answer.text == "2"
+    others.close()
+
+
+def test_few_processes_wait_and_none_that_has_died() -> None:
+    IDLE.kill_all()
+    many = [Helper(COMMAND) for _ in range(MAX_IDLE + 1)]
+    for one in many:
+        IDLE.give_back(one)
+    assert sum(one.is_alive for one in many) == MAX_IDLE
+    for one in many[:MAX_IDLE]:
+        os.kill(one.pid, signal.SIGKILL)
+        wait_until_gone(one.pid)
+    fresh = IDLE.take()
+    assert fresh.is_alive
+    assert fresh not in many
+    fresh.kill()
+
+
+def test_processes_end_when_nobody_has_the_template_any_more_or_its_server_dies() -> None:
+    code = (
+        "import os, signal\nfrom quire.text.chat.rendering.template import ChatTemplate\n"
+        "template = ChatTemplate('x', {})\nprint(template._helpers._free[0].pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    wait_until_gone(int(run.stdout))
+    template = ChatTemplate("x", {})
+    ours = template._helpers
+    del template
+    with pytest.raises(EngineDeadError):
+        ours.render(asked("x"))
+
+
+def test_a_process_that_cannot_be_started_is_the_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    IDLE.kill_all()
+    monkeypatch.setattr(template_helpers, "COMMAND", ("/nonexistent/python",))
+    with pytest.raises(CapacityError, match="none could be started"):
+        helpers().load()
+    monkeypatch.setattr(template_helpers, "COMMAND", (sys.executable, "-c", ""))
+    with pytest.raises(CapacityError, match="none could be started: it ended in the middle"):
+        helpers().load()
+
+
+def test_it_is_told_nothing_of_our_environment_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_SECRET", "x")
+    helper = Helper(COMMAND)
+    environment = Path(f"/proc/{helper.pid}/environ").read_bytes()
+    helper.kill()
+    assert b"QUIRE_SECRET" not in environment
+
+
+def test_what_json_cannot_say_is_refused_before_it_is_sent() -> None:
+    ours = helpers()
+    for strange in (object(), "\ud800"):
+        message: dict[str, object] = {"role": "user", "content": "x", "name": strange}
+        with pytest.raises(InvalidTextError, match="what JSON can say"):
+            ours.render(Render([message], None, None, {}, True, "2026-01-01T00:00:00"))
+
+
+@pytest.mark.parametrize("source", ["{{ '\\ud800' }}", "{% autoescape true %}{{ 1 }}{% endautoescape %}"])
+def test_half_characters_and_escapes_for_browsers_are_refused(source: str) -> None:
+    with pytest.raises(Exception, match=r"half a character|may not use autoescape"):
+        ChatTemplate(source, {}).render(said("x"))

@@ -1,0 +1,138 @@
+"""Grammars are checked where they can be stopped: what takes long or breaks ends alone, and the next is checked."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from quire.errors import CapacityError, CheckpointError, EngineDeadError, InvalidParameterError
+from quire.text.grammars import checker as grammar_checker
+from quire.text.grammars import process as grammar_process
+from quire.text.grammars.checker import GrammarChecker, Verdicts
+from quire.text.grammars.grammar import Grammar
+from quire.text.grammars.process import Checker
+from quire.text.grammars.wire import CheckGrammar, GrammarFine, GrammarRefused, LoadVocabulary, VocabularyLoaded
+from tests.support.core.grammars import END_ID
+from tests.support.models.small_tokenizers import byte_level
+
+
+def vocabulary() -> LoadVocabulary:
+    library = byte_level().library
+    return LoadVocabulary(library.to_str(), byte_level().vocabulary_size, (END_ID,))
+
+
+@pytest.fixture
+def checker() -> GrammarChecker:
+    return GrammarChecker(vocabulary)
+
+
+def test_what_can_be_followed_passes_and_is_not_looked_at_again(checker: GrammarChecker) -> None:
+    checker.check(Grammar.json_object())
+    checker._helpers[0].kill()
+    checker.check(Grammar.json_object())
+    assert not checker._helpers[0].is_alive
+
+
+@pytest.mark.parametrize(("grammar", "sentence"), [
+    (Grammar.json_schema({"type": "objekt"}, "response_format"), "response_format cannot be used: .*objekt"),
+    (Grammar.json_schema({"$ref": "#"}), "json_schema cannot be used"),
+    (Grammar.json_schema({"$ref": "http://example.com/x"}), "json_schema cannot be used"),
+    (Grammar.json_schema({"not": {"type": "string"}}), "json_schema cannot be used"),
+    (Grammar.regex("(?=a)b"), "regex cannot be used"),
+    (Grammar.lark("start: nobody"), "grammar cannot be used"),
+])  # fmt: skip
+def test_what_cannot_be_followed_is_refused_in_the_librarys_words(
+    checker: GrammarChecker, grammar: Grammar, sentence: str
+) -> None:
+    with pytest.raises(InvalidParameterError, match=sentence) as refused:
+        checker.check(grammar)
+    assert refused.value.parameter == grammar.parameter
+    checker.close()
+
+
+def spin(_matcher: object) -> bytes:
+    while True:
+        pass
+
+
+def crash(_matcher: object) -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
+
+
+def odd(_matcher: object) -> bytes:
+    raise ValueError("it is odd")
+
+
+@pytest.mark.parametrize(("check", "sentence"), [
+    (spin, "it may take 0.05 s of processor time to be checked, and takes more; say it with fewer rules"),
+    (crash, "it broke what was to check it"),
+    (lambda _matcher: 1 / 0, "it cannot be checked: ZeroDivisionError"),
+    (odd, "it is odd"),
+])  # fmt: skip
+def test_a_check_that_takes_long_or_breaks_ends_alone(
+    check: Callable[[object], bytes], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = Checker()
+    assert isinstance(checker.answer(vocabulary()), VocabularyLoaded)
+    with monkeypatch.context() as broken:
+        broken.setattr(grammar_process, "first_mask", check)
+        refused = checker.answer(CheckGrammar(Grammar.regex("a").text, 0.05))
+    assert isinstance(refused, GrammarRefused)
+    assert refused.message.startswith(sentence)
+    assert refused.took_all == (check is spin)
+    assert isinstance(checker.answer(CheckGrammar(Grammar.regex("a").text, 60.0)), GrammarFine)
+
+
+def test_a_check_that_never_answers_is_refused_and_the_next_is_made(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "CHECK_S", 0.5)
+    checker.check(Grammar.regex("a"))
+    os.kill(checker._helpers[0].pid, signal.SIGSTOP)
+    with pytest.raises(InvalidParameterError, match=r"may take 0\.5 s to be checked, this one took longer and was"):
+        checker.check(Grammar.regex("b"))
+    monkeypatch.undo()
+    checker.check(Grammar.regex("b"))
+    checker.close()
+
+
+def test_who_is_closed_checks_no_more(checker: GrammarChecker) -> None:
+    checker.check(Grammar.regex("a"))
+    (helper,) = checker._helpers
+    checker.close()
+    assert not helper.is_alive
+    with pytest.raises(EngineDeadError, match="closed"):
+        checker.check(Grammar.regex("b"))
+
+
+def test_a_process_that_cannot_be_started_is_the_servers_fault(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_checker, "COMMAND", (sys.executable, "-c", ""))
+    with pytest.raises(CapacityError, match="none could be started"):
+        checker.check(Grammar.regex("a"))
+
+
+def test_a_tokenizer_that_grammars_cannot_use_is_said() -> None:
+    checker = GrammarChecker(lambda: LoadVocabulary("{}", 10, (1,)))
+    with pytest.raises(InvalidParameterError, match="cannot be used for grammars"):
+        checker.check(Grammar.regex("a"))
+
+
+def test_a_tokenizer_that_cannot_be_read_refuses_the_grammar_alone() -> None:
+    def unreadable() -> LoadVocabulary:
+        raise CheckpointError("tokenizer.json is gone")
+
+    with pytest.raises(InvalidParameterError, match=r"follows no grammars: tokenizer\.json is gone"):
+        GrammarChecker(unreadable).check(Grammar.regex("a"))
+
+
+def test_the_latest_verdicts_are_remembered_as_far_as_their_texts_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checker, "KEPT_BYTES", 2 * (grammar_checker.MESSAGE_BYTES + 1))
+    verdicts = Verdicts()
+    for text, why in (("a", None), ("b", "wrong"), ("c", None)):
+        verdicts.keep(text, why)
+    assert [verdicts.get(text) for text in "abc"] == [(False, None), (True, "wrong"), (True, None)]
