@@ -19,6 +19,7 @@ from quire.core.events import Queued, RequestEvent
 from quire.fleet.gateway.client import FleetModel, text_of
 from quire.fleet.gateway.discovery import FixedMembers
 from quire.fleet.gateway.member_link import MemberLink
+from quire.fleet.protocol import link as protocol_link
 from quire.fleet.protocol.link import BROKE, LinkListener
 from quire.fleet.protocol.messages import (
     PART_EVENTS,
